@@ -114,7 +114,7 @@ def _scheduling() -> dict[str, Any]:
 
 def _admission() -> dict[str, Any]:
     """Return microseconds until a prompt of 2,000 tokens has a slot among 1,024, of which all but one are running."""
-    state = State(Nothing(1024, SMALL), 1, Imports(0), Imports(0), Imports(0))
+    state = State(Nothing(1024, SMALL), 1, Imports(0))
     for slot in range(1023):
         _admit(state, str(slot), list(range(slot % 97, slot % 97 + 300)))
         state.slots.cached[slot] = 300

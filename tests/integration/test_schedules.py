@@ -61,7 +61,7 @@ SCHEDULES = {
     [
         {"min_shared_tokens": 1},
         {"min_shared_tokens": 1, "overlap": True, "token_budget": 5},
-        {"most_snapshot_bytes": 0, "overlap": True, "token_budget": 5},
+        {"host_cache_bytes": 0, "overlap": True, "token_budget": 5},
     ],
     ids=["saved", "saved, overlap", "computed again"],
 )
@@ -77,13 +77,13 @@ def test_tokens_do_not_depend_on_the_schedule(schedule: str, options: dict[str, 
         name: alone(each) for name, (_, each, _) in asked.items()
     }
     preemptions, restored = tested.statistics.preemptions, tested.statistics.restored_tokens
-    if schedule == "fcfs" or (schedule != "priority" and not options.get("most_snapshot_bytes", 1)):
+    if schedule == "fcfs" or (schedule != "priority" and not options.get("host_cache_bytes", 1)):
         assert preemptions == 0  # mlfq preempts nobody whose work would be lost
     else:
         assert preemptions > 3
-        assert (restored > 0) == ("most_snapshot_bytes" not in options)
+        assert (restored > 0) == ("host_cache_bytes" not in options)
     assert is_clean(tested)
-    assert not len(tested._state.snapshots)
+    assert not tested._state.host.claimed_bytes
 
 
 def test_under_mlfq_a_short_answer_does_not_wait_for_long_ones() -> None:

@@ -88,7 +88,8 @@ def engine_events(work: Traffic, schedule: ScheduleOptions, monkeypatch: pytest.
     options = EngineOptions(
         BUDGET,
         min_shared_tokens=1,
-        most_snapshot_bytes=(1 << 30) * saves,
+        host_cache_bytes=(1 << 30) * saves,
+        host_block_tokens=1,
         schedule=schedule,
         clock=decoder.clock,
         overlap=False,

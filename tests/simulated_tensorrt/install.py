@@ -10,6 +10,7 @@ from tests.simulated_tensorrt.plans import Plans
 from tests.simulated_tensorrt.runtime import SimulatedRuntime
 from trtkit.backends import load_backend
 from trtkit.runtime import device as devices
+from trtkit.runtime.host_device import HostDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class Simulated:
     """A device, and the plans that can be loaded there. runtimes: those that were made, with their engines."""
 
-    device: devices.HostDevice = field(default_factory=devices.HostDevice)
+    device: HostDevice = field(default_factory=HostDevice)
     plans: Plans = field(default_factory=Plans)
     runtimes: list[SimulatedRuntime] = field(default_factory=list)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from tests.simulated_tensorrt.plans import PlannedNetwork, Plans
     from trtkit.reference import Rank
-    from trtkit.runtime.device import HostDevice
+    from trtkit.runtime.host_device import HostDevice
 
 
 class Errors:

@@ -24,6 +24,13 @@ _OPTIONS = (
     click.option(
         "--cache-gib", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Memory for paged caches per GPU."
     ),
+    click.option(
+        "--host-cache-gib",
+        type=click.FloatRange(0),
+        default=2.0,
+        metavar="GIB",
+        help="Host memory for caches without room on the GPU.  [default: 2]",
+    ),
     click.option("--prefill-budget", type=int, metavar="N", help="New tokens per step.  [default: the engine's]"),
     click.option(
         "--schedule",
@@ -43,12 +50,13 @@ _OPTIONS = (
 _FLAGS = {
     "slots": "--slots",
     "cache_gib": "--cache-gib",
+    "host_cache_gib": "--host-cache-gib",
     "token_budget": "--prefill-budget",
     "lookup": "--lookup",
     "speculation": "--lookup, --draft",
 }
 CANCELLED = 130
-RUNTIME_NAMES = ("runtime", "slots", "cache_gib", "prefill_budget", "schedule", "lookup", "draft")
+RUNTIME_NAMES = ("runtime", "slots", "cache_gib", "host_cache_gib", "prefill_budget", "schedule", "lookup", "draft")
 
 
 def runtime_options(command: Callable[..., None]) -> Callable[..., None]:

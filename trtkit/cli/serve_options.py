@@ -42,6 +42,14 @@ _BUNDLE = (
         "--cache-gib", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Memory for paged caches per GPU."
     ),
     click.option(
+        "--host-cache-gib",
+        type=click.FloatRange(0),
+        default=2.0,
+        show_default=True,
+        metavar="GIB",
+        help="Host memory of each worker for caches without room on the GPU.",
+    ),
+    click.option(
         "--max-queue",
         type=click.IntRange(1),
         default=512,

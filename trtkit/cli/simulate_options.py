@@ -69,7 +69,7 @@ _OPTIONS = (
     click.option("--price-per-hour", type=_ABOVE, metavar="X", help="Price per GPU hour."),
     click.option("--html", type=_FILE, metavar="FILE", help="Write an HTML report."),
 )  # fmt: skip
-_HOST_BYTES = 1 << 30  # as EngineOptions.most_snapshot_bytes
+_HOST_BYTES = 2 << 30  # as EngineOptions.host_cache_bytes
 _LONGEST = 1 << 20
 _MAX_PREFILL = 512
 

@@ -1,22 +1,17 @@
-"""Where an engine's memory and work live: on a GPU, or in host memory that keeps a GPU's rules.
+"""Where an engine's memory and work live: on a GPU, or in host memory that keeps a GPU's rules (`host_device.py`).
 
-Code that drives engines takes a `Device` and never asks torch for CUDA. The host's streams run their work as late as
-a GPU may: when somebody waits for it. So a missing wait gives wrong values in a test, too.
+Code that drives engines takes a `Device` and never asks torch for CUDA.
 """
 
 from __future__ import annotations
 
-import math
-import os
-import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
 
-from trtkit.errors import ExecutionError, RankError
-from trtkit.runtime.communicator import HostCommunicator, NcclCommunicator
+from trtkit.errors import RankError
+from trtkit.runtime.communicator import NcclCommunicator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +29,14 @@ class Graph(Protocol):
 
     def replay(self) -> None:
         """Put the work on the stream that it was captured from."""
+        ...
+
+
+class Event(Protocol):
+    """A point in a stream's work."""
+
+    def is_past(self) -> bool:
+        """Whether all work up to it is done; nothing is waited for."""
         ...
 
 
@@ -61,8 +64,24 @@ class Stream(Protocol):
         """Wait until all work is done."""
         ...
 
+    def record(self) -> Event:
+        """Return the point after the work so far."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Let what is put here next wait for a point of another stream's work; the caller does not wait."""
+        ...
+
+    def sibling(self) -> Stream:
+        """Return another stream of the same device."""
+        ...
+
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return aligned memory for work on this stream, with nothing of meaning in it."""
+        ...
+
+    def host_memory(self, size_bytes: int) -> torch.Tensor:
+        """Return host memory [size_bytes] uint8 that is copied to and from while the caller does something else."""
         ...
 
     def capture(self, work: Callable[[], object]) -> Graph:
@@ -143,6 +162,17 @@ class CudaDevice:
         return NcclCommunicator(ranks)
 
 
+@dataclass(frozen=True, eq=False)
+class CudaEvent:
+    """An event of torch's."""
+
+    event: torch.cuda.Event
+
+    def is_past(self) -> bool:
+        """Whether all work up to it is done."""
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+
 class CudaStream:
     """A stream of torch's."""
 
@@ -171,6 +201,23 @@ class CudaStream:
         """Wait until all work is done."""
         self._stream.synchronize()
 
+    def record(self) -> Event:
+        """Return the point after the work so far."""
+        return CudaEvent(self._stream.record_event())
+
+    def wait(self, event: Event) -> None:
+        """Let what is put here next wait for a point of another stream's work."""
+        assert isinstance(event, CudaEvent)
+        self._stream.wait_event(event.event)
+
+    def sibling(self) -> CudaStream:
+        """Return another stream of the same device."""
+        return CudaStream()
+
+    def host_memory(self, size_bytes: int) -> torch.Tensor:
+        """Return pinned memory."""
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory of this stream's pool; torch's allocator aligns to 512 bytes."""
         with torch.cuda.stream(self._stream):
@@ -194,103 +241,3 @@ class CudaGraph:
     def replay(self) -> None:
         """Put the work on the stream."""
         self.stream.run(self.graph.replay)
-
-
-class HostDevice:
-    """Host memory with a GPU's rules: aligned, filled with NaN until written, work that waits until it is waited for.
-
-    streams: by handle, as TensorRT names them. communicators: the ranks that a communicator's pointer stands for.
-    """
-
-    def __init__(self) -> None:
-        self.name = "host memory"
-        self.memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self.streams: dict[int, HostStream] = {}
-        self.communicators: dict[int, Rank] = {}
-        self.capturing: HostGraph | None = None
-        self._sizes: dict[int, int] = {}
-
-    def stream(self) -> HostStream:
-        """Return a new stream."""
-        stream = HostStream(self, len(self.streams) + 1)
-        self.streams[stream.handle] = stream
-        return stream
-
-    def connect(self, ranks: Rank) -> HostCommunicator:
-        """Return a communicator that stands for the ranks themselves."""
-        return HostCommunicator(self.communicators, ranks)
-
-    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return aligned memory whose bytes are 255: NaN, or an integer that is nobody's token. Not in a capture."""
-        self.check_not_capturing("memory is allocated")
-        size = math.prod(shape) * dtype.itemsize
-        block = np.full(size + ALIGNMENT, 0xFF, np.uint8)
-        offset = -block.ctypes.data % ALIGNMENT
-        address = block.ctypes.data + offset
-        self._sizes[address] = size
-        weakref.finalize(block, self._sizes.pop, address, None)
-        return torch.from_numpy(block)[offset : offset + size].view(dtype).view(tuple(shape))
-
-    def holds(self, address: int, size_bytes: int) -> bool:
-        """Whether memory that somebody still owns is at `address`, and as much as that."""
-        return any(start <= address and address + size_bytes <= start + size for start, size in self._sizes.items())
-
-    def check_not_capturing(self, what: str) -> None:
-        """Raise ExecutionError during a capture, as CUDA does (cudaErrorStreamCaptureUnsupported)."""
-        if self.capturing is not None:
-            raise ExecutionError(f"{what} while a graph is captured", "CUDA graph", "do it before the capture")
-
-
-@dataclass(frozen=True, eq=False)
-class HostGraph:
-    """Calls that were recorded."""
-
-    stream: HostStream
-    calls: list[Callable[[], object]] = field(default_factory=list)
-
-    def replay(self) -> None:
-        """Keep the calls until somebody waits."""
-        for call in self.calls:
-            self.stream.run(call)
-
-
-class HostStream:
-    """Calls that wait. pending: those that nobody has waited for yet, in order."""
-
-    def __init__(self, device: HostDevice, handle: int) -> None:
-        self.handle = handle
-        self._device = device
-        self.pending: list[Callable[[], object]] = []
-
-    def run(self, work: Callable[[], object]) -> None:
-        """Keep `work` until somebody waits, or record it in the graph that is captured."""
-        calls = self.pending if self._device.capturing is None else self._device.capturing.calls
-        calls.append(work)
-
-    def wait_for_current(self) -> None:
-        """Do nothing: the current stream's work is done when it is called."""
-
-    def hold_current(self) -> None:
-        """Do all work now, so that what is called next finds it done."""
-        self.synchronize()
-
-    def synchronize(self) -> None:
-        """Do all work."""
-        self._device.check_not_capturing("a stream is waited for")
-        pending, self.pending = self.pending, []
-        for work in pending:
-            work()
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return aligned memory."""
-        return self._device.allocate(shape, dtype)
-
-    def capture(self, work: Callable[[], object]) -> HostGraph:
-        """Return the calls that `work` makes to streams."""
-        self._device.check_not_capturing("another graph is captured")
-        self._device.capturing = graph = HostGraph(self)
-        try:
-            work()
-        finally:
-            self._device.capturing = None
-        return graph

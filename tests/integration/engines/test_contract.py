@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.simulated_tensorrt import Simulated
     from trtkit.bundle.bundle import Bundle
-    from trtkit.runtime.device import HostStream
+    from trtkit.runtime.host_device import HostStream
     from trtkit.runtime.loaded_engine import Context
 
 BACKEND = load_backend("tensorrt_rtx")

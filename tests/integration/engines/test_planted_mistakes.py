@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.simulated_tensorrt import Simulated
 
 ENGINE, CACHE = "trtkit.runtime.decoder.engine", "trtkit.runtime.decoder.kv_cache"
-LOADED, ARRAYS = "trtkit.runtime.loaded_engine", "trtkit.runtime.device"
+LOADED, ARRAYS = "trtkit.runtime.loaded_engine", "trtkit.runtime.host_device"
 MISTAKES = {
     "swapped profiles": (ENGINE, "_PREFILL, _DECODE = 0, 1", "_PREFILL, _DECODE = 1, 0"),
     "a slot too far": (CACHE, "array[rows] for", "array[slice(rows.start + 1, rows.stop + 1)] for"),

@@ -55,7 +55,7 @@ class FleetOptions:
 
     name: the model's in requests. replicas: workers that answer. prefill_workers: more of them, which compute prompts
     for the others. slots: sequences that a worker decodes at once; the engine's number if None.
-    cache_gib: memory for paged caches on each GPU.
+    cache_gib: memory for paged caches on each GPU. host_cache_gib: each worker's host memory for what they cannot hold.
     max_queue: requests that wait for a slot at each worker. schedule: which of them is next. shares: weights of users,
     by name; None if users do not matter. router: how requests are spread over several workers.
     migrations: how often a request may go on at another worker when its own dies. body_mib: largest request.
@@ -70,6 +70,7 @@ class FleetOptions:
     prefill_workers: int = 0
     slots: int | None = None
     cache_gib: float | None = None
+    host_cache_gib: float = 2.0
     max_queue: int = 512
     schedule: ScheduleName = "priority"
     shares: Mapping[str, float] | None = None
@@ -201,6 +202,7 @@ class Fleet:
         for flag, value in (
             ("--slots", options.slots),
             ("--cache-gib", options.cache_gib),
+            ("--host-cache-gib", options.host_cache_gib),
             ("--tool-call-parser", options.tool_call_parser),
             ("--reasoning-parser", options.reasoning_parser),
         ):

@@ -41,6 +41,9 @@ class LlmServing(StrictModel):
     cache_gib: StrictFloat | StrictInt | None = Field(
         None, gt=0, description="Memory for paged caches on each GPU; as much as full slots take if unset."
     )
+    host_cache_gib: StrictFloat | StrictInt = Field(
+        2.0, ge=0, description="Host memory for what the caches have no room for; 0 for none."
+    )
     max_queue: StrictInt = Field(256, ge=1, description="Maximum requests waiting for a slot; others are rejected.")
     prefill_budget: StrictInt | None = Field(None, ge=1, description="New prompt tokens per step.")
     schedule: ScheduleName = Field("priority", description="Which waiting request runs next.")

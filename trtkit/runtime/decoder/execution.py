@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from trtkit.network.input_spec import InputSpec
     from trtkit.runtime.decoder.call import Call
+    from trtkit.runtime.decoder.host_blocks import CacheBlocks
     from trtkit.runtime.decoder.kv_cache import KvCache
     from trtkit.runtime.decoder.saved import CacheForm, SavedSequence
     from trtkit.runtime.paging import PageTables
@@ -75,6 +76,10 @@ class SequenceCache(Protocol):
 
     def load(self, slot: int, saved: SavedSequence) -> None:
         """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
+        ...
+
+    def blocks(self, tokens: int) -> CacheBlocks | None:
+        """Return what copies blocks of so many tokens to and from the host; None if slots hold more than tokens."""
         ...
 
     def check(self, saved: SavedSequence) -> None:

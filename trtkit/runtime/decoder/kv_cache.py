@@ -12,6 +12,7 @@ import torch
 
 from trtkit.dtypes import DTYPES
 from trtkit.errors import ExecutionError
+from trtkit.runtime.decoder.host_blocks import LocalBlocks
 from trtkit.runtime.decoder.saved import CacheArray, CacheForm, SavedSequence, check_saved, check_tokens
 
 if TYPE_CHECKING:
@@ -214,6 +215,12 @@ class KvCache:
                 self._write(name, slot, view)
         self.positions[slot] = saved.tokens
 
+    def blocks(self, tokens: int) -> LocalBlocks | None:
+        """Return what copies blocks of so many tokens to and from the host; None if slots hold more than tokens."""
+        if self._state_names or not self.specs:
+            return None
+        return LocalBlocks(self.form(tokens), self._by_block(tokens), self._stream)
+
     def check(self, saved: SavedSequence) -> None:
         """Raise ExecutionError for a sequence of another model or other caches, of too many tokens or too few bytes."""
         check_saved(saved, self.form(saved.tokens), self.max_length)
@@ -237,6 +244,12 @@ class KvCache:
     def _write(self, name: str, slot: int, values: torch.Tensor) -> None:
         """Begin a slot with tokens [K, count, H]."""
         self._run(partial(self._read(name, slot, values.shape[1]).copy_, values))
+
+    def _by_block(self, tokens: int) -> dict[str, torch.Tensor]:
+        """Return the caches as [slots, K, blocks, tokens, H]."""
+        count = self.max_length // tokens
+        arrays = {name: codes(array)[:, :, : count * tokens] for name, array in self._arrays.items()}
+        return {name: array.view(*array.shape[:2], count, tokens, -1) for name, array in arrays.items()}
 
     def _copy_tokens(self, source: int, target: int, tokens: slice) -> None:
         for spec in self.specs:

@@ -11,6 +11,7 @@ import torch
 
 from trtkit.network.input_spec import kv_window
 from trtkit.runtime.decoder.call import CallPages
+from trtkit.runtime.decoder.host_blocks import LocalBlocks
 from trtkit.runtime.decoder.kv_cache import KvCache, codes, page_tokens_of
 from trtkit.runtime.paging import PageTables
 
@@ -85,6 +86,14 @@ class PagedCache(KvCache):
         if self.pages is not None:
             self.pages.release(slot)
             self.pages.grow(slot, tokens)
+
+    def blocks(self, tokens: int) -> LocalBlocks | None:
+        """Return what copies pages to and from the host; None if slots hold more than tokens."""
+        if self._state_names:
+            return None
+        assert tokens == self._page_size
+        arrays = {name: codes(array) for name, array in self._arrays.items()}
+        return LocalBlocks(self.form(tokens), arrays, self._stream, self.table)
 
     def _shape(self, spec: InputSpec) -> tuple[int, ...]:
         first = self._page_count if spec.feeder == "cache" else self.slots

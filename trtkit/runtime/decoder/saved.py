@@ -63,6 +63,19 @@ class CacheForm:
             start += _aligned(size)
         return views
 
+    def block_views(self, data: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return each cache [N, K, tokens, H] as a view of N blocks, `data` [N, size_bytes] uint8.
+
+        Values in eight bits are integers, which torch can gather and scatter.
+        """
+        views, start = {}, 0
+        for array in self.arrays:
+            size, dtype = array.size_bytes(self.tokens), array.torch_dtype
+            values = data[:, start : start + size].view(torch.int8 if dtype.itemsize == 1 else dtype)
+            views[array.name] = values.view(len(data), *array.shape(self.tokens))
+            start += _aligned(size)
+        return views
+
     def difference(self, own: CacheForm) -> str:
         """Say why a sequence of this form does not fit caches of the form `own`; empty if it does."""
         if self.model != own.model:

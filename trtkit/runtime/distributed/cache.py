@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtkit.runtime.decoder.saved import CacheForm, SavedSequence, check_saved, check_tokens
+from trtkit.runtime.distributed.blocks import GroupBlocks
 from trtkit.runtime.distributed.messages import Command, Message
 
 if TYPE_CHECKING:
@@ -110,6 +111,11 @@ class GroupCache:
         self._tell_pages(slot)
         message = Message(Command.LOAD, (slot, saved.tokens, *starts), {"data": saved.data})
         self._run(message, lambda: load_part(self._own, 0, message))
+
+    def blocks(self, tokens: int) -> GroupBlocks | None:
+        """Return what copies blocks of so many tokens to and from rank 0's host; None for recurrent states."""
+        own = None if self.has_slot_memory else self._own.blocks(tokens)
+        return None if own is None else GroupBlocks(own, self._parts, self._channel, self._run)
 
     def check(self, saved: SavedSequence) -> None:
         """Raise ExecutionError for a sequence of another model or grid, of too many tokens or too few bytes."""

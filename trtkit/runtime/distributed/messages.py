@@ -34,6 +34,8 @@ class Command(IntEnum):
     MARK = auto()
     REWIND = auto()
     TABLE = auto()
+    SAVE_BLOCKS = auto()
+    LOAD_BLOCKS = auto()
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtkit.runtime.distributed.blocks import load_part as load_part_of_blocks
+from trtkit.runtime.distributed.blocks import part_of
 from trtkit.runtime.distributed.cache import load_part
 from trtkit.runtime.distributed.messages import CallReader, Command
 
 if TYPE_CHECKING:
+    from trtkit.runtime.decoder.host_blocks import CacheBlocks
     from trtkit.runtime.distributed.group import RankGroup
     from trtkit.runtime.distributed.messages import Message
     from trtkit.runtime.distributed.stage import StageRunner
@@ -31,6 +34,7 @@ class _Server:
     def __init__(self, group: RankGroup, runner: StageRunner) -> None:
         self._group, self._runner = group, runner
         self._reader = CallReader()
+        self._blocks: CacheBlocks | None = None
 
     def do(self, message: Message) -> None:
         """Do this rank's share of a message."""
@@ -49,6 +53,8 @@ class _Server:
                 self._group.channel.finish([self._group.channel.send(0, data)])
             case Command.LOAD:
                 load_part(execution.cache, self._group.world.rank, message)
+            case Command.SAVE_BLOCKS | Command.LOAD_BLOCKS:
+                self._copy_blocks(message)
             case Command.MARK:
                 execution.cache.mark(slice(*numbers))
             case Command.REWIND:
@@ -58,6 +64,17 @@ class _Server:
                 execution.cache.tell(slot, pages)
             case Command.CLOSE:
                 pass
+
+    def _copy_blocks(self, message: Message) -> None:
+        """Send this rank's part of blocks to rank 0, or take it from there."""
+        tokens, *places = message.numbers
+        if self._blocks is None:
+            self._blocks = self._runner.execution.cache.blocks(tokens)
+        assert self._blocks is not None
+        if message.command == Command.LOAD_BLOCKS:
+            load_part_of_blocks(self._blocks, self._group.world.rank, message)
+        else:
+            self._group.channel.finish([self._group.channel.send(0, part_of(self._blocks, places))])
 
     def _run(self, message: Message) -> None:
         run = self._runner.check if message.command == Command.CHECK else self._runner.forward

@@ -66,14 +66,17 @@ def _preempt_one(state: State, waiting: Waiting[Request], request: Request) -> b
 def _giving_way(state: State, waiting: Waiting[Request], request: Request) -> list[int]:
     """Return the slots of who gives way to a request, the first to do so last."""
     slots = state.running.giving_way(request.turn.level)
-    return [slot for slot in slots if state.can_keep(slot)] if waiting.policy.keeps_work else slots
+    return [slot for slot in slots if state.host.can_claim(slot)] if waiting.policy.keeps_work else slots
 
 
 def preempt(state: State, slot: int) -> Request:
     """Take a request's slot; it keeps its tokens, and goes on from them when its turn comes again."""
-    state.keep(slot)
+    prompt_length = int(state.slots.sequences.prompt_lengths[slot])
+    most = prompt_length if state.running.is_beam[slot] else None  # beams begin again
+    claims = state.host.keep(slot, most, is_claimed=True)
     generated = state.slots.sequences.known(slot)
     request = state.leave(slot)
+    request.claims += claims
     request.generated = generated
     request.prompt_logprobs.clear()
     request.metrics.preemptions += 1
@@ -85,8 +88,7 @@ def _admit(state: State, request: Request, min_shared_tokens: int) -> None:
     """Let a request run, on free slots that there are."""
     slots, prompt, ids = state.slots, np.asarray(request.prompt_ids, np.int64), known_ids(request)
     slot, common = _take_slot(state, request, ids, min_shared_tokens)
-    if request.metrics.preemptions:
-        state.snapshots.drop(ids)
+    state.release(request)
     slots.cached[slot] = common
     slots.sequences.start(slot, prompt, request.generated, request.soft)
     state.sampler.admit(slot, request.settings)
@@ -106,35 +108,40 @@ def _admit(state: State, request: Request, min_shared_tokens: int) -> None:
 
 def _take_slot(state: State, request: Request, ids: Ints, min_shared_tokens: int) -> tuple[int, int]:
     """Return a free slot, and how many of a request's tokens `ids` its cache begins with."""
-    slots, cache = state.slots, state.execution.cache
-    is_computed = request.settings.params.prompt_logprobs is not None
-    source, common = (0, 0) if is_computed else state.shared_prefix(ids, request.soft)
+    if request.settings.params.prompt_logprobs is not None:  # of tokens that are computed
+        return _spare_slot(state), 0
+    cache, by_content = state.execution.cache, state.finds_by_content
+    source, common = state.shared_prefix(ids, request.soft)
     common = common if common >= min_shared_tokens else 0
-    stores = () if is_computed or request.soft else (state.imports, state.snapshots, state.beginnings)
     least = max(common + 1, min_shared_tokens)
-    tries = ((store, store.take(ids, least, is_whole=cache.has_states)) for store in stores)
-    store, taken = next(((store, taken) for store, taken in tries if taken is not None), (None, None))
-    by_content = state.finds_by_content
-    slot = slots.take(source, common if taken is None and not by_content else 0)
-    if slot != source or not common:
-        state.empty(slot)
-    if taken is not None:
-        saved, common = taken
-        cache.load(slot, saved)
-        state.statistics.imported_tokens += common * (store is state.imports)
-        state.statistics.restored_tokens += common * (store in (state.snapshots, state.beginnings))
-    elif common and by_content:
+    imported = None if request.soft is not None else state.imports.take(ids, least, is_whole=cache.has_states)
+    on_host = None if imported is not None else state.host.find(ids, request.soft, common, least)
+    if imported is not None or (on_host is not None and on_host.whole is not None):
+        common = 0  # all of it comes from there
+    slot = state.slots.take(source, 0 if by_content else common)
+    state.take_over(slot, common if slot == source and not by_content else 0)
+    if common and by_content:
         adopt_prefix(state, slot, ids, request)
     elif common:
         cache.share(source, slot, common)
+    if imported is not None:
+        saved, common = imported
+        cache.load(slot, saved)
+        state.statistics.imported_tokens += common
+    if on_host is not None:
+        if state.pages is not None and by_content:
+            state.pages.grow(slot, on_host.tokens)
+        state.host.load(slot, on_host)
+        state.statistics.restored_tokens += on_host.tokens - common
+        common = on_host.tokens
     return slot, common
 
 
 def _spare_slot(state: State) -> int:
-    """Return a free slot, emptied, for a beam that is to come."""
+    """Return a free slot, emptied."""
     slot = state.slots.take(0, 0)
+    state.take_over(slot)
     state.slots.sequences.lengths[slot] = 0
-    state.empty(slot)
     return slot
 
 
@@ -148,6 +155,7 @@ def gather(state: State, ready: Ints) -> Ints:
         if not free.size:
             break
         target = int(free[0])
+        state.put_away(target)
         state.fork(source, target)
         slots.is_running[target] = True
         state.running.move(source, target)

@@ -51,10 +51,10 @@ class Engine:
         self._waiting: Waiting[Request] = Waiting(self._options.schedule, self._options.max_queue)
         proposer = self._options.proposer
         reserve = 1 if proposer is None else 1 + proposer.most
-        imports, snapshots = Imports(self._options.most_imported_bytes), Imports(self._options.most_snapshot_bytes)
+        imports, host_bytes = Imports(self._options.most_imported_bytes), self._options.host_cache_bytes
         has_kernel = execution.tokens.is_cuda and has_triton() if self._options.kernel is None else self._options.kernel
-        beginnings = Imports(self._options.most_snapshot_bytes, stays=True)
-        self._state = State(execution, reserve, imports, snapshots, beginnings, has_kernel, self._options.clock)
+        block_tokens, clock = self._options.host_block_tokens, self._options.clock
+        self._state = State(execution, reserve, imports, host_bytes, block_tokens, has_kernel, clock)
         wants_overlap = execution.is_asynchronous if self._options.overlap is None else self._options.overlap
         self._overlaps = wants_overlap and execution.takes_ids and proposer is None
         self._flights: list[Flight] = []

@@ -10,13 +10,10 @@ if TYPE_CHECKING:
 
 
 class Imports:
-    """At most `most_bytes` of them; the oldest give way. What is lost is computed again.
+    """At most `most_bytes` of them; the oldest give way. What is lost is computed again."""
 
-    stays: whether they are for several prompts, and are kept when one takes them.
-    """
-
-    def __init__(self, most_bytes: int, *, stays: bool = False) -> None:
-        self._most_bytes, self._stays, self.size_bytes = most_bytes, stays, 0
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes, self.size_bytes = most_bytes, 0
         self._saved: dict[bytes, tuple[Ints, SavedSequence]] = {}
 
     def __len__(self) -> int:
@@ -34,14 +31,6 @@ class Imports:
         self.size_bytes += size
         return True
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Whether so many bytes more fit without anything giving way."""
-        return self.size_bytes + size_bytes <= self._most_bytes
-
-    def holds(self, ids: Ints) -> bool:
-        """Whether just these tokens are kept."""
-        return ids.tobytes() in self._saved
-
     def take(self, prompt: Ints, least: int, *, is_whole: bool = False) -> tuple[SavedSequence, int] | None:
         """Return what shares most with a prompt, and for how many tokens; None below `least` of them.
 
@@ -55,16 +44,9 @@ class Imports:
                 best, most = key, common
         if not most or most < least:
             return None
-        ids, saved = self._saved[best]
+        _, saved = self._saved[best]
         self._remove(best)
-        if self._stays:
-            self.add(ids, saved)  # the last to give way
         return saved, most
-
-    def drop(self, ids: Ints) -> None:
-        """Remove what a sequence `ids` begins with: it has been saved for it alone."""
-        for key in [key for key, (saved, _) in self._saved.items() if _common(saved, ids) == len(saved)]:
-            self._remove(key)
 
     def _remove(self, key: bytes) -> None:
         if key in self._saved:

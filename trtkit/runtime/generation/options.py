@@ -24,8 +24,9 @@ class EngineOptions:
     max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest beginning worth sharing.
     proposer: guesses tokens ahead, for speculative decoding.
     most_imported_bytes: host memory for beginnings of prompts that other engines computed.
-    most_snapshot_bytes: host memory for preempted requests, and again for beginnings of prompts that recurrent models
-    have read; what exceeds it is computed again. snapshot_tokens: how far apart those beginnings end.
+    host_cache_bytes: host memory for what caches have no room for: preempted requests first, then beginnings of
+    prompts. host_block_tokens: how much of a slot's cache it keeps as one; pages are kept as they are.
+    snapshot_tokens: how far apart the beginnings end that recurrent models save on their way.
     overlap: launch a step before the host knows the last one's tokens; None: where the decoder computes meanwhile.
     kernel: sample with the Triton kernel, which is interpreted on a CPU; None: where logits are on a GPU.
     clock: gives the time in seconds, for metrics, deadlines and schedules that measure.
@@ -36,7 +37,8 @@ class EngineOptions:
     min_shared_tokens: int = 16
     proposer: Proposer | None = None
     most_imported_bytes: int = 1 << 30
-    most_snapshot_bytes: int = 1 << 30
+    host_cache_bytes: int = 2 << 30
+    host_block_tokens: int = 16
     snapshot_tokens: int = 512
     overlap: bool | None = None
     kernel: bool | None = None

@@ -44,9 +44,8 @@ def can_admit(state: State, request: Request) -> bool:
     if pages is None:
         return True
     register_running(state)
-    is_saved = any(len(store) for store in (state.imports, state.snapshots, state.beginnings))
     ids = known_ids(request)
-    matched = [] if is_saved or not state.finds_by_content else pages.match(ids, request.soft)
+    matched = [] if len(state.imports) or not state.finds_by_content else pages.match(ids, request.soft)
     needed = -(-(len(ids) + 1) // pages.page_tokens) - len(matched)
     unused = int((pages.references[matched] == 0).sum())  # free pages that would not be free any longer
     spare = int(_SPARE_SHARE * pages.pages) if state.running.requests else 0
@@ -109,5 +108,6 @@ def _make_free(state: State, needed: int) -> bool:
         slot = state.slots.oldest_ended(pages.counts[: state.slots.count])
         if slot is None:
             break
+        state.put_away(slot)
         state.empty(slot)
     return pages.free >= needed

@@ -51,7 +51,7 @@ class Request:
 
     generated: tokens made before a preemption. logprobs: one a generated token.
     prompt_logprobs: one a prompt token but the first. soft: vectors that stand in the prompt, such as an image's.
-    turn: where it stands among the others, of which the queue keeps track.
+    turn: where it stands among the others, of which the queue keeps track. claims: keys of what the host keeps for it.
     """
 
     id: str
@@ -65,6 +65,7 @@ class Request:
     metrics: Metrics = field(default_factory=Metrics)
     soft: SoftTokens | None = None
     turn: Turn = field(default_factory=Turn)
+    claims: list[bytes] = field(default_factory=list)
 
     @property
     def slots(self) -> int:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from trtkit.runtime.generation.host_tier import HostTier
 from trtkit.runtime.generation.request import Finished
 from trtkit.runtime.generation.running import Running
 from trtkit.runtime.generation.slots import Slots
@@ -27,7 +28,7 @@ class Statistics:
     """What an engine has done. prompt_tokens: computed, and those that states read again after a wrong guess;
     reused_tokens: of prompts, found in a cache; imported_tokens: those of them that another engine computed.
 
-    restored_tokens: of prompts, those that were saved when a request gave way, or on a recurrent model's way.
+    restored_tokens: of prompts, those that were found in host memory.
 
     synchronous_steps: decoding steps that the host waited for before it could launch the next: the engine does not
     overlap, or a row is a beam, or a user's function has to see its logits. discarded_tokens: drawn after an end.
@@ -49,7 +50,7 @@ class Statistics:
 @dataclass(eq=False)
 class State:
     """An engine's memory. reserve: places at a slot's end that idle rows may overwrite. imports: see Imports.
-    snapshots: of sequences that gave way. beginnings: of prompts, by recurrent models, which cannot go back.
+    host_bytes: of host memory for what caches have no room for, block_tokens of a slot's cache at a time.
 
     has_kernel: whether the Triton kernel samples. clock: gives the time, in seconds.
     """
@@ -57,8 +58,8 @@ class State:
     execution: DecoderExecution
     reserve: int
     imports: Imports
-    snapshots: Imports
-    beginnings: Imports
+    host_bytes: int = 0
+    block_tokens: int = 16
     has_kernel: bool = False
     clock: Callable[[], float] = time.monotonic
     statistics: Statistics = field(default_factory=Statistics)
@@ -72,6 +73,7 @@ class State:
         self.slots = Slots(
             self.execution.slots, self.execution.max_length, cache.positions if cache.has_states else None
         )
+        self.host = HostTier(cache, self.slots, self.host_bytes, self.block_tokens)
         self.running = Running(self.execution.slots)
         tokens = self.execution.tokens if self.has_kernel else None
         self.sampler = Sampler(self.slots.sequences, self.execution.vocab_size, tokens)
@@ -88,28 +90,13 @@ class State:
         slots.cached[target] = length
         self.sampler.copy(source, target)
 
-    def keep(self, slot: int) -> None:
-        """Save a sequence that gives way on the host, if there is room: others take its slot."""
-        count, sequences = int(self.slots.cached[slot]), self.slots.sequences
-        cache = self.execution.cache
-        is_whole = not cache.has_states or cache.positions[slot] == count
-        if count and is_whole and slot not in sequences.soft:
-            self.snapshots.add(sequences.tokens[slot, :count].copy(), cache.save(slot, count))
-
     def keep_beginning(self, slot: int, start: int, spacing: int) -> None:
         """Save a prompt's states where a piece of it, from `start`, has passed a multiple of `spacing` tokens."""
-        count, sequences, cache = int(self.slots.cached[slot]), self.slots.sequences, self.execution.cache
-        if not cache.has_states or count // spacing == start // spacing or slot in sequences.soft:
-            return
-        ids = sequences.tokens[slot, :count].copy()
-        if count < sequences.prompt_lengths[slot] and not self.beginnings.holds(ids):
-            self.beginnings.add(ids, cache.save(slot, count))
-
-    def can_keep(self, slot: int) -> bool:
-        """Whether the host has room for a sequence."""
         count = int(self.slots.cached[slot])
-        size = self.execution.cache.form(count).size_bytes if count else 0
-        return slot not in self.slots.sequences.soft and self.snapshots.has_room(size)
+        if not self.execution.cache.has_states or count // spacing == start // spacing:
+            return
+        if count < self.slots.sequences.prompt_lengths[slot]:
+            self.host.keep(slot)
 
     def leave(self, slot: int) -> Request:
         """Free a slot; return who ran in it."""
@@ -121,6 +108,11 @@ class State:
         if self.pages is not None and self.finds_by_content:
             return 0, len(self.pages.match(ids, soft)) * self.pages.page_tokens
         return self.slots.shared_prefix(ids, soft)
+
+    def release(self, request: Request) -> None:
+        """Let go of what the host keeps for a request."""
+        self.host.release(request.claims)
+        request.claims = []
 
     def vacate(self, slot: int) -> None:
         """Free a slot. What it holds of a sequence can still be shared, in the slot or in its pages."""
@@ -137,6 +129,18 @@ class State:
             ids = sequences.tokens[slot, : self.slots.cached[slot]]
             unknown = (ids == UNKNOWN).nonzero()[0]
             self.pages.register(slot, ids[: unknown[0]] if unknown.size else ids, sequences.soft.get(slot))
+
+    def put_away(self, slot: int) -> None:
+        """Let the host keep what a slot has, which will be overwritten; pages are kept when they are."""
+        if not self.finds_by_content:
+            self.host.keep(slot)
+
+    def take_over(self, slot: int, common: int = 0) -> None:
+        """Let a slot begin with its first `common` tokens; the host keeps what else it had."""
+        if common < self.slots.cached[slot]:
+            self.put_away(slot)
+        if not common:
+            self.empty(slot)
 
     def empty(self, slot: int) -> None:
         """Forget what a slot has cached."""
@@ -166,6 +170,7 @@ class State:
     ) -> None:
         """Put a request that has ended among the next step's results."""
         request.metrics.finished_s = self.clock()
+        self.release(request)
         self.finished.append(Finished(request, token_ids, reason, stop_reason, beams))
 
     def ready(self) -> Ints:

@@ -36,6 +36,7 @@ class RuntimeOptions:
 
     runtime: "tensorrt", "reference", or "auto" for TensorRT if a GPU is present. slots: concurrent sequences; the
     engine's number if None. cache_gib: memory for paged caches on each GPU; as much as full slots would take if None.
+    host_cache_gib: host memory for what the caches have no room for; 0: none.
     prefill_budget: new tokens per step. schedule: which request runs next, by name or with its options.
     max_queue: maximum requests that wait for a slot.
     lookup: number of tokens to guess from earlier text. draft: bundle of a smaller model that guesses `draft_tokens`.
@@ -47,6 +48,7 @@ class RuntimeOptions:
     runtime: Runtime = "auto"
     slots: int | None = None
     cache_gib: float | None = None
+    host_cache_gib: float = 2.0
     prefill_budget: int | None = None
     schedule: ScheduleName | ScheduleOptions = "priority"
     max_queue: int | None = None
@@ -84,6 +86,7 @@ class Frontend:
             options.min_shared_tokens,
             self._proposer(options),
             schedule=ScheduleOptions.of(options.schedule),
+            host_cache_bytes=_host_bytes(options.host_cache_gib),
         )
         self.engine = Engine(self.execution, engine_options)
 
@@ -171,7 +174,7 @@ class Frontend:
 
     def _check_ranks(self) -> None:
         """Ask the known request, in an engine of its own."""
-        self.engine = Engine(self.execution)
+        self.engine = Engine(self.execution, EngineOptions(host_cache_bytes=0))
         try:
             check_known_answer(self.text.bundle, self._answer)
         except BaseException:
@@ -218,3 +221,10 @@ class Frontend:
             what = f"the draft model's vocabulary has {draft.vocab_size} tokens, the model's has {own}"
             raise RequestError(what, str(path), "use a draft model of the same tokenizer")
         return draft
+
+
+def _host_bytes(gib: float) -> int:
+    """Return the bytes of so many GiB. Raises RequestError for less than none."""
+    if gib < 0:
+        raise RequestError(f"{gib:g} GiB of host memory", "host_cache_gib", "give 0 or more")
+    return int(gib * 2**30)

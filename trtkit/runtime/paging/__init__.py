@@ -3,7 +3,18 @@
 Source: PagedAttention, https://arxiv.org/abs/2309.06180.
 """
 
+from trtkit.runtime.paging.keys import START, block_keys, next_key
 from trtkit.runtime.paging.prefix_tree import ROOT, PageChange, PrefixTree
-from trtkit.runtime.paging.tables import PageCopies, PageTables
+from trtkit.runtime.paging.tables import PageCopies, PageTables, contents
 
-__all__ = ["ROOT", "PageChange", "PageCopies", "PageTables", "PrefixTree"]
+__all__ = [
+    "ROOT",
+    "START",
+    "PageChange",
+    "PageCopies",
+    "PageTables",
+    "PrefixTree",
+    "block_keys",
+    "contents",
+    "next_key",
+]

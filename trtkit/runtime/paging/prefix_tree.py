@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
+from trtkit.runtime.paging.keys import START, next_key
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -31,6 +33,7 @@ class PrefixTree:
     def __init__(self) -> None:
         self._pages: dict[tuple[int, bytes], int] = {}
         self._keys: dict[int, tuple[int, bytes]] = {}
+        self._chains: dict[int, bytes] = {}
         self._unused: OrderedDict[int, None] = OrderedDict()
         self._changes: list[PageChange] | None = None
 
@@ -61,6 +64,7 @@ class PrefixTree:
         """Let a page that a slot uses be found."""
         self._pages[parent, content] = page
         self._keys[page] = parent, content
+        self._chains[page] = next_key(self._chains.get(parent, START), content)
         if self._changes is not None:
             self._changes.append(PageChange(page, parent, content))
 
@@ -72,13 +76,13 @@ class PrefixTree:
         """Note that no slot uses a page any longer; those that follow it are unused already."""
         self._unused[page] = None
 
-    def evict(self) -> int:
-        """Forget the page that has been unused for longest; return it."""
+    def evict(self) -> tuple[int, bytes]:
+        """Forget the page that has been unused for longest; return it, and the key of what it holds."""
         page, _ = self._unused.popitem(last=False)
         del self._pages[self._keys.pop(page)]
         if self._changes is not None:
             self._changes.append(PageChange(page))
-        return page
+        return page, self._chains.pop(page)
 
     def changes(self) -> list[PageChange]:
         """Return what has changed since the last call, in order; the first time all pages, parents first."""

@@ -10,7 +10,7 @@ from trtkit.errors import ExecutionError
 from trtkit.runtime.paging.prefix_tree import ROOT, PrefixTree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from trtkit.runtime.sequences import Ints
     from trtkit.runtime.soft_tokens import SoftTokens
@@ -32,7 +32,8 @@ class PageTables:
 
     table: [slots, n] int32, each slot's pages in order, then 0. counts: [slots], pages of each slot.
     registered: [slots], how many of them others can find. references: [pages], slots that each page is in.
-    page_tokens: tokens of a page.
+    page_tokens: tokens of a page. on_evict: takes pages of beginnings that are about to be overwritten, and the keys of
+    what they hold.
     """
 
     def __init__(self, slots: int, pages: int, page_tokens: int, max_length: int) -> None:
@@ -44,6 +45,8 @@ class PageTables:
         self.registered: Ints = np.zeros(slots, np.int64)
         self._is_known = np.zeros(pages, np.bool_)
         self._free = list(range(pages - 1, NOBODY, -1))
+        self.on_evict: Callable[[Sequence[int], Sequence[bytes]], None] | None = None
+        self._evicted: dict[int, bytes] = {}
 
     @property
     def free(self) -> int:
@@ -86,16 +89,14 @@ class PageTables:
             self._cut(slot, place)
             self._append(slot, target)
         for row in growing:
-            self.grow(int(slots[row]), int(stops[row]))
+            self._grow(int(slots[row]), int(stops[row]))
+        self._tell_evicted()
         return copies
 
     def grow(self, slot: int, tokens: int) -> None:
         """Let a slot have pages for its first `tokens`. Raises ExecutionError if there are not enough."""
-        missing = -(-tokens // self.page_tokens) - int(self.counts[slot])
-        if missing > self.free:
-            raise no_pages(missing, self.free)
-        for _ in range(missing):
-            self._append(slot, self._take())
+        self._grow(slot, tokens)
+        self._tell_evicted()
 
     def share(self, source: int, target: int, tokens: int) -> None:
         """Let `target` read the first tokens of `source`, and have nothing else."""
@@ -152,6 +153,13 @@ class PageTables:
         rows: list[int] = (is_shared & (stops > starts) & (first < self.counts[slots])).nonzero()[0].tolist()
         return rows
 
+    def _grow(self, slot: int, tokens: int) -> None:
+        missing = -(-tokens // self.page_tokens) - int(self.counts[slot])
+        if missing > self.free:
+            raise no_pages(missing, self.free)
+        for _ in range(missing):
+            self._append(slot, self._take())
+
     def _append(self, slot: int, page: int) -> None:
         self.table[slot, self.counts[slot]] = page
         self.counts[slot] += 1
@@ -164,9 +172,20 @@ class PageTables:
         self.registered[slot] = min(int(self.registered[slot]), count)
 
     def _take(self) -> int:
-        page = self._free.pop() if self._free else self.tree.evict()
+        if self._free:
+            page = self._free.pop()
+        else:
+            page, key = self.tree.evict()
+            if self.on_evict is not None:
+                self._evicted[page] = key
         self.references[page], self._is_known[page] = 1, False
         return page
+
+    def _tell_evicted(self) -> None:
+        """Let who keeps evicted pages elsewhere have them, before anything is written to them."""
+        if self._evicted and self.on_evict is not None:
+            evicted, self._evicted = self._evicted, {}
+            self.on_evict(list(evicted), list(evicted.values()))
 
     def _use(self, page: int) -> None:
         self.references[page] += 1

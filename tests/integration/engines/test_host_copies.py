@@ -1,0 +1,82 @@
+"""Caches travel to host memory and back on a stream of their own: early or late, the tokens are the same."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import tiny_llm
+from tests.integration.engines.planted import planted
+from trtkit import LLM
+from trtkit.bundle.bundle import Bundle, open_bundle
+from trtkit.config.load import load_config
+from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import new_runner
+
+if TYPE_CHECKING:
+    from tests.simulated_tensorrt import Simulated
+
+COPIES = "trtkit.runtime.decoder.host_blocks"
+MISTAKES = {
+    "a copy to the host before the block is packed": "self._copies.wait(stream.record())",
+    "a block unpacked before it has come": "stream.wait(self._copies.record())",
+    "a buffer filled while it is emptied": "user.wait(free)",
+}
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return open_bundle(tiny_llm.build(tmp_path_factory.mktemp("copies"), "m"))
+
+
+@pytest.fixture(scope="module")
+def paged(linear: Bundle) -> Bundle:
+    folder = linear.path.parent
+    config = load_config(str(folder / "m.yaml"), ["llm.kv=paged", "llm.page_tokens=16"])
+    return build_bundle(config, folder / "paged", new_runner()).bundle
+
+
+@pytest.fixture(autouse=True)
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each buffer hold one block, so that it is needed again at once."""
+    monkeypatch.setattr(COPIES + "._STAGED_BYTES", 1)
+
+
+def answers(bundle: Bundle, runtime: str, count: int, *, has_host: bool = True) -> tuple[list[tuple[int, ...]], int]:
+    """Return the answers of `count` conversations in turn on one slot, and how many tokens came from the host."""
+    r, tokens = random.Random(2), []
+    with LLM(bundle, runtime=runtime, slots=1, host_cache_gib=1e-3 if has_host else 0) as llm:
+        prompts = [[r.randrange(5, 60) for _ in range(20)] for _ in range(count)]
+        for _ in range(3):
+            for prompt in prompts:
+                (output,) = llm.generate([list(prompt)], tiny_llm.GREEDY)
+                tokens.append(output.outputs[0].token_ids)
+                prompt += [*output.outputs[0].token_ids[:5], 9, 11]
+        return tokens, llm.statistics.restored_tokens
+
+
+@pytest.mark.parametrize("hurries", [False, True], ids=["late", "early"])
+@pytest.mark.parametrize(("kind", "count"), [("linear", 3), ("paged", 5)])
+def test_engines_go_on_from_the_host(
+    kind: str, count: int, hurries: bool, gpu: Simulated, request: pytest.FixtureRequest
+) -> None:
+    bundle: Bundle = request.getfixturevalue(kind)
+    gpu.plans.add(bundle)
+    gpu.device.hurries = hurries
+    expected, _ = answers(bundle, "reference", count, has_host=False)
+    tokens, restored = answers(bundle, "tensorrt", count)
+    assert tokens == expected
+    assert restored >= 6 * 16
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_missing_wait_is_seen(name: str, linear: Bundle, gpu: Simulated) -> None:
+    gpu.plans.add(linear)
+    expected, seen = answers(linear, "reference", 3, has_host=False)[0], []
+    with planted(COPIES, MISTAKES[name], "pass"):
+        for hurries in (False, True):
+            gpu.device.hurries = hurries
+            seen.append(answers(linear, "tensorrt", 3)[0] != expected)
+    assert any(seen)

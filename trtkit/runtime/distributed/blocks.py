@@ -1,0 +1,82 @@
+"""Blocks of all ranks as one: rank 0 keeps every rank's part on its host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from trtkit.runtime.distributed.messages import Command, Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trtkit.runtime.decoder.host_blocks import CacheBlocks
+    from trtkit.runtime.decoder.saved import CacheForm
+    from trtkit.runtime.distributed.channel import Channel
+
+
+class GroupBlocks:
+    """A CacheBlocks of all ranks. A block holds every rank's part, by rank. Nothing is copied meanwhile.
+
+    own: rank 0's. parts: what a block of each rank is. run: tells the other ranks a message, does rank 0's share of it.
+    """
+
+    def __init__(
+        self,
+        own: CacheBlocks,
+        parts: Sequence[CacheForm],
+        channel: Channel,
+        run: Callable[[Message, Callable[[], None]], None],
+    ) -> None:
+        self._own, self._channel, self._run = own, channel, run
+        self._sizes = [replace(part, tokens=own.tokens).size_bytes for part in parts]
+        self.tokens, self.size_bytes = own.tokens, sum(self._sizes)
+
+    def places(self, slot: int, first: int, count: int) -> list[int]:
+        """Return where a slot's blocks are: the same places on every rank."""
+        return self._own.places(slot, first, count)
+
+    def save(self, places: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:
+        """Copy blocks of all ranks to host memory; see CacheBlocks."""
+
+        def gather() -> None:
+            parts = [part_of(self._own, places)]
+            for rank, size in enumerate(self._sizes[1:], 1):
+                parts.append(self._channel.receive(rank, (len(places), size), torch.uint8))
+            for row, data in zip(rows, torch.cat(parts, 1), strict=True):
+                row.copy_(data)
+
+        self._run(Message(Command.SAVE_BLOCKS, (self.tokens, *places)), gather)
+        return lambda: True
+
+    def load(self, places: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
+        """Copy blocks of all ranks from host memory; see CacheBlocks."""
+        starts = [sum(self._sizes[:rank]) for rank in range(len(self._sizes))]
+        numbers = (self.tokens, len(starts), *starts, *places)
+        message = Message(Command.LOAD_BLOCKS, numbers, {"data": torch.stack(list(rows))})
+        self._run(message, lambda: load_part(self._own, 0, message))
+
+    def settle(self) -> None:
+        """Return at once: every copy has been waited for."""
+
+    def memory(self, count: int) -> torch.Tensor:
+        """Return host memory for so many blocks."""
+        return torch.empty(count, self.size_bytes, dtype=torch.uint8)
+
+
+def part_of(own: CacheBlocks, places: Sequence[int]) -> torch.Tensor:
+    """Return this rank's part of blocks, [N, size_bytes], on the host."""
+    part = own.memory(len(places))
+    own.save(places, list(part))
+    own.settle()
+    return part
+
+
+def load_part(own: CacheBlocks, rank: int, message: Message) -> None:
+    """Load this rank's part of blocks."""
+    _, ranks, *rest = message.numbers
+    start, places = rest[rank], rest[ranks:]
+    own.load(places, list(message.tensors["data"][:, start : start + own.size_bytes]))
+    own.settle()

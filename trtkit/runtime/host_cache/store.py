@@ -1,0 +1,94 @@
+"""What the host keeps, by key: never more bytes than the limit, what was used least recently out first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Entry(Generic[T]):
+    size_bytes: int
+    value: T
+    claims: int = 0
+
+
+class HostStore(Generic[T]):
+    """Values of known sizes. One that somebody claims stays; all others give way to what is put later.
+
+    on_drop: takes the key and the value of what gives way.
+    """
+
+    def __init__(self, limit_bytes: int, on_drop: Callable[[bytes, T], None] = lambda _key, _value: None) -> None:
+        self.limit_bytes, self._on_drop = limit_bytes, on_drop
+        self.size_bytes = self.claimed_bytes = 0
+        self._entries: OrderedDict[bytes, _Entry[T]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._entries
+
+    def get(self, key: bytes) -> T:
+        """Return a value that is kept."""
+        return self._entries[key].value
+
+    def make_room(self, size_bytes: int) -> bool:
+        """Drop what was used least recently until so many bytes fit; nothing, and False, if claims leave no room."""
+        if self.claimed_bytes + size_bytes > self.limit_bytes:
+            return False
+        excess, dropped = self.size_bytes + size_bytes - self.limit_bytes, []
+        for key, entry in self._entries.items():
+            if excess <= 0:
+                break
+            if not entry.claims:
+                dropped.append(key)
+                excess -= entry.size_bytes
+        for key in dropped:
+            self._drop(key)
+        return True
+
+    def put(self, key: bytes, size_bytes: int, value: T) -> None:
+        """Keep a value for which `make_room` has made room."""
+        assert key not in self._entries
+        assert self.size_bytes + size_bytes <= self.limit_bytes
+        self._entries[key] = _Entry(size_bytes, value)
+        self.size_bytes += size_bytes
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Note that blocks of a sequence are used; later ones give way before those that they follow."""
+        for key in reversed(list(keys)):
+            if key in self._entries:
+                self._entries.move_to_end(key)
+
+    def claim(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Let those of `keys` that are kept stay until they are released; return them."""
+        kept = [key for key in keys if key in self._entries]
+        for key in kept:
+            entry = self._entries[key]
+            self.claimed_bytes += 0 if entry.claims else entry.size_bytes
+            entry.claims += 1
+        return kept
+
+    def release(self, keys: Iterable[bytes]) -> None:
+        """Take back a claim on each of `keys`."""
+        for key in keys:
+            entry = self._entries[key]
+            entry.claims -= 1
+            self.claimed_bytes -= 0 if entry.claims else entry.size_bytes
+
+    def is_claimed(self, key: bytes) -> bool:
+        """Whether a value is kept that somebody claims."""
+        return key in self._entries and self._entries[key].claims > 0
+
+    def _drop(self, key: bytes) -> None:
+        entry = self._entries.pop(key)
+        self.size_bytes -= entry.size_bytes
+        self._on_drop(key, entry.value)

@@ -1,0 +1,177 @@
+"""Host memory that keeps a GPU's rules: what engines run on in tests.
+
+Streams run their work as late as a GPU may: when somebody waits for it. Those of `hurries` run it as early as a GPU
+may: at once. So a missing wait gives wrong values in a test, too.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trtkit.errors import ExecutionError
+from trtkit.runtime.communicator import HostCommunicator
+from trtkit.runtime.device import ALIGNMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trtkit.reference import Rank
+    from trtkit.runtime.device import Event
+
+
+class HostDevice:
+    """Host memory with a GPU's rules: aligned, filled with NaN until written, work that waits until it is waited for.
+
+    streams: by handle, as TensorRT names them. communicators: the ranks that a communicator's pointer stands for.
+    hurries: whether siblings of a stream run their work at once, as far as they need not wait for another stream's.
+    """
+
+    def __init__(self, *, hurries: bool = False) -> None:
+        self.hurries = hurries
+        self.name = "host memory"
+        self.memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self.streams: dict[int, HostStream] = {}
+        self.communicators: dict[int, Rank] = {}
+        self.capturing: HostGraph | None = None
+        self._sizes: dict[int, int] = {}
+
+    def stream(self) -> HostStream:
+        """Return a new stream."""
+        stream = HostStream(self, len(self.streams) + 1)
+        self.streams[stream.handle] = stream
+        return stream
+
+    def connect(self, ranks: Rank) -> HostCommunicator:
+        """Return a communicator that stands for the ranks themselves."""
+        return HostCommunicator(self.communicators, ranks)
+
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return aligned memory whose bytes are 255: NaN, or an integer that is nobody's token. Not in a capture."""
+        self.check_not_capturing("memory is allocated")
+        size = math.prod(shape) * dtype.itemsize
+        block = np.full(size + ALIGNMENT, 0xFF, np.uint8)
+        offset = -block.ctypes.data % ALIGNMENT
+        address = block.ctypes.data + offset
+        self._sizes[address] = size
+        weakref.finalize(block, self._sizes.pop, address, None)
+        return torch.from_numpy(block)[offset : offset + size].view(dtype).view(tuple(shape))
+
+    def holds(self, address: int, size_bytes: int) -> bool:
+        """Whether memory that somebody still owns is at `address`, and as much as that."""
+        return any(start <= address and address + size_bytes <= start + size for start, size in self._sizes.items())
+
+    def check_not_capturing(self, what: str) -> None:
+        """Raise ExecutionError during a capture, as CUDA does (cudaErrorStreamCaptureUnsupported)."""
+        if self.capturing is not None:
+            raise ExecutionError(f"{what} while a graph is captured", "CUDA graph", "do it before the capture")
+
+
+@dataclass(frozen=True, eq=False)
+class HostGraph:
+    """Calls that were recorded."""
+
+    stream: HostStream
+    calls: list[Callable[[], object]] = field(default_factory=list)
+
+    def replay(self) -> None:
+        """Keep the calls until somebody waits."""
+        for call in self.calls:
+            self.stream.run(call)
+
+
+@dataclass(frozen=True, eq=False)
+class HostEvent:
+    """The point of a stream after `count` calls."""
+
+    stream: HostStream
+    count: int
+
+    def is_past(self) -> bool:
+        """Let the calls up to it be done, as a GPU may have done them by now."""
+        self.stream.run_to(self.count)
+        return True
+
+
+class HostStream:
+    """Calls that wait. pending: those that nobody has waited for yet, in order. hurries: whether they wait at all."""
+
+    def __init__(self, device: HostDevice, handle: int, *, hurries: bool = False) -> None:
+        self.handle, self._hurries = handle, hurries
+        self._device = device
+        self._done, self._is_running = 0, False
+        self.pending: list[Callable[[], object]] = []
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Keep `work` until somebody waits, or record it in the graph that is captured."""
+        calls = self.pending if self._device.capturing is None else self._device.capturing.calls
+        calls.append(work)
+        if self._hurries and self._device.capturing is None:
+            self.synchronize()
+
+    def run_to(self, count: int) -> None:
+        """Do the work up to a point; what fails takes the rest with it."""
+        if self._is_running or count <= self._done:
+            return
+        self._is_running, works = True, self.pending[: count - self._done]  # which own what they work on
+        try:
+            for work in works:
+                self._done += 1
+                self.pending.pop(0)
+                work()
+        except BaseException:
+            self._done += len(self.pending)
+            self.pending.clear()
+            raise
+        finally:
+            self._is_running = False
+
+    def record(self) -> HostEvent:
+        """Return the point after the work so far."""
+        return HostEvent(self, self._done + len(self.pending))
+
+    def wait(self, event: Event) -> None:
+        """Let what is put here next find the work up to a point of another stream done."""
+        self.run(event.is_past)
+
+    def sibling(self) -> HostStream:
+        """Return another stream of the same device."""
+        handle = len(self._device.streams) + 1
+        stream = self._device.streams[handle] = HostStream(self._device, handle, hurries=self._device.hurries)
+        return stream
+
+    def host_memory(self, size_bytes: int) -> torch.Tensor:
+        """Return memory."""
+        return torch.empty(size_bytes, dtype=torch.uint8)
+
+    def wait_for_current(self) -> None:
+        """Do nothing: the current stream's work is done when it is called."""
+
+    def hold_current(self) -> None:
+        """Do all work now, so that what is called next finds it done."""
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        """Do all work."""
+        self._device.check_not_capturing("a stream is waited for")
+        self.run_to(self._done + len(self.pending))
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return aligned memory."""
+        return self._device.allocate(shape, dtype)
+
+    def capture(self, work: Callable[[], object]) -> HostGraph:
+        """Return the calls that `work` makes to streams."""
+        self._device.check_not_capturing("another graph is captured")
+        self._device.capturing = graph = HostGraph(self)
+        try:
+            work()
+        finally:
+            self._device.capturing = None
+        return graph
