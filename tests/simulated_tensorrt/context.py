@@ -129,9 +129,8 @@ class SimulatedContext:
         """Whether nothing has to be allocated or read on the host while it runs."""
         shapes = self._output_shapes()
         reads_host = any(self.engine.is_shape_inference_io(name) for name in self.engine.inputs)
-        return (
-            stream in self.engine.device.streams and not reads_host and all(-1 not in each for each in shapes.values())
-        )
+        is_static = all(-1 not in each for each in shapes.values())
+        return stream in self.engine.device.streams and not reads_host and is_static and not self.engine.is_streaming
 
     def execute_async_v3(self, handle: int) -> bool:
         """Put a launch on a stream."""
@@ -142,7 +141,7 @@ class SimulatedContext:
             return self._refuse(f"enqueueV3: {fault}")
         launch = Launch(self, self._all_shapes(), dict(self._addresses))
         self._compile()
-        if self.profiler is not None or self._allocators:  # then TensorRT itself waits
+        if self.profiler is not None or self._allocators or self.engine.is_streaming:  # then TensorRT itself waits
             stream.synchronize()
             launch()
         else:
@@ -188,7 +187,8 @@ class SimulatedContext:
             if cache is not None and self._addresses[name] != self._addresses[cache]:
                 return f"`{name}` is written to the memory of `{cache}`, but has another address"
         if engine.device.capturing is not None and not self.is_stream_capturable(handle):
-            return "the engine cannot be captured: its shapes follow from data"
+            why = "it streams its weights" if engine.is_streaming else "its shapes follow from data"
+            return f"the engine cannot be captured: {why}"
         return self._fault_of_ranks() or self._conflict(handle)
 
     def _fault_of_ranks(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class PlannedNetwork:
     """A plan's network. profiles: of its own inputs. owner: what must live as long as it.
 
-    ranks: how many share it, each with a plan of its own.
+    ranks: how many share it, each with a plan of its own. weight_bytes: that it holds. is_streamable: whether they may
+    stay on the host.
     """
 
     backend: Backend
@@ -37,6 +38,8 @@ class PlannedNetwork:
     profiles: tuple[ResolvedProfile, ...]
     owner: object
     ranks: int = 1
+    weight_bytes: int = 0
+    is_streamable: bool = False
 
     def executor(self, ranks: Rank) -> Executor:
         """Return what computes it, caches in place as engines update them. ranks: for its collectives."""
@@ -66,7 +69,13 @@ class Plans:
         """Return the network of a plan, None for an unknown one."""
         digest = _digest(plan)
         known = self._bundles.get(digest)
-        return self._networks.get(digest) if known is None else _network(*known)
+        if known is None:
+            return self._networks.get(digest)
+        bundle, index, rank = known
+        stage = bundle.manifest.stages[index]
+        totals = stage.ranks[rank].totals if stage.ranks else stage.totals
+        is_streamable = bundle.manifest.config.build.weight_streaming
+        return replace(_network(*known), weight_bytes=sum(totals.weight_bytes.values()), is_streamable=is_streamable)
 
 
 def _digest(plan: bytes) -> str:

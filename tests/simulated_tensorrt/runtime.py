@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from tests.simulated_tensorrt.context import SimulatedContext
 from tests.simulated_tensorrt.runtime_config import RuntimeConfig
 
 if TYPE_CHECKING:
-    import torch
-
     from tests.simulated_tensorrt.plans import PlannedNetwork, Plans
     from trtkit.reference import Rank
     from trtkit.runtime.host_device import HostDevice
@@ -36,7 +37,12 @@ class SimulatedRuntime:
 
     def __init__(self, trt: Any, device: HostDevice, plans: Plans, logger: Any) -> None:
         self._device, self._plans, self._errors = device, plans, Errors(trt, logger)
-        self.engines: list[SimulatedEngine] = []
+        self._engines: list[weakref.ref[SimulatedEngine]] = []
+
+    @property
+    def engines(self) -> list[SimulatedEngine]:
+        """The engines that somebody still has."""
+        return [engine for engine in (each() for each in self._engines) if engine is not None]
 
     @property
     def error_recorder(self) -> Any:
@@ -53,8 +59,9 @@ class SimulatedRuntime:
         if network is None:
             self._errors.refuse("Serialization assertion failed: the plan is of no engine that is known here")
             return None
-        self.engines.append(SimulatedEngine(self._errors.trt, self._device, network, self._errors))
-        return self.engines[-1]
+        engine = SimulatedEngine(self._errors.trt, self._device, network, self._errors)
+        self._engines.append(weakref.ref(engine))
+        return engine
 
 
 class ContextRanks:
@@ -91,8 +98,47 @@ class SimulatedEngine:
         self._aliases: dict[str, str] = dict(_cache_updates(network))
         self.ranks = ContextRanks(network.ranks)
         self.executor = network.executor(self.ranks)
-        self.contexts: list[SimulatedContext] = []
+        self._contexts: list[weakref.ref[SimulatedContext]] = []
+        self._budget_bytes = self.streamable_weights_size
+        self._weights: torch.Tensor | None = None if network.is_streamable else self._resident(network.weight_bytes)
         self.compiled: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
+
+    @property
+    def contexts(self) -> list[SimulatedContext]:
+        """The contexts that somebody still has."""
+        return [context for context in (each() for each in self._contexts) if context is not None]
+
+    @property
+    def streamable_weights_size(self) -> int:
+        """Bytes of weights that may stay on the host; 0 if the engine was built without the flag."""
+        return self.network.weight_bytes if self.network.is_streamable else 0
+
+    @property
+    def weight_streaming_budget_v2(self) -> int:
+        """Bytes of weights on the device."""
+        return self._budget_bytes
+
+    @weight_streaming_budget_v2.setter
+    def weight_streaming_budget_v2(self, budget: int) -> None:
+        """Set it; if it is refused, it stays as it is and nothing is raised."""
+        if not self.network.is_streamable:
+            self.errors.refuse("setWeightStreamingBudgetV2: kWEIGHT_STREAMING is not set")
+        elif budget < 0:
+            self.errors.refuse(f"setWeightStreamingBudgetV2: {budget} is negative")
+        elif self.contexts:
+            self.errors.refuse("setWeightStreamingBudgetV2: there are active execution contexts")
+        else:
+            self._budget_bytes = min(budget, self.streamable_weights_size)
+            self._weights = self._resident(self._budget_bytes)
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether weights are copied to the device while it runs."""
+        return self._budget_bytes < self.streamable_weights_size
+
+    def _resident(self, size_bytes: int) -> torch.Tensor:
+        """Return the device's memory for weights."""
+        return self.device.allocate((size_bytes,), torch.uint8)
 
     @property
     def num_io_tensors(self) -> int:
@@ -146,8 +192,10 @@ class SimulatedEngine:
 
     def create_execution_context(self, config: RuntimeConfig | None = None) -> SimulatedContext:
         """Return a context on profile 0."""
+        if self._weights is None:
+            self._weights = self._resident(self._budget_bytes)
         context = SimulatedContext(self, config or RuntimeConfig())
-        self.contexts.append(context)
+        self._contexts.append(weakref.ref(context))
         return context
 
 

@@ -58,7 +58,12 @@ class Contender:
 
 
 def own_contender(
-    bundle: Bundle, runtime: Runtime, name: str = "trtkit", *, has_cuda_graphs: bool | None = None
+    bundle: Bundle,
+    runtime: Runtime,
+    name: str = "trtkit",
+    *,
+    has_cuda_graphs: bool | None = None,
+    weight_budget_gib: float | None = None,
 ) -> Contender:
     """Return the bundle: its engine on the GPU that is here, or the reference executor. runtime: as `open_model`'s.
 
@@ -68,7 +73,7 @@ def own_contender(
     has_engine = runtime == "tensorrt" or device is not None
     graphs = graphs_text(has_cuda_graphs, has_engine=has_engine, are_usual=False)
     kind: Literal["tensorrt", "reference"] = "tensorrt" if has_engine else "reference"
-    model = open_model(bundle.path, kind, has_cuda_graphs=bool(has_cuda_graphs))
+    model = open_model(bundle.path, kind, has_cuda_graphs=bool(has_cuda_graphs), weight_budget_gib=weight_budget_gib)
     precision = bundle.manifest.config.precision
     where = "reference executor, CPU" if device is None else f"{bundle.manifest.backend.name} engine, {device.name}"
     place = GPU if has_engine else CPU

@@ -118,7 +118,12 @@ def measure_case(
 def _measured(bundle: Bundle, request: BenchRequest) -> Contender:
     """Return the bundle in this process, or as a server has it."""
     if request.server is None:
-        return own_contender(bundle, request.options.runtime, has_cuda_graphs=request.has_cuda_graphs)
+        return own_contender(
+            bundle,
+            request.options.runtime,
+            has_cuda_graphs=request.has_cuda_graphs,
+            weight_budget_gib=request.options.weight_budget_gib,
+        )
     endpoint = Endpoint(request.server.url, request.server.name or bundle.manifest.name)
     return Contender("served", endpoint.computes, endpoint.infer)
 

@@ -31,6 +31,8 @@ def bench_request(bundle: Bundle, options: Mapping[str, Any], *, trusts_source: 
     _refuse_meaningless(bundle, options)
     fields = {name: options[name] for name in _LOAD_FIELDS}
     load = Load(**fields, goodput=parse_objectives(options["objectives"]))
+    if options["weight_budget_gib"] is not None and options["has_cuda_graphs"]:
+        raise click.UsageError("--cuda-graphs cannot be combined with --weight-budget: graphs hold no streamed weights")
     _refuse_contradictions(bundle, load, has_rivals=bool(options["rivals"]))
     return BenchRequest(
         rivals=options["rivals"],
@@ -43,7 +45,7 @@ def bench_request(bundle: Bundle, options: Mapping[str, Any], *, trusts_source: 
         ),
         load=load,
         options=RuntimeOptions(**{name: options[name] for name in RUNTIME_NAMES}),
-        has_cuda_graphs=options["has_cuda_graphs"],
+        has_cuda_graphs=options["has_cuda_graphs"] if options["weight_budget_gib"] is None else False,
         server=ServedModel(options["url"], options["model"]) if options["url"] else None,
         is_waived=options["unverified"],
         trusts_source=trusts_source,

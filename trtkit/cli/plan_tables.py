@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.report import Report, StepWork, VisionReport
     from trtkit.planning.roofline import Floor
+    from trtkit.planning.streaming import StreamingPlan
 
 # More GPUs than this are compared in one table only, unless they were named.
 _DETAILED = 3
@@ -204,6 +205,8 @@ def _details(plan: LlmGpu | VisionGpu) -> Iterator[Table]:
         yield _formats(plan)
         if plan.grids:
             yield _grids(plan)
+        if plan.streaming:
+            yield _streaming(plan)
 
 
 def _formats(gpu: LlmGpu) -> Table:
@@ -230,6 +233,19 @@ def _grids(gpu: LlmGpu) -> Table:
     return table
 
 
+def _streaming(gpu: LlmGpu) -> Table:
+    """Return what budgets for weights give."""
+    headers = ("streamed", "fits", "copies\nms", "TPOT\nms", "tokens\n/s")
+    batches = ("largest\nbatch", "tokens/s\nwith it", "free from\nbatch")
+    title = f"{gpu.gpu.key}: weights from the host over {known_links().links[gpu.gpu.host_link].name}"
+    table = _numbers(title, ("budget\nGiB",), *headers, *batches)
+    for row in gpu.streaming:
+        times = (_number(1e3 * row.stream_s_per_step), _number(1e3 * row.tpot_s), _rate(row.decode_tokens_per_second))
+        sizes = (str(row.largest_batch), _rate(row.most_decode_tokens_per_second), str(row.free_from_batch or "-"))
+        table.add_row(f"{row.budget_bytes / 2**30:.4g}", size_text(row.streamed_bytes), _fits(row), *times, *sizes)
+    return table
+
+
 def _curve(gpu: LlmGpu | VisionGpu) -> Table:
     """Return throughput and latency over the batch."""
     is_llm = isinstance(gpu, LlmGpu)
@@ -252,7 +268,7 @@ def _numbers(title: str, first: Sequence[str], *columns: str) -> Table:
     return table
 
 
-def _fits(row: LlmGpu | VisionGpu | FormatPlan | GridPlan) -> str:
+def _fits(row: LlmGpu | VisionGpu | FormatPlan | GridPlan | StreamingPlan) -> str:
     if isinstance(row, LlmGpu | VisionGpu) and not row.takes_precision:
         return "no dtype"
     return "yes" if row.fits else "no"

@@ -12,6 +12,7 @@ import click
 
 from trtkit.cli.model_options import output_option
 from trtkit.cli.options import bundle_argument, json_option, quiet_option
+from trtkit.cli.runtime_options import faults_by_flag, weight_budget_option
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -44,6 +45,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 cancelled."""
     default="auto",
     help="What computes: TensorRT if a GPU is present, else the reference executor.  [default: auto]",
 )
+@weight_budget_option
 @json_option
 @quiet_option
 def command(
@@ -54,6 +56,7 @@ def command(
     top_k: int,
     every: int,
     runtime: RuntimeName,
+    weight_budget_gib: float | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -71,7 +74,8 @@ def command(
 
     files = input_files(inputs)
     total = None if any(file.suffix.lower() in VIDEOS for file in files) else len(files)
-    model = open_model(bundle, runtime)
+    with faults_by_flag():
+        model = open_model(bundle, runtime, weight_budget_gib=weight_budget_gib)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     started, count = time.monotonic(), 0

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
 _RUNTIMES = ("auto", "tensorrt", "reference")
 _SCHEDULES = ("fcfs", "priority", "mlfq")
+weight_budget_option = click.option(
+    "--weight-budget",
+    "weight_budget_gib",
+    type=click.FloatRange(0),
+    metavar="GIB",
+    help="GPU memory for weights; the others are streamed from host memory.",
+)
 _OPTIONS = (
     click.option("--runtime", type=click.Choice(_RUNTIMES), default="auto", help="Runtime.  [default: auto]"),
     click.option("--slots", type=int, metavar="N", help="Concurrent sequences.  [default: the engine's]"),
@@ -31,6 +38,7 @@ _OPTIONS = (
         metavar="GIB",
         help="Host memory for caches without room on the GPU.  [default: 2]",
     ),
+    weight_budget_option,
     click.option("--prefill-budget", type=int, metavar="N", help="New tokens per step.  [default: the engine's]"),
     click.option(
         "--schedule",
@@ -51,12 +59,14 @@ _FLAGS = {
     "slots": "--slots",
     "cache_gib": "--cache-gib",
     "host_cache_gib": "--host-cache-gib",
+    "weight_budget_gib": "--weight-budget",
     "token_budget": "--prefill-budget",
     "lookup": "--lookup",
     "speculation": "--lookup, --draft",
 }
 CANCELLED = 130
-RUNTIME_NAMES = ("runtime", "slots", "cache_gib", "host_cache_gib", "prefill_budget", "schedule", "lookup", "draft")
+_MEMORY = ("cache_gib", "host_cache_gib", "weight_budget_gib")
+RUNTIME_NAMES = ("runtime", "slots", *_MEMORY, "prefill_budget", "schedule", "lookup", "draft")
 
 
 def runtime_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -82,15 +92,23 @@ def cancellable() -> Iterator[None]:
         sys.exit(CANCELLED)
 
 
+@contextlib.contextmanager
+def faults_by_flag() -> Iterator[None]:
+    """Name the option where a setting of the runtime is at fault. Raises RequestError."""
+    from trtkit.errors import RequestError
+
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(error.what, _FLAGS.get(error.where, error.where), error.fix) from None
+
+
 def open_llm(model: TextBundle, options: Mapping[str, Any]) -> LLM:
     """Open the model, and say on stderr what runs it."""
-    from trtkit.errors import RequestError
     from trtkit.runtime.llm import LLM
 
     say(f"opening {model.path}")
-    try:
+    with faults_by_flag():
         llm = LLM(model, **options)
-    except RequestError as error:
-        raise RequestError(error.what, _FLAGS.get(error.where, error.where), error.fix) from None
     say(f"runtime: {llm.description}")
     return llm

@@ -6,6 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from trtkit.cli.runtime_options import faults_by_flag
 from trtkit.cli.say import say, warn
 from trtkit.cli.server_log import server_log
 from trtkit.cli.visible import echo
@@ -26,11 +27,15 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
     require_dynamo()
     if options["prefill_workers"]:
         require_nixl()
+    from trtkit.bundle.bundle import open_bundle
     from trtkit.deployment.dynamo.fleet import Fleet, FleetOptions
     from trtkit.deployment.dynamo.model_folder import read_model
     from trtkit.deployment.ports import free_ports
+    from trtkit.runtime.weight_budget import weight_budget_bytes
 
     model = read_model(path)
+    with faults_by_flag():
+        weight_budget_bytes(open_bundle(model.path), options["weight_budget_gib"])
     name = options.pop("name") or model.path.resolve().name
     port = options.pop("http_port") or free_ports(1)[0]
     fleet_options = FleetOptions(name, port=port, **options)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trtkit.cli.runtime_options import weight_budget_option
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -41,6 +43,7 @@ _BUNDLE = (
     click.option(
         "--cache-gib", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Memory for paged caches per GPU."
     ),
+    weight_budget_option,
     click.option(
         "--host-cache-gib",
         type=click.FloatRange(0),

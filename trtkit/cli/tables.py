@@ -201,7 +201,8 @@ def _overview(inspected: Inspected) -> Table:
     if quantized := inspected.quantized:
         table.add_row("quantized", ": ".join(part for part in (quantized["method"], quantized["said"]) if part))
     table.add_row("target", config.target)
-    options = ", ".join(f"{name} {value}" for name, value in config.build if value is not None)
+    build = {name: value for name, value in config.build if value is not None and value is not False}
+    options = ", ".join(f"{name} {str(value).lower()}" for name, value in build.items())
     table.add_row("build", f"{options}, fold_constants {str(config.fold_constants).lower()}")
     _add_tensors(table, model)
     table.add_row("profiles", profiles_text(model.model_dump(mode="json")["profiles"], model.inputs))

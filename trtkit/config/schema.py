@@ -134,6 +134,9 @@ class BuildOptions(StrictModel):
     workspace_gib: float | None = Field(None, gt=0, description="Scratch memory limit; all GPU memory if unset.")
     optimization_level: StrictInt = Field(3, ge=0, le=5, description="TensorRT's builder optimization level.")
     max_threads: StrictInt = Field(1, ge=1, description="Maximum number of builder threads.")
+    weight_streaming: StrictBool = Field(
+        False, description="Whether weights may stay in host memory at run time: see `--weight-budget`."
+    )
 
 
 class CustomOpOptions(StrictModel):

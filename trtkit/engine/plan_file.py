@@ -97,7 +97,9 @@ def _builder_config(backend: Backend, network: WrittenNetwork, request: PlanRequ
     trt, options, builder = backend.trt, request.options, network.builder
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)  # on by default: fp32 would have the 10-bit mantissas of TF32
-    if _can_be_captured(backend, network.definition):
+    if options.weight_streaming:
+        config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
+    elif _can_be_captured(backend, network.definition):
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     config.builder_optimization_level = options.optimization_level
     builder.max_threads = options.max_threads

@@ -97,6 +97,7 @@ class PlanOptions:
     optimization_level: int
     max_threads: int
     workspace_gib: float | None
+    weight_streaming: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

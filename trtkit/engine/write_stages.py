@@ -165,6 +165,7 @@ def stage_request(
             options.optimization_level,
             options.max_threads,
             options.workspace_gib,
+            options.weight_streaming,
         ),
         config=config.model_dump_json(),
         folder=folder,

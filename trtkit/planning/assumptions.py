@@ -33,6 +33,8 @@ def llm_assumptions(model: DecoderModel, work: Workload, mixture: Mixture | None
         f"several GPUs: links at their published bandwidth, {GPUS_PER_NODE} GPUs a node and InfiniBand between nodes, "
         "rings with NCCL's constants, nothing overlapped with computing; prompts pass a pipeline in parts, decode "
         "steps as a whole",
+        "a budget for weights: all can be streamed, each once a step, at the published bandwidth of the link to the "
+        "host, while the GPU computes; the memory that they pass through is not counted",
         *_ALWAYS,
     ]
     if model.active_parameters < model.parameters:

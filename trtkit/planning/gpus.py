@@ -37,7 +37,8 @@ class PlannedGpu:
     memory_bytes: the data sheet's GB as 10^9. compute_capability: 10 * major + minor. sources: pages that state the
     figures, read on `read`. data_sheet: NVIDIA's own page, empty if no source links to one. matmul_efficiency: the
     share of the rate that matrix products of the best shape reached, by type, as the last source states. link: what
-    joins several of them, in `links.yaml`; empty if it is not known.
+    joins several of them, in `links.yaml`; empty if it is not known. host_link: what joins it with the host's memory;
+    empty if that is its own, or if it is not known.
     """
 
     key: str
@@ -52,6 +53,7 @@ class PlannedGpu:
     data_sheet: str
     matmul_efficiency: Mapping[str, float]
     link: str
+    host_link: str = ""
 
     def rate(self, dtype: str) -> float | None:
         """Return the dense rate of matrix products of `dtype`, None where no page that was read states one.
@@ -146,4 +148,5 @@ def _gpu(key: str, row: dict[str, Any], read: str, efficiency_source: str) -> Pl
         row.get("data_sheet", ""),
         efficiency,
         row.get("link", ""),
+        row.get("host_link", ""),
     )

@@ -10,6 +10,7 @@ from trtkit.planning.load import NO_DEMAND
 from trtkit.planning.memory import Footprint
 from trtkit.planning.report import FormatPlan, LlmGpu, LlmSpeed
 from trtkit.planning.roofline import compute_bound_batch, floor, unfused_s
+from trtkit.planning.streaming import plan_streaming
 
 if TYPE_CHECKING:
     from trtkit.planning.counts import Counts
@@ -54,6 +55,7 @@ def plan_llm(question: Question, gpu: PlannedGpu, demand: Demand = NO_DEMAND) ->
         formats=tuple(_in_format(question, gpu, form) for form in formats if form.fits(gpu) and model.takes(form)),
         grids=plan_grids(question, gpu),
         tensor_pays_up_to=tensor_pays_up_to(question, gpu),
+        streaming=plan_streaming(question, gpu, footprint),
     )
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trtkit.planning.decoder_model import DecoderModel, Formulas, Workload
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.load import LoadPlan
+    from trtkit.planning.streaming import StreamingPlan
 
 VERSION = 1
 """Of the reports' JSON form."""
@@ -147,6 +148,7 @@ class LlmGpu:
     formats: tuple[FormatPlan, ...]
     grids: tuple[GridPlan, ...]
     tensor_pays_up_to: int | None
+    streaming: tuple[StreamingPlan, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

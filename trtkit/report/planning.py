@@ -134,6 +134,9 @@ def _gpu(plan: Report, gpu: LlmGpu | VisionGpu) -> Iterator[str]:
         if gpu.grids:
             link = known_links().links[gpu.gpu.link].name
             yield from section(f"Several GPUs over {link}", _grids(gpu), level=3)
+        if gpu.streaming:
+            link = known_links().links[gpu.gpu.host_link].name
+            yield from section(f"Weights streamed from the host over {link}", _streaming(gpu), level=3)
 
 
 def _measured(gpu: PlannedGpu) -> str:
@@ -174,6 +177,19 @@ def _grids(gpu: LlmGpu) -> str:
     ]  # fmt: skip
     note = f"<p>Largest tensor-parallel size that makes a decode step faster: {gpu.tensor_pays_up_to}.</p>"
     return note + table(headers, rows)
+
+
+def _streaming(gpu: LlmGpu) -> str:
+    headers = ("budget", "streamed per step", "fits", "copies", "TPOT", "output tokens/s while decoding",
+               "largest batch", "output tokens/s with it", "free from batch")  # fmt: skip
+    rows: list[tuple[Value, ...]] = [
+        (size(each.budget_bytes), size(each.streamed_bytes), _yes(each.fits),
+         milliseconds(1e3 * each.stream_s_per_step), milliseconds(1e3 * each.tpot_s),
+         number(each.decode_tokens_per_second), each.largest_batch,
+         number(each.most_decode_tokens_per_second), each.free_from_batch)
+        for each in gpu.streaming
+    ]  # fmt: skip
+    return table(headers, rows)
 
 
 def _roofline(plan: Report, gpu: PlannedGpu) -> str:

@@ -58,6 +58,16 @@ class EngineExecution:
         self._stream.wait_for_current()
         return self._replay(tensors) if self._has_cuda_graphs else self._launch(tensors).outputs
 
+    @property
+    def streamable_bytes(self) -> int:
+        """Weights that may stay in host memory."""
+        return self._engine.streamable_bytes
+
+    def stream_weights(self, budget_bytes: int) -> None:
+        """Keep so many bytes of the weights on the GPU; see LoadedEngine. Launches are then not captured."""
+        self._engine.stream_weights(budget_bytes)
+        self._has_cuda_graphs = self._has_cuda_graphs and not self._engine.is_streaming
+
     def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
         """Run once; return how long each of the engine's layers took, in the order they ran."""
         tensors = {name: to_tensor(inputs[name], name) for name in self.input_names}

@@ -63,6 +63,11 @@ class HostDevice:
         weakref.finalize(block, self._sizes.pop, address, None)
         return torch.from_numpy(block)[offset : offset + size].view(dtype).view(tuple(shape))
 
+    @property
+    def allocated_bytes(self) -> int:
+        """Memory that somebody still owns."""
+        return sum(self._sizes.values())
+
     def holds(self, address: int, size_bytes: int) -> bool:
         """Whether memory that somebody still owns is at `address`, and as much as that."""
         return any(start <= address and address + size_bytes <= start + size for start, size in self._sizes.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from trtkit.errors import BackendError
 from trtkit.network.trt_errors import error_recorder
 from trtkit.runtime.layer_profiler import layer_profiler
 from trtkit.runtime.runtime_cache import RuntimeCache
+from trtkit.runtime.weight_budget import over_budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +56,7 @@ class LoadedEngine:
         self._runtime = backend.trt.Runtime(self._logger)
         self.errors = error_recorder(backend)
         self._runtime.error_recorder = self.errors
-        self._engine = self._runtime.deserialize_cuda_engine(plan.read_bytes())
+        self._engine = self._runtime.deserialize_cuda_engine(_mapped(plan))
         if self._engine is None:
             fix = "build it for this GPU (`--target`), with the TensorRT version that is installed here"
             reason = "".join(f": {text}" for text in self.errors.texts[-1:])
@@ -73,6 +75,28 @@ class LoadedEngine:
     def profiles(self) -> int:
         """How many optimization profiles it has; one for static shapes."""
         return max(int(self._engine.num_optimization_profiles), 1)
+
+    @property
+    def streamable_bytes(self) -> int:
+        """Weights that may stay in host memory; 0 unless it was built with `build.weight_streaming`."""
+        return int(self._engine.streamable_weights_size)
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether weights stay in host memory: each enqueue then waits for the engine, and no CUDA graph holds it."""
+        return bool(self.streamable_bytes) and int(self._engine.weight_streaming_budget_v2) < self.streamable_bytes
+
+    def stream_weights(self, budget_bytes: int) -> None:
+        """Keep `budget_bytes` of the weights on the GPU, before there is a context. Raises RequestError, BackendError.
+
+        The others stay in host memory and are copied whenever they are needed.
+        """
+        if budget_bytes > self.streamable_bytes:
+            raise over_budget(budget_bytes, self.streamable_bytes)
+        self._engine.weight_streaming_budget_v2 = budget_bytes
+        if int(self._engine.weight_streaming_budget_v2) != budget_bytes:  # the binding does not tell that it failed
+            what = f"TensorRT refused a weight budget of {budget_bytes} bytes{_reason(self.errors.texts)}"
+            raise BackendError(what, str(self.plan))
 
     def context(self, profile: int = 0) -> Context:
         """Return the execution context of a profile, made when it is first needed."""
@@ -145,6 +169,8 @@ class Context:
 
     def is_capturable(self) -> bool:
         """Whether a CUDA graph can hold the launch at the shapes that are set."""
+        if self._engine.is_streaming:
+            return False
         ask = getattr(self._context, "is_stream_capturable", None)  # TensorRT for data centres does not say
         return ask is None or bool(ask(self._engine.stream.handle))
 
@@ -167,6 +193,12 @@ class Context:
         """Raise BackendError, with what TensorRT says, if it refused."""
         if not is_accepted:
             raise BackendError(f"TensorRT refused {what}{_reason(self._engine.errors.texts)}", str(self._engine.plan))
+
+
+def _mapped(plan: Path) -> mmap.mmap | bytes:
+    """Return a file's contents, which take no memory of this process's own."""
+    with plan.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if plan.stat().st_size else b""
 
 
 def _reason(texts: Sequence[str]) -> str:

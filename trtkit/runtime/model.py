@@ -17,7 +17,8 @@ from trtkit.reference import to_array
 from trtkit.resolve import resolve
 from trtkit.runtime import device as devices
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
-from trtkit.runtime.stages import engine_stages, reference_stages
+from trtkit.runtime.stages import engine_stages, reference_stages, stream_weights
+from trtkit.runtime.weight_budget import weight_budget_bytes
 from trtkit.sources.digest import digest_source
 
 if TYPE_CHECKING:
@@ -90,17 +91,23 @@ def _pictures(items: Iterable[object]) -> Iterator[Image.Image]:
 
 
 def open_model(
-    bundle: Bundle | Path | str, runtime: RuntimeName = "reference", *, has_cuda_graphs: bool = False
+    bundle: Bundle | Path | str,
+    runtime: RuntimeName = "reference",
+    *,
+    has_cuda_graphs: bool = False,
+    weight_budget_gib: float | None = None,
 ) -> Model:
     """Open a bundle, given by its folder or as `open_bundle` returned it.
 
     runtime: `reference` runs the exact network that the engine was built from on the CPU, `onnxruntime` the ONNX file
     that TensorRT parsed, `tensorrt` the engine on the GPU, and `auto` the engine if a GPU is present.
     has_cuda_graphs: whether to capture an engine's launches once per shape and replay them.
+    weight_budget_gib: GPU memory for weights, of which the others stay in host memory; all if None.
     Raises BundleError if a file has changed since the build, BackendError if the TensorRT library is missing or does
-    not load the engine, ExecutionError for a language model.
+    not load the engine, ExecutionError for a language model, RequestError for a budget that the engines cannot have.
     """
     bundle = open_bundle(bundle)
+    budget_bytes = weight_budget_bytes(bundle, weight_budget_gib)
     if bundle.manifest.interface == "tokens":
         fix = "use `trtkit.LLM`, or `trtkit generate`"
         raise ExecutionError("the bundle holds a language model, which takes prompts", str(bundle.path), fix)
@@ -115,6 +122,8 @@ def open_model(
         backend = load_backend(bundle.manifest.backend.name)
         names = [output.name for output in bundle.manifest.outputs]
         running = engine_stages(backend, plan_files(bundle), names, device, has_cuda_graphs=has_cuda_graphs)
+        if budget_bytes is not None:
+            stream_weights(running, budget_bytes)
         return _model(bundle, running, f"{library}, {device.name}")
     if runtime == "tensorrt":
         raise ExecutionError("no GPU to run the engine", str(bundle.path), "use runtime `reference`, which needs none")

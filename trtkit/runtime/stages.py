@@ -10,6 +10,7 @@ from trtkit.jobs.events import ignore
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx
 from trtkit.runtime.runtime_cache import cache_file
+from trtkit.runtime.weight_budget import over_budget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -163,3 +164,18 @@ def engine_stages(
         for plan in plans
     ]
     return StagesExecution(running, output_names, stream=stream)
+
+
+def stream_weights(model: StagesExecution, budget_bytes: int) -> None:
+    """Keep so many bytes of a model's weights on the GPU, each engine its share of them.
+
+    Raises RequestError for more bytes than can be streamed.
+    """
+    from trtkit.runtime.engine_execution import EngineExecution
+
+    engines = [stage for stage in model.stages if isinstance(stage, EngineExecution)]
+    total = sum(engine.streamable_bytes for engine in engines)
+    if budget_bytes > total:
+        raise over_budget(budget_bytes, total)
+    for engine in engines:
+        engine.stream_weights(budget_bytes * engine.streamable_bytes // max(total, 1))

@@ -81,9 +81,11 @@ def test_outputs_stay_when_the_engine_runs_again(gpu: Simulated, tmp_path: Path)
 def test_kernels_are_kept_when_an_engine_is_dropped(gpu: Simulated, tmp_path: Path) -> None:
     bundle, compiled = classify(tmp_path, gpu), []
     for _ in range(2):
-        open_model(bundle, "tensorrt")(np.ones((2, 3, 16, 16), np.float32))
-        gc.collect()
+        model = open_model(bundle, "tensorrt")
+        model(np.ones((2, 3, 16, 16), np.float32))
         compiled.append(len(gpu.runtimes[-1].engines[-1].compiled))
+        del model
+        gc.collect()
     assert compiled == [1, 0]
 
 

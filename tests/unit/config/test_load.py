@@ -25,7 +25,12 @@ def test_two_lines_are_a_whole_config(workspace: Path) -> None:
     assert config.source.onnx == str(workspace / "model.onnx")
     assert (config.precision, config.io_types, config.target) == ("fp32", "model", "any")
     assert (config.profiles, config.keep_fp32, config.fold_constants) == ((), (), True)
-    assert config.build.model_dump() == {"workspace_gib": None, "optimization_level": 3, "max_threads": 1}
+    assert config.build.model_dump() == {
+        "workspace_gib": None,
+        "optimization_level": 3,
+        "max_threads": 1,
+        "weight_streaming": False,
+    }
 
 
 def test_paths_in_a_file_are_relative_to_the_file_and_in_set_to_the_current_folder(workspace: Path) -> None:

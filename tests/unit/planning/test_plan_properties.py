@@ -234,3 +234,46 @@ def test_fp32_reads_twice_what_fp16_reads() -> None:
     wide, narrow = counted(fields, "fp32"), counted(fields, "fp16")
     assert wide.cache_bytes.at((3, 1, 50)) == 2 * narrow.cache_bytes.at((3, 1, 50))
     assert set(wide.products) == {"fp32"}
+
+
+@given(st.integers(1, 512), gpus)
+@settings(max_examples=25)
+def test_a_smaller_budget_for_weights_is_never_faster_and_holds_more(concurrency: int, gpu: PlannedGpu) -> None:
+    asked = question(LLAMA, concurrency=concurrency)
+    plan = plan_llm(asked, gpu)
+    assert bool(plan.streaming) == bool(gpu.host_link)
+    for small, large in pairwise(plan.streaming):
+        assert small.budget_bytes + small.streamed_bytes == large.budget_bytes + large.streamed_bytes
+        assert small.tpot_s >= large.tpot_s
+        assert small.largest_batch >= large.largest_batch
+        assert small.fits >= large.fits
+    if plan.streaming:
+        all_of_them = plan.streaming[-1]
+        assert (all_of_them.streamed_bytes, all_of_them.free_from_batch) == (0, 1)
+        assert all_of_them.tpot_s == plan.speed.tpot.seconds
+        assert (all_of_them.fits, all_of_them.largest_batch) == (plan.fits, plan.largest_batch)
+
+
+def test_streaming_is_free_from_the_batch_whose_step_takes_as_long_as_the_copies() -> None:
+    asked = question(LLAMA, concurrency=4)
+    counts, length = asked.counts, asked.work.mean_length
+    for budget in plan_llm(asked, L4).streaming:
+        batch = budget.free_from_batch
+        assert batch is not None
+        assert budget.stream_s_per_step == pytest.approx(budget.streamed_bytes / 31.52e9)  # PCIe 4.0 x16
+        assert floor(counts, (batch, 1, length), L4).seconds >= budget.stream_s_per_step
+        assert batch == 1 or floor(counts, (batch - 1, 1, length), L4).seconds < budget.stream_s_per_step
+        step_s = floor(counts, (budget.largest_batch, 1, length), L4).seconds
+        least_s = max(step_s, budget.stream_s_per_step)
+        assert budget.most_decode_tokens_per_second == pytest.approx(budget.largest_batch / least_s)
+
+
+def test_the_largest_budget_that_fits_is_planned() -> None:
+    asked = question("opt-175b", concurrency=4)
+    rows = plan_llm(asked, H200).streaming
+    best = max((row for row in rows if row.fits), key=lambda row: row.budget_bytes)
+    model = asked.model
+    sizes = model.weight_bytes, model.kv_bytes_per_token
+    need = Footprint(asked.counts, *sizes, asked.work.chunk, model.vocab_size).need(4, asked.work.length).total
+    assert best.budget_bytes == model.weight_bytes - (need - H200.memory_bytes)
+    assert len(rows) == 6

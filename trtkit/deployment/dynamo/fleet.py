@@ -56,6 +56,7 @@ class FleetOptions:
     name: the model's in requests. replicas: workers that answer. prefill_workers: more of them, which compute prompts
     for the others. slots: sequences that a worker decodes at once; the engine's number if None.
     cache_gib: memory for paged caches on each GPU. host_cache_gib: each worker's host memory for what they cannot hold.
+    weight_budget_gib: memory for weights on each GPU; for all of them if None.
     max_queue: requests that wait for a slot at each worker. schedule: which of them is next. shares: weights of users,
     by name; None if users do not matter. router: how requests are spread over several workers.
     migrations: how often a request may go on at another worker when its own dies. body_mib: largest request.
@@ -71,6 +72,7 @@ class FleetOptions:
     slots: int | None = None
     cache_gib: float | None = None
     host_cache_gib: float = 2.0
+    weight_budget_gib: float | None = None
     max_queue: int = 512
     schedule: ScheduleName = "priority"
     shares: Mapping[str, float] | None = None
@@ -203,6 +205,7 @@ class Fleet:
             ("--slots", options.slots),
             ("--cache-gib", options.cache_gib),
             ("--host-cache-gib", options.host_cache_gib),
+            ("--weight-budget-gib", options.weight_budget_gib),
             ("--tool-call-parser", options.tool_call_parser),
             ("--reasoning-parser", options.reasoning_parser),
         ):

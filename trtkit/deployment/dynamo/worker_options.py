@@ -23,6 +23,7 @@ def worker_parser() -> argparse.ArgumentParser:
     parser.add_argument("--slots", type=int, help="sequences at once; the engine's number by default")
     parser.add_argument("--cache-gib", type=float, help="memory for paged caches on each GPU")
     parser.add_argument("--host-cache-gib", type=float, default=2.0, help="host memory for what the caches cannot hold")
+    parser.add_argument("--weight-budget-gib", type=float, help="memory for weights on each GPU")
     parser.add_argument("--max-queue", type=int, default=512, help="prompts that may wait for a slot")
     parser.add_argument("--schedule", default="priority", choices=SCHEDULES, help="which prompt is next")
     parser.add_argument("--share", dest="shares", action="append", type=_weight, help="USER=WEIGHT; may be repeated")

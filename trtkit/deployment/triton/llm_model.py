@@ -9,6 +9,7 @@ from trtkit.deployment.triton.llm_fields import FIELDS, OUTPUTS
 from trtkit.deployment.triton.model_config import Section
 from trtkit.deployment.triton.served import ServedModel
 from trtkit.errors import DeployError
+from trtkit.runtime.weight_budget import weight_budget_bytes
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
@@ -33,6 +34,7 @@ def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
     """Return the bundle as one model. Raises DeployError where an option makes no sense for it."""
     manifest = bundle.manifest
     _check(options)
+    weight_budget_bytes(bundle, options.llm.weight_budget_gib)
     llm = manifest.config.llm
     slots = options.llm.slots or (llm.max_batch_size if llm is not None else 1)
     fields = [field for field in FIELDS if field.name != _WITH_IMAGES or manifest.images is not None]

@@ -44,6 +44,9 @@ class LlmServing(StrictModel):
     host_cache_gib: StrictFloat | StrictInt = Field(
         2.0, ge=0, description="Host memory for what the caches have no room for; 0 for none."
     )
+    weight_budget_gib: StrictFloat | StrictInt | None = Field(
+        None, ge=0, description="GPU memory for weights, of which the others stay in host memory; all if unset."
+    )
     max_queue: StrictInt = Field(256, ge=1, description="Maximum requests waiting for a slot; others are rejected.")
     prefill_budget: StrictInt | None = Field(None, ge=1, description="New prompt tokens per step.")
     schedule: ScheduleName = Field("priority", description="Which waiting request runs next.")

@@ -119,6 +119,15 @@ class EngineDecoder:
         shape = (rows, size, self.vocab_size) if self.has_all_logits else (rows, self.vocab_size)
         return self._logits[: rows * size if self.has_all_logits else rows].view(shape)
 
+    def stream_weights(self, budget_bytes: int) -> None:
+        """Keep so many bytes of the weights on the GPU; see LoadedEngine.
+
+        Steps are then neither captured nor overlapped: a launch waits for its weights.
+        """
+        self._engine.stream_weights(budget_bytes)
+        self.is_asynchronous = not self._engine.is_streaming
+        self._has_cuda_graphs = self._has_cuda_graphs and self.is_asynchronous
+
     def rows_to_run(self, first_slot: int, rows: int) -> int:
         """Return `rows`; with CUDA graphs the next power of two, if there are as many slots: few are captured."""
         padded = 1 << (rows - 1).bit_length()

@@ -12,6 +12,7 @@ from trtkit.runtime import device as devices
 from trtkit.runtime.decoder.kv_cache import CacheSize, bytes_of_page, page_tokens_of
 from trtkit.runtime.decoder.network import bundle_network
 from trtkit.runtime.decoder.reference import ReferenceDecoder
+from trtkit.runtime.weight_budget import weight_budget_bytes
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
@@ -30,11 +31,13 @@ class ExecutionOptions:
 
     needs_all_logits: open the reference executor if the engine gives the last token's logits only.
     cache_gib: a rank's memory for paged caches; as much as linear ones would take if None.
+    weight_budget_gib: GPU memory for an engine's weights, of which the others stay on the host; all if None.
     """
 
     has_cuda_graphs: bool = True
     needs_all_logits: bool = False
     cache_gib: float | None = None
+    weight_budget_gib: float | None = None
 
 
 DEFAULT_EXECUTION = ExecutionOptions()
@@ -74,6 +77,7 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Sta
         what = "the engine outputs logits of the last token only"
         fix = "build with `--set llm.logits=all`, or use `--runtime reference`"
         raise GenerationError(what, str(bundle.path), fix)
+    weight_budget_bytes(bundle, options.how.weight_budget_gib)
     device = None if needs_reference else engine_device(options.runtime, peers.gpu)
     if device is not None:
         return _open_engine(bundle, options, peers, device)
@@ -93,6 +97,9 @@ def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Dev
     has_cuda_graphs = options.how.has_cuda_graphs and peers.members is None
     size = CacheSize(options.slots, _pages(bundle, options))
     engine = EngineDecoder(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
+    budget_bytes = weight_budget_bytes(bundle, options.how.weight_budget_gib)
+    if budget_bytes is not None:
+        engine.stream_weights(budget_bytes)
     if peers.members is not None:
         engine.connect(device.connect(peers.members))
     return engine

@@ -37,6 +37,7 @@ class RuntimeOptions:
     runtime: "tensorrt", "reference", or "auto" for TensorRT if a GPU is present. slots: concurrent sequences; the
     engine's number if None. cache_gib: memory for paged caches on each GPU; as much as full slots would take if None.
     host_cache_gib: host memory for what the caches have no room for; 0: none.
+    weight_budget_gib: GPU memory for an engine's weights, of which the others stay in host memory; all if None.
     prefill_budget: new tokens per step. schedule: which request runs next, by name or with its options.
     max_queue: maximum requests that wait for a slot.
     lookup: number of tokens to guess from earlier text. draft: bundle of a smaller model that guesses `draft_tokens`.
@@ -49,6 +50,7 @@ class RuntimeOptions:
     slots: int | None = None
     cache_gib: float | None = None
     host_cache_gib: float = 2.0
+    weight_budget_gib: float | None = None
     prefill_budget: int | None = None
     schedule: ScheduleName | ScheduleOptions = "priority"
     max_queue: int | None = None
@@ -67,7 +69,9 @@ class Frontend:
     def __init__(self, bundle: TextBundle | Bundle | Path | str, options: RuntimeOptions) -> None:
         text = bundle if isinstance(bundle, TextBundle) else read_text_bundle(bundle)
         opened = self.bundle = text.bundle
-        how = ExecutionOptions(options.has_cuda_graphs, options.needs_all_logits, options.cache_gib)
+        how = ExecutionOptions(
+            options.has_cuda_graphs, options.needs_all_logits, options.cache_gib, options.weight_budget_gib
+        )
         self.execution = open_execution(opened, options.runtime, options.slots, how)
         text = replace(text, has_all_logits=self.execution.has_all_logits)
         self.text, self.tokenizer, self.reader = text, text.tokenizer, text.reader

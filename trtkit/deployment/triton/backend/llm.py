@@ -49,9 +49,8 @@ class LlmModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Open the bundle in the version's folder and, where asked, answer one prompt."""
         settings = read_settings(args)
-        options = {
-            name: settings[name] for name in ("slots", "cache_gib", "host_cache_gib", "max_queue", "prefill_budget")
-        }
+        names = ("slots", "cache_gib", "host_cache_gib", "weight_budget_gib", "max_queue", "prefill_budget")
+        options = {name: settings[name] for name in names}
         options["schedule"] = ScheduleOptions(settings["schedule"], settings["shares"])
         self._engine = EngineThread(version_folder(args) / "bundle", **options)
         encode = partial(self._engine.frontend.reader.encode, add_special_tokens=False)
