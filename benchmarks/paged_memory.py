@@ -16,6 +16,7 @@ from trtkit.config.load import load_config
 from trtkit.engine.decoders import decoder_size, open_decoder
 from trtkit.resolve import resolve
 from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
+from trtkit.runtime.decoder.kv_cache import PoolSize
 from trtkit.runtime.generation import Engine, EngineOptions, Request
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.sampling.settings import Settings, Vocabulary
@@ -35,14 +36,16 @@ class Memory:
         overrides = ["precision=fp32", f"llm.max_batch_size={MOST}", f"llm.max_sequence_length={LENGTH}"]
         overrides += [] if page_tokens is None else ["llm.kv=paged", f"llm.page_tokens={page_tokens}"]
         opened = open_decoder(resolve(load_config("llama", overrides)))
-        token_bytes = decoder_size(opened).kv_bytes_per_token
+        size = decoder_size(opened)
         network = decoder_network(load_backend("tensorrt_rtx"), opened, "last")
-        self.tokens = MEMORY_BYTES // token_bytes
+        self.tokens = MEMORY_BYTES // size.kv_bytes_per_token
         self.vocab_size, self.page_tokens = network.vocab_size, page_tokens
         if page_tokens is None:
             self._decoder = ReferenceDecoder(network, self.tokens // LENGTH)
         else:
-            self._decoder = ReferenceDecoder(network, MOST, pages=self.tokens // page_tokens)
+            self._decoder = ReferenceDecoder(
+                network, MOST, pool=PoolSize(self.tokens // page_tokens, size.weight_bytes)
+            )
 
     def requests(self, prompts: Sequence[int], max_tokens: int) -> list[Request]:
         """Return requests with prompts of these lengths, each another one."""

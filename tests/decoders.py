@@ -25,6 +25,7 @@ from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.reference import Executor, Options
+from trtkit.runtime.decoder.kv_cache import page_tokens_of
 from trtkit.sources.huggingface import auto_classes
 from trtkit.sources.huggingface.stacked_experts import unstack_experts
 from trtkit.sources.safetensors_folder import read_folder
@@ -178,6 +179,12 @@ def builds(graph: Graph, capabilities: Sequence[int] = (), *, has_decode: bool =
         profile = graph.builder.create_optimization_profile()
         sizes = zip((1, 2, 4), new_tokens, (1, T // 2, T), strict=True)
         named = [{"batch": batch, "new_tokens": new, "kv_window": window} for batch, new, window in sizes]
+        if (page_tokens := page_tokens_of(graph.inputs)) is not None:
+            rows = [-(-size["kv_window"] // page_tokens) for size in named]
+            named = [
+                size | {"row_pages": row, "pages": 8, "kv_window": row * page_tokens}
+                for size, row in zip(named, rows, strict=True)
+            ]
         for spec in graph.inputs:
             profile.set_shape(spec.name, *(spec.shape_at(each) for each in named))
         config.add_optimization_profile(profile)

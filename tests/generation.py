@@ -12,6 +12,7 @@ from tests.decoders import graph_of, model_of, rtx
 from trtkit.dtypes import FP32
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.runtime.decoder import DecoderNetwork, ReferenceDecoder
+from trtkit.runtime.decoder.kv_cache import PoolSize
 from trtkit.runtime.generation import Engine, EngineOptions, Finished, Request
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.sampling.settings import Settings, Vocabulary
@@ -57,7 +58,7 @@ def decoder(
     """
     page_tokens = None if pages is None else PAGE_TOKENS
     network = network_of(case_of(model_type), has_all_logits=has_all_logits, page_tokens=page_tokens)
-    return ReferenceDecoder(network, slots, widen="fp64", pages=pages)
+    return ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages))
 
 
 def settings(vocab_size: int = 67, eos_ids: tuple[int, ...] = (EOS,), **params: Any) -> Settings:

@@ -147,7 +147,13 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
         problems.append(Problem(what, "llm.kv", "leave it out"))
     if problems:
         raise ConfigError(f"the config does not fit {opened.where}", problems)
-    check_grid(spec, grid_of(config), opened.where)
+    grid = grid_of(config)
+    check_grid(spec, grid, opened.where)
+    if options.kv == "paged" and not rank_spec(spec, grid, 0).attentions:
+        what = f"`llm.kv: paged` needs a layer with attention in the first of {grid.pipeline} pipeline stages"
+        first = next(index for index, layer in enumerate(spec.layers) if layer.mixer in spec.attentions)
+        fix = f"use fewer stages, so that the first one has layer {first}, or `llm.kv: linear`"
+        raise ConfigError(f"the config does not fit {opened.where}", [Problem(what, "llm.kv", fix)])
     return spec
 
 

@@ -18,6 +18,7 @@ from trtkit.network.input_spec import BATCH, ENCODED, ENCODED_MASK, NEW_TOKENS, 
 from trtkit.network.ops.arithmetic import cast, select
 from trtkit.network.ops.chunk import Chunk
 from trtkit.network.ops.gather import embedding, pick
+from trtkit.network.ops.kv_cache import head_tables
 from trtkit.network.ops.mask import (
     alibi_mask,
     alibi_slopes,
@@ -102,6 +103,7 @@ class LayerInputs:
         self._keys: Tensor | None = None
         self._has_begun: Tensor | None = None
         self._chunks: dict[int, Chunk] = {}
+        self._page_tables: dict[int, Tensor] = {}
         self._read: dict[int, Mapping[str, Tensor]] = {}
         self._tables: list[tuple[RopeSpec, tuple[Tensor, Tensor]]] = []
         self._growths: dict[QueryGrowth, Tensor] = {}
@@ -170,9 +172,18 @@ class LayerInputs:
         }
         shared = None if attention.cache_of is None else self._read[attention.cache_of]
         inputs = self._inputs
-        past = Past(caches, inputs.write_indices, shared, scales, inputs.key_positions, inputs.page_table)
+        tables = self._tables_of(attention.num_key_value_heads) if caches else None
+        past = Past(caches, inputs.write_indices, shared, scales, inputs.key_positions, tables)
         self._read[index] = past.read  # filled when the layer is written, before layers that read it too
         return past
+
+    def _tables_of(self, heads: int) -> Tensor | None:
+        """Return the pages of each sequence's heads, shared by all layers of as many; None if caches are linear."""
+        table = self._inputs.page_table
+        if table is not None and heads not in self._page_tables:
+            with self._graph.scope("page_table"):
+                self._page_tables[heads] = head_tables(table, heads)
+        return self._page_tables.get(heads)
 
     def _state(self, index: int, state: StateSpec) -> Tensor:
         """Add the input for a state; a sequence begins with zeros, whatever its slot holds."""

@@ -13,6 +13,7 @@ from tests.engine_decoders import config_of
 from tests.generation import case_of, run, settings
 from trtkit.config.schema import ParallelOptions
 from trtkit.engine.build import build_bundle
+from trtkit.errors import ConfigError
 from trtkit.jobs.runner import new_runner
 from trtkit.runtime.decoder import Call, open_execution
 from trtkit.runtime.generation import Engine, EngineOptions, Request
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 SIZES = {"max_batch_size": 4, "max_sequence_length": 64, "max_prefill_length": 16}
 
 
-def opened(folder: Path, grid: dict[str, int] | None) -> DecoderExecution:
+def opened(folder: Path, grid: dict[str, int] | None, **options: object) -> DecoderExecution:
     """Return the family's model on a grid."""
-    config = config_of(case_of("lfm2"), folder, **SIZES)
+    config = config_of(case_of("lfm2"), folder, **SIZES, **options)
     config = config.model_copy(update={"parallel": ParallelOptions(**grid) if grid else None})
     return open_execution(build_bundle(config, folder / "bundle", new_runner(), use_cache=False).bundle, "reference")
 
@@ -51,10 +52,12 @@ def answers(execution: DecoderExecution) -> tuple[list[list[int]], list[list[int
     return first, second
 
 
-@pytest.mark.parametrize("grid", [{"tensor": 2}, {"pipeline": 2}], ids=str)
-def test_ranks_answer_as_one_does(grid: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("grid", "kv"), [({"tensor": 2}, "linear"), ({"pipeline": 2}, "linear"), ({"pipeline": 2}, "paged")], ids=str
+)
+def test_ranks_answer_as_one_does(grid: dict[str, int], kv: str, tmp_path: Path) -> None:
     expected = answers(opened(tmp_path / "one", None))
-    execution = opened(tmp_path / "ranks", grid)
+    execution = opened(tmp_path / "ranks", grid, kv=kv)
     try:
         assert answers(execution) == expected
         slot = int(execution.cache.positions.argmax())
@@ -69,3 +72,10 @@ def test_ranks_answer_as_one_does(grid: dict[str, int], tmp_path: Path) -> None:
         assert torch.equal(execution.cache.save(slot, count).data, saved.data)
     finally:
         execution.close()
+
+
+def test_pages_need_attention_in_the_first_stage(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        opened(tmp_path, {"pipeline": 4}, kv="paged")
+    assert "`llm.kv: paged` needs a layer with attention in the first of 4 pipeline stages" in str(caught.value)
+    assert "use fewer stages, so that the first one has layer 1, or `llm.kv: linear`" in str(caught.value)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.decoders import graph_of, model_of, rtx
+from tests.decoders import builds, graph_of, model_of, rtx
 from tests.generation import LENGTH, case_of, decoder
-from trtkit.dtypes import FP32
+from trtkit.dtypes import FP16, FP32
 from trtkit.errors import ExecutionError
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.input_spec import BATCH, Axis, InputSpec
@@ -118,6 +118,14 @@ def test_pages_in_eight_bits_hold_what_slots_hold(kv_format: CacheFormat) -> Non
         answers.append([tokens, *(greedy(tested, slot, known, tokens[-1:], 6) for slot in range(3))])
     assert answers[0] == answers[1]
     assert answers[0][1] == answers[0][2] == answers[0][3]
+
+
+@pytest.mark.parametrize("kv_format", ["int8", "fp8"])
+def test_tensorrt_builds_pages_in_eight_bits(kv_format: CacheFormat) -> None:
+    model = model_of(case_of("gemma2"))
+    scales = (0.03,) * len(model.spec.layers)
+    kv_cache = KvQuantization(kv_format, scales, scales)
+    assert builds(graph_of(model, DecoderOptions(FP16, LENGTH, page_tokens=16, kv_cache=kv_cache)), has_decode=True)
 
 
 def test_too_few_pages_are_refused() -> None:

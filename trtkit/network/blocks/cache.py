@@ -21,7 +21,7 @@ class Past:
     shared: what attention reads in the layer whose caches this one reads too, if it has none itself.
     scales: of the caches, if they have 8 bits.
     window: [T'], positions of the cached tokens that attention reads, from 0 on; None if it reads all T.
-    tables: [B, n], the pages of each sequence, if the caches are pools of pages [P, K, page_tokens, H].
+    tables: [B, K, n], the pages of each sequence, if the caches are pools [P, K, page_tokens, H]; see `head_tables`.
     read: filled by `remember` with what attention reads, for layers that share it.
     """
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trtkit.dtypes import INT8
 from trtkit.network.ops.gather import entries
 from trtkit.network.ops.quantize import dequantize, quantize
-from trtkit.network.ops.shape import concat, reshape, take_as_many, transpose
+from trtkit.network.ops.shape import concat, reshape, take_as_many, unsqueeze
 
 if TYPE_CHECKING:
     from trtkit.network.graph import Tensor
@@ -25,14 +26,20 @@ def update_cache(cache: Tensor, update: Tensor, write_indices: Tensor) -> Tensor
     return graph.add(graph.network.add_kv_cache_update(cache.trt, update.trt, write_indices.trt, mode), "kv_cache")
 
 
-def pages_of(pool: Tensor, tables: Tensor) -> Tensor:
-    """Return the pages of each sequence in order: pool [P, K, page, H], tables [B, n] -> [B, K, n * page, H].
+def head_tables(tables: Tensor, heads: int) -> Tensor:
+    """Return where the pages of tables [B, n] begin in a pool whose heads are parted [P * K, page, H]: [B, K, n]."""
+    offsets = tables.graph.constant(np.arange(heads).reshape(1, heads, 1), "heads", tables.dtype)
+    return unsqueeze(tables, 1) * heads + offsets
 
+
+def pages_of(pool: Tensor, tables: Tensor) -> Tensor:
+    """Return the pages of each sequence in order: pool [P, K, page, H], tables [B, K, n] -> [B, K, n * page, H].
+
+    tables: see `head_tables`. They are gathered head by head, so that the copy is in attention's order at once.
     Source: https://arxiv.org/abs/2309.06180.
     """
-    _, heads, _, size = pool.shape
-    by_head = transpose(entries(pool, 0, tables), (0, 2, 1, 3, 4))  # [B, K, n, page, H]
-    return reshape(by_head, (0, heads, -1, size))
+    _, heads, page, size = pool.shape
+    return reshape(entries(reshape(pool, (-1, page, size)), 0, tables), (0, heads, -1, size))
 
 
 def append(cached: Tensor, new: Tensor) -> Tensor:
@@ -55,6 +62,8 @@ def append_quantized(
     kept = quantize(new, factor, held.dtype)
     if window is None:
         return dequantize(append(held, kept), factor, new.dtype), kept
+    if tables is not None and held.dtype == INT8:
+        return dequantize(append(pages_of(held, tables), kept), factor, new.dtype), kept
     # TensorRT slices and gathers no fp8, so that comes after.
     real = dequantize(held, factor, new.dtype)
     cached = take_as_many(real, 2, window) if tables is None else pages_of(real, tables)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,12 +26,14 @@ class CallPages:
     """Where a call's rows lie in a pool of pages.
 
     table: [R, n] int32, each row's pages in order, from its first token to its last new one. page_tokens: tokens of a
-    page. copies: pages to copy before the call.
+    page. copies: pages to copy before the call. groups: [R], rows of one number run together, those of -1 not at all;
+    None if all run together.
     """
 
     table: Tables
     page_tokens: int
     copies: PageCopies
+    groups: Ints | None = None
 
     @property
     def tokens(self) -> int:
@@ -40,7 +42,15 @@ class CallPages:
 
     def part(self, rows: slice, *, is_first: bool) -> CallPages:
         """Return those of a part of the call; the first part's run copies the pages."""
-        return CallPages(self.table[rows], self.page_tokens, self.copies if is_first else PageCopies([], []))
+        copies = self.copies if is_first else PageCopies([], [])
+        groups = None if self.groups is None or self.groups[rows].max() < 0 else self.groups[rows]
+        return replace(self, table=self.table[rows], copies=copies, groups=groups)
+
+    def of(self, rows: Ints, stops: Ints) -> CallPages:
+        """Return those of some rows, which are to read `stops` [R] tokens at most; nothing is copied."""
+        window = kv_window(max(1, int(stops.max())), self.tokens)
+        table = np.ascontiguousarray(self.table[rows, : -(-window // self.page_tokens)])
+        return CallPages(table, self.page_tokens, PageCopies([], []))
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +60,8 @@ class Call:
     ids: [R, S]; -1, in a row of one token, is the one that the slot drew last, which the host does not know yet.
     starts: [R], tokens that each slot's cache holds already. counts: [R], how many of a row's ids are tokens; the rest
     is padding, and a row of none is idle. soft: vectors in the prompts, by slot. hidden: [R, S, D], what the pipeline
-    stage before made of the tokens; None on the first stage. pages: see `KvCache.place`.
+    stage before made of the tokens; None on the first stage. pages: see `KvCache.place`. scattered: [R], the slots of a
+    group of a paged call, which need not be neighbours.
     """
 
     first_slot: int
@@ -60,6 +71,7 @@ class Call:
     soft: Mapping[int, SoftTokens] = field(default_factory=dict)
     hidden: torch.Tensor | None = None
     pages: CallPages | None = None
+    scattered: Ints | None = None
 
     def __post_init__(self) -> None:
         """Check what would write into a neighbour's memory."""
@@ -69,6 +81,45 @@ class Call:
     def rows(self) -> slice:
         """The slots, as a slice of the caches."""
         return slice(self.first_slot, self.first_slot + len(self.starts))
+
+    @property
+    def slots(self) -> Ints:
+        """The slot of each row, [R]."""
+        return self.first_slot + np.arange(len(self.starts)) if self.scattered is None else self.scattered
+
+    @property
+    def runs_together(self) -> bool:
+        """Whether all rows run at once, not group by group."""
+        return self.pages is None or self.pages.groups is None
+
+    def groups(self) -> Iterator[tuple[Ints, Call]]:
+        """Yield the rows that run together, if they do not all, and the call that runs them."""
+        assert self.pages is not None
+        assert self.pages.groups is not None
+        for group in range(int(self.pages.groups.max()) + 1):
+            rows = (self.pages.groups == group).nonzero()[0]
+            if rows.size:
+                yield rows, self._of(rows)
+
+    def padded(self, rows: int) -> Call:
+        """Return a group's call with idle rows behind its own, to have `rows`."""
+        more = rows - len(self.starts)
+        if not more:
+            return self
+        assert self.pages is not None
+        padded = self._of(np.r_[: len(self.starts), np.zeros(more, np.int64)])
+        assert padded.pages is not None
+        for array in (padded.starts, padded.counts, padded.pages.table):
+            array[-more:] = 0
+        return padded
+
+    def _of(self, rows: Ints) -> Call:
+        """Return a call of some rows of a paged one."""
+        assert self.pages is not None
+        starts, counts = self.starts[rows], self.counts[rows]
+        hidden = None if self.hidden is None else self.hidden[rows]
+        pages = self.pages.of(rows, starts + counts)
+        return Call(0, self.ids[rows], starts, counts, self.soft, hidden, pages, self.slots[rows])
 
     def feed(self) -> dict[str, np.ndarray]:
         """Return the network's inputs but its caches, as int32 arrays.
@@ -88,6 +139,10 @@ class Call:
         if self.pages is not None:
             feed["page_table"] = self.pages.table
         return {name: np.ascontiguousarray(value, np.int32) for name, value in feed.items()}
+
+    def step_rows(self) -> np.ndarray:
+        """Return id, start, count and slot of each row of one new token [R, 4], from which `step_inputs` follow."""
+        return np.stack([self.ids[:, 0], self.starts, self.counts, self.slots], 1).astype(np.int32)
 
     def window(self, max_length: int) -> int:
         """Return how many cached tokens attention reads, where it does not read all `max_length`; idle rows count."""
@@ -117,14 +172,14 @@ class Call:
                 continue
             if soft.ends[part.stop - 1] > start + self.counts[row]:
                 what = "a call ends within an image whose tokens see each other"
-                raise ExecutionError(what, f"slot {self.first_slot + row}", "give all tokens of the image in one call")
+                raise ExecutionError(what, f"slot {self.slots[row]}", "give all tokens of the image in one call")
             lengths[row, soft.places[part] - start] = soft.ends[part]
         return lengths
 
     def soft_rows(self) -> Iterator[tuple[int, SoftTokens]]:
         """Yield each row whose prompt has vectors, with them."""
-        for row in range(len(self.starts)) if self.soft else ():
-            soft = self.soft.get(self.first_slot + row)
+        for row, slot in enumerate(self.slots.tolist()) if self.soft else ():
+            soft = self.soft.get(slot)
             if soft is not None:
                 yield row, soft
 
@@ -137,3 +192,20 @@ class Call:
         if self.rows.stop > slots:
             what = f"slots {self.rows.start} to {self.rows.stop - 1} requested; the model has {slots}"
             raise ExecutionError(what, "KV cache", "open the model with more slots")
+
+
+def step_inputs(rows: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the inputs of rows [R, 4] of one new token, as `Call.feed` does, where the rows are.
+
+    tokens: [slots], what each slot drew last, for ids of -1.
+    """
+    ids, starts, counts, slots = rows.unbind(1)
+    drawn = tokens[slots.long()].int()
+    return {
+        "input_ids": drawn.where(ids < 0, ids).clamp(min=0),  # a row that failed draws nothing more
+        "position_ids": starts,
+        "write_indices": starts,
+        "kv_lengths": (starts + counts).clamp(min=1),
+        "last_token_index": (counts - 1).clamp(min=0),
+        "token_counts": counts,
+    }

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
+from trtkit.runtime.decoder.call import step_inputs
 from trtkit.runtime.decoder.kv_cache import CacheSize, NewTokens
 from trtkit.runtime.decoder.paged_cache import open_cache
 from trtkit.runtime.decoder.plan import check_alignment, dtype_of
+from trtkit.runtime.device import to_device
 from trtkit.runtime.loaded_engine import LoadedEngine
 from trtkit.runtime.runtime_cache import cache_file
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.decoder.plan import DecoderPlan
     from trtkit.runtime.device import Device, Graph
     from trtkit.runtime.loaded_engine import Context
+    from trtkit.runtime.sequences import Ints
 
 _PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order that `decoder_profiles` gives them
 _MOST_GRAPHS = 64  # each holds some MiB on the GPU; the oldest goes
@@ -83,7 +85,7 @@ class EngineDecoder:
         self._embeddings = plan.embeddings
         self.is_asynchronous, self.takes_ids = True, self._embeddings is None
         self.vocab_size = self._output.shape[-1]
-        self.cache = open_cache(specs, (slots, options.max_sequence_length), dtype_of, self._stream, size.pages)
+        self.cache = open_cache(specs, (slots, options.max_sequence_length), dtype_of, self._stream, size.pool)
         self.max_length = self.cache.max_length
         self._new_states = {  # the engine must not write where it still reads
             spec.name: self._stream.empty((slots, *spec.shape[1:]), dtype_of(spec)) for spec in self.cache.states
@@ -103,9 +105,15 @@ class EngineDecoder:
         call = self.cache.place(call)
         self.cache.advance(call.rows, call.starts, call.counts)
         self.cache.begin(call)
-        rows, size = call.ids.shape
         self._stream.wait_for_current()  # which may still read the last call's logits
-        self._reserve(rows * size)
+        self._reserve(call.ids.size)
+        output = self._run(call, draw) if call.runs_together else self._run_groups(call, draw)
+        self._stream.hold_current()
+        return output
+
+    def _run(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
+        """Put a call's work on the stream; return where its logits will be."""
+        rows, size = call.ids.shape
         self._copy_inputs(call)
         step = self._step(call, draw)
         graph = self._graphs.get(step)
@@ -115,9 +123,23 @@ class EngineDecoder:
             self._launch(step)
             if size == 1 and self._has_cuda_graphs and step not in self._graphs:
                 self._keep_graph(step)
-        self._stream.hold_current()
-        shape = (rows, size, self.vocab_size) if self.has_all_logits else (rows, self.vocab_size)
-        return self._logits[: rows * size if self.has_all_logits else rows].view(shape)
+        return self._shaped(self._logits, rows, size)
+
+    def _shaped(self, logits: torch.Tensor, rows: int, size: int) -> torch.Tensor:
+        """Return the memory for a call's logits as [R, V], or [R, S, V] of all tokens."""
+        return logits[: rows * size].view(rows, size, -1) if self.has_all_logits else logits[:rows]
+
+    def _run_groups(self, call: Call, draw: Draw | None) -> torch.Tensor:
+        """Run the groups of a call's rows one after another; return where the logits of all will be."""
+        rows, size = call.ids.shape
+        joined = self._shaped(self._joined, rows, size)
+        for places, group in call.groups():
+            padded = min(1 << (len(places) - 1).bit_length(), rows) if size == 1 else len(places)
+            output = self._run(group.padded(padded))[: len(places)]
+            self._stream.run(partial(_put, joined, places, output))
+        if draw is not None:
+            self._stream.run(partial(draw, joined.view(-1, self.vocab_size), call.first_slot))
+        return joined
 
     def stream_weights(self, budget_bytes: int) -> None:
         """Keep so many bytes of the weights on the GPU; see LoadedEngine.
@@ -185,16 +207,18 @@ class EngineDecoder:
         self._new = {
             spec.name: self._stream.empty((self._room * sizes[spec.name],), dtype_of(spec)) for spec in read_only
         }
-        self._rows = self._stream.empty((self._room, 3), torch.int32)  # id, start and count of each
+        self._rows = self._stream.empty((self._room, 4), torch.int32)  # id, start, count and slot of each
         rows = self._room if self.has_all_logits else self.slots
         self._logits = self._stream.empty((rows, self.vocab_size), self._output.dtype)
+        if self.cache.page_tokens is not None:
+            self._joined = self._stream.empty((rows, self.vocab_size), self._output.dtype)  # of groups of rows
 
     def _copy_inputs(self, call: Call) -> None:
         """Put copies of a call's inputs on the stream."""
         for name, value in self._feed(call).items():
             target = self._inputs[name][: value.numel()]
             self._stream.run(partial(target.copy_, value.reshape(-1), non_blocking=True))
-        rows = np.stack([call.ids[:, 0], call.starts, call.counts], 1).astype(np.int32)
+        rows = call.step_rows()
         target = self._rows[: len(rows)]
         self._stream.run(partial(target.copy_, torch.from_numpy(rows), non_blocking=True))
 
@@ -215,18 +239,9 @@ class EngineDecoder:
             feed[HIDDEN_STATES] = call.hidden
         return feed
 
-    def _unpack(self, first: int, rows: int) -> None:
-        """Make a decode step's inputs, as `Call.feed` does, and of the tokens that slots drew last."""
-        ids, starts, counts = self._rows[:rows].unbind(1)
-        drawn = self.tokens[first : first + rows].int()
-        inputs = {
-            "input_ids": torch.where(ids < 0, drawn, ids).clamp(min=0),  # a row that failed draws nothing more
-            "position_ids": starts,
-            "write_indices": starts,
-            "kv_lengths": (starts + counts).clamp(min=1),
-            "last_token_index": (counts - 1).clamp(min=0),
-            "token_counts": counts,
-        }
+    def _unpack(self, rows: int) -> None:
+        """Make a decode step's inputs on the device."""
+        inputs = step_inputs(self._rows[:rows], self.tokens)
         for name in inputs.keys() & self._inputs.keys():
             self._inputs[name][:rows].copy_(inputs[name])
 
@@ -254,7 +269,7 @@ class EngineDecoder:
     def _launch(self, step: _Step) -> None:
         """Put a step's work on the stream: its inputs if it decodes, the network, and its draw."""
         if step.size == 1:
-            self._stream.run(partial(self._unpack, step.first, step.rows))
+            self._stream.run(partial(self._unpack, step.rows))
         self._enqueue(step)
         if step.draw is not None:
             self._stream.run(partial(step.draw, self._logits[: step.rows], step.first))
@@ -288,8 +303,12 @@ class EngineDecoder:
             for spec in self.cache.specs
         }
         new = {name: self._new[name][: math.prod(shape)].view(shape) for name, shape in shapes.items()}
-        _, starts, counts = self._rows[: step.rows].long().unbind(1)
+        _, starts, counts, _ = self._rows[: step.rows].long().unbind(1)
         table = None
         if step.row_pages:
             table = self._inputs["page_table"][: step.rows * step.row_pages].view(step.rows, step.row_pages)
         self.cache.append(NewTokens(step.first, starts, counts, table), new)
+
+
+def _put(target: torch.Tensor, rows: Ints, values: torch.Tensor) -> None:
+    target[to_device(rows, target.device)] = values

@@ -26,11 +26,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class PoolSize:
+    """How many pages paged caches have, as many as linear ones would take if None.
+
+    weight_bytes: of the network that reads them, which a call reads too, however few rows it has.
+    """
+
+    pages: int | None = None
+    weight_bytes: int = 0
+
+
+AS_LINEAR = PoolSize()
+
+
+@dataclass(frozen=True)
 class CacheSize:
-    """How much caches hold. pages: of paged caches, as many as linear ones would take if None."""
+    """How much caches hold."""
 
     slots: int
-    pages: int | None = None
+    pool: PoolSize = AS_LINEAR
 
 
 @dataclass(frozen=True, eq=False)

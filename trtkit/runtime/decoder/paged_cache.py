@@ -12,8 +12,9 @@ import torch
 from trtkit.network.input_spec import kv_window
 from trtkit.runtime.decoder.call import CallPages
 from trtkit.runtime.decoder.host_blocks import LocalBlocks
-from trtkit.runtime.decoder.kv_cache import KvCache, codes, page_tokens_of
+from trtkit.runtime.decoder.kv_cache import AS_LINEAR, KvCache, PoolSize, bytes_of_page, codes, page_tokens_of
 from trtkit.runtime.paging import PageTables
+from trtkit.runtime.paging.groups import like_lengths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
     from trtkit.runtime.paging import PageCopies
 
 
+_READS = 3  # of a cached token where pages are gathered: it is read, written next to its neighbours, and read again
+
+
 class PagedCache(KvCache):
     """A KvCache whose keys and values lie in pools of pages [P, K, page_tokens, H]; states stay in slots.
 
     All layers' pools have the same pages: page p of each holds the same tokens. A slot's tokens are in the pages of
     its row of `table` [slots, n], which `pages` decides on; a rank that follows another is told. Page 0 takes padding.
 
-    pages: in each pool; as many as linear slots would take if None.
     """
 
     def __init__(
@@ -40,11 +43,12 @@ class PagedCache(KvCache):
         sizes: tuple[int, int],
         dtype_of: Callable[[InputSpec], torch.dtype],
         stream: Stream | None = None,
-        pages: int | None = None,
+        pool: PoolSize = AS_LINEAR,
     ) -> None:
         specs, (slots, length) = list(specs), sizes
         self._page_size = page_tokens_of(specs) or 1
-        self._page_count = 1 + slots * -(-length // self._page_size) if pages is None else pages
+        self._page_count = 1 + slots * -(-length // self._page_size) if pool.pages is None else pool.pages
+        self._call_tokens = pool.weight_bytes * self._page_size // (_READS * bytes_of_page(specs))
         tables = PageTables(slots + 1, self._page_count, self._page_size, length)  # a row for nobody's prefix
         super().__init__(specs, (slots, min(length, (self._page_count - 1) * self._page_size)), dtype_of, stream)
         self.pages, self.table = tables, tables.table
@@ -79,7 +83,8 @@ class PagedCache(KvCache):
         copies = self.pages.reserve(np.arange(call.rows.start, call.rows.stop), call.starts, stops)
         window = kv_window(max(1, int(stops[call.counts > 0].max(initial=0))), self.max_length)
         table = self.table[call.rows, : -(-window // self._page_size)].copy()
-        return replace(call, pages=CallPages(table, self._page_size, copies))
+        groups = None if self.has_slot_memory else like_lengths(np.where(call.counts > 0, stops, 0), self._call_tokens)
+        return replace(call, pages=CallPages(table, self._page_size, copies, groups))
 
     def make_room(self, slot: int, tokens: int) -> None:
         """Let a slot have pages of its own for tokens. Raises ExecutionError if there are too few."""
@@ -147,12 +152,12 @@ def open_cache(
     sizes: tuple[int, int],
     dtype_of: Callable[[InputSpec], torch.dtype],
     stream: Stream | None = None,
-    pages: int | None = None,
+    pool: PoolSize = AS_LINEAR,
 ) -> KvCache:
-    """Return the caches that a network's inputs want. pages: of paged ones."""
+    """Return the caches that a network's inputs want. pool: of paged ones."""
     specs = list(specs)
     if page_tokens_of(specs) is not None:
-        return PagedCache(specs, sizes, dtype_of, stream, pages)
+        return PagedCache(specs, sizes, dtype_of, stream, pool)
     return KvCache(specs, sizes, dtype_of, stream)
 
 

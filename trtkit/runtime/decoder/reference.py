@@ -11,7 +11,7 @@ from trtkit.dtypes import DTYPES
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
-from trtkit.runtime.decoder.kv_cache import NewTokens
+from trtkit.runtime.decoder.kv_cache import AS_LINEAR, NewTokens, PoolSize
 from trtkit.runtime.decoder.paged_cache import open_cache
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class ReferenceDecoder:
     """A StageExecution on torch. Caches are updated where they are, as the engine does.
 
     widen: "fp64" computes all but exactly, so that how tokens are batched cannot be told from the logits.
-    ranks: those of a network with collectives. pages: of paged caches, as many as linear ones would take if None.
+    ranks: those of a network with collectives. pool: of paged caches.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ReferenceDecoder:
         slots: int,
         widen: str | None = None,
         ranks: Rank | None = None,
-        pages: int | None = None,
+        pool: PoolSize = AS_LINEAR,
     ) -> None:
         options = Options(constants=network.graph.constants, in_place_caches=True, widen=widen, ranks=ranks)
         self._network = network  # its graph owns the weights
@@ -44,7 +44,7 @@ class ReferenceDecoder:
         self._gives_logits = "logits" in self._executor.output_names
         hold = Precision(widen).storage
         sizes = slots, network.max_length
-        self.cache = open_cache(network.graph.inputs, sizes, lambda spec: hold(DTYPES[spec.dtype]), pages=pages)
+        self.cache = open_cache(network.graph.inputs, sizes, lambda spec: hold(DTYPES[spec.dtype]), pool=pool)
         self.tokens = torch.zeros(slots, dtype=torch.int64)
         self._appends = network.has_read_only_caches
         self.is_asynchronous, self.takes_ids = False, network.embeddings is None
@@ -57,22 +57,31 @@ class ReferenceDecoder:
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
         call = self._placed(call)
-        inputs = self._inputs(call)
         self.cache.advance(call.rows, call.starts, call.counts)
         self.cache.begin(call)
-        outputs = self._executor.run(inputs)
+        output = self._run(call) if call.runs_together else self._run_groups(call)
+        if draw is not None:
+            draw(output.view(-1, self.vocab_size), call.first_slot)
+        return output
+
+    def _run_groups(self, call: Call) -> torch.Tensor:
+        """Run the groups of a call's rows one after another; return the output of all."""
+        parts = [(rows, self._run(group)) for rows, group in call.groups()]
+        joined = parts[0][1].new_zeros(len(call.starts), *parts[0][1].shape[1:])
+        for rows, output in parts:
+            joined[rows] = output
+        return joined
+
+    def _run(self, call: Call) -> torch.Tensor:
+        """Return a call's logits in fp32, or hidden states."""
+        outputs = self._executor.run(self._inputs(call))
         self.cache.keep(call.rows, {spec.name: outputs[spec.updated] for spec in self.cache.states})
         if self._appends:
             new = {spec.name: outputs[spec.updated] for spec in self.cache.specs}
             starts, counts = torch.from_numpy(call.starts), torch.from_numpy(call.counts)
             table = None if call.pages is None else torch.from_numpy(call.pages.table)
             self.cache.append(NewTokens(call.first_slot, starts, counts, table), new)
-        if not self._gives_logits:
-            return outputs[NEXT_HIDDEN_STATES]
-        logits = outputs["logits"].float()
-        if draw is not None:
-            draw(logits.view(-1, self.vocab_size), call.first_slot)
-        return logits
+        return outputs["logits"].float() if self._gives_logits else outputs[NEXT_HIDDEN_STATES]
 
     def tensors(self, call: Call, names: set[str]) -> dict[str, torch.Tensor]:
         """Run new tokens; return the outputs, and the tensors of these names that the network has."""
@@ -94,7 +103,7 @@ class ReferenceDecoder:
     def _inputs(self, call: Call) -> dict[str, Any]:
         feed: dict[str, Any] = {name: value for name, value in call.feed().items() if name in self._names}
         if (call.ids < 0).any():
-            drawn = self.tokens[call.rows, None].clamp(min=0).numpy()  # a row that failed draws nothing more
+            drawn = self.tokens[call.slots, None].clamp(min=0).numpy()  # a row that failed draws nothing more
             feed["input_ids"] = np.where(call.ids < 0, drawn, call.ids).astype(np.int32)
         if "key_positions" in self._names:
             feed["key_positions"] = torch.arange(call.window(self.max_length), dtype=torch.int32)

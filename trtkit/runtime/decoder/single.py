@@ -9,7 +9,7 @@ from trtkit.backends import load_backend
 from trtkit.engine.decoders import llm_options, most_pages
 from trtkit.errors import GenerationError, RequestError
 from trtkit.runtime import device as devices
-from trtkit.runtime.decoder.kv_cache import CacheSize, bytes_of_page, page_tokens_of
+from trtkit.runtime.decoder.kv_cache import CacheSize, PoolSize, bytes_of_page, page_tokens_of
 from trtkit.runtime.decoder.network import bundle_network
 from trtkit.runtime.decoder.reference import ReferenceDecoder
 from trtkit.runtime.weight_budget import weight_budget_bytes
@@ -84,7 +84,7 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Sta
     if not needs_reference:
         bundle.check_network()
     network = bundle_network(bundle, peers.rank, has_all_logits=needs_reference)
-    return ReferenceDecoder(network, options.slots, ranks=peers.members, pages=_pages(bundle, options))
+    return ReferenceDecoder(network, options.slots, ranks=peers.members, pool=_pool(bundle, options, peers.rank))
 
 
 def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Device) -> EngineDecoder:
@@ -95,7 +95,7 @@ def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Dev
     bundle.check_files()
     backend, plan = load_backend(bundle.manifest.backend.name), DecoderPlan.of(bundle, peers.rank)
     has_cuda_graphs = options.how.has_cuda_graphs and peers.members is None
-    size = CacheSize(options.slots, _pages(bundle, options))
+    size = CacheSize(options.slots, _pool(bundle, options, peers.rank))
     engine = EngineDecoder(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
     budget_bytes = weight_budget_bytes(bundle, options.how.weight_budget_gib)
     if budget_bytes is not None:
@@ -103,6 +103,12 @@ def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Dev
     if peers.members is not None:
         engine.connect(device.connect(peers.members))
     return engine
+
+
+def _pool(bundle: Bundle, options: OpenOptions, rank: int) -> PoolSize:
+    stage = bundle.manifest.stages[-1]
+    weight_bytes = stage.ranks[rank].weight_bytes if stage.ranks else sum(stage.totals.weight_bytes.values())
+    return PoolSize(_pages(bundle, options), weight_bytes)
 
 
 def _pages(bundle: Bundle, options: OpenOptions) -> int | None:

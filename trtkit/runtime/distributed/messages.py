@@ -72,6 +72,8 @@ class CallWriter:
         rows = call.rows
         if call.pages is not None:
             tensors["table"] = torch.from_numpy(call.pages.table)
+            if call.pages.groups is not None:
+                tensors["groups"] = torch.from_numpy(call.pages.groups)
             tensors["copies"] = torch.tensor([call.pages.page_tokens, *chain(*call.pages.copies)])
         own = {slot: soft for slot, soft in call.soft.items() if rows.start <= slot < rows.stop}
         for slot, soft in own.items():
@@ -103,7 +105,8 @@ def _pages(tensors: Mapping[str, torch.Tensor]) -> CallPages | None:
         return None
     page_tokens, *copies = tensors["copies"].tolist()
     half = len(copies) // 2
-    return CallPages(tensors["table"].numpy(), page_tokens, PageCopies(copies[:half], copies[half:]))
+    groups = tensors["groups"].numpy() if "groups" in tensors else None
+    return CallPages(tensors["table"].numpy(), page_tokens, PageCopies(copies[:half], copies[half:]), groups)
 
 
 def _soft_tensors(soft: SoftTokens) -> dict[str, torch.Tensor]:
