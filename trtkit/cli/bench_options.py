@@ -99,8 +99,8 @@ SERVER_NAMES = ("concurrency", "request_rate", "arrivals", "requests", "objectiv
 """Options of a load that a served network takes too."""
 LOAD_NAMES = (
     "trace", "speed", "rounds", "prompts", "input_tokens", "output_tokens", "input_deviation", "output_deviation",
-    "shared_tokens", "prefixes", "slots", "cache_gib", "host_cache_gib", "prefill_budget",
-    "schedule", "lookup", "draft", "aiperf",
+    "shared_tokens", "prefixes", "slots", "cache_gib", "host_cache_gib", "cache_dir", "cache_dir_gib",
+    "prefill_budget", "schedule", "lookup", "draft", "aiperf",
 )  # fmt: skip
 VISION_NAMES = ("batches", "min_runs", "min_seconds", "max_seconds", "warmup")
 

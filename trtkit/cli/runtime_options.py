@@ -39,6 +39,14 @@ _OPTIONS = (
         help="Host memory for caches without room on the GPU.  [default: 2]",
     ),
     weight_budget_option,
+    click.option("--cache-dir", metavar="FOLDER", help="Folder that keeps caches for the next run, too."),
+    click.option(
+        "--cache-dir-gib",
+        type=click.FloatRange(0, min_open=True),
+        default=16.0,
+        metavar="GIB",
+        help="Maximum size of that folder's files.  [default: 16]",
+    ),
     click.option("--prefill-budget", type=int, metavar="N", help="New tokens per step.  [default: the engine's]"),
     click.option(
         "--schedule",
@@ -60,12 +68,13 @@ _FLAGS = {
     "cache_gib": "--cache-gib",
     "host_cache_gib": "--host-cache-gib",
     "weight_budget_gib": "--weight-budget",
+    "cache_dir": "--cache-dir",
     "token_budget": "--prefill-budget",
     "lookup": "--lookup",
     "speculation": "--lookup, --draft",
 }
 CANCELLED = 130
-_MEMORY = ("cache_gib", "host_cache_gib", "weight_budget_gib")
+_MEMORY = ("cache_gib", "host_cache_gib", "cache_dir", "cache_dir_gib", "weight_budget_gib")
 RUNTIME_NAMES = ("runtime", "slots", *_MEMORY, "prefill_budget", "schedule", "lookup", "draft")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -51,6 +52,20 @@ _BUNDLE = (
         show_default=True,
         metavar="GIB",
         help="Host memory of each worker for caches without room on the GPU.",
+    ),
+    click.option(
+        "--cache-dir",
+        type=click.Path(path_type=Path),
+        metavar="FOLDER",
+        help="Folder that keeps caches for later runs; each worker has one in it.",
+    ),
+    click.option(
+        "--cache-dir-gib",
+        type=click.FloatRange(0, min_open=True),
+        default=16.0,
+        show_default=True,
+        metavar="GIB",
+        help="Maximum size of each worker's files there.",
     ),
     click.option(
         "--max-queue",

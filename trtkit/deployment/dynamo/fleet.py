@@ -57,6 +57,7 @@ class FleetOptions:
     for the others. slots: sequences that a worker decodes at once; the engine's number if None.
     cache_gib: memory for paged caches on each GPU. host_cache_gib: each worker's host memory for what they cannot hold.
     weight_budget_gib: memory for weights on each GPU; for all of them if None.
+    cache_dir: folder in which each worker has one that keeps all of this too, up to `cache_dir_gib`.
     max_queue: requests that wait for a slot at each worker. schedule: which of them is next. shares: weights of users,
     by name; None if users do not matter. router: how requests are spread over several workers.
     migrations: how often a request may go on at another worker when its own dies. body_mib: largest request.
@@ -73,6 +74,8 @@ class FleetOptions:
     cache_gib: float | None = None
     host_cache_gib: float = 2.0
     weight_budget_gib: float | None = None
+    cache_dir: Path | None = None
+    cache_dir_gib: float = 16.0
     max_queue: int = 512
     schedule: ScheduleName = "priority"
     shares: Mapping[str, float] | None = None
@@ -206,6 +209,8 @@ class Fleet:
             ("--cache-gib", options.cache_gib),
             ("--host-cache-gib", options.host_cache_gib),
             ("--weight-budget-gib", options.weight_budget_gib),
+            ("--cache-dir", None if options.cache_dir is None else options.cache_dir / _name(number)),
+            ("--cache-dir-gib", options.cache_dir_gib),
             ("--tool-call-parser", options.tool_call_parser),
             ("--reasoning-parser", options.reasoning_parser),
         ):

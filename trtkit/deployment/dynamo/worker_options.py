@@ -24,6 +24,8 @@ def worker_parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache-gib", type=float, help="memory for paged caches on each GPU")
     parser.add_argument("--host-cache-gib", type=float, default=2.0, help="host memory for what the caches cannot hold")
     parser.add_argument("--weight-budget-gib", type=float, help="memory for weights on each GPU")
+    parser.add_argument("--cache-dir", type=Path, help="folder that keeps caches for later runs")
+    parser.add_argument("--cache-dir-gib", type=float, default=16.0, help="largest size of that folder's files")
     parser.add_argument("--max-queue", type=int, default=512, help="prompts that may wait for a slot")
     parser.add_argument("--schedule", default="priority", choices=SCHEDULES, help="which prompt is next")
     parser.add_argument("--share", dest="shares", action="append", type=_weight, help="USER=WEIGHT; may be repeated")

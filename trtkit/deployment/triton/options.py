@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt, ValidationError, model_validator
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError, model_validator
 
 from trtkit.config.explain import explain
 from trtkit.config.overrides import read_overrides
@@ -47,6 +47,10 @@ class LlmServing(StrictModel):
     weight_budget_gib: StrictFloat | StrictInt | None = Field(
         None, ge=0, description="GPU memory for weights, of which the others stay in host memory; all if unset."
     )
+    cache_dir: StrictStr | None = Field(
+        None, description="Folder that keeps caches for later runs; each instance has one in it."
+    )
+    cache_dir_gib: StrictFloat | StrictInt = Field(16.0, gt=0, description="Maximum size of its files, per instance.")
     max_queue: StrictInt = Field(256, ge=1, description="Maximum requests waiting for a slot; others are rejected.")
     prefill_budget: StrictInt | None = Field(None, ge=1, description="New prompt tokens per step.")
     schedule: ScheduleName = Field("priority", description="Which waiting request runs next.")

@@ -133,6 +133,7 @@ def _take_slot(state: State, request: Request, ids: Ints, min_shared_tokens: int
             state.pages.grow(slot, on_host.tokens)
         state.host.load(slot, on_host)
         state.statistics.restored_tokens += on_host.tokens - common
+        state.statistics.file_tokens += on_host.file_tokens
         common = on_host.tokens
     return slot, common
 

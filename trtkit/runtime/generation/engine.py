@@ -51,10 +51,10 @@ class Engine:
         self._waiting: Waiting[Request] = Waiting(self._options.schedule, self._options.max_queue)
         proposer = self._options.proposer
         reserve = 1 if proposer is None else 1 + proposer.most
-        imports, host_bytes = Imports(self._options.most_imported_bytes), self._options.host_cache_bytes
+        imports = Imports(self._options.most_imported_bytes)
         has_kernel = execution.tokens.is_cuda and has_triton() if self._options.kernel is None else self._options.kernel
-        block_tokens, clock = self._options.host_block_tokens, self._options.clock
-        self._state = State(execution, reserve, imports, host_bytes, block_tokens, has_kernel, clock)
+        host, clock = self._options.host_options, self._options.clock
+        self._state = State(execution, reserve, imports, host, has_kernel, clock)
         wants_overlap = execution.is_asynchronous if self._options.overlap is None else self._options.overlap
         self._overlaps = wants_overlap and execution.takes_ids and proposer is None
         self._flights: list[Flight] = []
@@ -156,6 +156,10 @@ class Engine:
             self._state.finish(slots[0], "abort")
         return request is not None or bool(slots)
 
+    def close(self) -> None:
+        """Write what is cached to the folder for caches, if there is one."""
+        self._state.host.close()
+
     def step(self) -> list[Finished]:
         """Run every sequence a token further, and prompts as far as the budget goes; return what has ended."""
         state, started_s = self._state, self._options.clock()
@@ -175,6 +179,7 @@ class Engine:
         for group in group_chunks(self._with_pages(chunks), self.execution.max_length):
             self._prefill(group)
         account()
+        state.host.write()
         finished, state.finished = state.finished, []
         return finished
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from trtkit.runtime.host_cache import BlockTier, SequenceTier
+import torch
+
+from trtkit.jobs.json_form import to_json
+from trtkit.runtime.decoder.saved import SavedSequence
+from trtkit.runtime.host_cache import BlockTier, FileTier, SequenceTier
 from trtkit.runtime.paging import block_keys, contents
 from trtkit.runtime.sequences import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from trtkit.runtime.decoder import SavedSequence
+    from trtkit.arrays import Array
     from trtkit.runtime.decoder.execution import SequenceCache
     from trtkit.runtime.generation.slots import Slots
     from trtkit.runtime.sequences import Ints
@@ -21,28 +28,58 @@ if TYPE_CHECKING:
 class HostPrefix(NamedTuple):
     """What the host has of a prompt: its first `tokens`, as blocks from `first` on, or as a whole sequence.
 
-    keys: of the blocks, which stay until they are loaded.
+    keys: of the blocks, which stay until they are loaded. file_tokens: those of the tokens that were read from files.
     """
 
     tokens: int
+    file_tokens: int = 0
     first: int = 0
     keys: Sequence[bytes] = ()
     whole: SavedSequence | None = None
 
 
-class HostTier:
-    """Blocks of tokens by content; sequences as a whole, if they have recurrent states. At most `limit_bytes` of them.
+@dataclass(frozen=True)
+class CacheFolder:
+    """A folder for what host memory has, which outlives the process: at most `limit_bytes` of files.
 
-    block_tokens: of caches in slots; those in pages are kept by the page.
+    model: says which model's caches they are; those of another one are never read.
     """
 
-    def __init__(self, cache: SequenceCache, slots: Slots, limit_bytes: int, block_tokens: int) -> None:
-        self._cache, self._slots = cache, slots
-        tokens = block_tokens if cache.pages is None else cache.pages.page_tokens
+    path: Path
+    limit_bytes: int
+    model: str
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """Of host memory, at most limit_bytes; 0: none. block_tokens: of caches in slots that are kept as one.
+
+    folder: where all of it is written too.
+    """
+
+    limit_bytes: int = 0
+    block_tokens: int = 16
+    folder: CacheFolder | None = None
+
+
+NO_HOST = HostOptions()
+
+
+class HostTier:
+    """Blocks of tokens by content; sequences as a whole, if they have recurrent states.
+
+    Raises RequestError for a folder that cannot be used.
+    """
+
+    def __init__(self, cache: SequenceCache, slots: Slots, options: HostOptions) -> None:
+        self._cache, self._slots, limit_bytes = cache, slots, options.limit_bytes
+        tokens = options.block_tokens if cache.pages is None else cache.pages.page_tokens
         blocks = cache.blocks(tokens) if limit_bytes else None
         has_blocks = blocks is not None and blocks.size_bytes <= limit_bytes
-        self.blocks = BlockTier(blocks, limit_bytes) if blocks is not None and has_blocks else None
-        self.sequences = SequenceTier(limit_bytes if cache.has_states else 0)
+        keeps = has_blocks or (cache.has_states and limit_bytes > 0)
+        self._files = _open_files(options.folder, cache, tokens) if keeps and options.folder is not None else None
+        self.blocks = BlockTier(blocks, limit_bytes, self._files) if blocks is not None and has_blocks else None
+        self.sequences = SequenceTier(limit_bytes if cache.has_states else 0, self._files, self._of_bytes)
         if cache.pages is not None and self.blocks is not None:
             cache.pages.on_evict = self._keep_pages
 
@@ -89,15 +126,16 @@ class HostTier:
         The prompt's last token stays to be computed: its logits are what comes next.
         """
         if self.blocks is None:
-            whole = None if soft is not None else self.sequences.find(ids, least)
-            return None if whole is None else HostPrefix(whole.tokens, whole=whole)
-        if not len(self.blocks.store):
+            known = None if soft is not None else self.sequences.find(ids, least)
+            if known is None:
+                return None
+            whole, is_from_file = known
+            return HostPrefix(whole.tokens, whole.tokens if is_from_file else 0, whole=whole)
+        if self.blocks.is_empty:
             return None
-        keys, first = self._keys(ids[:-1], soft), common // self.blocks.tokens
-        stop = self.blocks.held(keys, first)
-        if stop * self.blocks.tokens < least:
-            return None
-        return HostPrefix(stop * self.blocks.tokens, first, self.blocks.store.claim(keys[first:stop]))
+        size, first = self.blocks.tokens, common // self.blocks.tokens
+        keys, read = self.blocks.find(self._keys(ids[:-1], soft), first, -(-least // size) - first)
+        return HostPrefix((first + len(keys)) * size, read * size, first, keys) if keys else None
 
     def load(self, slot: int, on_host: HostPrefix) -> None:
         """Bring what the host has into a slot, which has memory for it."""
@@ -107,6 +145,36 @@ class HostTier:
             places = self.blocks.places(slot, on_host.first, len(on_host.keys))
             self.blocks.load(on_host.keys, places)
             self.blocks.store.release(on_host.keys)
+
+    def write(self) -> None:
+        """Give files what has come to the host."""
+        if self.blocks is not None:
+            self.blocks.write()
+
+    def close(self) -> None:
+        """Write what ended sequences have cached, too, if there is a folder, and let others use it."""
+        if self._files is None:
+            return
+        try:
+            self._keep_all()
+        finally:
+            self._files.close()
+            self._files = None
+
+    def _keep_all(self) -> None:
+        pages = self._cache.pages
+        if pages is not None and self.blocks is not None:
+            keys = pages.tree.keys()
+            self.blocks.keep_all(list(keys.values()), list(keys))
+        else:
+            for slot in self._slots.cached.nonzero()[0].tolist():
+                self.keep(slot)
+                if self.blocks is not None:
+                    self.blocks.flush()
+
+    def _of_bytes(self, tokens: int, data: Array) -> SavedSequence | None:
+        form = self._cache.form(tokens)
+        return SavedSequence(form, torch.from_numpy(data)) if len(data) == form.size_bytes else None
 
     def _keep_whole(self, slot: int, ids: Ints) -> bytes | None:
         """Save a sequence whose states have read all of `ids`; images are not told apart by it."""
@@ -135,3 +203,10 @@ class HostTier:
         ids = self._slots.sequences.tokens[slot, : self._slots.cached[slot]][:most].copy()
         unknown = (ids == UNKNOWN).nonzero()[0]
         return ids[: unknown[0]] if unknown.size else ids
+
+
+def _open_files(folder: CacheFolder, cache: SequenceCache, tokens: int) -> FileTier:
+    """Return the files of this model's caches in blocks of `tokens`."""
+    kind = "sequences" if cache.has_states else "blocks"
+    facts = f"{folder.model}\n{kind}\n{to_json(cache.form(tokens))}"
+    return FileTier(folder.path, folder.limit_bytes, blake2b(facts.encode(), digest_size=32).digest())

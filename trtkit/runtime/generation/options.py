@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.errors import RequestError
+from trtkit.runtime.generation.host_tier import HostOptions
 from trtkit.runtime.scheduling import DEFAULT_SCHEDULE, ScheduleOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.generation.host_tier import CacheFolder
     from trtkit.runtime.generation.proposers import Proposer
 
 
@@ -26,6 +28,7 @@ class EngineOptions:
     most_imported_bytes: host memory for beginnings of prompts that other engines computed.
     host_cache_bytes: host memory for what caches have no room for: preempted requests first, then beginnings of
     prompts. host_block_tokens: how much of a slot's cache it keeps as one; pages are kept as they are.
+    cache_folder: for what host memory has, which outlives the engine.
     snapshot_tokens: how far apart the beginnings end that recurrent models save on their way.
     overlap: launch a step before the host knows the last one's tokens; None: where the decoder computes meanwhile.
     kernel: sample with the Triton kernel, which is interpreted on a CPU; None: where logits are on a GPU.
@@ -39,11 +42,17 @@ class EngineOptions:
     most_imported_bytes: int = 1 << 30
     host_cache_bytes: int = 2 << 30
     host_block_tokens: int = 16
+    cache_folder: CacheFolder | None = None
     snapshot_tokens: int = 512
     overlap: bool | None = None
     kernel: bool | None = None
     schedule: ScheduleOptions = DEFAULT_SCHEDULE
     clock: Callable[[], float] = time.monotonic
+
+    @property
+    def host_options(self) -> HostOptions:
+        """How host memory is used."""
+        return HostOptions(self.host_cache_bytes, self.host_block_tokens, self.cache_folder)
 
 
 def check_options(options: EngineOptions, execution: DecoderExecution) -> None:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trtkit.runtime.generation.host_tier import HostTier
+from trtkit.runtime.generation.host_tier import NO_HOST, HostOptions, HostTier
 from trtkit.runtime.generation.request import Finished
 from trtkit.runtime.generation.running import Running
 from trtkit.runtime.generation.slots import Slots
@@ -28,7 +28,7 @@ class Statistics:
     """What an engine has done. prompt_tokens: computed, and those that states read again after a wrong guess;
     reused_tokens: of prompts, found in a cache; imported_tokens: those of them that another engine computed.
 
-    restored_tokens: of prompts, those that were found in host memory.
+    restored_tokens: of prompts, those that were found in host memory; file_tokens: those of them that files had.
 
     synchronous_steps: decoding steps that the host waited for before it could launch the next: the engine does not
     overlap, or a row is a beam, or a user's function has to see its logits. discarded_tokens: drawn after an end.
@@ -39,6 +39,7 @@ class Statistics:
     reused_tokens: int = 0
     imported_tokens: int = 0
     restored_tokens: int = 0
+    file_tokens: int = 0
     generated_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -50,7 +51,7 @@ class Statistics:
 @dataclass(eq=False)
 class State:
     """An engine's memory. reserve: places at a slot's end that idle rows may overwrite. imports: see Imports.
-    host_bytes: of host memory for what caches have no room for, block_tokens of a slot's cache at a time.
+    host_options: of host memory for what caches have no room for.
 
     has_kernel: whether the Triton kernel samples. clock: gives the time, in seconds.
     """
@@ -58,8 +59,7 @@ class State:
     execution: DecoderExecution
     reserve: int
     imports: Imports
-    host_bytes: int = 0
-    block_tokens: int = 16
+    host_options: HostOptions = NO_HOST
     has_kernel: bool = False
     clock: Callable[[], float] = time.monotonic
     statistics: Statistics = field(default_factory=Statistics)
@@ -73,7 +73,7 @@ class State:
         self.slots = Slots(
             self.execution.slots, self.execution.max_length, cache.positions if cache.has_states else None
         )
-        self.host = HostTier(cache, self.slots, self.host_bytes, self.block_tokens)
+        self.host = HostTier(cache, self.slots, self.host_options)
         self.running = Running(self.execution.slots)
         tokens = self.execution.tokens if self.has_kernel else None
         self.sampler = Sampler(self.slots.sequences, self.execution.vocab_size, tokens)

@@ -1,26 +1,42 @@
-"""Blocks of cached tokens in host memory, by their keys."""
+"""Blocks of cached tokens in host memory, and in files, by their keys."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from trtkit.runtime.host_cache.store import HostStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from trtkit.runtime.decoder.host_blocks import CacheBlocks
+    from trtkit.runtime.host_cache.files import FileTier
+
+_MOST_UNWRITTEN = 0.25  # of the memory: blocks that stay until they are in files
+_CHUNK = 64  # blocks that are written at once at the end
+
+
+class _Unwritten(NamedTuple):
+    has_come: Callable[[], bool]
+    keys: Sequence[bytes]
 
 
 class BlockTier:
-    """As many blocks as `limit_bytes` hold, at least one, in memory that is taken once."""
+    """As many blocks as `limit_bytes` hold, at least one, in memory that is taken once.
 
-    def __init__(self, blocks: CacheBlocks, limit_bytes: int) -> None:
-        self._blocks = blocks
+    files: where blocks are written too, and found when the memory has them no longer.
+    """
+
+    def __init__(self, blocks: CacheBlocks, limit_bytes: int, files: FileTier | None = None) -> None:
+        self._blocks, self._files = blocks, files
         count = limit_bytes // blocks.size_bytes
         self._memory = blocks.memory(count)
         self._free: list[int] = []
         self._taken = 0  # rows that were ever used
+        self._unwritten: deque[_Unwritten] = deque()
         self.store = HostStore[int](count * blocks.size_bytes, self._drop)
 
     @property
@@ -28,34 +44,63 @@ class BlockTier:
         """Tokens of a block."""
         return self._blocks.tokens
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to find."""
+        return not len(self.store) and not (self._files is not None and len(self._files))
+
     def places(self, slot: int, first: int, count: int) -> list[int]:
         """Return where the caches have a slot's blocks."""
         return self._blocks.places(slot, first, count)
 
     def keep(self, keys: Sequence[bytes], places: Sequence[int]) -> None:
         """Copy blocks to the host that it does not have, as far as there is room, from the first of a sequence on."""
-        store, size = self.store, self._blocks.size_bytes
-        claimed, new, rows = store.claim(keys), [], []
+        store = self.store
+        claimed, new, new_places = store.claim(keys), [], []
         for key, place in zip(keys, places, strict=True):
             if key in store:
                 continue
-            if not store.make_room(size):
+            if self._take_row(key) is None:
                 break
-            rows.append(self._row())
-            new.append(place)
-            store.put(key, size, rows[-1])
             claimed += store.claim([key])
+            new.append(key)
+            new_places.append(place)
         if new:
-            self._blocks.save(new, [self._memory[row] for row in rows])
+            has_come = self._blocks.save(new_places, [self._memory[store.get(key)] for key in new])
+            if self._files is not None:
+                self._unwritten.append(_Unwritten(has_come, store.claim(new)))
         store.release(claimed)
         store.touch(keys)
+        self.write()
 
-    def held(self, keys: Sequence[bytes], first: int) -> int:
-        """Return up to which of a sequence's blocks all are kept from `first` on."""
+    def keep_all(self, keys: Sequence[bytes], places: Sequence[int]) -> None:
+        """Have all of these blocks in files, however little memory there is."""
+        for start in range(0, len(keys), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            self.keep(keys[part], places[part])
+            self.flush()
+
+    def find(self, keys: Sequence[bytes], first: int, least: int) -> tuple[list[bytes], int]:
+        """Return those of a sequence's blocks that are kept from `first` on, claimed, if they are `least` at least.
+
+        Those that only files have are read. Return, too, how many that were.
+        """
         stop = first
-        while stop < len(keys) and keys[stop] in self.store:
+        while stop < len(keys) and (keys[stop] in self.store or self._is_in_file(keys[stop])):
             stop += 1
-        return stop
+        claimed: list[bytes] = []
+        read = 0
+        if stop - first >= least:
+            for key in keys[first:stop]:
+                if key not in self.store:
+                    if not self._read(key):
+                        break
+                    read += 1
+                claimed += self.store.claim([key])
+        if len(claimed) >= least:
+            return claimed, read
+        self.store.release(claimed)
+        return [], 0
 
     def load(self, keys: Sequence[bytes], places: Sequence[int]) -> None:
         """Copy blocks that are kept to their places in the caches."""
@@ -67,11 +112,50 @@ class BlockTier:
         missing = sum(not self.store.is_claimed(key) for key in keys)
         return self.store.claimed_bytes + missing * self._blocks.size_bytes <= self.store.limit_bytes
 
-    def _row(self) -> int:
+    def write(self) -> None:
+        """Give the files those blocks that have come to the host; those that wait for too long are left out."""
+        files = self._files
+        while files is not None and self._unwritten:
+            has_come, keys = self._unwritten[0]
+            waiting = sum(len(each.keys) for each in self._unwritten) * self._blocks.size_bytes
+            if has_come():
+                for key in keys:
+                    files.put(key, self.tokens, self._memory[self.store.get(key)].numpy().tobytes())
+            elif waiting <= _MOST_UNWRITTEN * self.store.limit_bytes:
+                return
+            self._unwritten.popleft()
+            self.store.release(keys)
+
+    def flush(self) -> None:
+        """Give the files all that they do not have."""
+        self._blocks.settle()
+        self.write()
+
+    def _is_in_file(self, key: bytes) -> bool:
+        return self._files is not None and key in self._files
+
+    def _read(self, key: bytes) -> bool:
+        """Bring a block from its file into memory; return whether it could be read, and there is room."""
+        data = None if self._files is None else self._files.read(key)
+        if data is None or len(data) != self._blocks.size_bytes:
+            return False
+        row = self._take_row(key)
+        if row is None:
+            return False
+        self._blocks.settle()
+        self._memory[row].numpy()[:] = np.frombuffer(data, np.uint8)
+        return True
+
+    def _take_row(self, key: bytes) -> int | None:
+        """Return the row for a new block; None if claims leave no room."""
+        if not self.store.make_room(self._blocks.size_bytes):
+            return None
         if self._free:
-            return self._free.pop()
-        self._taken += 1
-        return self._taken - 1
+            row = self._free.pop()
+        else:
+            row, self._taken = self._taken, self._taken + 1
+        self.store.put(key, self._blocks.size_bytes, row)
+        return row
 
     def _drop(self, _key: bytes, row: int) -> None:
         self._free.append(row)

@@ -12,7 +12,7 @@ from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import RequestError
 from trtkit.runtime.decoder import ExecutionOptions, open_execution
 from trtkit.runtime.encoded import open_encoder
-from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer, Request
+from trtkit.runtime.generation import CacheFolder, DraftProposer, Engine, EngineOptions, LookupProposer, Request
 from trtkit.runtime.llm.job import Job
 from trtkit.runtime.llm.known_answer import check_known_answer
 from trtkit.runtime.llm.text_bundle import TextBundle, read_text_bundle
@@ -36,7 +36,8 @@ class RuntimeOptions:
 
     runtime: "tensorrt", "reference", or "auto" for TensorRT if a GPU is present. slots: concurrent sequences; the
     engine's number if None. cache_gib: memory for paged caches on each GPU; as much as full slots would take if None.
-    host_cache_gib: host memory for what the caches have no room for; 0: none.
+    host_cache_gib: host memory for what the caches have no room for; 0: none. cache_dir: folder where all of that is
+    written too, up to `cache_dir_gib`, and found by the next process.
     weight_budget_gib: GPU memory for an engine's weights, of which the others stay in host memory; all if None.
     prefill_budget: new tokens per step. schedule: which request runs next, by name or with its options.
     max_queue: maximum requests that wait for a slot.
@@ -51,6 +52,8 @@ class RuntimeOptions:
     cache_gib: float | None = None
     host_cache_gib: float = 2.0
     weight_budget_gib: float | None = None
+    cache_dir: str | Path | None = None
+    cache_dir_gib: float = 16.0
     prefill_budget: int | None = None
     schedule: ScheduleName | ScheduleOptions = "priority"
     max_queue: int | None = None
@@ -90,7 +93,8 @@ class Frontend:
             options.min_shared_tokens,
             self._proposer(options),
             schedule=ScheduleOptions.of(options.schedule),
-            host_cache_bytes=_host_bytes(options.host_cache_gib),
+            host_cache_bytes=_bytes_of(options.host_cache_gib, "host_cache_gib"),
+            cache_folder=self._cache_folder(options),
         )
         self.engine = Engine(self.execution, engine_options)
 
@@ -173,8 +177,22 @@ class Frontend:
         return self.text.images.soft_tokens(read.merged, self._tower)
 
     def close(self) -> None:
-        """Give the memory back."""
-        self.execution.close()
+        """Give the memory back, after writing what is cached to the folder for caches, if there is one."""
+        try:
+            self.engine.close()
+        finally:
+            self.execution.close()
+
+    def _cache_folder(self, options: RuntimeOptions) -> CacheFolder | None:
+        """Return the folder for caches. Raises RequestError if there is no host memory that it could follow."""
+        if options.cache_dir is None:
+            return None
+        limit_bytes = _bytes_of(options.cache_dir_gib, "cache_dir_gib")
+        if not options.host_cache_gib:
+            what = "files are written from host memory, and `host_cache_gib` is 0"
+            raise RequestError(what, "cache_dir", "raise it, or leave `cache_dir` out")
+        model = f"{self.text.bundle.manifest.build_key} {self.execution.cache.model}"
+        return CacheFolder(Path(options.cache_dir).expanduser(), limit_bytes, model)
 
     def _check_ranks(self) -> None:
         """Ask the known request, in an engine of its own."""
@@ -227,8 +245,8 @@ class Frontend:
         return draft
 
 
-def _host_bytes(gib: float) -> int:
+def _bytes_of(gib: float, name: str) -> int:
     """Return the bytes of so many GiB. Raises RequestError for less than none."""
     if gib < 0:
-        raise RequestError(f"{gib:g} GiB of host memory", "host_cache_gib", "give 0 or more")
+        raise RequestError(f"{gib:g} GiB are less than none", name, "give 0 or more")
     return int(gib * 2**30)

@@ -84,6 +84,10 @@ class PrefixTree:
             self._changes.append(PageChange(page))
         return page, self._chains.pop(page)
 
+    def keys(self) -> dict[int, bytes]:
+        """Return the keys of what pages hold, by page, each after its parent's."""
+        return dict(self._chains)
+
     def changes(self) -> list[PageChange]:
         """Return what has changed since the last call, in order; the first time all pages, parents first."""
         if self._changes is None:

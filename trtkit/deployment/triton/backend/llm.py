@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
@@ -49,8 +50,10 @@ class LlmModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Open the bundle in the version's folder and, where asked, answer one prompt."""
         settings = read_settings(args)
-        names = ("slots", "cache_gib", "host_cache_gib", "weight_budget_gib", "max_queue", "prefill_budget")
-        options = {name: settings[name] for name in names}
+        names = ("slots", "cache_gib", "host_cache_gib", "cache_dir_gib", "weight_budget_gib", "max_queue")
+        options = {name: settings[name] for name in (*names, "prefill_budget")}
+        if settings["cache_dir"] is not None:
+            options["cache_dir"] = Path(settings["cache_dir"]) / args["model_instance_name"]
         options["schedule"] = ScheduleOptions(settings["schedule"], settings["shares"])
         self._engine = EngineThread(version_folder(args) / "bundle", **options)
         encode = partial(self._engine.frontend.reader.encode, add_special_tokens=False)

@@ -1,0 +1,31 @@
+"""Blocks for files of caches, and a process that writes them until it is killed."""
+
+from __future__ import annotations
+
+import sys
+from hashlib import blake2b
+from pathlib import Path
+
+IDENTITY, LIMIT, SIZE = bytes(32), 3_000_000, 200_000
+
+
+def key_of(number: int) -> bytes:
+    """Return the key of a block."""
+    return blake2b(number.to_bytes(8, "little"), digest_size=32).digest()
+
+
+def block(number: int) -> bytes:
+    """Return a block, which its number tells."""
+    return key_of(number) * (SIZE // 32)
+
+
+if __name__ == "__main__":
+    from trtkit.runtime.host_cache import FileTier
+
+    files, number = FileTier(Path(sys.argv[1]), LIMIT, IDENTITY), int(sys.argv[2])
+    while True:
+        files.put(key_of(number), 16, block(number))
+        number += 1
+        if number % 8 == 0:
+            files.flush()
+            print(number, flush=True)

@@ -1,0 +1,222 @@
+"""Files of what host memory has: a block each, written under another name and renamed, checked whenever one is read.
+
+A file is a header of 144 bytes and the block. The header has a magic number, whose cache the block is of, the block's
+key, its size, its tokens, and a digest of all that and the block. So what is torn, damaged or of another model is never
+read; it is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import queue
+import secrets
+import struct
+import threading
+from collections import OrderedDict
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+from trtkit.errors import RequestError
+from trtkit.files import open_lock, open_regular
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_MAGIC = b"TRTKITK1"
+_HEADER = struct.Struct("<8s32s32sQQ")  # magic, identity, key, bytes, tokens
+_DIGEST_BYTES = 56
+_OVERHEAD = _HEADER.size + _DIGEST_BYTES
+_SUFFIX, _TEMPORARY = ".kv", ".new"
+_MOST_WAITING_BYTES = 256 << 20
+
+
+class _File(NamedTuple):
+    size_bytes: int
+    tokens: int
+
+
+class _Order(NamedTuple):
+    key: bytes
+    tokens: int
+    data: bytes
+
+
+class FileTier:
+    """Blocks in a folder of their own, at most `limit_bytes` of files; the least recently used are removed.
+
+    One thread writes. Other threads may ask for a block at any time. identity: 32 bytes, of the model and the caches'
+    form. Raises RequestError for a folder that cannot be written, or that another process uses.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int, identity: bytes) -> None:
+        self._folder, self._limit_bytes, self._identity = folder / identity.hex()[:32], limit_bytes, identity
+        self._files: OrderedDict[bytes, _File] = OrderedDict()
+        self._lock = threading.Lock()
+        self._orders: queue.SimpleQueue[_Order | threading.Event | None] = queue.SimpleQueue()
+        self._waiting: dict[bytes, int] = {}
+        self.size_bytes = self.failures = 0
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._descriptor = open_lock(self._folder / "lock")
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise RequestError(f"cannot be written: {reason}", str(folder), "choose a writable folder") from None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._descriptor)
+            what = "another process keeps caches of this model here"
+            raise RequestError(what, str(folder), "give each process a folder of its own") from None
+        self._scan()
+        self._thread = threading.Thread(target=self._work, name="trtkit-cache-files", daemon=True)
+        self._thread.start()
+
+    def __contains__(self, key: bytes) -> bool:
+        with self._lock:
+            return key in self._files
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._files)
+
+    @property
+    def lengths(self) -> set[int]:
+        """How many tokens the blocks have."""
+        with self._lock:
+            return {file.tokens for file in self._files.values()}
+
+    def put(self, key: bytes, tokens: int, data: bytes) -> None:
+        """Have a block written, unless it is there or too many wait to be written."""
+        with self._lock:
+            is_full = sum(self._waiting.values()) + len(data) > _MOST_WAITING_BYTES
+            if key in self._files or key in self._waiting or (is_full and self._waiting):
+                return
+            self._waiting[key] = len(data)
+        self._orders.put(_Order(key, tokens, data))
+
+    def read(self, key: bytes) -> bytes | None:
+        """Return a block; None, and remove the file, if it is not what was written."""
+        with self._lock:
+            file = self._files.get(key)
+            if file is None:
+                return None
+            self._files.move_to_end(key)
+        path = self._path(key, file.tokens)
+        data = _read(path, self._identity, key, file)
+        if data is None:
+            self._forget(key)
+            path.unlink(missing_ok=True)
+            self.failures += 1
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return data
+
+    def flush(self) -> None:
+        """Wait until all blocks that were put have been written."""
+        done = threading.Event()
+        self._orders.put(done)
+        done.wait()
+
+    def close(self) -> None:
+        """Write what waits, and let other processes use the folder."""
+        self._orders.put(None)
+        self._thread.join()
+        os.close(self._descriptor)
+
+    def _scan(self) -> None:
+        """Take stock of the folder: what was being written is removed, and what exceeds the limit."""
+        entries = []
+        for path in self._folder.iterdir():
+            key, tokens = _parts(path.name)
+            if key is None or not path.is_file() or path.is_symlink():
+                if path.suffix in {_SUFFIX, _TEMPORARY}:
+                    path.unlink(missing_ok=True)
+                continue
+            status = path.stat()
+            entries.append((status.st_mtime_ns, key, _File(status.st_size, tokens)))
+        for _, key, file in sorted(entries):
+            self._files[key] = file
+            self.size_bytes += file.size_bytes
+        self._make_room(0)
+
+    def _work(self) -> None:
+        """Write blocks as they come. What cannot be written is left out: it will be computed again."""
+        while (order := self._orders.get()) is not None:
+            if isinstance(order, threading.Event):
+                order.set()
+                continue
+            with contextlib.suppress(OSError):
+                self._write(*order)
+            with self._lock:
+                del self._waiting[order.key]
+
+    def _write(self, key: bytes, tokens: int, data: bytes) -> None:
+        size = _OVERHEAD + len(data)
+        if size > self._limit_bytes:
+            return
+        self._make_room(size)
+        header = _HEADER.pack(_MAGIC, self._identity, key, len(data), tokens)
+        temporary = self._folder / f"{secrets.token_hex(8)}{_TEMPORARY}"
+        try:
+            with temporary.open("xb") as file:
+                file.write(header)
+                file.write(_digest(header, data))
+                file.write(data)
+            temporary.replace(self._path(key, tokens))
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        with self._lock:
+            self._files[key] = _File(size, tokens)
+            self.size_bytes += size
+
+    def _make_room(self, size: int) -> None:
+        """Remove the least recently used files until `size` bytes fit."""
+        while self._files and self.size_bytes + size > self._limit_bytes:
+            with self._lock:
+                key, file = next(iter(self._files.items()))
+            self._forget(key)
+            self._path(key, file.tokens).unlink(missing_ok=True)
+
+    def _forget(self, key: bytes) -> None:
+        with self._lock:
+            file = self._files.pop(key, None)
+            self.size_bytes -= 0 if file is None else file.size_bytes
+
+    def _path(self, key: bytes, tokens: int) -> Path:
+        return self._folder / f"{key.hex()}.{tokens}{_SUFFIX}"
+
+
+def _digest(header: bytes, data: bytes) -> bytes:
+    digest = blake2b(header, digest_size=_DIGEST_BYTES)
+    digest.update(data)
+    return digest.digest()
+
+
+def _parts(name: str) -> tuple[bytes | None, int]:
+    """Return the key and the tokens that a file's name states; no key if it is not one of ours."""
+    key, _, rest = name.partition(".")
+    tokens = rest.removesuffix(_SUFFIX)
+    if len(key) != 64 or not rest.endswith(_SUFFIX) or not tokens.isdecimal():
+        return None, 0
+    try:
+        return bytes.fromhex(key), int(tokens)
+    except ValueError:
+        return None, 0
+
+
+def _read(path: Path, identity: bytes, key: bytes, known: _File) -> bytes | None:
+    """Return the block of a file, None if anything about it is wrong."""
+    try:
+        with open_regular(path) as file:
+            header, digest = file.read(_HEADER.size), file.read(_DIGEST_BYTES)
+            size = known.size_bytes - _OVERHEAD
+            if header != _HEADER.pack(_MAGIC, identity, key, max(size, 0), known.tokens):
+                return None
+            data = file.read(size + 1)
+    except (OSError, ValueError):
+        return None
+    return data if len(data) == size and digest == _digest(header, data) else None
