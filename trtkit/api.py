@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trtkit.jobs.events import Listener
     from trtkit.planning.report import Report as Plan
     from trtkit.runtime.decoder import Runtime
-    from trtkit.runtime.llm.frontend import RuntimeOptions
+    from trtkit.runtime.llm.options import RuntimeOptions
     from trtkit.runtime.model import RuntimeName
     from trtkit.verification.evaluation import Evaluation
     from trtkit.verification.report import Report
@@ -242,7 +242,7 @@ def bench(
     from trtkit.benchmarking.request import BenchRequest, Load, ServedModel
     from trtkit.benchmarking.run import bench_bundle
     from trtkit.benchmarking.timing import Rules
-    from trtkit.runtime.llm.frontend import RuntimeOptions
+    from trtkit.runtime.llm.options import RuntimeOptions
 
     network = _network(model, keys)
     request = BenchRequest(

@@ -13,7 +13,7 @@ from tests import models
 from trtkit.bundle.bundle import Bundle
 from trtkit.errors import BenchError, BundleError, ConfigError, RequestError
 from trtkit.jobs.events import Phase, Step
-from trtkit.runtime.llm.frontend import RuntimeOptions
+from trtkit.runtime.llm.options import RuntimeOptions
 
 if TYPE_CHECKING:
     from pathlib import Path

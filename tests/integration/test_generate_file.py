@@ -173,7 +173,7 @@ def test_an_answer_that_fails_is_kept_and_told(tiny_bundle: Path, workspace: Pat
 @pytest.mark.children
 def test_one_process_writes_at_a_time(words: list[object], workspace: Path, trtkit: Run, start_trtkit: Start) -> None:
     process = start_trtkit(*words, "--output", "a.jsonl")
-    while not (workspace / "a.jsonl").exists():
+    while not (workspace / "a.jsonl").exists() or not (workspace / "a.jsonl").stat().st_size:
         assert process.poll() is None
         time.sleep(0.001)
     process.send_signal(signal.SIGSTOP)

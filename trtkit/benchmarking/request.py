@@ -11,7 +11,7 @@ from trtkit.benchmarking.timing import Rules
 from trtkit.benchmarking.workload import Lengths
 from trtkit.errors import BenchError
 from trtkit.runtime.decoder import Runtime
-from trtkit.runtime.llm.frontend import RuntimeOptions
+from trtkit.runtime.llm.options import RuntimeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

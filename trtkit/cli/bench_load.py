@@ -26,7 +26,7 @@ def bench_request(bundle: Bundle, options: Mapping[str, Any], *, trusts_source: 
     from trtkit.benchmarking.request import BenchRequest, Load, ServedModel
     from trtkit.benchmarking.timing import Rules
     from trtkit.cli.runtime_options import RUNTIME_NAMES
-    from trtkit.runtime.llm.frontend import RuntimeOptions
+    from trtkit.runtime.llm.options import RuntimeOptions
 
     _refuse_meaningless(bundle, options)
     fields = {name: options[name] for name in _LOAD_FIELDS}

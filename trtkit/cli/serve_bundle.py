@@ -79,7 +79,9 @@ def _print(fleet: Fleet, *, as_json: bool) -> None:
     options = fleet.options
     if as_json:
         pids = {"frontend": fleet.frontend_pid, "workers": [member.process.pid for member in fleet.workers]}
-        echo(json.dumps({"url": options.url, "model": options.name, "chat": fleet.model.has_chat, "pids": pids}))
+        ports = [member.health_port for member in fleet.workers]
+        line = {"url": options.url, "model": options.name, "chat": fleet.model.has_chat, "pids": pids}
+        echo(json.dumps({**line, "worker_ports": ports}))
         return
     echo(f"{options.name} at {options.url}")
     echo(_curl(options, has_chat=fleet.model.has_chat))

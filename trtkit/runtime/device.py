@@ -5,6 +5,7 @@ Code that drives engines takes a `Device` and never asks torch for CUDA.
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -118,6 +119,13 @@ def find_device(index: int | None = None) -> Device | None:
             raise RankError(f"the rank needs GPU {index}; this machine has {count}", "ranks", fix)
         use_device(index)
     return CudaDevice()
+
+
+def release_memory() -> None:
+    """Give memory that nobody uses back to the GPU's driver."""
+    gc.collect()  # what is captured refers to what captured it
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def to_device(array: Array, device: torch.device) -> torch.Tensor:

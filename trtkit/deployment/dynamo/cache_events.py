@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dynamo.common.backend.publisher import ComponentSnapshot
@@ -52,6 +53,7 @@ class CacheEvents:
         self._size = block_size
         self._blocks: HeldBlocks | None = None
         self._pages: HeldPages | None = None
+        self._engine: Callable[[], Engine | None] = lambda: None
         self._snapshot: ComponentSnapshot | None = None
 
     def update(self, engine: Engine) -> None:
@@ -65,6 +67,14 @@ class CacheEvents:
                 self.load = _told(self.load, lambda to: to.publish(_RANK, snapshot))
 
     def _changes(self, engine: Engine) -> list[Event]:
+        gone: list[Event] = []
+        if self._engine() is not engine:  # the first, or one that a model made when it woke up, with empty caches
+            self._engine = weakref.ref(engine)
+            gone = [event for held in (self._blocks, self._pages) if held is not None for event in held.all_gone()]
+            self._blocks = self._pages = None
+        return [*gone, *self._changes_of(engine)]
+
+    def _changes_of(self, engine: Engine) -> list[Event]:
         if engine.finds_pages and (pages := engine.execution.cache.pages) is not None:
             self._pages = self._pages or HeldPages(pages.page_tokens, self._size)
             return self._pages.changes(engine.page_changes())

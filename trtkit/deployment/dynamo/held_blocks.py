@@ -80,6 +80,10 @@ class HeldBlocks:
         removed: list[Event] = [Removed(type="removed", block_hashes=gone)] if gone else []
         return [*removed, *self._stored(slots, changed, new)]
 
+    def all_gone(self) -> list[Event]:
+        """Return everything that is held as removed."""
+        return [Removed(type="removed", block_hashes=list(self._holders))] if self._holders else []
+
     def _chain(self, tokens: Ints, chain: list[int]) -> list[int]:
         """Return the hashes of all blocks of `tokens`. chain: those of the first blocks, already known."""
         rest = tokens[len(chain) * self._size :]

@@ -39,6 +39,11 @@ class HeldPages:
                 events += [] if stored is None else [stored]
         return events
 
+    def all_gone(self) -> list[Event]:
+        """Return everything that is held as removed."""
+        hashes = [each for page in self._hashes.values() for each in page]
+        return [Removed(type="removed", block_hashes=hashes)] if hashes else []
+
     def _stored(self, change: PageChange, content: bytes) -> Stored | None:
         parent = None if change.parent == ROOT else self._hashes[change.parent][-1]
         tokens = np.frombuffer(content, np.int64)

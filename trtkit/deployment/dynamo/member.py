@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trtkit.deployment.dynamo.worker_options import SILENT
+from trtkit.deployment.dynamo.worker_options import ASLEEP, SILENT
 from trtkit.deployment.ports import open_local
 
 if TYPE_CHECKING:
@@ -38,14 +38,15 @@ class Member:
     def is_hung(self, limit_s: float) -> bool:
         """Whether a step of its engine, or an answer to this question, has taken longer than the limit.
 
-        A busy engine may keep Dynamo's own probe waiting, an idle one may not. Opening a bundle may take ten minutes.
+        A busy engine may keep Dynamo's own probe waiting, one that is asleep refuses it, an idle one may do neither.
+        Opening a bundle may take ten minutes.
         """
         self.is_started = self.is_started or self.is_healthy
         text = self._read("metrics") if self.is_started else None
         values = {name: float(value) for name, value in _METRIC.findall(text or "")}
         if values.get(SILENT, 0.0) > limit_s:
             return True
-        is_busy = any(values.get(f"trtkit_{name}") for name in ("slots_busy", "requests_waiting"))
+        is_busy = any(values.get(name) for name in ("trtkit_slots_busy", "trtkit_requests_waiting", ASLEEP))
         if text is not None and (is_busy or self.is_healthy):
             self.heard_s = time.monotonic()
         return time.monotonic() - self.heard_s > (limit_s if self.is_started else max(limit_s, _OPEN_S))

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from trtkit.deployment.dynamo.worker_options import SILENT
+from trtkit.deployment.dynamo.worker_options import ASLEEP, SILENT
 from trtkit.deployment.engine_metrics import COUNTERS, gauges
 
 if TYPE_CHECKING:
@@ -27,12 +27,15 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics `trtkit_*`."""
-        engine = self._thread.frontend.engine
+        engine = self._thread.frontend.awake_engine
+        yield GaugeMetricFamily(SILENT, "Seconds that the engine's step takes by now.", self._thread.silent_s)
+        yield GaugeMetricFamily(ASLEEP, "1 while the model is asleep.", float(engine is None))
+        if engine is None:
+            return
         for name, text in COUNTERS.items():
             yield CounterMetricFamily(f"trtkit_{name}", text, getattr(engine.statistics, name))
         for name, (text, value) in gauges(engine).items():
             yield GaugeMetricFamily(f"trtkit_{name}", text, value)
-        yield GaugeMetricFamily(SILENT, "Seconds that the engine's step takes by now.", self._thread.silent_s)
 
 
 def engine_registry(thread: EngineThread) -> CollectorRegistry:

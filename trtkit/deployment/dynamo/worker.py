@@ -159,6 +159,19 @@ class BundleWorker(LLMEngine):
         """Put the engine's counts among the process's metrics."""
         register_engine_registry(metrics, engine_registry(self._opened.thread))
 
+    def supported_controls(self) -> set[str]:
+        """Return what `POST /engine/control/<name>` of this worker's own port takes."""
+        return {"sleep", "wake_up"}
+
+    async def engine_control(self, control: str, body: dict[str, object]) -> dict[str, object]:  # noqa: ARG002
+        """Free the GPU's memory once the requests that run have ended, or load the model again."""
+        llm = self._opened
+        try:
+            await (llm.sleep() if control == "sleep" else llm.wake())
+        except TrtkitError as error:
+            return {"status": "error", "message": _one_line(error)}
+        return {"status": "ok"}
+
     async def is_quiescent(self) -> bool:
         """Return whether this worker may end: nobody reads from it."""
         return self._prefill is None or self._prefill.is_quiescent()

@@ -11,6 +11,7 @@ MODULE = "trtkit.deployment.dynamo.worker"
 BLOCK_SIZE = 16
 """Tokens of a block, by which the router knows what a worker's cache holds."""
 SILENT = "trtkit_engine_silent_seconds"
+ASLEEP = "trtkit_asleep"
 """A worker's metric: how long its engine's step takes by now. A fleet notices by it that an engine hangs."""
 
 

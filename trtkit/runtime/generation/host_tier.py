@@ -152,8 +152,10 @@ class HostTier:
             self.blocks.write()
 
     def close(self) -> None:
-        """Write what ended sequences have cached, too, if there is a folder, and let others use it."""
+        """Wait for copies. Write what ended sequences have cached, too, if there is a folder, and let others use it."""
         if self._files is None:
+            if self.blocks is not None:
+                self.blocks.flush()
             return
         try:
             self._keep_all()

@@ -1,10 +1,11 @@
 """The Python API of generation: `LLM`, `AsyncLLM`, prompts from files, and what they answer."""
 
 from trtkit.runtime.llm.answer_file import AnswerFile, AnswerSource
-from trtkit.runtime.llm.asynchronous import AsyncLLM, EngineThread
-from trtkit.runtime.llm.frontend import RuntimeOptions
+from trtkit.runtime.llm.asynchronous import AsyncLLM
+from trtkit.runtime.llm.engine_thread import EngineThread
 from trtkit.runtime.llm.llm import LLM
 from trtkit.runtime.llm.named_settings import sampling_params
+from trtkit.runtime.llm.options import RuntimeOptions
 from trtkit.runtime.llm.outputs import CompletionOutput, Delta, RequestMetrics, RequestOutput
 from trtkit.runtime.llm.prompt_lines import PromptLine, PromptLines, Recordings, prepare_prompts, read_prompts
 from trtkit.runtime.llm.prompts import PreparedPrompt, PromptsError

@@ -3,67 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtkit.bundle.bundle import open_bundle
-from trtkit.errors import RequestError
-from trtkit.runtime.decoder import ExecutionOptions, open_execution
-from trtkit.runtime.encoded import open_encoder
-from trtkit.runtime.generation import CacheFolder, DraftProposer, Engine, EngineOptions, LookupProposer, Request
+from trtkit.errors import GenerationError, RequestError
+from trtkit.runtime.device import release_memory
+from trtkit.runtime.distributed.world import launched_count
+from trtkit.runtime.generation import CacheFolder, Engine, EngineOptions, Request
 from trtkit.runtime.llm.job import Job
 from trtkit.runtime.llm.known_answer import check_known_answer
+from trtkit.runtime.llm.networks import open_networks
 from trtkit.runtime.llm.text_bundle import TextBundle, read_text_bundle
 from trtkit.runtime.scheduling import DEFAULT_SCHEDULING, ScheduleOptions
-from trtkit.runtime.vision_language import open_tower
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
-    from trtkit.runtime.decoder import DecoderExecution, Runtime
-    from trtkit.runtime.generation.proposers import Proposer
+    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.llm.networks import Networks
+    from trtkit.runtime.llm.options import RuntimeOptions
     from trtkit.runtime.llm.outputs import CompletionOutput, Delta
     from trtkit.runtime.llm.prompts import PreparedPrompt, Prompt, ReadPrompt
     from trtkit.runtime.sampling.params import SamplingParams
-    from trtkit.runtime.scheduling import ScheduleName, SchedulingParams
+    from trtkit.runtime.scheduling import SchedulingParams
     from trtkit.runtime.soft_tokens import SoftTokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class RuntimeOptions:
-    """How to open a bundle.
-
-    runtime: "tensorrt", "reference", or "auto" for TensorRT if a GPU is present. slots: concurrent sequences; the
-    engine's number if None. cache_gib: memory for paged caches on each GPU; as much as full slots would take if None.
-    host_cache_gib: host memory for what the caches have no room for; 0: none. cache_dir: folder where all of that is
-    written too, up to `cache_dir_gib`, and found by the next process.
-    weight_budget_gib: GPU memory for an engine's weights, of which the others stay in host memory; all if None.
-    prefill_budget: new tokens per step. schedule: which request runs next, by name or with its options.
-    max_queue: maximum requests that wait for a slot.
-    lookup: number of tokens to guess from earlier text. draft: bundle of a smaller model that guesses `draft_tokens`.
-    has_cuda_graphs: whether to capture and replay an engine's decode steps.
-    detokenizes: whether answers have text; without, stop strings cannot end them.
-    needs_all_logits: run on the reference executor if the engine returns only the last token's logits.
-    """
-
-    runtime: Runtime = "auto"
-    slots: int | None = None
-    cache_gib: float | None = None
-    host_cache_gib: float = 2.0
-    weight_budget_gib: float | None = None
-    cache_dir: str | Path | None = None
-    cache_dir_gib: float = 16.0
-    prefill_budget: int | None = None
-    schedule: ScheduleName | ScheduleOptions = "priority"
-    max_queue: int | None = None
-    min_shared_tokens: int = 16
-    lookup: int = 0
-    draft: str | Path | None = None
-    draft_tokens: int = 4
-    has_cuda_graphs: bool = True
-    detokenizes: bool = True
-    needs_all_logits: bool = False
 
 
 class Frontend:
@@ -71,32 +35,63 @@ class Frontend:
 
     def __init__(self, bundle: TextBundle | Bundle | Path | str, options: RuntimeOptions) -> None:
         text = bundle if isinstance(bundle, TextBundle) else read_text_bundle(bundle)
-        opened = self.bundle = text.bundle
-        how = ExecutionOptions(
-            options.has_cuda_graphs, options.needs_all_logits, options.cache_gib, options.weight_budget_gib
-        )
-        self.execution = open_execution(opened, options.runtime, options.slots, how)
+        self.bundle, self._options = text.bundle, options
+        self._networks: Networks | None = open_networks(text, options)
+        self._engine: Engine | None = None
         text = replace(text, has_all_logits=self.execution.has_all_logits)
         self.text, self.tokenizer, self.reader = text, text.tokenizer, text.reader
         self._words = text.tokenizer if options.detokenizes else None
         self.vocabulary = text.vocabulary  # here, since two threads will prepare prompts by it
-        self._tower = None if text.images is None else open_tower(opened, options.runtime)
-        self._encoder = None if text.encoded is None else open_encoder(opened, options.runtime)
         self.jobs: dict[str, Job] = {}
         self._numbers = itertools.count()
         self._news: dict[tuple[str, int], Job] = {}
-        if opened.manifest.grid.ranks > 1:
-            self._check_ranks()
-        engine_options = EngineOptions(
-            options.prefill_budget,
-            options.max_queue,
-            options.min_shared_tokens,
-            self._proposer(options),
-            schedule=ScheduleOptions.of(options.schedule),
-            host_cache_bytes=_bytes_of(options.host_cache_gib, "host_cache_gib"),
-            cache_folder=self._cache_folder(options),
-        )
-        self.engine = Engine(self.execution, engine_options)
+        self._begin()
+
+    @property
+    def execution(self) -> DecoderExecution:
+        """What runs the network. Raises GenerationError while the model is asleep."""
+        return self._awake_networks.execution
+
+    @property
+    def engine(self) -> Engine:
+        """What runs requests. Raises GenerationError while the model is asleep."""
+        if self._engine is None:
+            raise asleep()
+        return self._engine
+
+    @property
+    def awake_engine(self) -> Engine | None:
+        """What runs requests; None while the model is asleep."""
+        return self._engine
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self._engine is not None and self._engine.has_work
+
+    def sleep(self) -> None:
+        """Free the memory of weights and caches, on the GPU and on the host.
+
+        Raises GenerationError while requests run, and for ranks that a launcher started, which could not start again.
+        """
+        if self._networks is None:
+            return
+        if self.jobs or self.has_work:
+            raise GenerationError("requests are running", fix="wait for their answers, or cancel them")
+        if self.bundle.manifest.grid.ranks > 1 and launched_count() is not None:
+            raise GenerationError("launched ranks cannot sleep: they would end", fix="start without a launcher")
+        self._unload()
+
+    def wake(self) -> None:
+        """Load the model again, with empty caches. Answers are those of before. Raises what opening raises."""
+        if self._networks is not None:
+            return
+        try:
+            self._networks = open_networks(self.text, self._options)
+            self._begin()
+        except BaseException:
+            self._unload()
+            raise
 
     def add(
         self,
@@ -142,7 +137,7 @@ class Frontend:
     def step(self) -> list[Job]:
         """Run the engine one step; return the jobs that are done."""
         done = []
-        for finished in self.engine.step():
+        for finished in self._engine.step() if self._engine is not None else ():
             name, _, index = finished.request.id.rpartition("/")
             job = self.jobs.get(name)
             if job is None:
@@ -170,18 +165,21 @@ class Frontend:
 
     def soft_tokens(self, read: ReadPrompt) -> SoftTokens | None:
         """Run the vision tower on a prompt's images, or the encoder on its text or audio; None where it has neither."""
-        if self.text.encoded is not None and self._encoder is not None and read.encoded is not None:
-            return self.text.encoded.soft_tokens(read.encoded, self._encoder)
-        if self.text.images is None or self._tower is None or read.merged is None:
+        tower, encoder = self._awake_networks.tower, self._awake_networks.encoder
+        if self.text.encoded is not None and encoder is not None and read.encoded is not None:
+            return self.text.encoded.soft_tokens(read.encoded, encoder)
+        if self.text.images is None or tower is None or read.merged is None:
             return None
-        return self.text.images.soft_tokens(read.merged, self._tower)
+        return self.text.images.soft_tokens(read.merged, tower)
 
     def close(self) -> None:
         """Give the memory back, after writing what is cached to the folder for caches, if there is one."""
         try:
-            self.engine.close()
+            if self._engine is not None:
+                self._engine.close()
         finally:
-            self.execution.close()
+            if self._networks is not None:
+                self._networks.execution.close()
 
     def _cache_folder(self, options: RuntimeOptions) -> CacheFolder | None:
         """Return the folder for caches. Raises RequestError if there is no host memory that it could follow."""
@@ -194,9 +192,37 @@ class Frontend:
         model = f"{self.text.bundle.manifest.build_key} {self.execution.cache.model}"
         return CacheFolder(Path(options.cache_dir).expanduser(), limit_bytes, model)
 
+    @property
+    def _awake_networks(self) -> Networks:
+        if self._networks is None:
+            raise asleep()
+        return self._networks
+
+    def _begin(self) -> None:
+        """Make what runs requests."""
+        options = self._options
+        if self.bundle.manifest.grid.ranks > 1:
+            self._check_ranks()
+        engine_options = EngineOptions(
+            options.prefill_budget,
+            options.max_queue,
+            options.min_shared_tokens,
+            self._awake_networks.proposer,
+            schedule=ScheduleOptions.of(options.schedule),
+            host_cache_bytes=_bytes_of(options.host_cache_gib, "host_cache_gib"),
+            cache_folder=self._cache_folder(options),
+        )
+        self._engine = Engine(self.execution, engine_options)
+
+    def _unload(self) -> None:
+        """Close the networks, and let go of all that uses them."""
+        self.close()
+        self._networks = self._engine = None
+        release_memory()
+
     def _check_ranks(self) -> None:
         """Ask the known request, in an engine of its own."""
-        self.engine = Engine(self.execution, EngineOptions(host_cache_bytes=0))
+        self._engine = Engine(self.execution, EngineOptions(host_cache_bytes=0))
         try:
             check_known_answer(self.text.bundle, self._answer)
         except BaseException:
@@ -225,24 +251,10 @@ class Frontend:
                     self.engine.cancel(earlier.id)
                 raise
 
-    def _proposer(self, options: RuntimeOptions) -> Proposer | None:
-        """Return what guesses tokens ahead."""
-        if options.lookup < 0 or options.draft_tokens < 1:
-            raise RequestError("a negative number of tokens to guess", "lookup", "give 0 or more")
-        if options.draft is not None and options.lookup:
-            raise RequestError("`draft` and `lookup` cannot be combined", "speculation", "choose one")
-        if options.draft is not None:
-            return DraftProposer(self._draft(Path(options.draft), options.runtime), options.draft_tokens)
-        return LookupProposer(options.lookup) if options.lookup else None
 
-    def _draft(self, path: Path, runtime: Runtime) -> DecoderExecution:
-        """Open the draft model with as many slots. Raises RequestError where its tokens are others."""
-        draft = open_execution(open_bundle(path), runtime, self.execution.slots)
-        if draft.vocab_size != self.execution.vocab_size:
-            own = self.execution.vocab_size
-            what = f"the draft model's vocabulary has {draft.vocab_size} tokens, the model's has {own}"
-            raise RequestError(what, str(path), "use a draft model of the same tokenizer")
-        return draft
+def asleep() -> GenerationError:
+    """Return the error for what a model cannot do while it is not in memory."""
+    return GenerationError("the model is asleep", fix="wake it first")
 
 
 def _bytes_of(gib: float, name: str) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import RequestError
-from trtkit.runtime.llm.frontend import Frontend, RuntimeOptions
+from trtkit.runtime.llm.frontend import Frontend
 from trtkit.runtime.llm.named_settings import default_params
+from trtkit.runtime.llm.options import RuntimeOptions
 from trtkit.runtime.llm.prompts import PreparedPrompt, problems_of, raise_prompt_problems
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.scheduling import DEFAULT_SCHEDULING
@@ -128,6 +129,14 @@ class LLM:
                     yield job.output()
         finally:
             self._cancel(sorted(names))
+
+    def sleep(self) -> None:
+        """Free the GPU's memory until `wake`: weights and caches. Raises GenerationError while a stream is read."""
+        self._frontend.sleep()
+
+    def wake(self) -> None:
+        """Load the model again. Answers are those of before; statistics and caches begin anew."""
+        self._frontend.wake()
 
     def close(self) -> None:
         """Free the memory."""

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("dynamo.common.backend")
 
-from tests.generation import LENGTH, SLOTS, engine, run, settings
+from tests.generation import LENGTH, PAGE_TOKENS, SLOTS, caches_of, engine, run, settings
 from trtkit.deployment.dynamo.cache_events import CacheEvents, load_of
 from trtkit.runtime.generation import Request
 
@@ -48,6 +48,23 @@ def test_what_is_held_before_the_publisher_comes_is_told_then() -> None:
     (stored,) = publisher.events
     assert stored["token_ids"] == PROMPT[:32]
     assert stored["num_block_tokens"] == [16, 16]
+
+
+@pytest.mark.parametrize("pages", [None, 24])
+def test_a_new_engine_holds_nothing_of_the_old_one(pages: int | None) -> None:
+    """A model that wakes up has an engine of its own, whose slots and pages may look like those of before."""
+    events, publisher = CacheEvents(PAGE_TOKENS), Recorder()
+    events.events = publisher
+    with caches_of(pages):
+        for _ in range(2):
+            run(tested := engine(SLOTS), [request("a")])
+            events.update(tested)
+    assert [event["type"] for event in publisher.events if event["type"] == "removed"] == ["removed"]
+    kinds = [(event["type"], sorted(event["block_hashes"])) for event in publisher.events]
+    half = len(kinds) // 2
+    held = sorted(block for _, blocks in kinds[:half] for block in blocks)
+    assert kinds[half] == ("removed", held)
+    assert kinds[half + 1 :] == kinds[:half]
 
 
 def test_load_is_that_of_running_slots() -> None:

@@ -20,7 +20,7 @@ from trtkit.deployment.triton.backend.llm_metrics import EngineMetrics
 from trtkit.deployment.triton.backend.llm_request import Defaults, check_parameters, read_asks, renamed
 from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
 from trtkit.deployment.triton.backend.settings import read_settings, version_folder
-from trtkit.runtime.llm.asynchronous import EngineThread
+from trtkit.runtime.llm.engine_thread import EngineThread
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.scheduling import ScheduleOptions
 

@@ -1,0 +1,54 @@
+"""Workers that sleep and wake up by Dynamo's controls."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from openai import InternalServerError
+
+from tests.dynamo import MODEL, wait_until
+from trtkit import SamplingParams
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+    from tests.dynamo import Served
+    from trtkit import LLM
+
+PROMPTS = ["do not go gentle", "the sky is", "Paris?"]
+
+
+def control(served: Served, number: int, name: str) -> Any:
+    port = served.fleet.workers[number].health_port
+    address = f"http://127.0.0.1:{port}/engine/control/{name}"
+    request = urllib.request.Request(address, b"{}", {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def test_requests_go_to_who_is_awake(served: Served, client: OpenAI, local: LLM) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+    expected = [output.outputs[0].text for output in local.generate(PROMPTS, greedy)]
+
+    def answers() -> list[str]:
+        texts = client.completions.create(model=MODEL, prompt=PROMPTS, max_tokens=8, temperature=0).choices
+        return [choice.text for choice in texts]
+
+    assert answers() == expected
+    assert control(served, 0, "sleep") == {"status": "ok"}
+    wait_until(lambda: served.known_workers() == 1)
+    assert answers() == expected
+    assert control(served, 1, "sleep") == {"status": "ok"}
+    assert served.metric("asleep") == 2
+    with pytest.raises(InternalServerError, match="503"):
+        answers()
+    assert not any(member.is_hung(0.1) for member in served.fleet.workers)
+    for number in range(2):
+        assert control(served, number, "wake_up") == {"status": "ok"}
+    wait_until(lambda: served.known_workers() == 2)
+    assert served.metric("asleep") == 0
+    assert answers() == expected
+    wait_until(lambda: all(member.is_healthy for member in served.fleet.workers))

@@ -1,0 +1,64 @@
+"""What a language model has in memory while it is awake: its networks, and those that help them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtkit.bundle.bundle import open_bundle
+from trtkit.errors import RequestError
+from trtkit.runtime.decoder import ExecutionOptions, open_execution
+from trtkit.runtime.encoded import open_encoder
+from trtkit.runtime.generation import DraftProposer, LookupProposer
+from trtkit.runtime.vision_language import open_tower
+
+if TYPE_CHECKING:
+    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.encoded.encoder import Encoder
+    from trtkit.runtime.generation.proposers import Proposer
+    from trtkit.runtime.llm.options import RuntimeOptions
+    from trtkit.runtime.llm.text_bundle import TextBundle
+    from trtkit.runtime.vision_language.tower import VisionTower
+
+
+@dataclass(frozen=True, eq=False)
+class Networks:
+    """The decoder, what reads images, and what reads audio or texts before it. proposer: what guesses tokens ahead."""
+
+    execution: DecoderExecution
+    tower: VisionTower | None
+    encoder: Encoder | None
+    proposer: Proposer | None
+
+
+def open_networks(text: TextBundle, options: RuntimeOptions) -> Networks:
+    """Open a bundle's networks. Raises GenerationError, RequestError or BundleError if they cannot be opened."""
+    how = ExecutionOptions(
+        options.has_cuda_graphs, options.needs_all_logits, options.cache_gib, options.weight_budget_gib
+    )
+    execution = open_execution(text.bundle, options.runtime, options.slots, how)
+    tower = None if text.images is None else open_tower(text.bundle, options.runtime)
+    encoder = None if text.encoded is None else open_encoder(text.bundle, options.runtime)
+    return Networks(execution, tower, encoder, _proposer(options, execution))
+
+
+def _proposer(options: RuntimeOptions, execution: DecoderExecution) -> Proposer | None:
+    """Return what guesses tokens ahead."""
+    if options.lookup < 0 or options.draft_tokens < 1:
+        raise RequestError("a negative number of tokens to guess", "lookup", "give 0 or more")
+    if options.draft is not None and options.lookup:
+        raise RequestError("`draft` and `lookup` cannot be combined", "speculation", "choose one")
+    if options.draft is not None:
+        return DraftProposer(_draft(Path(options.draft), options, execution), options.draft_tokens)
+    return LookupProposer(options.lookup) if options.lookup else None
+
+
+def _draft(path: Path, options: RuntimeOptions, execution: DecoderExecution) -> DecoderExecution:
+    """Open the draft model with as many slots. Raises RequestError where its tokens are others."""
+    draft = open_execution(open_bundle(path), options.runtime, execution.slots)
+    if draft.vocab_size != execution.vocab_size:
+        own = execution.vocab_size
+        what = f"the draft model's vocabulary has {draft.vocab_size} tokens, the model's has {own}"
+        raise RequestError(what, str(path), "use a draft model of the same tokenizer")
+    return draft
