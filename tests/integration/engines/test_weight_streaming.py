@@ -98,7 +98,9 @@ def test_a_budget_comes_before_the_contexts_and_a_graph_holds_no_stream(bundle: 
             decoder._stream.capture(lambda: decoder._context(1).enqueue())  # type: ignore[attr-defined]
 
 
-def test_budgets_that_are_refused(bundle: Path, gpu: Simulated, llm_bundle: Path, trtkit: Callable[..., Ran]) -> None:
+def test_budgets_that_are_refused(
+    bundle: Path, gpu: Simulated, llm_bundle: Path, tmp_path: Path, trtkit: Callable[..., Ran]
+) -> None:
     gpu.plans.add(open_bundle(bundle))
     gpu.plans.add(open_bundle(llm_bundle))
     with pytest.raises(RequestError) as refused:
@@ -115,16 +117,25 @@ def test_budgets_that_are_refused(bundle: Path, gpu: Simulated, llm_bundle: Path
             "error: --weight-budget: the engine was built with all weights on the GPU\n"
             "fix: build with `--set build.weight_streaming=true`, or leave it out\n",
         )
+    words = ["deploy", llm_bundle, "--repository", tmp_path / "models", "--set", "llm.weight_budget_gib=0.1"]
+    assert "weight_budget_gib: the engine was built with all weights on the GPU" in trtkit(*words).err
+    assert not (tmp_path / "models").exists()
     with pytest.raises(RequestError, match="-1 GiB"):
         LLM(bundle, weight_budget_gib=-1)
     ran = trtkit("bench", bundle, "--weight-budget", 0, "--cuda-graphs")
     assert "--cuda-graphs cannot be combined with --weight-budget" in ran.err
 
 
-def test_a_model_of_arrays(picture_model: Path, gpu: Simulated) -> None:
+def test_a_model_of_arrays(picture_model: Path, gpu: Simulated, tmp_path: Path, trtkit: Callable[..., Ran]) -> None:
     gpu.plans.add(open_bundle(picture_model))
     name = open_bundle(picture_model).manifest.inputs[0].name
     inputs = {name: np.random.default_rng(0).random((1, 3, 16, 16), np.float32)}
+    saved = tmp_path / "inputs.npz"
+    np.savez(saved, **inputs)
+    assert trtkit("run", picture_model, saved, "--weight-budget", 0, "-q").code == 0
+    ran = trtkit("run", picture_model, saved, "--weight-budget", 1, "-q")
+    assert ran.code == 2
+    assert ran.err.startswith("error: --weight-budget: 1 GiB are more than all weights that can be streamed")
     expected = open_model(picture_model).run(inputs)
     half = weight_bytes(picture_model) // 2
     for graphs in (False, True):
