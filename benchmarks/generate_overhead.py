@@ -47,7 +47,7 @@ class Nothing:
     """A decoder whose logits are always the same. is_asynchronous: whether steps overlap, as on a GPU."""
 
     max_length, max_prefill_length = 4096, 2048
-    has_all_logits, takes_ids, description = False, True, "nothing"
+    has_all_logits, takes_ids, description, adapters = False, True, "nothing", None
 
     def __init__(self, slots: int = SLOTS, vocabulary: int = VOCABULARY, *, is_asynchronous: bool = False) -> None:
         self.slots, self.vocab_size, self.is_asynchronous = slots, vocabulary, is_asynchronous

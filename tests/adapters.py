@@ -30,7 +30,7 @@ def save_adapter(folder: Path, hf: Any, seed: int = 0, **options: Any) -> Path:
     adapted = get_peft_model(deepcopy(hf), config)
     for name, weight in adapted.named_parameters():
         if "lora_" in name:
-            torch.nn.init.normal_(weight, std=0.5)
+            torch.nn.init.normal_(weight, std=0.3)
     shutil.rmtree(folder, ignore_errors=True)
     adapted.save_pretrained(folder)
     return folder
@@ -42,3 +42,14 @@ def peft_logits(hf: Any, folder: Path, ids: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         logits: torch.Tensor = model(input_ids=ids.long()).logits
     return logits
+
+
+def greedy_tokens(hf: Any, folder: Path | None, prompt: list[int], count: int) -> list[int]:
+    """Return the tokens that PEFT's model finds most likely, one after another. folder: None for the model alone."""
+    model = deepcopy(hf) if folder is None else PeftModel.from_pretrained(deepcopy(hf), str(folder))
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        for _ in range(count):
+            best = model.eval()(input_ids=ids).logits[:, -1].argmax(-1, keepdim=True)
+            ids = torch.cat([ids, best], 1)
+    return [int(token) for token in ids[0, len(prompt) :]]

@@ -178,7 +178,10 @@ def builds(graph: Graph, capabilities: Sequence[int] = (), *, has_decode: bool =
     for new_tokens in ((1, 8, T), (1, 1, 1))[: 1 + has_decode]:
         profile = graph.builder.create_optimization_profile()
         sizes = zip((1, 2, 4), new_tokens, (1, T // 2, T), strict=True)
-        named = [{"batch": batch, "new_tokens": new, "kv_window": window} for batch, new, window in sizes]
+        named = [
+            {"batch": batch, "new_tokens": new, "kv_window": window, "adapter_rank": 8 * (batch - 1)}
+            for batch, new, window in sizes
+        ]
         if (page_tokens := page_tokens_of(graph.inputs)) is not None:
             rows = [-(-size["kv_window"] // page_tokens) for size in named]
             named = [

@@ -181,6 +181,7 @@ _KEYS = (
     _Key("llm.max_source_length", lambda c: c.llm is not None and c.llm.max_source_length is not None, {_READER}),
     _Key("source.lora", lambda c: c.source.lora is not None, {_LANGUAGE},
          "remove it, or merge the adapter with PEFT (`merge_and_unload`)"),
+    _Key("llm.lora", lambda c: c.llm is not None and c.llm.lora is not None, {_LANGUAGE}),
     _Key("quantize", lambda c: c.quantize is not None, {*_ARRAYS, *_TOKENS} - _ENCODED),
     _Key("vision", lambda c: c.vision is not None, {_VISION_LANGUAGE}),
     _Key("route", lambda c: c.route is not None, {_VISION, _HYBRID}),

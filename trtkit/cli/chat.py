@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli.options import bundle_argument, run_options
-from trtkit.cli.runtime_options import runtime_options
+from trtkit.cli.runtime_options import lora_option, runtime_options
 from trtkit.cli.sampling_options import sampling_options
 from trtkit.cli.visible import answer, echo
 
@@ -40,6 +40,7 @@ Ctrl-C stops an answer."""
 @bundle_argument
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
+@lora_option
 @runtime_options
 @click.option("--stats", is_flag=True, help="Show timings and token counts after each answer.")
 @run_options

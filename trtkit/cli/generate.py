@@ -11,7 +11,7 @@ import click
 
 from trtkit.cli.generate_options import AnswerOptions, PromptOptions, taken
 from trtkit.cli.options import bundle_argument, json_option, run_options
-from trtkit.cli.runtime_options import cancellable, open_llm, runtime_options, split_options
+from trtkit.cli.runtime_options import cancellable, lora_option, open_llm, runtime_options, split_options
 from trtkit.cli.sampling_options import faults_by_option, flag_of, read_settings, sampling_options
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ Examples:
   trtkit generate bundles/llama --prompts many.jsonl --output answers.jsonl
   trtkit generate bundles/llama "A person." --json-schema schema.json
   trtkit generate bundles/llava "What is this?" --image photo.jpg
+  trtkit generate bundles/llama "Hi" --lora fr=adapter --adapter fr
   trtkit generate bundles/whisper-tiny --audio talk.wav --language en
 
 \b
@@ -55,6 +56,7 @@ settings, 130 cancelled."""
 @click.option("--chat/--no-chat", default=True, help="Use the chat template if there is one.  [default: chat]")
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
+@lora_option
 @runtime_options
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Write answers to FILE; go on with it."
@@ -75,6 +77,7 @@ def command(bundle: str, texts: tuple[str, ...], prompts: tuple[str, ...], **opt
     from trtkit.cli.generate_answers import Answers
     from trtkit.cli.generate_file import answer_into
     from trtkit.runtime.llm import AnswerSource, prepare_prompts, read_text_bundle
+    from trtkit.sources.digest import adapter_digest
 
     of_prompts = PromptOptions(texts + prompts, **taken(options, PromptOptions))
     of_answers = AnswerOptions(**taken(options, AnswerOptions))
@@ -92,6 +95,7 @@ def command(bundle: str, texts: tuple[str, ...], prompts: tuple[str, ...], **opt
                 _print(answers, prepared, llm, of_answers)
             sys.exit(1 if answers.failures else 0)
         named = {flag_of(name): value for name, value in shared.items()} | {"--system": of_prompts.system}
+        named |= {f"--lora {name}": adapter_digest(Path(folder)) for name, folder in runtime["lora"].items()}
         source = AnswerSource.of(model.bundle, lines.prompts, named | {"--chat": of_prompts.chat})
         sys.exit(answer_into(of_answers, source, answers, lambda: open_llm(model, runtime)))
 

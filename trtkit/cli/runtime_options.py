@@ -72,6 +72,7 @@ _FLAGS = {
     "token_budget": "--prefill-budget",
     "lookup": "--lookup",
     "speculation": "--lookup, --draft",
+    "adapter": "--lora",
 }
 CANCELLED = 130
 _MEMORY = ("cache_gib", "host_cache_gib", "cache_dir", "cache_dir_gib", "weight_budget_gib")
@@ -85,9 +86,28 @@ def runtime_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def lora_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the LoRA adapters that requests can name."""
+    text = "LoRA adapter that `--adapter NAME` answers with; repeatable."
+    option = click.option("--lora", multiple=True, metavar="NAME=FOLDER", callback=_adapters, help=text)
+    return option(command)
+
+
+def _adapters(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Return folders by name."""
+    pairs = [value.partition("=") for value in values]
+    for value, (name, _, folder) in zip(values, pairs, strict=True):
+        if not name or not folder:
+            raise click.BadParameter(f"`{value}` is not NAME=FOLDER")
+    adapters = {name: folder for name, _, folder in pairs}
+    if len(adapters) < len(pairs):
+        raise click.BadParameter("two adapters have the same name")
+    return adapters
+
+
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of the runtime, and the others."""
-    runtime = {name: options[name] for name in RUNTIME_NAMES}
+    runtime = {name: options[name] for name in (*RUNTIME_NAMES, "lora") if name in options}
     return runtime, {name: value for name, value in options.items() if name not in runtime}
 
 

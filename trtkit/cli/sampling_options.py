@@ -59,6 +59,7 @@ FLAGS = (
     Flag("--num-return-sequences", "n", int, "Answers per prompt.", "N"),
     Flag("--logprobs", "logprobs", int, "Report the N most likely tokens at each position.", "N"),
     Flag("--prompt-logprobs", "prompt_logprobs", int, "The same for prompt tokens.", "N"),
+    Flag("--adapter", "adapter", str, "Answer with this LoRA adapter.", "NAME"),
     Flag("--json-schema", "guided_json", str, "Constrain output to a JSON schema.", "FILE|TEXT"),
     Flag("--regex", "guided_regex", str, "Constrain output to a regex.", _TEXT),
     Flag("--grammar", "guided_grammar", str, "Constrain output to a Lark or GBNF grammar.", "FILE"),

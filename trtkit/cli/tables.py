@@ -13,6 +13,7 @@ from rich.text import Text
 
 from trtkit.bundle.manifest import Manifest
 from trtkit.cli import visible
+from trtkit.network.input_spec import RANK_OWNERS
 from trtkit.report.cells import size_text
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ def bundle_summary(bundle: Bundle) -> Table:
 
 
 def _add_tensors(table: Table, model: ModelRecord) -> None:
-    """Add inputs and outputs; the caches of all layers as one row."""
+    """Add inputs and outputs; the caches of all layers as one row, and the adapters'."""
+    adapters = [tensor for tensor in model.inputs if tensor.feeder == "adapter"]
     held = {
         name
         for each in model.inputs
@@ -111,12 +113,16 @@ def _add_tensors(table: Table, model: ModelRecord) -> None:
     for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
         caches = [tensor for tensor in tensors if tensor.name in held]
         for tensor in tensors:
-            if tensor not in caches:
+            if tensor not in caches and tensor not in adapters:
                 table.add_row(kind, f"{tensor.name} {tensor.dtype} {shape_text(tensor.shape)}")
         if caches:
             names = f"{caches[0].name} .. {caches[-1].name}"
             shapes = dict.fromkeys(shape_text(cache.shape) for cache in caches)
             table.add_row(kind, f"{names} {caches[0].dtype} {', '.join(shapes)}")
+    if adapters:
+        matrices = [tensor for tensor in adapters if tensor.name != RANK_OWNERS]
+        names = f"{matrices[0].name} .. {matrices[-1].name}"
+        table.add_row("input", f"{names} {matrices[0].dtype}, of LoRA adapters; {RANK_OWNERS} {adapters[0].dtype}")
 
 
 def _engines_text(engines: list[Json]) -> str:
@@ -261,7 +267,10 @@ def profiles_text(profiles: list[Json], inputs: Sequence[IoRecord] = ()) -> str:
 
     Of an LLM's profiles, `prefill` and `decode`, the new tokens say it all.
     """
-    lines, implied = [], {each.name for each in inputs if each.feeder in ("scheduler", "cache", "state", "encoder")}
+    lines, implied = (
+        [],
+        {each.name for each in inputs if each.feeder in ("scheduler", "cache", "state", "encoder", "adapter")},
+    )
     for profile in profiles:
         for name in (name for name in profile if name not in implied):
             triple = " | ".join("x".join(str(dim) for dim in profile[name][kind]) for kind in ("min", "opt", "max"))

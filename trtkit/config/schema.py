@@ -160,6 +160,19 @@ class CustomOpOptions(StrictModel):
 _PAGE_TOKENS = 16
 
 
+class LoraOptions(StrictModel):
+    """LoRA adapters that requests choose from while an engine runs."""
+
+    max_rank_sum: StrictInt = Field(
+        ge=1, le=65536, description="Sum of the ranks of all adapters that are resident at once."
+    )
+    targets: tuple[str, ...] = Field(
+        (),
+        description="Modules that adapters may change, by the ends of their names, such as `q_proj`; all linear layers "
+        "of attention and feed-forward parts if unset.",
+    )
+
+
 class LlmOptions(StrictModel):
     """The size of a decoder-only LLM's engine."""
 
@@ -183,6 +196,7 @@ class LlmOptions(StrictModel):
     page_tokens: Literal[16, 32, 64, 128] | None = Field(
         None, description="Tokens of a page of `kv: paged`; 16 if unset."
     )
+    lora: LoraOptions | None = Field(None, description="LoRA adapters as inputs of the engine; none if unset.")
     experts: Literal["chosen", "all"] = Field(
         "chosen", description="Experts of a mixture that a step reads: those chosen if they are fewer, or always all."
     )

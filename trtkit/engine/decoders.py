@@ -11,6 +11,7 @@ from trtkit.dtypes import dtype_of
 from trtkit.engine.stages import DecoderSize
 from trtkit.errors import ConfigError, Problem
 from trtkit.lora.merge import open_language_model
+from trtkit.lora.targets import adapted_layers
 from trtkit.models.parallel import SINGLE, check_grid, grid_of, rank_spec
 from trtkit.models.rank_weights import RankWeights
 from trtkit.models.registry import decoder_spec
@@ -60,6 +61,12 @@ class OpenedDecoder:
         """What the rank computes of the model."""
         return rank_spec(self.spec, grid_of(self.config), self.rank)
 
+    @property
+    def adapted(self) -> frozenset[str]:
+        """The layers that take adapters while the engine runs. Raises ConfigError for targets that it has not."""
+        lora = llm_options(self.config).lora
+        return frozenset() if lora is None else adapted_layers(self.spec, lora)
+
     def weights(self) -> Mapping[str, Any]:
         """Return the rank's weights by path, read when asked for. Raises what `all_weights` does."""
         whole = self.all_weights()
@@ -71,7 +78,7 @@ class OpenedDecoder:
 
     def write(self, graph: Graph, weights: Mapping[str, Any], logits: Literal["all", "last"] | None = None) -> Graph:
         """Write the network into the empty `graph`. logits: in place of those that the config asks for."""
-        options = replace(network_options(self.model, logits), kv_cache=self.source.kv_cache)
+        options = replace(network_options(self.model, logits), kv_cache=self.source.kv_cache, adapted=self.adapted)
         build_decoder(graph, self.own, weights, options)
         return graph
 
@@ -198,6 +205,9 @@ def decoder_profiles(inputs: Sequence[InputSpec], options: LlmOptions) -> tuple[
         sizes["pages"] = {"min": 1, "opt": batch["opt"] * row["opt"] + 1, "max": most_pages(inputs)}
     else:
         sizes["kv_window"] = {"min": 1, "opt": max(1, length // 2), "max": length}
+    if options.lora is not None:
+        most = options.lora.max_rank_sum
+        sizes["adapter_rank"] = {"min": 0, "opt": max(1, most // 2), "max": most}
     return tuple(_profile(inputs, {**sizes, "new_tokens": new}) for new in (prefill, decode))
 
 

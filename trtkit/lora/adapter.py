@@ -12,7 +12,7 @@ from trtkit.errors import Problem, ProblemsError, SourceError, reader
 from trtkit.lora.adapter_config import check_config
 from trtkit.models.weights import model_weights
 from trtkit.sources.adapter_folder import adapter_files
-from trtkit.sources.digest import sha256_of
+from trtkit.sources.digest import adapter_digest
 from trtkit.sources.huggingface.wrapped_config import inner_name
 from trtkit.sources.safetensors_file import read_safetensors
 from trtkit.sources.safetensors_folder import read_json
@@ -99,7 +99,7 @@ def open_adapter(folder: Path, spec: DecoderSpec) -> Adapter:
     """
     files = adapter_files(folder)
     config = check_config(read_json(files[0]), str(files[0]))
-    modules = _modules(spec)
+    modules = model_modules(spec)
     tensors, problems = _by_module(read_safetensors(files[1]), modules)
     parts = {}
     for name, own in tensors.items():
@@ -117,10 +117,10 @@ def open_adapter(folder: Path, spec: DecoderSpec) -> Adapter:
         rest = [Problem(f"and {len(problems) - _SHOWN} more")] if len(problems) > _SHOWN else []
         summary = f"the adapter does not fit the model, a `{spec.model_type}` of {len(spec.layers)} layers"
         raise ProblemsError(summary, [*shown, *rest], _ANOTHER)
-    return Adapter(folder, parts, "".join(sha256_of(file) for file in files))
+    return Adapter(folder, parts, adapter_digest(folder))
 
 
-def _modules(spec: DecoderSpec) -> dict[str, Module]:
+def model_modules(spec: DecoderSpec) -> dict[str, Module]:
     """Return the model's matrices by the names that transformers has for their modules."""
     modules = {}
     for weight in model_weights(spec):

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 
 Weight = Array | QuantizedMatrix
+MatrixShare = tuple[Array | None, range | None]
+"""Outputs and inputs of a matrix that a rank has; None for all."""
 
 
 class RankWeights(Mapping[str, Weight]):
@@ -52,6 +54,11 @@ class RankWeights(Mapping[str, Weight]):
         is_turned = is_in_out and isinstance(array, QuantizedMatrix)
         assert tuple(part.shape) == (shape[::-1] if is_turned else shape), f"{path}: {part.shape} for {shape}"
         return part
+
+    def share_of(self, path: str) -> MatrixShare:
+        """Return the outputs and inputs that this rank has of the matrix of the layer at `path`; None for all."""
+        cut = self._cut(f"{path}.weight")
+        return cut.rows, cut.columns
 
     def _read(self, path: str, cut: _Cut) -> tuple[Weight, _Cut]:
         """Return a weight with what to cut out of it; of one that is stored in parts, the part that holds it."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import FP32, INT32
 from trtkit.errors import NetworkError
 from trtkit.models.spec import LearnedPositions, SinusoidalPositions
 from trtkit.network.blocks.layer import decoder_layer
+from trtkit.network.blocks.low_rank import LowRankInputs
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.blocks.per_layer import per_layer_vectors
 from trtkit.network.blocks.streams import from_streams, to_streams
@@ -61,6 +62,7 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     `token_counts` [B] of a row's new tokens. Where `write_indices` is 0, a sequence begins, with zeros for a state.
     Layers that read an encoder take `cross_key_<i>`, `cross_value_<i>` [B, N, length, H], which stay as they are, and
     `cross_mask` [B, length] if requests fill different numbers of places.
+    With `adapted` layers, see `LowRankInputs`.
     Every sequence is a slot with its own lengths. New tokens beyond a slot's `kv_lengths` are padding, which is written
     to the cache too, so `write_indices` + S is at most T. An idle slot has a `kv_lengths` of 1, since a softmax over no
     tokens is NaN.
@@ -71,6 +73,8 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     chosen = options.has_chosen_experts
     weights = Weights(graph, arrays, options.dtype, spec.is_in_out, has_chosen_experts=chosen)
     embedded = _embed(weights, spec, options)
+    if options.adapted:
+        weights = replace(weights, low_rank=LowRankInputs(graph, options.dtype, options.adapted))
     read, streams, vectors = LayerInputs(weights, options, embedded.inputs), spec.block.streams, embedded.vectors
     x = embedded.x if streams is None else to_streams(weights, embedded.x, streams)
     for index, layer in spec.numbered_layers:

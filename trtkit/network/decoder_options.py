@@ -33,6 +33,7 @@ class DecoderOptions:
         be later ones too: of an image, those of all of it.
     has_chosen_experts: let mixtures read the matrices of chosen experts only, if a step has fewer choices than experts.
     kv_cache: 8-bit caches, with each layer's scales. They are read-only.
+    adapted: paths of linear layers that add what adapters give, whose matrices are inputs.
 
     `present_*` of a read-only cache holds only the new keys and values, [B, K, S, H], which the runtime writes into it.
     """
@@ -51,6 +52,7 @@ class DecoderOptions:
     has_visible_lengths: bool = False
     has_chosen_experts: bool = False
     kv_cache: KvQuantization | None = None
+    adapted: frozenset[str] = frozenset()
 
     @property
     def has_read_only_caches(self) -> bool:

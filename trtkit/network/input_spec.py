@@ -22,14 +22,22 @@ Role = Literal[
     "rope_sections",
     "state",
     "encoded",
+    "adapter_rank",
+    "inputs",
+    "outputs",
 ]
-Feeder = Literal["request", "scheduler", "cache", "state", "encoder", "stage"]
+Feeder = Literal["request", "scheduler", "cache", "state", "encoder", "stage", "adapter"]
 """What a request brings; what follows from where its tokens stand; a KV cache; a recurrent state; what an encoder made
-of the request, once; what an earlier stage gives."""
+of the request, once; what an earlier stage gives; resident LoRA adapters."""
 ENCODED = ("cross_key", "cross_value")
 """What an encoder gives each layer of a decoder."""
 ENCODED_MASK = "cross_mask"
 """Which of a slot's places an encoder filled, [B, length]: 1 where it did, 0 where not."""
+
+ADAPTER_IDS, RANK_OWNERS = "adapter_ids", "rank_owners"
+"""Each row's LoRA adapter [B], and whose each resident rank is [R]."""
+LORA_ENDS = (".lora_a", ".lora_b")
+"""How the names of a layer's low-rank matrices [R, in] and [R, out] end, after its path."""
 
 
 @dataclass(frozen=True)
@@ -77,5 +85,10 @@ def kv_window(used: int, length: int) -> int:
     return min(length, max(_LEAST_WINDOW, 1 << (used - 1).bit_length()))
 
 
-BATCH, NEW_TOKENS = Axis("batch"), Axis("new_tokens")
-_LEAST_WINDOW = 64
+def rank_window(used: int, most: int) -> int:
+    """Return how many ranks of adapters a call reads where `used` of `most` are resident: none, or a power of two."""
+    return min(most, max(_LEAST_RANKS, 1 << (used - 1).bit_length())) if used else 0
+
+
+BATCH, NEW_TOKENS, ADAPTER_RANK = Axis("batch"), Axis("new_tokens"), Axis("adapter_rank")
+_LEAST_WINDOW, _LEAST_RANKS = 64, 16

@@ -32,6 +32,11 @@ def digest_source(source: Source) -> list[SourceFile]:
     return [_digest(path) for path in source_files(source)]
 
 
+def adapter_digest(folder: Path) -> str:
+    """Return the SHA-256 of an adapter's config, and that of its matrices. Raises SourceError if they are not there."""
+    return "".join(sha256_of(file) for file in adapter_files(folder))
+
+
 def digest_data(options: QuantizeOptions | None) -> list[SourceFile]:
     """Return the files of calibration data with their SHA-256, of the whole first, then of parts."""
     if options is None:

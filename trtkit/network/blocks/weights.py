@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trtkit.dtypes import DType
+    from trtkit.network.blocks.low_rank import LowRankInputs
     from trtkit.network.graph import Graph, Tensor
     from trtkit.network.host_array import Array
 
@@ -30,7 +31,7 @@ class Weights:
     arrays: `layers.7.attention.q.weight` is `weight` in the scope `layers.7/attention/q`.
     is_in_out: matrices inside layers are stored as [in, out]. form: how sampling ops are written, one of
     `lowering.sampling.FORMS`, for the writers that use these weights. has_chosen_experts: mixtures read the matrices of
-    chosen experts only.
+    chosen experts only. low_rank: what adapters add to linear layers, if there can be any.
     """
 
     graph: Graph
@@ -39,6 +40,7 @@ class Weights:
     is_in_out: bool = False
     form: str = GRID_SAMPLE
     has_chosen_experts: bool = False
+    low_rank: LowRankInputs | None = None
 
     @cached_property
     def quantized(self) -> QuantizedLinears:
@@ -79,10 +81,10 @@ class Weights:
         """
         with self.graph.scope(name):
             bias = self.get("bias", x.rank) if has_bias else None
-            if ranks == 1:
-                return self.product(x, bias, is_in_out=self.is_in_out)
-            y = all_reduce(self.product(x, None, is_in_out=self.is_in_out), ranks)
-            return y if bias is None else y + bias
+            y = self.product(x, bias if ranks == 1 else None, is_in_out=self.is_in_out)
+            y = y if self.low_rank is None else self.low_rank.added_to(y, x)
+            y = y if ranks == 1 else all_reduce(y, ranks)
+            return y if bias is None or ranks == 1 else y + bias
 
     def linear_by_rows(self, name: str, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Apply equal shares of the rows of layer `name`, and of its bias, to one input [..., in] each."""

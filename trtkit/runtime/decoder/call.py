@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import ExecutionError
-from trtkit.network.input_spec import kv_window
+from trtkit.network.input_spec import ADAPTER_IDS, kv_window
 from trtkit.runtime.paging import PageCopies
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Call:
     is padding, and a row of none is idle. soft: vectors in the prompts, by slot. hidden: [R, S, D], what the pipeline
     stage before made of the tokens; None on the first stage. pages: see `KvCache.place`. scattered: [R], the slots of a
     group of a paged call, which need not be neighbours.
+    adapters: [R], each row's LoRA adapter by number, 0 for none; None if no row has any.
     """
 
     first_slot: int
@@ -72,6 +73,7 @@ class Call:
     hidden: torch.Tensor | None = None
     pages: CallPages | None = None
     scattered: Ints | None = None
+    adapters: Ints | None = None
 
     def __post_init__(self) -> None:
         """Check what would write into a neighbour's memory."""
@@ -119,7 +121,8 @@ class Call:
         starts, counts = self.starts[rows], self.counts[rows]
         hidden = None if self.hidden is None else self.hidden[rows]
         pages = self.pages.of(rows, starts + counts)
-        return Call(0, self.ids[rows], starts, counts, self.soft, hidden, pages, self.slots[rows])
+        adapters = None if self.adapters is None else self.adapters[rows]
+        return Call(0, self.ids[rows], starts, counts, self.soft, hidden, pages, self.slots[rows], adapters)
 
     def feed(self) -> dict[str, np.ndarray]:
         """Return the network's inputs but its caches, as int32 arrays.
@@ -135,14 +138,20 @@ class Call:
             "kv_lengths": np.maximum(self.starts + self.counts, 1),
             "last_token_index": np.maximum(self.counts - 1, 0),
             "token_counts": self.counts,
+            ADAPTER_IDS: self.adapter_ids,
         }
         if self.pages is not None:
             feed["page_table"] = self.pages.table
         return {name: np.ascontiguousarray(value, np.int32) for name, value in feed.items()}
 
+    @property
+    def adapter_ids(self) -> Ints:
+        """Each row's adapter [R]."""
+        return np.zeros_like(self.starts) if self.adapters is None else self.adapters
+
     def step_rows(self) -> np.ndarray:
-        """Return id, start, count and slot of each row of one new token [R, 4], from which `step_inputs` follow."""
-        return np.stack([self.ids[:, 0], self.starts, self.counts, self.slots], 1).astype(np.int32)
+        """Return id, start, count, slot and adapter of rows of one new token [R, 5], which `step_inputs` reads."""
+        return np.stack([self.ids[:, 0], self.starts, self.counts, self.slots, self.adapter_ids], 1).astype(np.int32)
 
     def window(self, max_length: int) -> int:
         """Return how many cached tokens attention reads, where it does not read all `max_length`; idle rows count."""
@@ -195,11 +204,11 @@ class Call:
 
 
 def step_inputs(rows: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the inputs of rows [R, 4] of one new token, as `Call.feed` does, where the rows are.
+    """Return the inputs of rows [R, 5] of one new token, as `Call.feed` does, where the rows are.
 
     tokens: [slots], what each slot drew last, for ids of -1.
     """
-    ids, starts, counts, slots = rows.unbind(1)
+    ids, starts, counts, slots, adapters = rows.unbind(1)
     drawn = tokens[slots.long()].int()
     return {
         "input_ids": drawn.where(ids < 0, ids).clamp(min=0),  # a row that failed draws nothing more
@@ -208,4 +217,5 @@ def step_inputs(rows: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Ten
         "kv_lengths": (starts + counts).clamp(min=1),
         "last_token_index": (counts - 1).clamp(min=0),
         "token_counts": counts,
+        ADAPTER_IDS: adapters,
     }

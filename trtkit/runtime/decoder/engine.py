@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
+from trtkit.runtime.decoder.adapters import adapter_memory
 from trtkit.runtime.decoder.call import step_inputs
 from trtkit.runtime.decoder.kv_cache import CacheSize, NewTokens
 from trtkit.runtime.decoder.paged_cache import open_cache
@@ -40,7 +41,7 @@ class _Step:
     """What a call puts on the stream after its inputs, by which CUDA graphs are kept. Draws differ if they are others.
 
     rows: R, from slot `first` on, of `size` new tokens. window: cached tokens that attention reads. row_pages: n, pages
-    that hold them, if caches are paged.
+    that hold them, if caches are paged. ranks: of adapters, that are resident.
     """
 
     first: int
@@ -48,13 +49,14 @@ class _Step:
     size: int
     window: int
     row_pages: int
+    ranks: int
     draw: Draw | None
 
     @property
     def sizes(self) -> Mapping[Role, int]:
         """The sizes of the dynamic axes."""
         sizes: dict[Role, int] = {"batch": self.rows, "new_tokens": self.size, "kv_window": self.window}
-        return sizes | {"row_pages": self.row_pages}
+        return sizes | {"row_pages": self.row_pages, "adapter_rank": self.ranks}
 
 
 class EngineDecoder:
@@ -90,7 +92,9 @@ class EngineDecoder:
         self._new_states = {  # the engine must not write where it still reads
             spec.name: self._stream.empty((slots, *spec.shape[1:]), dtype_of(spec)) for spec in self.cache.states
         }
-        self._specs = [spec for spec in specs if not spec.is_kept]
+        most_ranks = 0 if options.lora is None else options.lora.max_rank_sum
+        self.adapters = adapter_memory(specs, most_ranks, dtype_of, self._stream)
+        self._specs = [spec for spec in specs if not spec.is_kept and spec.feeder != "adapter"]
         self.tokens = self._stream.empty((slots,), torch.int64)
         self._graphs: dict[_Step, Graph | None] = {}
         self._has_cuda_graphs = has_cuda_graphs
@@ -207,7 +211,7 @@ class EngineDecoder:
         self._new = {
             spec.name: self._stream.empty((self._room * sizes[spec.name],), dtype_of(spec)) for spec in read_only
         }
-        self._rows = self._stream.empty((self._room, 4), torch.int32)  # id, start, count and slot of each
+        self._rows = self._stream.empty((self._room, 5), torch.int32)  # id, start, count, slot and adapter
         rows = self._room if self.has_all_logits else self.slots
         self._logits = self._stream.empty((rows, self.vocab_size), self._output.dtype)
         if self.cache.page_tokens is not None:
@@ -256,7 +260,8 @@ class EngineDecoder:
         rows, size = call.ids.shape
         window = call.window(self.max_length) if "key_positions" in self._inputs else self.max_length
         row_pages = 0 if call.pages is None else call.pages.table.shape[1]
-        return _Step(call.first_slot, rows, size, window, row_pages, draw)
+        ranks = 0 if self.adapters is None else self.adapters.ranks
+        return _Step(call.first_slot, rows, size, window, row_pages, ranks, draw)
 
     def _keep_graph(self, step: _Step) -> None:
         """Capture a decode step that has run once, for what TensorRT and Triton set up at first use is not captured."""
@@ -279,6 +284,8 @@ class EngineDecoder:
         context = self._context(step.size)
         for spec in self._specs:
             context.set_input(spec.name, spec.shape_at(step.sizes), self._inputs[spec.name])
+        for name, array in {} if self.adapters is None else self.adapters.arrays.items():
+            context.set_input(name, (step.ranks, *array.shape[1:]), array)  # of no ranks, too, it has an address
         rows = slice(step.first, step.first + step.rows)
         caches = self.cache.view(rows)
         for spec in self.cache.specs:
@@ -303,7 +310,7 @@ class EngineDecoder:
             for spec in self.cache.specs
         }
         new = {name: self._new[name][: math.prod(shape)].view(shape) for name, shape in shapes.items()}
-        _, starts, counts, _ = self._rows[: step.rows].long().unbind(1)
+        _, starts, counts, _, _ = self._rows[: step.rows].long().unbind(1)
         table = None
         if step.row_pages:
             table = self._inputs["page_table"][: step.rows * step.row_pages].view(step.rows, step.row_pages)

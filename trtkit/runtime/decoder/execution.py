@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from trtkit.network.input_spec import InputSpec
+    from trtkit.runtime.decoder.adapters import AdapterMemory, Matrices
     from trtkit.runtime.decoder.call import Call
     from trtkit.runtime.decoder.host_blocks import CacheBlocks
     from trtkit.runtime.decoder.kv_cache import KvCache
@@ -91,6 +92,25 @@ class SequenceCache(Protocol):
         ...
 
 
+class AdapterSlots(Protocol):
+    """Memory for the low-rank matrices of resident adapters. most: ranks of all together."""
+
+    most: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the matrices."""
+        ...
+
+    def write(self, rows: Sequence[int], adapter: int, matrices: Matrices) -> None:
+        """Let `rows` be an adapter's. matrices: a [r, in] and b [r, out] by layer, of at most as many ranks."""
+        ...
+
+    def erase(self, rows: Sequence[int]) -> None:
+        """Let `rows` be nobody's."""
+        ...
+
+
 class DecoderExecution(Protocol):
     """A decoder's network with KV caches of `slots` sequences.
 
@@ -113,6 +133,11 @@ class DecoderExecution(Protocol):
     @property
     def cache(self) -> SequenceCache:
         """The memory of the caches."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterSlots | None:
+        """The memory of adapters; None if the network takes none."""
         ...
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
@@ -147,6 +172,11 @@ class StageExecution(DecoderExecution, Protocol):
     @property
     def cache(self) -> KvCache:
         """The memory of this rank's caches."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterMemory | None:
+        """The memory of this rank's share of adapters; None if the network takes none."""
         ...
 
     def abort(self) -> None:

@@ -9,10 +9,12 @@ from trtkit.backends import load_backend
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import llm_options, open_decoder
 from trtkit.engine.embeddings import embedding_table
+from trtkit.models.registry import decoder_spec
 from trtkit.network.graph import Graph
 from trtkit.resolve import resolve
 from trtkit.runtime.decoder.embeddings import TokenEmbeddings, bundle_embeddings
 from trtkit.sources.digest import digest_source
+from trtkit.sources.safetensors_folder import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
     from trtkit.engine.decoders import OpenedDecoder
+    from trtkit.models.spec import DecoderSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +32,7 @@ class DecoderNetwork:
 
     max_length: T, tokens that a slot holds. max_prefill_length: new tokens that a row may bring. embeddings: the
     table, where the network takes vectors. has_read_only_caches: whether the network gives new keys and values, which
-    its runtime keeps.
+    its runtime keeps. max_ranks: sum of the ranks of adapters that are resident at once.
     """
 
     backend: Backend
@@ -40,6 +43,7 @@ class DecoderNetwork:
     has_all_logits: bool
     embeddings: TokenEmbeddings | None = None
     has_read_only_caches: bool = False
+    max_ranks: int = 0
 
 
 def decoder_network(
@@ -65,6 +69,7 @@ def decoder_network(
         (logits or options.logits) == "all",
         embeddings,
         opened.source.kv_cache is not None or options.kv == "paged",
+        0 if options.lora is None else options.lora.max_rank_sum,
     )
 
 
@@ -85,3 +90,9 @@ def bundle_network(bundle: Bundle, rank: int = 0, *, has_all_logits: bool = Fals
     opened = open_decoder(resolve(config), bundle.quantized_path, rank)
     backend = load_backend(bundle.manifest.backend.name)
     return decoder_network(backend, opened, "all" if has_all_logits else None, bundle_embeddings(bundle.path))
+
+
+def bundle_spec(bundle: Bundle) -> DecoderSpec:
+    """Return what a language model's bundle computes, of all ranks. Its head may be one that `config.json` ties."""
+    path = bundle.path / "model" / "config.json"
+    return decoder_spec(read_json(path), str(path))

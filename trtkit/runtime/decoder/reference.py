@@ -11,6 +11,7 @@ from trtkit.dtypes import DTYPES
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
+from trtkit.runtime.decoder.adapters import adapter_memory
 from trtkit.runtime.decoder.kv_cache import AS_LINEAR, NewTokens, PoolSize
 from trtkit.runtime.decoder.paged_cache import open_cache
 
@@ -45,6 +46,7 @@ class ReferenceDecoder:
         hold = Precision(widen).storage
         sizes = slots, network.max_length
         self.cache = open_cache(network.graph.inputs, sizes, lambda spec: hold(DTYPES[spec.dtype]), pool=pool)
+        self.adapters = adapter_memory(network.graph.inputs, network.max_ranks, lambda spec: hold(DTYPES[spec.dtype]))
         self.tokens = torch.zeros(slots, dtype=torch.int64)
         self._appends = network.has_read_only_caches
         self.is_asynchronous, self.takes_ids = False, network.embeddings is None
@@ -116,6 +118,8 @@ class ReferenceDecoder:
             feed[EMBEDS] = self._network.embeddings.inputs(call, spec)
         if self.hidden is not None:
             feed[HIDDEN_STATES] = call.hidden
+        if self.adapters is not None:
+            feed |= self.adapters.view(self.adapters.ranks)
         return feed | self.cache.view(call.rows)
 
     def _placed(self, call: Call) -> Call:

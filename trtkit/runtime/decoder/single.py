@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Literal
 from trtkit.backends import load_backend
 from trtkit.engine.decoders import llm_options, most_pages
 from trtkit.errors import GenerationError, RequestError
+from trtkit.models.parallel import rank_spec
+from trtkit.models.rank_weights import RankWeights
 from trtkit.runtime import device as devices
 from trtkit.runtime.decoder.kv_cache import CacheSize, PoolSize, bytes_of_page, page_tokens_of
-from trtkit.runtime.decoder.network import bundle_network
+from trtkit.runtime.decoder.network import bundle_network, bundle_spec
 from trtkit.runtime.decoder.reference import ReferenceDecoder
 from trtkit.runtime.weight_budget import weight_budget_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trtkit.bundle.bundle import Bundle
+    from trtkit.models.rank_weights import MatrixShare
     from trtkit.reference import Rank
     from trtkit.runtime.decoder.engine import EngineDecoder
     from trtkit.runtime.decoder.execution import StageExecution
@@ -79,12 +84,25 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Sta
         raise GenerationError(what, str(bundle.path), fix)
     weight_budget_bytes(bundle, options.how.weight_budget_gib)
     device = None if needs_reference else engine_device(options.runtime, peers.gpu)
+    execution: StageExecution
     if device is not None:
-        return _open_engine(bundle, options, peers, device)
-    if not needs_reference:
-        bundle.check_network()
-    network = bundle_network(bundle, peers.rank, has_all_logits=needs_reference)
-    return ReferenceDecoder(network, options.slots, ranks=peers.members, pool=_pool(bundle, options, peers.rank))
+        execution = _open_engine(bundle, options, peers, device)
+    else:
+        if not needs_reference:
+            bundle.check_network()
+        network = bundle_network(bundle, peers.rank, has_all_logits=needs_reference)
+        execution = ReferenceDecoder(
+            network, options.slots, ranks=peers.members, pool=_pool(bundle, options, peers.rank)
+        )
+    if execution.adapters is not None and bundle.manifest.grid.ranks > 1:
+        execution.adapters.share_of = _shares(bundle, peers.rank)
+    return execution
+
+
+def _shares(bundle: Bundle, rank: int) -> Callable[[str], MatrixShare]:
+    """Return what gives a rank's share of a layer's matrix."""
+    spec = bundle_spec(bundle)
+    return RankWeights(spec, rank_spec(spec, bundle.manifest.grid, rank), {}).share_of
 
 
 def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Device) -> EngineDecoder:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.errors import ExecutionError
 from trtkit.runtime.decoder.saved import CacheArray  # noqa: TC001 (read from JSON by its types)
+from trtkit.runtime.distributed.adapters import GroupAdapters
 from trtkit.runtime.distributed.cache import GroupCache
 from trtkit.runtime.distributed.messages import CallWriter, Command, Message
 
@@ -48,6 +49,7 @@ class DistributedDecoder:
         self.vocab_size, self.has_all_logits = last.vocab_size, last.has_all_logits
         self.tokens = own.tokens
         self.cache = GroupCache(own.cache, [each.arrays for each in facts], group.channel, self._run)
+        self.adapters = None if own.adapters is None else GroupAdapters(own.adapters, self._run)
         self.description = f"{own.description}, {len(facts)} ranks"
         self._end = weakref.finalize(self, group.close)  # when dropped, and at the end of the program
 

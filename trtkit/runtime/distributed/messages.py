@@ -36,6 +36,8 @@ class Command(IntEnum):
     TABLE = auto()
     SAVE_BLOCKS = auto()
     LOAD_BLOCKS = auto()
+    ADAPT = auto()
+    FORGET = auto()
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +77,8 @@ class CallWriter:
             if call.pages.groups is not None:
                 tensors["groups"] = torch.from_numpy(call.pages.groups)
             tensors["copies"] = torch.tensor([call.pages.page_tokens, *chain(*call.pages.copies)])
+        if call.adapters is not None:
+            tensors["adapters"] = torch.from_numpy(call.adapters)
         own = {slot: soft for slot, soft in call.soft.items() if rows.start <= slot < rows.stop}
         for slot, soft in own.items():
             if self._sent.get(slot) is not soft:
@@ -97,7 +101,8 @@ class CallReader:
             if f"{slot}.vectors" in message.tensors:
                 self._soft[slot] = _soft_tokens(message.tensors, slot)
         soft = {slot: self._soft[slot] for slot in slots}
-        return Call(first_slot, ids, starts, counts, soft, pages=_pages(message.tensors))
+        adapters = message.tensors["adapters"].numpy() if "adapters" in message.tensors else None
+        return Call(first_slot, ids, starts, counts, soft, pages=_pages(message.tensors), adapters=adapters)
 
 
 def _pages(tensors: Mapping[str, torch.Tensor]) -> CallPages | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtkit.runtime.distributed.adapters import write_own
 from trtkit.runtime.distributed.blocks import load_part as load_part_of_blocks
 from trtkit.runtime.distributed.blocks import part_of
 from trtkit.runtime.distributed.cache import load_part
@@ -62,7 +63,11 @@ class _Server:
             case Command.TABLE:
                 slot, *pages = numbers
                 execution.cache.tell(slot, pages)
-            case Command.CLOSE:
+            case Command.ADAPT if execution.adapters is not None:
+                write_own(execution.adapters, message)
+            case Command.FORGET if execution.adapters is not None:
+                execution.adapters.erase(numbers)
+            case _:
                 pass
 
     def _copy_blocks(self, message: Message) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from trtkit.runtime.generation.beams import BeamSearch
 from trtkit.runtime.generation.pages import adopt_prefix, can_admit, known_ids, longest
 from trtkit.runtime.generation.running import Group
+from trtkit.runtime.sequences import keyed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,11 +26,14 @@ def admit_waiting(state: State, waiting: Waiting[Request], min_shared_tokens: in
     land: takes the tokens in flight, which states that are saved have read or not.
     """
     while (request := waiting.first()) is not None:
+        if not state.can_hold(request):
+            return
         if state.slots.free < request.slots and not _make_room(state, waiting, request, land):
             return
         if not _make_pages(state, waiting, request, land):
             return
         waiting.begin(request)
+        state.hold(request)
         _admit(state, request, min_shared_tokens)
 
 
@@ -90,7 +94,7 @@ def _admit(state: State, request: Request, min_shared_tokens: int) -> None:
     slot, common = _take_slot(state, request, ids, min_shared_tokens)
     state.release(request)
     slots.cached[slot] = common
-    slots.sequences.start(slot, prompt, request.generated, request.soft)
+    slots.sequences.start(slot, prompt, request.generated, request.soft, request.adapter_id)
     state.sampler.admit(slot, request.settings)
     request.metrics.reused += common
     state.statistics.reused_tokens += common
@@ -111,11 +115,12 @@ def _take_slot(state: State, request: Request, ids: Ints, min_shared_tokens: int
     if request.settings.params.prompt_logprobs is not None:  # of tokens that are computed
         return _spare_slot(state), 0
     cache, by_content = state.execution.cache, state.finds_by_content
-    source, common = state.shared_prefix(ids, request.soft)
+    source, common = state.shared_prefix(ids, request.soft, request.adapter_id.key)
     common = common if common >= min_shared_tokens else 0
     least = max(common + 1, min_shared_tokens)
-    imported = None if request.soft is not None else state.imports.take(ids, least, is_whole=cache.has_states)
-    on_host = None if imported is not None else state.host.find(ids, request.soft, common, least)
+    own = keyed(ids, request.adapter_id.key)
+    imported = None if request.soft is not None else state.imports.take(own, least, is_whole=cache.has_states)
+    on_host = None if imported is not None else state.host.find(own, request.soft, common, least)
     if imported is not None or (on_host is not None and on_host.whole is not None):
         common = 0  # all of it comes from there
     slot = state.slots.take(source, 0 if by_content else common)

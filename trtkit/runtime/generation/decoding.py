@@ -57,7 +57,7 @@ def decode_call(state: State, ready: Ints, drafts: Ints | None = None) -> Call:
         ids[at, 1:] = np.maximum(drafts, 0)
         counts[at] += (drafts >= 0).sum(1)
     starts = np.minimum(starts, state.execution.max_length - width)
-    return Call(rows.start, ids, starts, counts, sequences.soft)
+    return Call(rows.start, ids, starts, counts, sequences.soft, adapters=sequences.adapters[rows])
 
 
 def _drafts(state: State, ready: Ints, proposer: Proposer) -> Ints | None:

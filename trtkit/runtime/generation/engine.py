@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import ExecutionError
+from trtkit.runtime.adapters import no_adapters
 from trtkit.runtime.device import to_device
 from trtkit.runtime.generation.admission import admit_waiting, preempt
 from trtkit.runtime.generation.decoding import decode
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from trtkit.runtime.adapters import Adapters, LoadedAdapter, PreparedAdapter
     from trtkit.runtime.decoder import DecoderExecution, SavedSequence
     from trtkit.runtime.generation.request import Finished, Request
     from trtkit.runtime.generation.slots import Slots
@@ -44,7 +46,9 @@ class Engine:
     A request's tokens depend on nothing but itself: draws follow its seed and its position, never its neighbours.
     """
 
-    def __init__(self, execution: DecoderExecution, options: EngineOptions | None = None) -> None:
+    def __init__(
+        self, execution: DecoderExecution, options: EngineOptions | None = None, adapters: Adapters | None = None
+    ) -> None:
         self.execution, self._options = execution, options or EngineOptions()
         check_options(self._options, execution)
         self._budget = self._options.token_budget or execution.max_prefill_length
@@ -54,7 +58,7 @@ class Engine:
         imports = Imports(self._options.most_imported_bytes)
         has_kernel = execution.tokens.is_cuda and has_triton() if self._options.kernel is None else self._options.kernel
         host, clock = self._options.host_options, self._options.clock
-        self._state = State(execution, reserve, imports, host, has_kernel, clock)
+        self._state = State(execution, reserve, imports, host, has_kernel, clock, adapters)
         wants_overlap = execution.is_asynchronous if self._options.overlap is None else self._options.overlap
         self._overlaps = wants_overlap and execution.takes_ids and proposer is None
         self._flights: list[Flight] = []
@@ -83,6 +87,24 @@ class Engine:
     def waiting(self) -> int:
         """Requests that wait for a slot."""
         return len(self._waiting)
+
+    def load_adapter(self, name: str, adapter: PreparedAdapter) -> None:
+        """Let requests use an adapter. Raises RequestError for a name that is taken, or if the network takes none."""
+        self._adapters.load(name, adapter)
+
+    def unload_adapter(self, name: str) -> None:
+        """Let no more requests use an adapter; those that have it go on. Raises RequestError for unknown names."""
+        self._adapters.unload(name, self._state.running.adapters)
+
+    def adapter(self, name: str) -> LoadedAdapter:
+        """Return an adapter. Raises RequestError if none is loaded by this name."""
+        return self._adapters.get(name)
+
+    @property
+    def _adapters(self) -> Adapters:
+        if self._state.adapters is None:
+            raise no_adapters()
+        return self._state.adapters
 
     def submit(self, request: Request) -> None:
         """Take a request. Raises RequestError where no run could serve it, OverloadedError where the queue is full."""
@@ -181,6 +203,8 @@ class Engine:
         account()
         state.host.write()
         finished, state.finished = state.finished, []
+        if state.adapters is not None:
+            state.adapters.evict_unloaded(state.running.adapters)
         return finished
 
     def _account(self, started_s: float, ready: Ints, chunks: list[Chunk]) -> Callable[[], None]:

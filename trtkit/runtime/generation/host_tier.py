@@ -123,7 +123,7 @@ class HostTier:
     def find(self, ids: Ints, soft: SoftTokens | None, common: int, least: int) -> HostPrefix | None:
         """Return what is kept of a prompt, if that is at least `least` tokens, of which a cache has the first `common`.
 
-        The prompt's last token stays to be computed: its logits are what comes next.
+        ids: as they are compared. The prompt's last token stays to be computed: its logits are what comes next.
         """
         if self.blocks is None:
             known = None if soft is not None else self.sequences.find(ids, least)
@@ -201,10 +201,10 @@ class HostTier:
         return block_keys(contents(ids, self.blocks.tokens, soft))
 
     def _known(self, slot: int, most: int | None = None) -> Ints:
-        """Return the tokens that a slot has cached and the host knows."""
+        """Return the tokens that a slot has cached and the host knows, as they are compared."""
         ids = self._slots.sequences.tokens[slot, : self._slots.cached[slot]][:most].copy()
         unknown = (ids == UNKNOWN).nonzero()[0]
-        return ids[: unknown[0]] if unknown.size else ids
+        return self._slots.sequences.keyed(slot, ids[: unknown[0]] if unknown.size else ids)
 
 
 def _open_files(folder: CacheFolder, cache: SequenceCache, tokens: int) -> FileTier:

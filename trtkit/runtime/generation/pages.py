@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import RequestError
+from trtkit.runtime.sequences import keyed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,8 @@ def can_admit(state: State, request: Request) -> bool:
         return True
     register_running(state)
     ids = known_ids(request)
-    matched = [] if len(state.imports) or not state.finds_by_content else pages.match(ids, request.soft)
+    own = keyed(ids, request.adapter_id.key)
+    matched = [] if len(state.imports) or not state.finds_by_content else pages.match(own, request.soft)
     needed = -(-(len(ids) + 1) // pages.page_tokens) - len(matched)
     unused = int((pages.references[matched] == 0).sum())  # free pages that would not be free any longer
     spare = int(_SPARE_SHARE * pages.pages) if state.running.requests else 0
@@ -61,7 +63,7 @@ def known_ids(request: Request) -> Ints:
 def adopt_prefix(state: State, slot: int, ids: Ints, request: Request) -> None:
     """Let an empty slot begin with the pages that hold the beginning of `ids`."""
     assert state.pages is not None
-    state.pages.adopt(slot, state.pages.match(ids, request.soft))
+    state.pages.adopt(slot, state.pages.match(keyed(ids, request.adapter_id.key), request.soft))
 
 
 def register_running(state: State) -> None:

@@ -67,4 +67,6 @@ def prefill_call(group: Sequence[Chunk], slots: Slots) -> Call:
     ids = np.zeros((len(group), int(counts.max())), np.int64)
     for row, chunk in zip(ids, group, strict=True):
         row[: chunk.count] = slots.sequences.tokens[chunk.slot, chunk.start : chunk.start + chunk.count]
-    return Call(group[0].slot, ids, starts, counts, slots.sequences.soft)
+    first = group[0].slot
+    adapters = slots.sequences.adapters[first : first + len(group)]
+    return Call(first, ids, starts, counts, slots.sequences.soft, adapters=adapters)

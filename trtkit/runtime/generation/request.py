@@ -10,12 +10,15 @@ import numpy as np
 
 from trtkit.errors import RequestError
 from trtkit.runtime.scheduling import DEFAULT_SCHEDULING, SchedulingParams, Turn
+from trtkit.runtime.sequences import NO_ADAPTER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trtkit.runtime.adapters import LoadedAdapter
     from trtkit.runtime.sampling.sampled import TokenLogprobs
     from trtkit.runtime.sampling.settings import Settings
+    from trtkit.runtime.sequences import AdapterId
     from trtkit.runtime.soft_tokens import SoftTokens
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -52,6 +55,7 @@ class Request:
     generated: tokens made before a preemption. logprobs: one a generated token.
     prompt_logprobs: one a prompt token but the first. soft: vectors that stand in the prompt, such as an image's.
     turn: where it stands among the others, of which the queue keeps track. claims: keys of what the host keeps for it.
+    adapter: the LoRA adapter that computes it.
     """
 
     id: str
@@ -66,11 +70,17 @@ class Request:
     soft: SoftTokens | None = None
     turn: Turn = field(default_factory=Turn)
     claims: list[bytes] = field(default_factory=list)
+    adapter: LoadedAdapter | None = None
 
     @property
     def slots(self) -> int:
         """Slots that it takes."""
         return self.settings.params.num_beams
+
+    @property
+    def adapter_id(self) -> AdapterId:
+        """Which adapter it has, if any."""
+        return NO_ADAPTER if self.adapter is None else self.adapter.id
 
     @property
     def prompt_tokens(self) -> int:

@@ -46,6 +46,11 @@ class Running:
         self.tenancies: Ints = np.zeros(slots, np.int64)
         self._turns = np.zeros((4, slots))  # the rank of each slot's request, backwards
 
+    @property
+    def adapters(self) -> set[int]:
+        """The numbers of the adapters that requests run with, 0 for none."""
+        return {request.adapter_id.number for request in self.requests.values()}
+
     def add(self, slot: int, request: Request, end: int) -> None:
         """Let a request run in a slot."""
         stops = request.settings.stop_ids

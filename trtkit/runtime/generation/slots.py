@@ -41,14 +41,16 @@ class Slots:
         """Slots that nobody runs in."""
         return self.count - int(self.is_running.sum())
 
-    def shared_prefix(self, prompt_ids: Sequence[int] | Ints, soft: SoftTokens | None = None) -> tuple[int, int]:
+    def shared_prefix(
+        self, prompt_ids: Sequence[int] | Ints, soft: SoftTokens | None = None, adapter_key: int = 0
+    ) -> tuple[int, int]:
         """Return the slot whose cache begins most like a prompt, and for how many tokens.
 
         At least the prompt's last token stays to be computed: its logits are what comes next. Placeholders are alike
-        where the vectors in their places are.
+        where the vectors in their places are. A slot of another adapter shares nothing.
         """
         needs_all = soft is not None or bool(self.sequences.soft) or self._positions is not None
-        common = self._common(np.asarray(prompt_ids)[:-1], needs_all=needs_all)
+        common = self._common(np.asarray(prompt_ids)[:-1], adapter_key, needs_all=needs_all)
         for slot in range(self.count) if soft is not None else self.sequences.soft:
             end = shared_length(soft, self.sequences.soft.get(slot))
             common[slot] = common[slot] if end is None else min(int(common[slot]), end)
@@ -59,14 +61,15 @@ class Slots:
         best = int(longest[self.is_running[longest].argmin()])
         return best, int(common[best])
 
-    def _common(self, ids: Ints, *, needs_all: bool) -> Ints:
+    def _common(self, ids: Ints, adapter_key: int, *, needs_all: bool) -> Ints:
         """Return how many of a prompt's `ids` each slot's cache begins with, at least: the best slot's count is exact.
 
         Tokens are compared in blocks, each twice as long, of the slots that were alike so far: mostly none after a few.
         Where many have all of them, the first is found at once, unless `needs_all` wants every slot's exact count.
         """
         common: Ints = np.zeros(self.count, np.int64)
-        alike, start, size = np.flatnonzero(self.cached), 0, _FIRST_BLOCK
+        is_alike = (self.cached > 0) & (self.sequences.adapter_keys == adapter_key)
+        alike, start, size = np.flatnonzero(is_alike), 0, _FIRST_BLOCK
         while alike.size and start < len(ids):
             stop = min(start + size, len(ids))
             is_same = self.sequences.tokens[alike, start:stop] == ids[start:stop]

@@ -11,11 +11,12 @@ from trtkit.runtime.generation.request import Finished
 from trtkit.runtime.generation.running import Running
 from trtkit.runtime.generation.slots import Slots
 from trtkit.runtime.sampling.sampler import Sampler
-from trtkit.runtime.sequences import UNKNOWN
+from trtkit.runtime.sequences import UNKNOWN, keyed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trtkit.runtime.adapters import Adapters
     from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.generation.imports import Imports
     from trtkit.runtime.generation.request import FinishReason, Hypothesis, Request
@@ -53,7 +54,8 @@ class State:
     """An engine's memory. reserve: places at a slot's end that idle rows may overwrite. imports: see Imports.
     host_options: of host memory for what caches have no room for.
 
-    has_kernel: whether the Triton kernel samples. clock: gives the time, in seconds.
+    has_kernel: whether the Triton kernel samples. clock: gives the time, in seconds. adapters: None if the network
+    takes none.
     """
 
     execution: DecoderExecution
@@ -62,6 +64,7 @@ class State:
     host_options: HostOptions = NO_HOST
     has_kernel: bool = False
     clock: Callable[[], float] = time.monotonic
+    adapters: Adapters | None = None
     statistics: Statistics = field(default_factory=Statistics)
     finished: list[Finished] = field(default_factory=list)
 
@@ -82,7 +85,8 @@ class State:
         """Make `target` the same sequence as `source`: its cache, but for what is the same already, and its draws."""
         slots, tokens = self.slots, self.slots.sequences.tokens
         length = int(slots.cached[source])
-        known = min(length, int(slots.cached[target]))
+        keys = slots.sequences.adapter_keys
+        known = min(length, int(slots.cached[target])) if keys[source] == keys[target] else 0
         is_other = tokens[source, :known] != tokens[target, :known]
         start = int(is_other.argmax()) if is_other.any() else known
         self.execution.cache.copy(source, target, slice(start, length))
@@ -98,16 +102,26 @@ class State:
         if count < self.slots.sequences.prompt_lengths[slot]:
             self.host.keep(slot)
 
+    def can_hold(self, request: Request) -> bool:
+        """Whether a request's adapter is in the device's memory, or has room there."""
+        adapter = request.adapter
+        return self.adapters is None or adapter is None or self.adapters.can_hold(adapter, self.running.adapters)
+
+    def hold(self, request: Request) -> None:
+        """Bring the adapter of a request that `can_hold` into the device's memory."""
+        if self.adapters is not None and request.adapter is not None:
+            self.adapters.hold(request.adapter, self.running.adapters)
+
     def leave(self, slot: int) -> Request:
         """Free a slot; return who ran in it."""
         self.vacate(slot)
         return self.running.remove(slot)
 
-    def shared_prefix(self, ids: Ints, soft: SoftTokens | None = None) -> tuple[int, int]:
+    def shared_prefix(self, ids: Ints, soft: SoftTokens | None = None, adapter_key: int = 0) -> tuple[int, int]:
         """Return the slot whose cache begins most like a prompt, and for how many tokens; pages are found in none."""
         if self.pages is not None and self.finds_by_content:
-            return 0, len(self.pages.match(ids, soft)) * self.pages.page_tokens
-        return self.slots.shared_prefix(ids, soft)
+            return 0, len(self.pages.match(keyed(ids, adapter_key), soft)) * self.pages.page_tokens
+        return self.slots.shared_prefix(ids, soft, adapter_key)
 
     def release(self, request: Request) -> None:
         """Let go of what the host keeps for a request."""
@@ -128,7 +142,8 @@ class State:
             sequences = self.slots.sequences
             ids = sequences.tokens[slot, : self.slots.cached[slot]]
             unknown = (ids == UNKNOWN).nonzero()[0]
-            self.pages.register(slot, ids[: unknown[0]] if unknown.size else ids, sequences.soft.get(slot))
+            ids = sequences.keyed(slot, ids[: unknown[0]] if unknown.size else ids)
+            self.pages.register(slot, ids, sequences.soft.get(slot))
 
     def put_away(self, slot: int) -> None:
         """Let the host keep what a slot has, which will be overwritten; pages are kept when they are."""

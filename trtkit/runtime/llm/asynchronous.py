@@ -75,6 +75,15 @@ class AsyncLLM:
         """Load the model again. Answers are those of before; statistics and caches begin anew."""
         await asyncio.wrap_future(self.thread.wake())
 
+    async def load_adapter(self, name: str, folder: Path | str) -> None:
+        """Let requests use a LoRA adapter; see `LLM.load_adapter`. It is read in a thread, while requests run."""
+        adapter = await asyncio.to_thread(self.thread.frontend.read_adapter, folder)
+        await asyncio.wrap_future(self.thread.run(lambda engine: engine.load_adapter(name, adapter)))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let no more requests use an adapter; those that have it go on. Raises RequestError for unknown names."""
+        await asyncio.wrap_future(self.thread.run(lambda engine: engine.unload_adapter(name)))
+
     def close(self) -> None:
         """End all requests and free the memory."""
         self.thread.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.errors import GenerationError, RequestError
+from trtkit.runtime.adapters import Adapters, bundle_adapters, no_adapters
 from trtkit.runtime.device import release_memory
 from trtkit.runtime.distributed.world import launched_count
 from trtkit.runtime.generation import CacheFolder, Engine, EngineOptions, Request
@@ -20,6 +21,7 @@ from trtkit.runtime.scheduling import DEFAULT_SCHEDULING, ScheduleOptions
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
+    from trtkit.runtime.adapters import LoadedAdapter, PreparedAdapter
     from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.llm.networks import Networks
     from trtkit.runtime.llm.options import RuntimeOptions
@@ -45,6 +47,7 @@ class Frontend:
         self.jobs: dict[str, Job] = {}
         self._numbers = itertools.count()
         self._news: dict[tuple[str, int], Job] = {}
+        self.adapters: Adapters | None = None
         self._begin()
 
     @property
@@ -109,7 +112,19 @@ class Frontend:
         """Return the prompt with its images in their places. Raises RequestError if no run could serve it."""
         checked = self.text.check(prepared)
         self.engine.check(Request("", checked.read.ids, checked.settings))
+        self._adapter_of(checked)
         return checked
+
+    def read_adapter(self, folder: str | Path) -> PreparedAdapter:
+        """Read and check an adapter, by any thread. Raises RequestError if the engine takes none, SourceError."""
+        if self.adapters is None:
+            raise no_adapters()
+        return self.adapters.read(folder)
+
+    def _adapter_of(self, prepared: PreparedPrompt) -> LoadedAdapter | None:
+        """Return the adapter that a prompt's settings name. Raises RequestError if it is not loaded."""
+        name = prepared.settings.params.adapter
+        return None if name is None else self.engine.adapter(name)
 
     def start(
         self,
@@ -125,9 +140,9 @@ class Frontend:
             raise RequestError("a request with this id is already running", name, "give each request a unique id")
         params = prepared.settings.params
         self.engine.check_room(1 if params.num_beams > 1 else params.n)
-        read = self.check(prepared).read
+        read, adapter = self.check(prepared).read, self._adapter_of(prepared)
         job = Job(name, read.text, read.ids, params, self._words, is_streamed)
-        self._submit(job.start(prepared.settings, scheduling), read)
+        self._submit(job.start(prepared.settings, scheduling), read, adapter)
         self.jobs[name] = job
         if is_streamed:
             for index, answer in enumerate(job.answers):
@@ -212,12 +227,20 @@ class Frontend:
             host_cache_bytes=_bytes_of(options.host_cache_gib, "host_cache_gib"),
             cache_folder=self._cache_folder(options),
         )
-        self._engine = Engine(self.execution, engine_options)
+        slots = self.execution.adapters
+        if self.adapters is not None and slots is not None:
+            self.adapters.wake(slots)
+        begins, self.adapters = self.adapters is None, self.adapters or bundle_adapters(self.bundle, slots)
+        self._engine = Engine(self.execution, engine_options, self.adapters)
+        for name, folder in (options.lora or {}).items() if begins else ():
+            self._engine.load_adapter(name, self.read_adapter(folder))
 
     def _unload(self) -> None:
         """Close the networks, and let go of all that uses them."""
         self.close()
         self._networks = self._engine = None
+        if self.adapters is not None:
+            self.adapters.sleep()
         release_memory()
 
     def _check_ranks(self) -> None:
@@ -239,11 +262,11 @@ class Frontend:
     def _news_of(self, job: Job, index: int) -> None:
         self._news[job.id, index] = job
 
-    def _submit(self, requests: list[Request], read: ReadPrompt) -> None:
+    def _submit(self, requests: list[Request], read: ReadPrompt, adapter: LoadedAdapter | None) -> None:
         """Give the engine all of a job's requests or none. The vision tower runs once for all of them."""
         soft = self.soft_tokens(read)
         for index, request in enumerate(requests):
-            request.soft = soft
+            request.soft, request.adapter = soft, adapter
             try:
                 self.engine.submit(request)
             except Exception:

@@ -60,6 +60,24 @@ class LLM:
         """What the engine has done so far."""
         return self._frontend.engine.statistics
 
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the LoRA adapters that requests may use."""
+        adapters = self._frontend.adapters
+        return [] if adapters is None else adapters.names
+
+    def load_adapter(self, name: str, folder: Path | str) -> None:
+        """Let requests use a LoRA adapter that PEFT saved, by `SamplingParams(adapter=name)`.
+
+        Raises RequestError for a name that is taken and for engines that take no adapters, SourceError or
+        ProblemsError for an adapter that does not fit.
+        """
+        self._frontend.engine.load_adapter(name, self._frontend.read_adapter(folder))
+
+    def unload_adapter(self, name: str) -> None:
+        """Let no more requests use an adapter; those that have it go on. Raises RequestError for unknown names."""
+        self._frontend.engine.unload_adapter(name)
+
     def generate(
         self,
         prompts: AnyPrompt | Sequence[AnyPrompt],

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from trtkit.runtime.decoder import Runtime
@@ -27,6 +28,7 @@ class RuntimeOptions:
     has_cuda_graphs: whether to capture and replay an engine's decode steps.
     detokenizes: whether answers have text; without, stop strings cannot end them.
     needs_all_logits: run on the reference executor if the engine returns only the last token's logits.
+    lora: folders of LoRA adapters by the names that requests use.
     """
 
     runtime: Runtime = "auto"
@@ -46,3 +48,4 @@ class RuntimeOptions:
     has_cuda_graphs: bool = True
     detokenizes: bool = True
     needs_all_logits: bool = False
+    lora: Mapping[str, str | Path] | None = None

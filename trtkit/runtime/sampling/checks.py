@@ -83,6 +83,12 @@ def _flag(value: Any) -> bool:
     return value
 
 
+def _name(value: Any) -> str | None:
+    if value is not None and not (isinstance(value, str) and value):
+        raise ValueError(f"`{shown(value)}` is not a name")
+    return value
+
+
 def _early_stopping(value: Any) -> Any:
     if not (isinstance(value, bool) or value == "never"):
         raise ValueError(f"`{shown(value)}` is not true, false or `never`")
@@ -127,6 +133,7 @@ RULES: dict[str, Callable[[Any], Any]] = {
     "length_penalty": Number(integer=False, most=MAX_EXPONENT),
     "early_stopping": _early_stopping,
     "skip_special_tokens": _flag,
+    "adapter": _name,
 }
 _FIXES = {
     "temperature": "0 takes the most likely token; 1 leaves the distribution as it is",
@@ -151,6 +158,7 @@ _FIXES = {
     "guided_json": "give a JSON schema as an object or as text, or true for any object",
     "guided_regex": "give the expression as text",
     "guided_grammar": "give a Lark or GBNF grammar as text",
+    "adapter": "give the name that an adapter was loaded by",
     "guided_choice": 'give the texts to choose from: `["yes", "no"]`',
 }
 

@@ -46,6 +46,7 @@ class SamplingParams:
     logits_processors: called as in transformers: `processor(input_ids [1, L], scores [1, V]) -> scores`.
     guided_json: a schema (object or text), or True for any object. guided_grammar: Lark or GBNF. guided_choice: one of
     these texts. At most one of the guided settings may be set.
+    adapter: name of the LoRA adapter that computes the answer; the model alone if None.
     num_beams: beam search if above 1. length_penalty, early_stopping: as in transformers.
 
     Raises SettingsError, a RequestError, that lists every problem.
@@ -82,6 +83,7 @@ class SamplingParams:
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     skip_special_tokens: bool = True
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         values, problems = read_fields({item.name: getattr(self, item.name) for item in fields(self)})

@@ -1,0 +1,56 @@
+"""Which linear layers of a model can have adapters while an engine runs."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from trtkit.errors import ConfigError, Problem, ProblemsError, did_you_mean
+from trtkit.lora.adapter import model_modules
+
+if TYPE_CHECKING:
+    from trtkit.config.schema import LoraOptions
+    from trtkit.lora.adapter import Adapter
+    from trtkit.models.spec import DecoderSpec
+
+# Not experts, which read tokens of all rows together, not streams, whose router reads twice, and not `kv_b`, which is
+# absorbed.
+_LINEAR = re.compile(
+    r"layers\.\d+\.(?:(?:attention|mlp|conv|delta|mamba|per_layer|laurel|moe\.shared)\.(?!kv_b$|relative_bias$|.*norm$)\w+"
+    r"|moe\.shared_router)$"
+)
+
+
+def adapted_layers(spec: DecoderSpec, options: LoraOptions) -> frozenset[str]:
+    """Return the paths of layers that adapters may change. Raises ConfigError for targets that the model has not."""
+    names = {name: module.path for name, module in model_modules(spec).items() if _LINEAR.match(module.path)}
+    chosen = {target: {name for name in names if f".{name}".endswith(f".{target}")} for target in options.targets}
+    missing = [target for target, matching in chosen.items() if not matching]
+    if missing:
+        ends = sorted({name.rpartition(".")[2] for name in names})
+        listed = ", ".join(f"`{end}`" for end in ends)
+        problems = [
+            Problem(
+                f"the model has no linear layer `{target}`",
+                "llm.lora.targets",
+                f"{did_you_mean(target, ends)}use {listed}",
+            )
+            for target in missing
+        ]
+        raise ConfigError(f"the config does not fit a `{spec.model_type}`", problems)
+    return frozenset(names[name] for matching in chosen.values() for name in matching) or frozenset(names.values())
+
+
+def check_adapter(adapter: Adapter, paths: frozenset[str], most_ranks: int) -> None:
+    """Raise ProblemsError for an adapter of layers that the engine does not adapt, or of a rank that never fits."""
+    where = str(adapter.folder)
+    problems = [
+        Problem(f"it changes `{path}`, which the engine takes no adapters for", where)
+        for path in sorted(adapter.parts.keys() - paths)
+    ]
+    if adapter.rank > most_ranks:
+        problems.append(Problem(f"its rank, {adapter.rank}, is above `llm.lora.max_rank_sum`, {most_ranks}", where))
+    if problems:
+        rest = [Problem(f"and {len(problems) - 8} more")] if len(problems) > 8 else []
+        fix = "build with these targets in `llm.lora.targets`, and ranks up to `llm.lora.max_rank_sum`"
+        raise ProblemsError("the adapter does not fit the engine", [*problems[:8], *rest], f"{fix}; or `source.lora`")

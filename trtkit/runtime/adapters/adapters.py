@@ -1,0 +1,151 @@
+"""The adapters of an engine: loaded by name, resident while requests use them and as long as there is room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtkit.engine.decoders import llm_options
+from trtkit.errors import GenerationError, RequestError, did_you_mean
+from trtkit.lora.adapter import open_adapter
+from trtkit.lora.targets import adapted_layers, check_adapter
+from trtkit.runtime.adapters.loaded import LoadedAdapter, PreparedAdapter, prepared_matrices
+from trtkit.runtime.adapters.ranks import RankTable
+from trtkit.runtime.decoder.network import bundle_spec
+from trtkit.runtime.sequences import AdapterId
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.models.spec import DecoderSpec
+    from trtkit.runtime.decoder.execution import AdapterSlots
+
+
+class Adapters:
+    """Adapters by name. Host memory holds the matrices of all that are loaded; the device's holds those in use.
+
+    slots: of the network. spec: its model. paths: of layers that take adapters.
+    """
+
+    def __init__(self, slots: AdapterSlots, spec: DecoderSpec, paths: frozenset[str]) -> None:
+        self._slots: AdapterSlots | None = slots
+        self._most, self._dtype = slots.most, slots.dtype
+        self._spec, self._paths = spec, paths
+        self._table = RankTable(slots.most)
+        self._loaded: dict[str, LoadedAdapter] = {}
+        self._numbers: dict[str, int] = {}
+        self._count = 0
+        self._unloaded: set[int] = set()
+
+    @property
+    def names(self) -> list[str]:
+        """The names that requests may use."""
+        return list(self._loaded)
+
+    @property
+    def residents(self) -> list[int]:
+        """The numbers of the adapters in the device's memory, the one that was used last at the end."""
+        return self._table.residents
+
+    @property
+    def free_ranks(self) -> int:
+        """Ranks that no adapter has."""
+        return self._table.free
+
+    def read(self, folder: Path | str) -> PreparedAdapter:
+        """Read and check an adapter, by any thread: nothing here changes. Raises SourceError, ProblemsError."""
+        adapter = open_adapter(Path(folder), self._spec)
+        check_adapter(adapter, self._paths, self._most)
+        return PreparedAdapter(adapter.digest, adapter.rank, prepared_matrices(adapter, self._dtype))
+
+    def load(self, name: str, adapter: PreparedAdapter | Path | str) -> LoadedAdapter:
+        """Let requests use an adapter. Raises RequestError for a name that is taken, and what `read` does."""
+        if not name or name in self._loaded:
+            what = f"an adapter `{name}` is loaded already" if name else "an adapter needs a name"
+            raise RequestError(what, "adapter", "unload it first, or use another name")
+        adapter = adapter if isinstance(adapter, PreparedAdapter) else self.read(adapter)
+        if adapter.digest not in self._numbers:
+            self._count += 1
+            self._numbers[adapter.digest] = self._count
+        own = AdapterId(self._numbers[adapter.digest], adapter.key)
+        self._loaded[name] = LoadedAdapter(name, own, adapter.rank, adapter.matrices)
+        return self._loaded[name]
+
+    def unload(self, name: str, running: Collection[int]) -> None:
+        """Let no more requests use an adapter; those that have it go on. Raises RequestError for unknown names.
+
+        running: numbers of adapters in use.
+        """
+        number = self.get(name).id.number
+        del self._loaded[name]
+        if not self._is_loaded(number):
+            self._numbers = {digest: each for digest, each in self._numbers.items() if each != number}
+            self._unloaded.add(number)
+        self.evict_unloaded(running)
+
+    def evict_unloaded(self, running: Collection[int]) -> None:
+        """Take the memory of adapters that were unloaded and that no request runs with any longer."""
+        for number in [number for number in self._unloaded if number not in running]:
+            self._unloaded.remove(number)
+            if self._table.use(number):
+                self._evict(number)
+
+    def get(self, name: str) -> LoadedAdapter:
+        """Return the adapter of a name. Raises RequestError if there is none."""
+        if name not in self._loaded:
+            known = ", ".join(f"`{each}`" for each in self._loaded) or "none"
+            fix = f"{did_you_mean(name, self._loaded)}loaded: {known}"
+            raise RequestError(f"no adapter `{name}` is loaded", "adapter", fix)
+        return self._loaded[name]
+
+    def can_hold(self, adapter: LoadedAdapter, running: Collection[int]) -> bool:
+        """Whether an adapter is in the device's memory, or has room there in place of those that nobody runs with.
+
+        running: numbers of adapters in use, which stay.
+        """
+        is_resident = adapter.id.number in self._table.residents
+        return is_resident or self._table.to_evict(adapter.rank, running) is not None
+
+    def hold(self, adapter: LoadedAdapter, running: Collection[int]) -> None:
+        """Bring an adapter that `can_hold` into the device's memory, in place of those used longest ago."""
+        if self._table.use(adapter.id.number):
+            return
+        for number in self._table.to_evict(adapter.rank, running) or ():
+            self._evict(number)
+        if not self._is_loaded(adapter.id.number):  # it was unloaded while the request waited
+            self._unloaded.add(adapter.id.number)
+        rows = self._table.take(adapter.id.number, adapter.rank)
+        assert self._slots is not None
+        self._slots.write(rows, adapter.id.number, adapter.matrices)
+
+    def sleep(self) -> None:
+        """Let go of the device's memory; adapters stay loaded."""
+        self._slots, self._table = None, RankTable(self._most)
+        self._unloaded.clear()
+
+    def wake(self, slots: AdapterSlots) -> None:
+        """Use the device's memory anew."""
+        self._slots = slots
+
+    def _is_loaded(self, number: int) -> bool:
+        return any(each.id.number == number for each in self._loaded.values())
+
+    def _evict(self, number: int) -> None:
+        assert self._slots is not None
+        self._slots.erase(self._table.release(number))
+
+
+def bundle_adapters(bundle: Bundle, slots: AdapterSlots | None) -> Adapters | None:
+    """Return the adapters of a bundle's engine; None if it takes none."""
+    options = llm_options(bundle.manifest.config).lora
+    if slots is None or options is None:
+        return None
+    spec = bundle_spec(bundle)
+    return Adapters(slots, spec, adapted_layers(spec, options))
+
+
+def no_adapters() -> GenerationError:
+    """Return the error for an adapter where the engine takes none."""
+    fix = "build with `--set llm.lora.max_rank_sum=64`, or merge one adapter: `--set source.lora=FOLDER`"
+    return RequestError("the engine takes no LoRA adapters", "adapter", fix)
