@@ -44,6 +44,8 @@ _ALL = (
     _decode("llama-8b", "fp16", 240),
     Step("rivals", "How fast is transformers, with a static cache and torch.compile?", "rivals:ask", 90,
          {"model": "smollm2-135m"}),
+    Step("streaming", "What do budgets for weights save and cost? Do models that sleep free their memory?",
+         "streaming:ask", 90),
     _vision("detr-r50", 120, has_batches=False),
     Step("collective", "Do collectives of one rank run? Rule 19.", "collective:ask", 25),
     _vision("mobilenet-v2", 60),
