@@ -218,9 +218,9 @@ def _by_length(prompt: PreparedPrompt) -> int:
     return -prompt.settings.params.max_tokens
 
 
-def _by_beginning(prompt: PreparedPrompt) -> list[int]:
+def _by_beginning(prompt: PreparedPrompt) -> tuple[str, list[int]]:
     """Rank prompts that begin alike next to each other: a slot keeps a beginning until its next request."""
-    return prompt.read.ids
+    return prompt.settings.params.adapter or "", prompt.read.ids
 
 
 def _listed(prompts: AnyPrompt | Sequence[AnyPrompt]) -> tuple[list[AnyPrompt], bool]:
