@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.clocked import clocked_engine
+from tests.clocked import ClockedDecoder, clocked_engine
 from tests.generation import SLOTS, Asked, alone, is_clean, run, settings
 from trtkit.runtime.generation import Engine, Finished, Metrics, Request
 from trtkit.runtime.scheduling import ScheduleOptions, SchedulingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    import torch
 
 
 def serve(tested: Engine, asked: Sequence[tuple[int, Request]]) -> dict[str, Finished]:
@@ -132,3 +134,38 @@ def test_a_running_request_of_the_same_level_is_not_preempted() -> None:
     ]
     assert list(run(tested, requests)) == ["low", "high"]
     assert tested.statistics.preemptions == 0
+
+
+@pytest.mark.parametrize(("seconds_per_block", "swaps"), [(0.0, True), (0.2, True), (100.0, False)])
+def test_who_gives_way_is_kept_or_computed_again_by_what_takes_less_time(
+    seconds_per_block: float, swaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of a prompt takes a second a token here, and four tokens are a block, which is copied out and back.
+
+    What a copy takes is known after the first one: until then it is taken for fast.
+    """
+    tested = clocked_engine(1, lambda call: float(call.counts.max()), host_block_tokens=4, min_shared_tokens=1)
+    clock, tier = tested.execution, tested._state.host.blocks
+    assert isinstance(clock, ClockedDecoder)
+    assert tier is not None
+    save = tier._blocks.save
+
+    def slow_save(places: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:
+        clock.now_s += seconds_per_block * len(places)
+        return save(places, rows)
+
+    monkeypatch.setattr(tier._blocks, "save", slow_save)
+    params: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "temperature": 0}
+    low = [Asked(tuple(range(5 + index, 25 + index)), tuple(params.items())) for index in range(4)]
+    high = Asked((50, 51), (("max_tokens", 2), ("temperature", 0)))
+    requests = []
+    for index, each in enumerate(low):
+        low_request = Request(f"low{index}", list(each.prompt), settings(**params), SchedulingParams(1))
+        requests += [(40 * index, low_request), (40 * index + 6, high.request(f"high{index}"))]
+    results = serve(tested, requests)
+    for index, each in enumerate(low):
+        assert tuple(results[f"low{index}"].token_ids) == alone(each)
+        assert tuple(results[f"high{index}"].token_ids) == alone(high)
+    assert tested.statistics.preemptions == 4
+    assert tested.statistics.swaps == (4 if swaps else 1)
+    assert tested.statistics.restored_tokens == (4 if swaps else 1) * 24

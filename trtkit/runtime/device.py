@@ -40,6 +40,10 @@ class Event(Protocol):
         """Whether all work up to it is done; nothing is waited for."""
         ...
 
+    def seconds_after(self, earlier: Event) -> float | None:
+        """Return how long after an earlier point it was, if both are past; None if the device keeps no time."""
+        ...
+
 
 class Stream(Protocol):
     """Work in order. handle: what TensorRT takes for it. The caller's own stream is torch's current one."""
@@ -180,6 +184,11 @@ class CudaEvent:
         """Whether all work up to it is done."""
         return bool(self.event.query())  # type: ignore[no-untyped-call]
 
+    def seconds_after(self, earlier: Event) -> float | None:
+        """Return how long after an earlier point it was."""
+        assert isinstance(earlier, CudaEvent)
+        return float(earlier.event.elapsed_time(self.event)) / 1e3
+
 
 class CudaStream:
     """A stream of torch's."""
@@ -211,7 +220,8 @@ class CudaStream:
 
     def record(self) -> Event:
         """Return the point after the work so far."""
-        return CudaEvent(self._stream.record_event())
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        return CudaEvent(self._stream.record_event(event))
 
     def wait(self, event: Event) -> None:
         """Let what is put here next wait for a point of another stream's work."""

@@ -91,17 +91,27 @@ class HostGraph:
             self.stream.run(call)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class HostEvent:
     """The point of a stream after `count` calls."""
 
     stream: HostStream
     count: int
+    was_queried: bool = False
 
     def is_past(self) -> bool:
-        """Let the calls up to it be done, as a GPU may have done them by now."""
+        """Say whether the calls up to it are done; who asks again finds that they are by now."""
+        if self.was_queried:
+            self.stream.run_to(self.count)
+        self.was_queried = True
+        return self.stream.is_done(self.count)
+
+    def reach(self) -> None:
+        """Do the calls up to it."""
         self.stream.run_to(self.count)
-        return True
+
+    def seconds_after(self, _earlier: Event) -> None:
+        """Return None: it is not known when work would have been done."""
 
 
 class HostStream:
@@ -137,13 +147,18 @@ class HostStream:
         finally:
             self._is_running = False
 
+    def is_done(self, count: int) -> bool:
+        """Whether the work up to a point is done."""
+        return self._done >= count
+
     def record(self) -> HostEvent:
         """Return the point after the work so far."""
         return HostEvent(self, self._done + len(self.pending))
 
     def wait(self, event: Event) -> None:
         """Let what is put here next find the work up to a point of another stream done."""
-        self.run(event.is_past)
+        assert isinstance(event, HostEvent)
+        self.run(event.reach)
 
     def sibling(self) -> HostStream:
         """Return another stream of the same device."""

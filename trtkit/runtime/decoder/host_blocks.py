@@ -24,6 +24,15 @@ class CacheBlocks(Protocol):
     tokens: int
     size_bytes: int
 
+    def last_copy(self) -> tuple[float, int] | None:
+        """Return the seconds and the bytes of the last copy to the host, once, if the device has measured them."""
+        ...
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether `save` and `load` return when everything has been copied."""
+        ...
+
     def places(self, slot: int, first: int, count: int) -> list[int]:
         """Return where a slot's blocks are, from its block `first` on."""
         ...
@@ -72,6 +81,20 @@ class LocalBlocks:
             self._buffers = [stream.empty(shape, torch.uint8) for _ in range(_BUFFERS)]
             self._free: list[Event | None] = [None] * _BUFFERS
             self._turn = 0
+        self._timed: tuple[Event, Event, int] | None = None
+
+    def last_copy(self) -> tuple[float, int] | None:
+        """Return what the last copy to the host took; see CacheBlocks."""
+        if self._timed is None or not self._timed[1].is_past():
+            return None
+        (begin, end, size), self._timed = self._timed, None
+        seconds = end.seconds_after(begin)
+        return None if seconds is None else (seconds, size)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether caches are in the host's memory themselves."""
+        return self._stream is None
 
     def places(self, slot: int, first: int, count: int) -> list[int]:
         """Return where a slot's blocks are: pages, or numbers over all slots."""
@@ -94,8 +117,10 @@ class LocalBlocks:
             buffer = self._buffer(len(places[part]), stream)
             stream.run(partial(self._pack, places[part], buffer))
             self._copies.wait(stream.record())
+            begin = self._copies.record()
             self._copies.run(partial(_copy, buffer, rows[part]))
-            self._free[self._turn] = self._copies.record()
+            self._free[self._turn] = end = self._copies.record()
+            self._timed = begin, end, buffer.nbytes
         return self._copies.record().is_past
 
     def load(self, places: Sequence[int], rows: Sequence[torch.Tensor]) -> None:

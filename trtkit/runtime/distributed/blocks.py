@@ -34,6 +34,8 @@ class GroupBlocks:
         self._sizes = [replace(part, tokens=own.tokens).size_bytes for part in parts]
         self.tokens, self.size_bytes = own.tokens, sum(self._sizes)
 
+    is_waited_for = True
+
     def places(self, slot: int, first: int, count: int) -> list[int]:
         """Return where a slot's blocks are: the same places on every rank."""
         return self._own.places(slot, first, count)
@@ -57,6 +59,9 @@ class GroupBlocks:
         numbers = (self.tokens, len(starts), *starts, *places)
         message = Message(Command.LOAD_BLOCKS, numbers, {"data": torch.stack(list(rows))})
         self._run(message, lambda: load_part(self._own, 0, message))
+
+    def last_copy(self) -> None:
+        """Return None: who calls measures."""
 
     def settle(self) -> None:
         """Return at once: every copy has been waited for."""

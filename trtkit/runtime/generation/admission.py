@@ -85,6 +85,7 @@ def preempt(state: State, slot: int) -> Request:
     request.prompt_logprobs.clear()
     request.metrics.preemptions += 1
     state.statistics.preemptions += 1
+    state.statistics.swaps += bool(claims)
     return request
 
 

@@ -10,6 +10,7 @@ from trtkit.errors import ExecutionError
 from trtkit.runtime.adapters import no_adapters
 from trtkit.runtime.device import to_device
 from trtkit.runtime.generation.admission import admit_waiting, preempt
+from trtkit.runtime.generation.costs import StepCosts
 from trtkit.runtime.generation.decoding import decode
 from trtkit.runtime.generation.flight import Flight, Step, begin, can_launch, land, launch, take_off
 from trtkit.runtime.generation.imports import Imports
@@ -58,9 +59,10 @@ class Engine:
         imports = Imports(self._options.most_imported_bytes)
         has_kernel = execution.tokens.is_cuda and has_triton() if self._options.kernel is None else self._options.kernel
         host, clock = self._options.host_options, self._options.clock
-        self._state = State(execution, reserve, imports, host, has_kernel, clock, adapters)
         wants_overlap = execution.is_asynchronous if self._options.overlap is None else self._options.overlap
         self._overlaps = wants_overlap and execution.takes_ids and proposer is None
+        costs = StepCosts(is_late=self._overlaps and execution.is_asynchronous)
+        self._state = State(execution, reserve, imports, host, has_kernel, clock, costs, adapters)
         self._flights: list[Flight] = []
 
     @property
@@ -185,6 +187,7 @@ class Engine:
     def step(self) -> list[Finished]:
         """Run every sequence a token further, and prompts as far as the budget goes; return what has ended."""
         state, started_s = self._state, self._options.clock()
+        waited_s = state.host.waited_s
         state.statistics.steps += 1
         launched = self._launch()
         for request in self._waiting.wake(started_s):
@@ -201,6 +204,9 @@ class Engine:
         for group in group_chunks(self._with_pages(chunks), self.execution.max_length):
             self._prefill(group)
         account()
+        tokens = sum(chunk.count for chunk in chunks)
+        seconds = self._options.clock() - started_s - (state.host.waited_s - waited_s)
+        state.costs.note(seconds, tokens, decodes=bool(ready.size))
         state.host.write()
         finished, state.finished = state.finished, []
         if state.adapters is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,11 +16,12 @@ from trtkit.runtime.paging import block_keys, contents
 from trtkit.runtime.sequences import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from trtkit.arrays import Array
     from trtkit.runtime.decoder.execution import SequenceCache
+    from trtkit.runtime.generation.costs import StepCosts
     from trtkit.runtime.generation.slots import Slots
     from trtkit.runtime.sequences import Ints
     from trtkit.runtime.soft_tokens import SoftTokens
@@ -68,17 +70,26 @@ NO_HOST = HostOptions()
 class HostTier:
     """Blocks of tokens by content; sequences as a whole, if they have recurrent states.
 
-    Raises RequestError for a folder that cannot be used.
+    waited_s: seconds that copies have taken from steps. Raises RequestError for a folder that cannot be used.
     """
 
-    def __init__(self, cache: SequenceCache, slots: Slots, options: HostOptions) -> None:
+    def __init__(
+        self,
+        cache: SequenceCache,
+        slots: Slots,
+        options: HostOptions,
+        clock: Callable[[], float],
+        costs: StepCosts,
+    ) -> None:
         self._cache, self._slots, limit_bytes = cache, slots, options.limit_bytes
+        self.waited_s = 0.0
+        self._clock, self._costs = clock, costs
         tokens = options.block_tokens if cache.pages is None else cache.pages.page_tokens
         blocks = cache.blocks(tokens) if limit_bytes else None
         has_blocks = blocks is not None and blocks.size_bytes <= limit_bytes
         keeps = has_blocks or (cache.has_states and limit_bytes > 0)
         self._files = _open_files(options.folder, cache, tokens) if keeps and options.folder is not None else None
-        self.blocks = BlockTier(blocks, limit_bytes, self._files) if blocks is not None and has_blocks else None
+        self.blocks = BlockTier(blocks, limit_bytes, self._files, clock) if blocks is not None and has_blocks else None
         self.sequences = SequenceTier(limit_bytes if cache.has_states else 0, self._files, self._of_bytes)
         if cache.pages is not None and self.blocks is not None:
             cache.pages.on_evict = self._keep_pages
@@ -94,17 +105,19 @@ class HostTier:
         return self.sequences.store.claimed_bytes + (0 if self.blocks is None else self.blocks.store.claimed_bytes)
 
     def keep(self, slot: int, most: int | None = None, *, is_claimed: bool = False) -> list[bytes]:
-        """Save what a slot has cached, or its first `most` tokens, as far as there is room.
+        """Save what a slot has cached, or its first `most` tokens, as far as there is room, if computing takes longer.
 
         is_claimed: whether it stays until it is released; returns the keys to release then.
         """
         ids = self._known(slot, most)
-        if self.blocks is not None:
-            keys = self._keys(ids, self._slots.sequences.soft.get(slot))
-            self.blocks.keep(keys, self.blocks.places(slot, 0, len(keys)))
-            return self.blocks.store.claim(keys) if is_claimed else []
-        key = self._keep_whole(slot, ids)
-        return self.sequences.store.claim([key]) if is_claimed and key is not None else []
+        with self._waiting():
+            if self.blocks is not None:
+                keys = self._keys(ids, self._slots.sequences.soft.get(slot))
+                if self._is_worth(self.blocks, self.blocks.copied_bytes(keys), len(keys) * self.blocks.tokens):
+                    self.blocks.keep(keys, self.blocks.places(slot, 0, len(keys)))
+                return self.blocks.store.claim(keys) if is_claimed else []
+            key = self._keep_whole(slot, ids)
+            return self.sequences.store.claim([key]) if is_claimed and key is not None else []
 
     def can_claim(self, slot: int) -> bool:
         """Whether there is room for all that a slot has cached."""
@@ -139,12 +152,13 @@ class HostTier:
 
     def load(self, slot: int, on_host: HostPrefix) -> None:
         """Bring what the host has into a slot, which has memory for it."""
-        if on_host.whole is not None:
-            self._cache.load(slot, on_host.whole)
-        elif self.blocks is not None:
-            places = self.blocks.places(slot, on_host.first, len(on_host.keys))
-            self.blocks.load(on_host.keys, places)
-            self.blocks.store.release(on_host.keys)
+        with self._waiting():
+            if on_host.whole is not None:
+                self._cache.load(slot, on_host.whole)
+            elif self.blocks is not None:
+                places = self.blocks.places(slot, on_host.first, len(on_host.keys))
+                self.blocks.load(on_host.keys, places)
+                self.blocks.store.release(on_host.keys)
 
     def write(self) -> None:
         """Give files what has come to the host."""
@@ -186,15 +200,35 @@ class HostTier:
         key = self.sequences.key(ids)
         if key not in self.sequences.store:
             size = self._cache.form(len(ids)).size_bytes
-            if not self.sequences.store.make_room(size):
+            if not self._is_worth(self.sequences, 2 * size, len(ids)) or not self.sequences.store.make_room(size):
                 return None
-            return self.sequences.add(ids, self._cache.save(slot, len(ids)))
+            started_s = self._clock()
+            saved = self._cache.save(slot, len(ids))
+            self.sequences.rate.note(self._clock() - started_s, size)
+            return self.sequences.add(ids, saved)
         return key
 
     def _keep_pages(self, pages: Sequence[int], keys: Sequence[bytes]) -> None:
         """Save pages that are about to be overwritten, the last of a sequence first."""
         assert self.blocks is not None
-        self.blocks.keep(keys[::-1], pages[::-1])
+        with self._waiting():
+            if self._is_worth(self.blocks, self.blocks.copied_bytes(keys), len(keys) * self.blocks.tokens):
+                self.blocks.keep(keys[::-1], pages[::-1])
+
+    def _is_worth(self, tier: BlockTier | SequenceTier, copied_bytes: int, tokens: int) -> bool:
+        """Whether it takes less time to copy so many bytes than to compute so many tokens again."""
+        token_s = self._costs.prompt_token_s
+        if not token_s or tier.rate.seconds_per_byte * copied_bytes <= token_s * tokens:
+            return True
+        tier.rate.forget()
+        return False
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Count the time that passes meanwhile."""
+        started_s = self._clock()
+        yield
+        self.waited_s += self._clock() - started_s
 
     def _keys(self, ids: Ints, soft: SoftTokens | None) -> list[bytes]:
         assert self.blocks is not None

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from trtkit.runtime.generation.costs import StepCosts
 from trtkit.runtime.generation.host_tier import NO_HOST, HostOptions, HostTier
 from trtkit.runtime.generation.request import Finished
 from trtkit.runtime.generation.running import Running
@@ -31,6 +32,8 @@ class Statistics:
 
     restored_tokens: of prompts, those that were found in host memory; file_tokens: those of them that files had.
 
+    swaps: preemptions whose sequence the host keeps; others are computed again.
+
     synchronous_steps: decoding steps that the host waited for before it could launch the next: the engine does not
     overlap, or a row is a beam, or a user's function has to see its logits. discarded_tokens: drawn after an end.
     """
@@ -45,6 +48,7 @@ class Statistics:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0
+    swaps: int = 0
     synchronous_steps: int = 0
     discarded_tokens: int = 0
 
@@ -54,8 +58,8 @@ class State:
     """An engine's memory. reserve: places at a slot's end that idle rows may overwrite. imports: see Imports.
     host_options: of host memory for what caches have no room for.
 
-    has_kernel: whether the Triton kernel samples. clock: gives the time, in seconds. adapters: None if the network
-    takes none.
+    has_kernel: whether the Triton kernel samples. clock: gives the time, in seconds. costs: what steps have taken.
+    adapters: None if the network takes none.
     """
 
     execution: DecoderExecution
@@ -64,6 +68,7 @@ class State:
     host_options: HostOptions = NO_HOST
     has_kernel: bool = False
     clock: Callable[[], float] = time.monotonic
+    costs: StepCosts = field(default_factory=StepCosts)
     adapters: Adapters | None = None
     statistics: Statistics = field(default_factory=Statistics)
     finished: list[Finished] = field(default_factory=list)
@@ -76,7 +81,7 @@ class State:
         self.slots = Slots(
             self.execution.slots, self.execution.max_length, cache.positions if cache.has_states else None
         )
-        self.host = HostTier(cache, self.slots, self.host_options)
+        self.host = HostTier(cache, self.slots, self.host_options, self.clock, self.costs)
         self.running = Running(self.execution.slots)
         tokens = self.execution.tokens if self.has_kernel else None
         self.sampler = Sampler(self.slots.sequences, self.execution.vocab_size, tokens)

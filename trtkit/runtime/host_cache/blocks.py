@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from trtkit.runtime.host_cache.rate import CopyRate
 from trtkit.runtime.host_cache.store import HostStore
 
 if TYPE_CHECKING:
@@ -27,11 +29,18 @@ class _Unwritten(NamedTuple):
 class BlockTier:
     """As many blocks as `limit_bytes` hold, at least one, in memory that is taken once.
 
-    files: where blocks are written too, and found when the memory has them no longer.
+    files: where blocks are written too, and found when the memory has them no longer. clock: gives the time in seconds.
     """
 
-    def __init__(self, blocks: CacheBlocks, limit_bytes: int, files: FileTier | None = None) -> None:
-        self._blocks, self._files = blocks, files
+    def __init__(
+        self,
+        blocks: CacheBlocks,
+        limit_bytes: int,
+        files: FileTier | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._blocks, self._files, self._clock = blocks, files, clock
+        self.rate = CopyRate()
         count = limit_bytes // blocks.size_bytes
         self._memory = blocks.memory(count)
         self._free: list[int] = []
@@ -66,7 +75,10 @@ class BlockTier:
             new.append(key)
             new_places.append(place)
         if new:
-            has_come = self._blocks.save(new_places, [self._memory[store.get(key)] for key in new])
+            started_s, rows = self._clock(), [self._memory[store.get(key)] for key in new]
+            has_come = self._blocks.save(new_places, rows)
+            if self._blocks.is_waited_for:
+                self.rate.note(self._clock() - started_s, len(new) * self._blocks.size_bytes)
             if self._files is not None:
                 self._unwritten.append(_Unwritten(has_come, store.claim(new)))
         store.release(claimed)
@@ -101,6 +113,12 @@ class BlockTier:
             return claimed, read
         self.store.release(claimed)
         return [], 0
+
+    def copied_bytes(self, keys: Sequence[bytes]) -> int:
+        """Return the bytes to copy out, of those blocks that the host does not have, and back, of all of them."""
+        if (measured := self._blocks.last_copy()) is not None:
+            self.rate.note(*measured)
+        return (len(keys) + sum(key not in self.store for key in keys)) * self._blocks.size_bytes
 
     def load(self, keys: Sequence[bytes], places: Sequence[int]) -> None:
         """Copy blocks that are kept to their places in the caches."""

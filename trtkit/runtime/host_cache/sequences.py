@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trtkit.runtime.host_cache.rate import CopyRate
 from trtkit.runtime.host_cache.store import HostStore
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class SequenceTier:
     ) -> None:
         self._lengths: Counter[int] = Counter()
         self._files, self._of_bytes = files, of_bytes
+        self.rate = CopyRate()
         self.store = HostStore["SavedSequence"](limit_bytes, self._drop)
 
     def key(self, ids: Ints) -> bytes:
