@@ -171,6 +171,7 @@ CASES = [
         router_jitter_noise=0.1,
     ),
     Case("gpt_bigcode-multi-head", "gpt_bigcode", {**GPT2_SIZES, "multi_query": False}),
+    case("bitnet", "bitnet", *NO_HEAD_DIM, hidden_size=48, hidden_act="relu2"),
     case("seed_oss", "seed_oss", attention_out_bias=True, mlp_bias=True),
     case("arcee", "arcee", head_dim=10, rope_parameters=YARN_ROPE, tie_word_embeddings=True),
     case("cwm", "cwm", num_hidden_layers=3, sliding_window=7, rope_parameters=LLAMA3_ROPE, mlp_bias=True),

@@ -22,7 +22,7 @@ LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}
 # Cases with little else of their own, by what can be changed: whose rotation is stated once, whose heads form groups,
 # and whose head is tied or not.
 _ROTATED = (
-    "apertus", "arcee", "cohere", "cohere2", "cwm", "ernie4_5", "exaone4", "gemma", "gemma2", "glm", "glm4",
+    "apertus", "arcee", "bitnet", "cohere", "cohere2", "cwm", "ernie4_5", "exaone4", "gemma", "gemma2", "glm", "glm4",
     "granite", "helium", "jais2", "mistral", "mixtral", "nanochat", "olmo", "olmo2", "phi", "qwen2", "qwen2_moe",
     "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2",
 )  # fmt: skip
@@ -32,7 +32,7 @@ _TIED = (
     "opt", "qwen3", "smollm3", "starcoder2",
 )  # fmt: skip
 _UNTIED = (
-    "cwm", "ernie4_5", "exaone4", "glm4", "gpt_neox", "granite", "helium", "ministral3", "mistral", "mixtral",
+    "bitnet", "cwm", "ernie4_5", "exaone4", "glm4", "gpt_neox", "granite", "helium", "ministral3", "mistral", "mixtral",
     "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3_moe", "seed_oss",
 )  # fmt: skip
 COMMON: list[tuple[str, dict[str, Any]]] = [

@@ -103,7 +103,8 @@ class AttentionSpec:
     value_dim: elements of a head's values, if fewer than of its keys; caches hold zeros in place of the others, since
         TensorRT's attention takes keys and values of one size. value_scale: factor of the values.
     gate: gates that have a matrix of their own, `z`; None if there are none.
-    value_norm: over each head's values. cache_of: number of the layer whose keys and values it reads, if it has none.
+    value_norm: over each head's values. output_norm: over what all heads give together, before `o`.
+    cache_of: number of the layer whose keys and values it reads, if it has none.
     share: of all heads, of which these are one rank's; the ranks' outputs are summed.
     """
 
@@ -134,6 +135,7 @@ class AttentionSpec:
     value_scale: float = 1.0
     gate: GateSpec | None = None
     value_norm: NormSpec | None = None
+    output_norm: NormSpec | None = None
     cache_of: int | None = None
     share: Share = WHOLE
 

@@ -18,7 +18,7 @@ class MlpSpec:
     is_fused: gate and up are one matrix, gate first. has_learned_activation: xIELU, with weights of its own.
     limit: gate is at most that, `up` is within it to both sides, and the block is `down(gate * sigmoid(sigmoid_factor *
         gate) * (up + 1))` (gpt-oss). None: no limit, and none of this.
-    gate_factor: of gates before their activation. factor: of the block's output.
+    gate_factor: of gates before their activation. factor: of the block's output. norm: of what `down` reads.
     sparsity: gates count by how far they exceed this quantile of a normal distribution of their mean and variance; 0:
         all count.
     share: of the intermediate size, of which this is one rank's; the ranks' outputs are summed.
@@ -35,6 +35,7 @@ class MlpSpec:
     sparsity: float = 0.0
     gate_factor: float = 1.0
     factor: float = 1.0
+    norm: NormSpec | None = None
     share: Share = WHOLE
 
 

@@ -186,8 +186,10 @@ def _tensor_problems(spec: DecoderSpec, grid: Grid, mixtures: list[MoeSpec]) -> 
         most = max([N for N, _ in attentions] or counts)
         allowed = [count for count in range(1, most + 1) if count % grid.expert == 0 and fits(count)]
         yield _problem("tensor", grid.tensor, what, allowed)
-    normed = (attention for attention in spec.attentions if attention.qk_norm == "all")
-    if any(attention.norm is not None and attention.norm.kind != "rms" for attention in normed):
+    shared = [attention.norm for attention in spec.attentions if attention.qk_norm == "all"]
+    shared += [attention.output_norm for attention in spec.attentions]
+    shared += [layer.feed_forward.norm for layer in spec.layers if isinstance(layer.feed_forward, MlpSpec)]
+    if any(norm is not None and norm.kind != "rms" for norm in shared):
         yield Problem("a layer norm over all heads cannot be shared by ranks", f"{SECTION}.tensor", "set it to 1")
 
 

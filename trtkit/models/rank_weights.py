@@ -147,8 +147,10 @@ class _Cut:
 def _attention_cut(whole: AttentionSpec, q_heads: range, kv_heads: range, name: str) -> _Cut:
     """Return the cut of a weight of attention. name: such as `q.weight`."""
     module, size = name.partition(".")[0], whole.head_dim
-    if module == "o":
+    if module in ("o", "o_norm"):
         size = whole.output_size // whole.num_attention_heads
+        if module == "o_norm":
+            return _Cut(rows=_rows(q_heads, size))
         return _Cut() if name.endswith(".bias") else _Cut(columns=_span(q_heads, size))
     if whole.latent is not None:  # what is compressed is whole
         sizes = whole.latent.sizes

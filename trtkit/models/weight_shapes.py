@@ -130,6 +130,7 @@ def _attention(path: str, attention: AttentionSpec, spec: DecoderSpec) -> Iterat
                 yield from _norm(f"{path}.{name}.heads.{head}", attention.norm, H)
         else:
             yield from _norm(f"{path}.{name}", attention.norm, *_qk_norm_shape(attention, heads))
+    yield from _norm(f"{path}.o_norm", attention.output_norm, attention.output_size)
     if attention.has_sinks:
         yield f"{path}.sinks", (N,)
 
@@ -162,6 +163,7 @@ def _mlp(path: str, mlp: MlpSpec, spec: DecoderSpec, inputs: int | None = None) 
     else:
         for name in ("gate", "up") if mlp.is_gated else ("up",):
             yield from _linear(f"{path}.{name}", spec, (F, D), mlp.has_bias)
+    yield from _norm(f"{path}.norm", mlp.norm, F)
     yield from _linear(f"{path}.down", spec, (D, F), mlp.has_bias)
     if mlp.has_learned_activation:
         yield from ((f"{path}.act.{name}", (1,) if name.startswith("alpha") else ()) for name in XIELU_WEIGHTS)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import PlanError
 from trtkit.quantization.llm.choice import linear_layers
-from trtkit.quantization_methods import FORMATS
+from trtkit.quantization_methods import FORMATS, largest_block
 from trtkit.quantized_model import LayerForm, QuantizedModel
 
 if TYPE_CHECKING:
@@ -129,6 +129,18 @@ def _fp8(section: Json, _where: str) -> Callable[[Layer], LayerForm | None]:
     return lambda layer: None if layer.module == _HEAD else form
 
 
+def _bitnet(section: Mapping[str, Any], _where: str) -> Callable[[Layer], LayerForm | None]:
+    """Return the forms of ternary layers, which stay in int4, or in int8 if no block divides their columns."""
+
+    def form_of(layer: Layer) -> LayerForm | None:
+        if layer.module == _HEAD and not section.get("modules_to_not_convert"):
+            return None
+        block = largest_block([layer.size])
+        return LayerForm("int4" if block else "int8", block or None, "int8", is_per_token=True)
+
+    return form_of
+
+
 def _compressed(section: Json, where: str) -> Callable[[Layer], LayerForm | None]:
     groups = [dict(group) for group in (section.get("config_groups") or {}).values()]
 
@@ -182,4 +194,5 @@ _FORMS: dict[str, Callable[[Json, str], Callable[[Layer], LayerForm | None]]] = 
     "gptq": _grouped,
     "compressed-tensors": _compressed,
     "fp8": _fp8,
+    "bitnet": _bitnet,
 }

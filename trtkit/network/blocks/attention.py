@@ -64,6 +64,8 @@ def attention_block(
         attended = attended if spec.gate is None else attended * _own_gates(weights, x, spec, spec.gate)
         merged = merge_heads(attended)
         merged = merged if gate is None else merged * sigmoid(gate)
+        if spec.output_norm is not None:
+            merged = norm_block(weights, "o_norm", merged, spec.output_norm, spec.share.count)
         return weights.linear("o", merged, has_bias=spec.has_output_bias, ranks=spec.share.count), present
 
 

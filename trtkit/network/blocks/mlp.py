@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.models.weight_shapes import XIELU_WEIGHTS
+from trtkit.network.blocks.norm import norm_block
 from trtkit.network.ops.activation import activation, largest_gates, sigmoid, xielu
 from trtkit.network.ops.arithmetic import clip, minimum
 from trtkit.network.ops.shape import split
@@ -35,6 +36,8 @@ def mlp_block(weights: Weights, name: str, x: Tensor, spec: MlpSpec, ranks: int 
             up = weights.linear("up", x, has_bias=spec.has_bias)
             inner = _xielu(weights, up) if spec.has_learned_activation else activation(up, spec.activation)
         ranks = ranks or spec.share.count
+        if spec.norm is not None:
+            inner = norm_block(weights, "norm", inner, spec.norm, spec.share.count)
         has_bias = spec.has_bias and (ranks > 1 or is_bias_added(spec))
         y = weights.linear("down", inner, has_bias=has_bias, ranks=ranks)
         return y * spec.factor if spec.factor != 1 else y

@@ -11,7 +11,7 @@ import numpy as np
 
 from trtkit.dtypes import DTYPES, E8M0, FP8
 from trtkit.errors import NetworkError
-from trtkit.network.ops.arithmetic import absolute, max_over, maximum, sum_over
+from trtkit.network.ops.arithmetic import absolute, max_over, maximum, nearest, sum_over
 from trtkit.network.ops.gather import reorder
 from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.quantize import dequantize, dynamic_quantize, quantize, scale_constant
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.dtypes import DType
     from trtkit.network.graph import Graph, Tensor
+    from trtkit.quantization_methods import Format
     from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 
 _Prepared = tuple["Tensor", "Tensor | None"]
@@ -69,21 +70,21 @@ class QuantizedLinears:
         if not matrix.changes_inputs:
             return x, None
         arrays = [None if array is None else np.asarray(array, np.float32).tobytes() for array in (factors, columns)]
-        key = (x.name, *arrays, kind)
+        key = (x.name, *arrays, kind, matrix.format)
         if key not in self._prepared:
             changed = x
             if factors is not None:
                 changed = changed * self._checked(factors.reshape((1,) * (x.rank - 1) + (-1,)), "input_factors")
             if columns is not None:
                 changed = reorder(changed, columns)
-            self._prepared[key] = (changed, None) if kind is None else self._rounded(changed, kind)
+            self._prepared[key] = (changed, None) if kind is None else self._rounded(changed, kind, matrix.format)
         return self._prepared[key]
 
-    def _rounded(self, x: Tensor, kind: QuantizedInputs) -> _Prepared:
+    def _rounded(self, x: Tensor, kind: QuantizedInputs, weights: Format) -> _Prepared:
         """Quantize inputs and dequantize them again; TensorRT joins both with the product."""
         with self._graph.scope("input"):
             if kind.is_per_token:
-                return self._rounded_tokens(x, kind)
+                return self._rounded_tokens(x, kind, weights)
             if kind.format == "mxfp8":
                 codes, scales = dynamic_quantize(x, FP8)
                 return dequantize(codes, scales, self._dtype), None
@@ -93,10 +94,16 @@ class QuantizedLinears:
                 return dequantize(codes, dequantize(scales, scale, self._dtype), self._dtype), None
             return dequantize(quantize(x, scale, DTYPES[kind.format]), scale, self._dtype), None
 
-    def _rounded_tokens(self, x: Tensor, kind: QuantizedInputs) -> _Prepared:
-        """Divide each token by its largest magnitude [..., 1], by which the product is multiplied; round it."""
+    def _rounded_tokens(self, x: Tensor, kind: QuantizedInputs, weights: Format) -> _Prepared:
+        """Divide each token by its largest magnitude [..., 1], by which the product is multiplied; round it.
+
+        TensorRT-RTX 1.7.1 multiplies int8 with no int4, so that inputs of such matrices are rounded by arithmetic.
+        """
         largest = maximum(max_over(absolute(x), -1), LEAST)
-        step = self._number(1 / FORMATS[kind.format].largest, "scale")
+        steps = FORMATS[kind.format].largest
+        if kind.format == "int8" and weights != "int8":
+            return nearest(x / largest * steps) * (1 / steps), largest
+        step = self._number(1 / steps, "scale")
         return dequantize(quantize(x / largest, step, DTYPES[kind.format]), step, self._dtype), largest
 
     def _offset(self, x: Tensor, offsets: Array) -> Tensor:

@@ -40,6 +40,11 @@ def absolute(x: Tensor) -> Tensor:
     return _unary(x, "ABS")
 
 
+def nearest(x: Tensor) -> Tensor:
+    """Round to the nearest integers, to the even one of two."""
+    return _unary(x, "ROUND")
+
+
 def logical_not(x: Tensor) -> Tensor:
     """Negate a bool tensor."""
     return _unary(x, "NOT")

@@ -1,7 +1,8 @@
-"""GGUF's blocks of 32 columns as matrices in few bits: Q8_0, Q4_0 and Q4_1.
+"""GGUF's blocks as matrices in few bits: Q8_0, Q4_0 and Q4_1, of 32 columns, and ternary TQ1_0 and TQ2_0, of 256.
 
 A block is its scale in fp16 (Q4_1: and its least value) and its codes. Four-bit codes stand in pairs of columns i and
-i + 16, the first in the lower half. Source: ggml's `block_q8_0`, `block_q4_0`, `block_q4_1` in ggml-common.h
+i + 16, the first in the lower half. A ternary block ends with its scale. Source: ggml's `block_q8_0`, `block_q4_0`,
+`block_q4_1`, `block_tq1_0`, `block_tq2_0` in ggml-common.h
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.quantized_matrix import QuantizedMatrix, pack
+from trtkit.sources.quantized.bitnet import ternary_matrix
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array
 
-KEPT = ("Q8_0", "Q4_0", "Q4_1")
+TERNARY = ("TQ1_0", "TQ2_0")
+KEPT = ("Q8_0", "Q4_0", "Q4_1", *TERNARY)
 """Types that have a form in TensorRT."""
 _BLOCK = 32
 
 
 def block_matrix(raw: Array, type_name: str) -> QuantizedMatrix:
     """Return a matrix of one of the KEPT types. raw: its bytes, a row of the matrix each."""
+    if type_name in TERNARY:
+        return _ternary(raw, type_name)
     out = len(raw)
     size = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}[type_name]
     blocks = np.ascontiguousarray(raw).reshape(out, -1, size)
@@ -34,6 +39,20 @@ def block_matrix(raw: Array, type_name: str) -> QuantizedMatrix:
     # Codes from 0 to 15 become -8 to 7; a block's least value stands at 0.
     offsets = _halves(blocks, 2) + 8 * scales if type_name == "Q4_1" else None
     return QuantizedMatrix("int4", pack(numbers ^ 8), scales, offsets=offsets)
+
+
+def _ternary(raw: Array, type_name: str) -> QuantizedMatrix:
+    """Return a matrix of -1, 0 and 1 times the scale of each block."""
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[type_name]
+    columns, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.array(raw).reshape(-1, size)
+    scales = blocks[:, -2:].copy().view(np.float16).astype(np.float32).reshape(len(raw), -1)
+    blocks[:, -2:] = np.array([1], np.float16).view(np.uint8)
+    values = gguf.quants.dequantize(blocks, kind).reshape(len(raw), -1)
+    assert values.shape[1] == scales.shape[1] * columns
+    return ternary_matrix(values, scales)
 
 
 def _halves(blocks: Array, start: int) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 from trtkit.errors import SourceError
 from trtkit.files import open_regular
 from trtkit.sources.checkpoint import StoredArray
-from trtkit.sources.gguf.blocks import KEPT, block_matrix
+from trtkit.sources.gguf.blocks import KEPT, TERNARY, block_matrix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +31,7 @@ _STRING, _ARRAY = 8, 9
 # `struct` codes of metadata types, by the format's number.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+_QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4", *TERNARY)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from trtkit.errors import SourceError
 from trtkit.quantized_matrix import KvQuantization
 from trtkit.sources.quantized import mxfp4
 from trtkit.sources.quantized.awq import awq_layers
+from trtkit.sources.quantized.bitnet import bitnet_layers
 from trtkit.sources.quantized.compressed_tensors import compressed_layers
 from trtkit.sources.quantized.fp8 import fp8_layers
 from trtkit.sources.quantized.gptq import gptq_layers
@@ -80,6 +81,7 @@ _READERS: dict[str, Callable[[Stored, Mapping[str, Any]], Parts]] = {
     "gptq": gptq_layers,
     "compressed-tensors": compressed_layers,
     "fp8": fp8_layers,
+    "bitnet": bitnet_layers,
 }
 
 

@@ -38,17 +38,20 @@ if TYPE_CHECKING:
     from trtkit.sources.decoder_source import DecoderSource
 
 IDS = torch.randint(3, 67, (2, 21), generator=torch.Generator().manual_seed(1))
-KEPT = {"Q8_0": "int8", "Q4_0": "int4", "Q4_1": "int4"}
+KEPT = {"Q8_0": "int8", "Q4_0": "int4", "Q4_1": "int4", "TQ1_0": "int4", "TQ2_0": "int4"}
 
 
 @pytest.mark.parametrize("kind", KEPT)
 def test_matrices_are_what_the_gguf_package_dequantizes(kind: str, tmp_path: Path) -> None:
-    array = np.random.default_rng(0).standard_normal((24, 96)).astype(np.float32)
+    is_ternary = kind.startswith("TQ")
+    size, block = (512, 128) if is_ternary else (96, 32)
+    array = np.random.default_rng(0).standard_normal((24, size)).astype(np.float32)
+    array[2, :256] = 0  # a block whose scale is 0
     raw = gguf.quants.quantize(array, gguf.GGMLQuantizationType[kind])
     stored = read_gguf(write_tensor(tmp_path / "m.gguf", raw, kind)).stored_matrix("x")
     matrix = stored.read()
     assert isinstance(matrix, QuantizedMatrix)
-    assert (stored.shape, matrix.shape, matrix.format, matrix.block) == ((24, 96), (24, 96), KEPT[kind], 32)
+    assert (stored.shape, matrix.shape, matrix.format, matrix.block) == ((24, size), (24, size), KEPT[kind], block)
     want = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
     if kind == "Q4_1":  # 8 scales are added and taken away again
         np.testing.assert_allclose(matrix.weights(), want, rtol=0, atol=1e-6)
@@ -174,7 +177,7 @@ def test_a_file_without_such_types_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
         open_gguf(path, keep_quantized=True)
     assert str(caught.value) == (
-        f"{path}: no linear layer is of a type that TensorRT has a form for: Q8_0, Q4_0, Q4_1"
+        f"{path}: no linear layer is of a type that TensorRT has a form for: Q8_0, Q4_0, Q4_1, TQ1_0, TQ2_0"
         "\nfix: remove `quantize`: Q5_0 are dequantized then"
     )
 
