@@ -129,7 +129,7 @@ def _fp8(section: Json, _where: str) -> Callable[[Layer], LayerForm | None]:
     return lambda layer: None if layer.module == _HEAD else form
 
 
-def _bitnet(section: Mapping[str, Any], _where: str) -> Callable[[Layer], LayerForm | None]:
+def _bitnet(section: Mapping[str, object], _where: str) -> Callable[[Layer], LayerForm | None]:
     """Return the forms of ternary layers, which stay in int4, or in int8 if no block divides their columns."""
 
     def form_of(layer: Layer) -> LayerForm | None:
