@@ -25,7 +25,7 @@ MISTAKES = {
         "graph = self._graphs.get(step)",
         "graph = self._graphs.get(step) or next(iter(self._graphs.values()), None)",
     ),
-    "a missing input": (ENGINE, "if not spec.is_kept]", 'if not spec.is_kept and spec.name != "kv_lengths"]'),
+    "a missing input": (ENGINE, "if not spec.is_kept and", 'if not spec.is_kept and spec.name != "kv_lengths" and'),
     "a copy from the end": (CACHE, "array[source][:, tokens]", "array[source][:, tokens].flip(0)"),
     "an output of its own": (ENGINE, "self._new.get(spec.name, cache)", "cache.clone()"),
     "a buffer too small": (ENGINE, "self._room = 1 << (tokens - 1).bit_length()", "self._room = max(tokens // 2, 1)"),
