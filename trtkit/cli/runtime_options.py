@@ -88,7 +88,7 @@ def runtime_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def lora_option(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the LoRA adapters that requests can name."""
-    text = "LoRA adapter that `--adapter NAME` answers with; repeatable."
+    text = "LoRA adapter that requests name; repeatable."
     option = click.option("--lora", multiple=True, metavar="NAME=FOLDER", callback=_adapters, help=text)
     return option(command)
 

@@ -49,7 +49,15 @@ _OF_BUNDLES = [
     "name", "replicas", "prefill_workers", "slots", "cache_gib", "host_cache_gib", "cache_dir", "cache_dir_gib",
     "max_queue", "router", "migrations", "body_mib",
 ]  # fmt: skip
-_OF_BUNDLES += ["weight_budget_gib", "schedule", "shares", "hang_timeout_s", "tool_call_parser", "reasoning_parser"]
+_OF_BUNDLES += [
+    "weight_budget_gib",
+    "lora",
+    "schedule",
+    "shares",
+    "hang_timeout_s",
+    "tool_call_parser",
+    "reasoning_parser",
+]
 _OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load", "allow_undeployed"]
 
 

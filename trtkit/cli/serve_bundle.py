@@ -31,12 +31,15 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
     from trtkit.deployment.dynamo.fleet import Fleet, FleetOptions
     from trtkit.deployment.dynamo.model_folder import read_model
     from trtkit.deployment.ports import free_ports
+    from trtkit.runtime.adapters import check_adapters
     from trtkit.runtime.weight_budget import weight_budget_bytes
 
     model = read_model(path)
     with faults_by_flag():
         weight_budget_bytes(open_bundle(model.path), options["weight_budget_gib"])
     name = options.pop("name") or model.path.resolve().name
+    with faults_by_flag():
+        check_adapters(open_bundle(model.path), options["lora"], name)
     port = options.pop("http_port") or free_ports(1)[0]
     fleet_options = FleetOptions(name, port=port, **options)
     show = server_log(lambda line: " INFO " in line, quiet=quiet)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtkit.cli.runtime_options import weight_budget_option
+from trtkit.cli.runtime_options import lora_option, weight_budget_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +89,7 @@ _BUNDLE = (
         callback=_weights,
         help="Share workers fairly between users; `*=1` is everyone else.",
     ),
+    lora_option,
     click.option(
         "--router",
         type=click.Choice(["kv", "round-robin", "least-loaded", "power-of-two", "random"]),

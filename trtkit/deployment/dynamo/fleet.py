@@ -60,6 +60,7 @@ class FleetOptions:
     cache_dir: folder in which each worker has one that keeps all of this too, up to `cache_dir_gib`.
     max_queue: requests that wait for a slot at each worker. schedule: which of them is next. shares: weights of users,
     by name; None if users do not matter. router: how requests are spread over several workers.
+    lora: folders of LoRA adapters, by the names that they have as models.
     migrations: how often a request may go on at another worker when its own dies. body_mib: largest request.
     hang_timeout_s: how long a step of a worker may take before the worker is started again.
     exit_timeout_s: how long requests may take to end when the fleet stops.
@@ -80,6 +81,7 @@ class FleetOptions:
     schedule: ScheduleName = "priority"
     shares: Mapping[str, float] | None = None
     router: Router = "kv"
+    lora: Mapping[str, str] | None = None
     migrations: int = 3
     body_mib: int | None = None
     tool_call_parser: str | None = None
@@ -105,6 +107,8 @@ class Fleet:
         if model.has_states and options.prefill_workers:
             what = "prefill workers are not supported for models with recurrent states"
             raise DeployError(what, str(model.path), "serve without `--prefill-workers`")
+        if options.lora and options.prefill_workers:
+            raise DeployError("prefill workers take no LoRA adapters", "--lora", "serve without `--prefill-workers`")
         self.model, self.options = model, options
         self._on_line = on_line
         self._scratch = tempfile.TemporaryDirectory(prefix="trtkit-dynamo-")
@@ -204,6 +208,7 @@ class Fleet:
         command += ["--name", options.name, "--endpoint-types", self.model.endpoint_types]
         command += ["--max-queue", str(options.max_queue), "--schedule", options.schedule]
         command += [f"--share={user}={weight}" for user, weight in (options.shares or {}).items()]
+        command += [f"--lora={name}={folder}" for name, folder in (options.lora or {}).items()]
         for flag, value in (
             ("--slots", options.slots),
             ("--cache-gib", options.cache_gib),

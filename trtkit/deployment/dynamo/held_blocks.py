@@ -49,8 +49,8 @@ def block_hashes(tokens: Ints, size: int, parent: int | None) -> list[int]:
 class HeldBlocks:
     """Counts who holds each full block: several slots may, and the block is gone with the last of them.
 
-    A block's hash is signed, of 64 bits, and covers all tokens before it. Slots with images hold nothing here: their
-    tokens do not say what is cached.
+    A block's hash is signed, of 64 bits, and covers all tokens before it. Slots with images or with a LoRA adapter hold
+    nothing here: their tokens do not say what is cached.
     """
 
     def __init__(self, slots: int, block_size: int = BLOCK_SIZE) -> None:
@@ -67,6 +67,7 @@ class HeldBlocks:
         """Return what has changed since the last call. Only slots with other tokens or other blocks are looked at."""
         counts, versions = slots.cached // self._size, slots.sequences.versions
         counts[list(slots.sequences.soft)] = 0
+        counts[slots.sequences.adapter_keys != 0] = 0
         is_replaced = versions != self._versions
         was_held: dict[int, bool] = {}
         changed: dict[int, int] = {}

@@ -9,6 +9,7 @@ import numpy as np
 from trtkit.deployment.dynamo.held_blocks import Removed, Stored, block_hashes
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE
 from trtkit.runtime.paging import ROOT
+from trtkit.runtime.sequences import TOKEN_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 class HeldPages:
     """Follows which pages of `page_tokens` tokens can be found, a multiple of blocks.
 
-    Pages with images hold nothing here, nor do those after them: their tokens do not say what is cached.
+    Pages with images hold nothing here, nor do those after them: their tokens do not say what is cached. The same is
+    true of pages of LoRA adapters.
     """
 
     def __init__(self, page_tokens: int, block_size: int = BLOCK_SIZE) -> None:
@@ -47,7 +49,7 @@ class HeldPages:
     def _stored(self, change: PageChange, content: bytes) -> Stored | None:
         parent = None if change.parent == ROOT else self._hashes[change.parent][-1]
         tokens = np.frombuffer(content, np.int64)
-        if len(tokens) != self._page_tokens:
+        if len(tokens) != self._page_tokens or tokens[0] >> TOKEN_BITS:
             return None
         hashes = self._hashes[change.page] = block_hashes(tokens, self._size, parent)
         return Stored(

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dynamo.common.backend.engine import EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, LlmRegistration
@@ -20,6 +21,7 @@ from dynamo.common.backend.worker import WorkerConfig
 from dynamo.common.constants import DisaggregationMode
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Unknown
 
+from trtkit.deployment.dynamo.adapters import LOAD, UNLOAD, ServedAdapters
 from trtkit.deployment.dynamo.cache_events import CacheEvents, blocks_of
 from trtkit.deployment.dynamo.chunks import chunk
 from trtkit.deployment.dynamo.disaggregation import Decode, Prefill, prompt_alone
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import AsyncGenerator, Sequence
 
-    from dynamo._core import Context
+    from dynamo._core import Context, Endpoint
     from dynamo._core.backend import EngineMetrics  # type: ignore[import-not-found]
 
     from trtkit.deployment.dynamo.cache_events import EventPublisher, LoadPublisher
@@ -65,6 +67,7 @@ class BundleWorker(LLMEngine):
         self._decode: Decode | None = None
         self._numbers = itertools.count()
         self._names: dict[str, str] = {}
+        self._adapters = ServedAdapters(options)
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[BundleWorker, WorkerConfig]:
@@ -93,7 +96,7 @@ class BundleWorker(LLMEngine):
         schedule = ScheduleOptions(own.schedule, dict(shares) if shares else None)
         names = ("slots", "cache_gib", "host_cache_gib", "cache_dir", "cache_dir_gib", "weight_budget_gib", "max_queue")
         options = {name: getattr(own, name) for name in names}
-        options |= {"schedule": schedule, "detokenizes": False}
+        options |= {"schedule": schedule, "detokenizes": False, "lora": dict(own.lora or ())}
         self._llm = await asyncio.to_thread(AsyncLLM, own.bundle, on_step=self._after_step, **options)
         frontend = self._llm.thread.frontend
         text, execution = frontend.text, frontend.execution
@@ -119,6 +122,7 @@ class BundleWorker(LLMEngine):
                 self._prefill.expect(name, request)
                 request = prompt_alone(request)
             prompt, params = read_request(request, self._defaults, text.max_length)
+            params = replace(params, adapter=self._adapters.of(request))
             async for delta in llm.generate(prompt, params, name, read_scheduling(request)):
                 if delta.finish_reason == "error":
                     raise Unknown(str(delta.stop_reason))
@@ -171,6 +175,23 @@ class BundleWorker(LLMEngine):
         except TrtkitError as error:
             return {"status": "error", "message": _one_line(error)}
         return {"status": "ok"}
+
+    def supported_updates(self) -> set[str]:
+        """Return what `POST /engine/update/<name>` of this worker's own port takes."""
+        return {LOAD, UNLOAD}
+
+    async def engine_update(self, update: str, body: dict[str, object]) -> dict[str, object]:
+        """Load or unload a LoRA adapter, which is a model of its own in the API."""
+        try:
+            await self._adapters.update(self._opened, update, body)
+        except TrtkitError as error:
+            return {"status": "error", "message": _one_line(error)}
+        return {"status": "ok"}
+
+    async def on_endpoint_ready(self, endpoint: Endpoint) -> None:
+        """Announce the adapters that are loaded."""
+        llm = self._opened
+        await self._adapters.serve(endpoint, llm, llm.thread.frontend.text.max_length)
 
     async def is_quiescent(self) -> bool:
         """Return whether this worker may end: nobody reads from it."""

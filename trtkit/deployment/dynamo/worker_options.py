@@ -30,6 +30,7 @@ def worker_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-queue", type=int, default=512, help="prompts that may wait for a slot")
     parser.add_argument("--schedule", default="priority", choices=SCHEDULES, help="which prompt is next")
     parser.add_argument("--share", dest="shares", action="append", type=_weight, help="USER=WEIGHT; may be repeated")
+    parser.add_argument("--lora", action="append", type=_adapter, help="NAME=FOLDER; may be repeated")
     parser.add_argument("--endpoint-types", default="chat,completions")
     parser.add_argument("--discovery", default="file", choices=("file", "kubernetes", "etcd", "mem"))
     parser.add_argument("--tool-call-parser")
@@ -40,6 +41,12 @@ def worker_parser() -> argparse.ArgumentParser:
     parser.add_argument("--transfer-s", type=float, default=10, help="decode: how long one may take to arrive")
     parser.add_argument("--no-kv-routing", dest="has_kv_routing", action="store_false")
     return parser
+
+
+def _adapter(text: str) -> tuple[str, str]:
+    """Return a name and a folder."""
+    name, _, folder = text.partition("=")
+    return name, folder
 
 
 def _weight(text: str) -> tuple[str, float]:

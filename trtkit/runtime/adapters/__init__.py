@@ -1,6 +1,14 @@
 """LoRA adapters while an engine runs: which are loaded, which are resident, and whose each rank is."""
 
-from trtkit.runtime.adapters.adapters import Adapters, bundle_adapters, no_adapters
+from trtkit.runtime.adapters.adapters import Adapters, bundle_adapters, check_adapters, no_adapters
 from trtkit.runtime.adapters.loaded import LoadedAdapter, PreparedAdapter, prepared_matrices
 
-__all__ = ["Adapters", "LoadedAdapter", "PreparedAdapter", "bundle_adapters", "no_adapters", "prepared_matrices"]
+__all__ = [
+    "Adapters",
+    "LoadedAdapter",
+    "PreparedAdapter",
+    "bundle_adapters",
+    "check_adapters",
+    "no_adapters",
+    "prepared_matrices",
+]

@@ -15,7 +15,7 @@ from trtkit.runtime.decoder.network import bundle_spec
 from trtkit.runtime.sequences import AdapterId
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.models.spec import DecoderSpec
@@ -143,6 +143,22 @@ def bundle_adapters(bundle: Bundle, slots: AdapterSlots | None) -> Adapters | No
         return None
     spec = bundle_spec(bundle)
     return Adapters(slots, spec, adapted_layers(spec, options))
+
+
+def check_adapters(bundle: Bundle, folders: Mapping[str, str], model: str) -> None:
+    """Raise RequestError if a bundle's engine takes no adapters or one has the model's name, ProblemsError, SourceError
+    for an adapter that does not fit.
+    """
+    options = llm_options(bundle.manifest.config).lora
+    if not folders:
+        return
+    if options is None:
+        raise no_adapters()
+    if model in folders:
+        raise RequestError(f"`{model}` is the name of the model", "adapter", "give the adapter another name")
+    spec = bundle_spec(bundle)
+    for folder in folders.values():
+        check_adapter(open_adapter(Path(folder), spec), adapted_layers(spec, options), options.max_rank_sum)
 
 
 def no_adapters() -> GenerationError:

@@ -11,9 +11,12 @@ import pytest
 
 from tests.generation import SLOTS, engine, settings
 from trtkit.deployment.dynamo.held_blocks import Event, HeldBlocks
+from trtkit.deployment.dynamo.held_pages import HeldPages
 from trtkit.runtime.generation import Request
 from trtkit.runtime.generation.slots import Slots
+from trtkit.runtime.paging import PageChange
 from trtkit.runtime.scheduling import SchedulingParams
+from trtkit.runtime.sequences import AdapterId, keyed
 
 if TYPE_CHECKING:
     from trtkit.runtime.generation import Engine
@@ -182,3 +185,16 @@ def test_slots_with_images_are_not_told() -> None:
     assert blocks.changes(slots) == []
     slots.sequences.start(0, [*range(8)])
     assert len(blocks.changes(slots)) == 1
+
+
+def test_slots_and_pages_of_adapters_are_not_told() -> None:
+    """Their tokens are those of other slots and pages, and what is cached is not."""
+    slots, blocks = slots_of([*range(8)]), HeldBlocks(1, BLOCK)
+    slots.sequences.start(0, [*range(8)], adapter=AdapterId(1, 77))
+    assert blocks.changes(slots) == []
+    slots.sequences.start(0, [*range(8)])
+    assert len(blocks.changes(slots)) == 1
+    pages, ids = HeldPages(BLOCK, BLOCK), np.arange(BLOCK, dtype=np.int64)
+    assert pages.changes([PageChange(3, content=keyed(ids, 77).tobytes())]) == []
+    assert pages.changes([PageChange(4, 3, keyed(ids, 77).tobytes())]) == []
+    assert len(pages.changes([PageChange(5, content=ids.tobytes())])) == 1

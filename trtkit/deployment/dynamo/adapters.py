@@ -1,0 +1,100 @@
+"""LoRA adapters as models of Dynamo: each has a name in the OpenAI API, and workers load and unload them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
+
+from dynamo._core import ModelRuntimeConfig, WorkerType
+from dynamo.llm import ModelInput, ModelType, register_model, unregister_model
+
+from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE
+from trtkit.errors import RequestError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+    from dynamo._core import Endpoint
+
+    from trtkit.runtime.llm import AsyncLLM
+
+LOAD, UNLOAD = "load_lora", "unload_lora"
+"""Dynamo's names of what `POST /engine/update/<name>` of a worker's own port does."""
+_TYPES = {"chat": ModelType.Chat, "completions": ModelType.Completions}
+
+
+@dataclass
+class ServedAdapters:
+    """The adapters of one worker. names: all that it has ever announced, which are never the model's own.
+
+    endpoint: where Dynamo sends requests for them; None before it serves.
+    """
+
+    options: argparse.Namespace
+    endpoint: Endpoint | None = None
+    names: set[str] = field(default_factory=set)
+
+    def of(self, request: Mapping[str, Any]) -> str | None:
+        """Return the adapter that a request names as its model, None if that is the model itself."""
+        name = request.get("model")
+        return name if name in self.names else None
+
+    async def serve(self, endpoint: Endpoint, llm: AsyncLLM, context_length: int) -> None:
+        """Announce the adapters that are loaded at the start."""
+        self.endpoint, self._context_length = endpoint, context_length
+        adapters = llm.thread.frontend.adapters
+        for name in adapters.names if adapters is not None else ():
+            await self._announce(name)
+
+    async def update(self, llm: AsyncLLM, update: str, body: Mapping[str, Any]) -> None:
+        """Load or unload an adapter. Raises RequestError for a body that does not say which, and what loading does."""
+        name = body.get("lora_name")
+        if not isinstance(name, str) or not name:
+            raise RequestError("`lora_name` is missing", update, 'send {"lora_name": "fr", ...}')
+        if update == UNLOAD:
+            await llm.unload_adapter(name)
+            if self.endpoint is not None:
+                await unregister_model(self.endpoint, lora_name=name)
+            return
+        await llm.load_adapter(name, _folder(body))
+        await self._announce(name)
+
+    async def _announce(self, name: str) -> None:
+        """Let the frontend list an adapter as a model, and send its requests here."""
+        if self.endpoint is None:
+            return
+        self.names.add(name)
+        facts, own = ModelRuntimeConfig(), self.options
+        facts.context_length = self._context_length
+        facts.tool_call_parser, facts.reasoning_parser = own.tool_call_parser, own.reasoning_parser
+        first, *others = (_TYPES[each] for each in own.endpoint_types.split(","))
+        kinds = first
+        for each in others:
+            kinds |= each
+        model = str(own.bundle / "model")
+        await register_model(
+            ModelInput.Tokens,
+            kinds,
+            self.endpoint,
+            model,
+            kv_cache_block_size=BLOCK_SIZE,
+            runtime_config=facts,
+            user_data={"lora_adapter": True},
+            lora_name=name,
+            base_model_path=model,
+            worker_type=WorkerType.Aggregated,
+            needs=[],
+            ignore_weights=True,
+        )
+
+
+def _folder(body: Mapping[str, Any]) -> str:
+    """Return the folder that a request to load an adapter names. Raises RequestError if it is not on this machine."""
+    source = body.get("source")
+    uri = urlparse(str(source.get("uri") or "")) if isinstance(source, dict) else urlparse("")
+    if uri.scheme not in ("", "file") or uri.netloc not in ("", "localhost") or not uri.path:
+        fix = 'send {"lora_name": "fr", "source": {"uri": "file:///adapters/fr"}}'
+        raise RequestError("`source.uri` is not the path of a folder", LOAD, fix)
+    return unquote(uri.path)
