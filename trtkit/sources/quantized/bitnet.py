@@ -70,7 +70,7 @@ def _packed(_: str, parts: Parts, *, divides: bool) -> QuantizedMatrix:
     """Return the matrix of a layer that is stored packed."""
     packed, scale = part(parts, "weight"), number(parts, "weight_scale")
     if packed.dtype != np.uint8 or packed.ndim != 2:
-        what = f"`weight` holds {packed.dtype} of shape {list(packed.shape)}; bytes of four rows are wanted"
+        what = f"`weight` holds {packed.dtype} of shape {list(packed.shape)}; bytes of four rows are expected"
         raise SourceError(what, fix="copy the checkpoint's files again")
     values = np.concatenate([packed >> 2 * row & 3 for row in range(_ROWS)]).astype(np.int8) - 1
     if (values > 1).any():
