@@ -56,7 +56,7 @@ class Memory:
 
     def held(self, lengths: Sequence[int]) -> dict[str, float]:
         """Return how many of the sequences fit at once, and which share of their memory holds no token."""
-        engine = Engine(self._decoder, EngineOptions(token_budget=1, min_shared_tokens=1 << 30))
+        engine = Engine(self._decoder, EngineOptions(token_budget=1, min_shared_tokens=1 << 30, host_cache_bytes=0))
         for request in self.requests(lengths, 1):
             engine.submit(request)
         engine.step()  # lets in as many as fit, and computes one token
@@ -69,7 +69,7 @@ class Memory:
 
     def answer(self, prompts: Sequence[int]) -> None:
         """Answer requests of `OUTPUT_TOKENS` tokens, as many at once as fit."""
-        engine = Engine(self._decoder, EngineOptions(min_shared_tokens=1 << 30))
+        engine = Engine(self._decoder, EngineOptions(min_shared_tokens=1 << 30, host_cache_bytes=0))
         for request in self.requests(prompts, OUTPUT_TOKENS):
             engine.submit(request)
         while engine.has_work:

@@ -102,6 +102,7 @@ def load_result(server: TextServer, records: Sequence[Record], objectives: Mappi
         samples=_samples(done),
         requests=tuple(map(request_times, records)),
         reused_tokens=sum(record.reused_tokens for record in done),
+        restored_tokens=sum(record.restored_tokens for record in done),
         drift=drift,
         is_steady=abs(drift) <= STEADY_DRIFT,
     )

@@ -15,7 +15,7 @@ class Record:
 
     due_s: when it was to be sent. sent_s: when it was; later than due where the sender or the server was behind.
     token_times_s: when each output token came; several that came at once have one time. error: why it failed, in words.
-    reused_tokens: of the prompt, found in a cache.
+    reused_tokens: of the prompt, found in a cache. restored_tokens: those of them found in host memory.
     """
 
     due_s: float
@@ -25,6 +25,7 @@ class Record:
     input_tokens: int = 0
     error: str = ""
     reused_tokens: int = 0
+    restored_tokens: int = 0
 
     @property
     def latency_s(self) -> float:

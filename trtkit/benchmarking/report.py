@@ -112,11 +112,15 @@ class ServedResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class TextResult(Result):
-    """Of a load on a language model. same_tokens: share of tokens that are the first contender's, None if not known."""
+    """Of a load on a language model. same_tokens: share of tokens that are the first contender's, None if not known.
+
+    reused_tokens: of prompts, found in a cache. restored_tokens: those of them found in host memory.
+    """
 
     requests: tuple[RequestTimes, ...]
     reused_tokens: int
     same_tokens: float | None = None
+    restored_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,8 +137,9 @@ class _Run:
         del self._under_way[delta.request_id]
         index = request.index
         error = str(delta.stop_reason) if delta.finish_reason in ("error", "abort") else ""
-        count, reused = len(self._work[index].prompt_ids), delta.output.metrics.reused_tokens
-        self.records[index] = Record(request.due_s, request.sent_s, now, tuple(request.times_s), count, error, reused)
+        times, metrics = (request.due_s, request.sent_s, now, tuple(request.times_s)), delta.output.metrics
+        caches = metrics.reused_tokens, metrics.restored_tokens
+        self.records[index] = Record(*times, len(self._work[index].prompt_ids), error, *caches)
         self.tokens[index] = tuple(request.tokens)
 
     def _now(self) -> float:

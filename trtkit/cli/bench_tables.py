@@ -122,8 +122,10 @@ def _notes(report: Report) -> Iterator[Text]:
     results = [result for case in report.cases for result in case.results]
     if not all(result.is_steady for result in results):
         yield Text("~ not steady: the last third of the samples differs from the first by more than 10 %", "yellow")
-    reused = sum(result.reused_tokens for result in results if isinstance(result, TextResult))
+    texts = [result for result in results if isinstance(result, TextResult)]
+    reused, restored = sum(text.reused_tokens for text in texts), sum(text.restored_tokens for text in texts)
     if reused:
-        yield Text(f"{reused} prompt tokens came from the KV cache and were not recomputed")
+        from_host = f" ({restored} of them through host memory)" if restored else ""
+        yield Text(f"{reused} prompt tokens came from the KV cache{from_host} and were not recomputed")
     if report.bundle.is_unverified:
         yield Text(report.bundle.verification, "bold red")

@@ -35,6 +35,8 @@ def total_stats(llm: LLM, requests: Sequence[RequestMetrics], seconds: float) ->
     parts += [f"TTFT {1000 * first[len(first) // 2]:.1f} ms (median)"] if first else []
     parts += [f"TPOT {1000 * each[len(each) // 2]:.1f} ms (median)"] if each else []
     parts.append(f"prompts {plural(done.prompt_tokens + done.reused_tokens, 'token')}, {done.reused_tokens} from cache")
+    parts += [f"{done.restored_tokens} of these from host memory"] if done.restored_tokens else []
+    parts += [f"{done.file_tokens} read from files"] if done.file_tokens else []
     parts += [plural(done.preemptions, "preemption")] if done.preemptions else []
     return "; ".join(parts + _speculation(done.accepted_tokens, done.drafted_tokens))
 

@@ -12,6 +12,9 @@ COUNTERS = {
     "prompt_tokens": "Tokens of prompts that were computed.",
     "reused_tokens": "Tokens of prompts that were found in a cache.",
     "imported_tokens": "Tokens of prompts, among those found in a cache, that another engine computed.",
+    "restored_tokens": "Tokens of prompts, among those found in a cache, that host memory had.",
+    "file_tokens": "Tokens of prompts, among those that host memory had, that were read from files.",
+    "swaps": "Sequences that gave their slot to another and whose caches the host kept; others are computed again.",
     "preemptions": "Sequences that gave their slot to another and came back later.",
 }
 """Fields of the engine's statistics."""
@@ -30,5 +33,6 @@ def gauges(engine: Engine) -> dict[str, tuple[str, float]]:
         "slots_busy": ("Slots with a sequence in them.", engine.execution.slots - engine.free_slots),
         "slots": ("Slots of the engine.", engine.execution.slots),
         "requests_waiting": ("Prompts that wait for a slot.", engine.waiting),
+        "host_cache_bytes": ("Bytes of caches in host memory.", engine.host_cache_bytes),
         "cache_hit_rate": ("Part of all prompts' tokens that was found in a cache.", hit_rate(engine) or 0.0),
     }

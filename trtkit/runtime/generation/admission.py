@@ -138,7 +138,9 @@ def _take_slot(state: State, request: Request, ids: Ints, min_shared_tokens: int
         if state.pages is not None and by_content:
             state.pages.grow(slot, on_host.tokens)
         state.host.load(slot, on_host)
-        state.statistics.restored_tokens += on_host.tokens - common
+        restored = on_host.tokens - common
+        request.metrics.restored += restored
+        state.statistics.restored_tokens += restored
         state.statistics.file_tokens += on_host.file_tokens
         common = on_host.tokens
     return slot, common

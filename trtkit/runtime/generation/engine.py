@@ -71,6 +71,11 @@ class Engine:
         return self._state.statistics
 
     @property
+    def host_cache_bytes(self) -> int:
+        """Bytes of caches in host memory."""
+        return self._state.host.size_bytes
+
+    @property
     def slots(self) -> Slots:
         """Which slot holds what; to be read only, between steps."""
         return self._state.slots

@@ -36,7 +36,8 @@ class Watcher(Protocol):
 class Metrics:
     """Times of the engine's clock, in seconds, and counts of tokens.
 
-    reused: prompt tokens whose keys and values were already in a cache. drafted, accepted: by speculation.
+    reused: prompt tokens whose keys and values were already in a cache. restored: those of them that the host had.
+    drafted, accepted: by speculation.
     """
 
     arrived_s: float = field(default_factory=time.monotonic)
@@ -46,6 +47,7 @@ class Metrics:
     drafted: int = 0
     accepted: int = 0
     preemptions: int = 0
+    restored: int = 0
 
 
 @dataclass(eq=False)

@@ -50,7 +50,8 @@ class RequestMetrics:
     """Times in seconds from the request's arrival, and counts of tokens.
 
     ttft_s: to the first token. tpot_s: between later tokens, on average. e2e_s: to the end.
-    reused_tokens: prompt tokens found in a cache. drafted_tokens, accepted_tokens: of speculative decoding.
+    reused_tokens: prompt tokens found in a cache; restored_tokens: those of them found in host memory.
+    drafted_tokens, accepted_tokens: of speculative decoding.
     """
 
     prompt_tokens: int
@@ -62,12 +63,14 @@ class RequestMetrics:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0
+    restored_tokens: int = 0
 
     def to_json(self) -> JsonObject:
         """Return the figures as a JSON object; times in milliseconds."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "reused_tokens": self.reused_tokens,
+            "restored_tokens": self.restored_tokens,
             "output_tokens": self.output_tokens,
             "ttft_ms": _milliseconds(self.ttft_s),
             "tpot_ms": _milliseconds(self.tpot_s),
@@ -135,6 +138,7 @@ def combined_metrics(prompt_tokens: int, output_tokens: int, answers: list[Metri
         sum(answer.drafted for answer in answers),
         sum(answer.accepted for answer in answers),
         sum(answer.preemptions for answer in answers),
+        sum(answer.restored for answer in answers),
     )
 
 
