@@ -136,7 +136,7 @@ def check_config(fields: Mapping[str, Any], where: str) -> AdapterConfig:
     return config
 
 
-def _problems(fields: Mapping[str, Any]) -> Iterator[Problem]:
+def _problems(fields: Mapping[str, object]) -> Iterator[Problem]:
     kind, init, bias = (fields.get(name) for name in ("peft_type", "init_lora_weights", "bias"))
     if kind != "LORA":
         yield Problem(f"`peft_type` is `{kind}`; only `LORA` is supported", fix=_MERGE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from dynamo._core import ModelRuntimeConfig, WorkerType
@@ -36,10 +36,10 @@ class ServedAdapters:
     endpoint: Endpoint | None = None
     names: set[str] = field(default_factory=set)
 
-    def of(self, request: Mapping[str, Any]) -> str | None:
+    def of(self, request: Mapping[str, object]) -> str | None:
         """Return the adapter that a request names as its model, None if that is the model itself."""
         name = request.get("model")
-        return name if name in self.names else None
+        return name if isinstance(name, str) and name in self.names else None
 
     async def serve(self, endpoint: Endpoint, llm: AsyncLLM, context_length: int) -> None:
         """Announce the adapters that are loaded at the start."""
@@ -48,7 +48,7 @@ class ServedAdapters:
         for name in adapters.names if adapters is not None else ():
             await self._announce(name)
 
-    async def update(self, llm: AsyncLLM, update: str, body: Mapping[str, Any]) -> None:
+    async def update(self, llm: AsyncLLM, update: str, body: Mapping[str, object]) -> None:
         """Load or unload an adapter. Raises RequestError for a body that does not say which, and what loading does."""
         name = body.get("lora_name")
         if not isinstance(name, str) or not name:
@@ -90,7 +90,7 @@ class ServedAdapters:
         )
 
 
-def _folder(body: Mapping[str, Any]) -> str:
+def _folder(body: Mapping[str, object]) -> str:
     """Return the folder that a request to load an adapter names. Raises RequestError if it is not on this machine."""
     source = body.get("source")
     uri = urlparse(str(source.get("uri") or "")) if isinstance(source, dict) else urlparse("")
