@@ -73,6 +73,7 @@ FIELDS = (
     Field("early_stopping", "bool", "early_stopping"),
     Field("embedding_bias_words", "text", dims=MANY),
     Field("embedding_bias_weights", "fp32", dims=MANY),
+    Field("lora_name", "text", "adapter"),
     Field("guided_decoding_guide_type", "text"),
     Field("guided_decoding_guide", "text"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.deployment.triton import model_config
@@ -9,6 +10,7 @@ from trtkit.deployment.triton.llm_fields import FIELDS, OUTPUTS
 from trtkit.deployment.triton.model_config import Section
 from trtkit.deployment.triton.served import ServedModel
 from trtkit.errors import DeployError
+from trtkit.runtime.adapters import check_adapters
 from trtkit.runtime.weight_budget import weight_budget_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ _INSTEAD = {
 }
 """What other models have, and what to do instead: requests wait for a slot in trtkit's own queue, not in Triton's."""
 RUNNER = "trtkit.deployment.triton.backend.llm:LlmModel"
-_WITH_IMAGES = "image"
+_WITH_IMAGES, _WITH_ADAPTERS = "image", "lora_name"
 
 
 def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
@@ -37,9 +39,14 @@ def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
     weight_budget_bytes(bundle, options.llm.weight_budget_gib)
     llm = manifest.config.llm
     slots = options.llm.slots or (llm.max_batch_size if llm is not None else 1)
-    fields = [field for field in FIELDS if field.name != _WITH_IMAGES or manifest.images is not None]
+    adapters = options.llm.lora or {}
+    check_adapters(bundle, adapters, name)
+    lacking = {_WITH_IMAGES} if manifest.images is None else set()
+    lacking |= {_WITH_ADAPTERS} if llm is None or llm.lora is None else set()
+    fields = [field for field in FIELDS if field.name not in lacking]
     inputs = tuple(field.tensor for field in fields)
-    settings = {**options.llm.model_dump(mode="json"), "warmup": options.warmup}
+    folders = {each: str(Path(folder).resolve()) for each, folder in adapters.items()}
+    settings = {**options.llm.model_dump(mode="json"), "lora": folders, "warmup": options.warmup}
     decoupled = "Answers come in pieces while the model goes on, and requests leave when their client does."
     rows = f"Prompts of one request: as many as the engine has slots, {slots}."
     reason = f"trtkit's batching in flight, {slots} slots, as a decoupled model of the Python backend"

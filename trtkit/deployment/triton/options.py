@@ -57,6 +57,9 @@ class LlmServing(StrictModel):
     shares: dict[str, StrictFloat | StrictInt] | None = Field(
         None, description="Weights of users, `*` for all others; users do not matter if unset."
     )
+    lora: dict[StrictStr, StrictStr] | None = Field(
+        None, description="Folders of LoRA adapters, by the names that the input `lora_name` gives."
+    )
     default_max_tokens: StrictInt = Field(128, ge=1, description="Default number of output tokens.")
 
 

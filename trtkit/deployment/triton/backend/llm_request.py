@@ -42,6 +42,7 @@ _INPUTS = {
     "guided_regex": "guided_decoding_guide",
     "guided_grammar": "guided_decoding_guide",
     "logit_bias": "embedding_bias_words",
+    "adapter": "lora_name",
 }
 _SCHEDULING = ("priority", "user", "deadline_s")
 _PROMPTS = ("text_input", "input_ids", "messages")
@@ -169,6 +170,8 @@ def _settings(values: Mapping[str, list[Any]]) -> dict[str, Any]:
 def _setting(setting: str, values: Sequence[Any]) -> Any:
     if setting in _LISTS:
         return tuple(word for word in values if word)  # clients send "" for none
+    if setting == "adapter":
+        return values[0] or None
     if setting == "stop_token_ids":
         return (values[0],) if values[0] >= 0 else ()
     return _short(values[0])
