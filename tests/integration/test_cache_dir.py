@@ -44,9 +44,9 @@ def files_of(folder: Path) -> list[Path]:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Callable[..., Engine]:
-    def start(model: str = "m", **options: Any) -> Engine:
+    def start(model: str = "m", model_type: str = "llama") -> Engine:
         folder = CacheFolder(tmp_path, 1 << 20, model)
-        return engine(cache_folder=folder, host_block_tokens=PAGE_TOKENS, min_shared_tokens=1, **options)
+        return engine(SLOTS, model_type, cache_folder=folder, host_block_tokens=PAGE_TOKENS, min_shared_tokens=1)
 
     return start
 
@@ -57,14 +57,14 @@ def test_the_next_engine_goes_on_where_the_last_one_stopped(
     model_type: str, pages: int | None, opened: Callable[..., Engine], tmp_path: Path
 ) -> None:
     with caches_of(pages):
-        first = opened(slots=SLOTS, model_type=model_type)
+        first = opened(model_type=model_type)
         told = [answer(first, prompt, **GREEDY) for prompt in PROMPTS]
         first.close()
         following = [[*prompt, *tokens, 7] for prompt, tokens in zip(PROMPTS, told, strict=True)]
         expected = [answer(first, prompt, **GREEDY) for prompt in following]
         before = files_of(tmp_path)
         for model, reads in (("m", True), ("another", False)):
-            second = opened(model, slots=SLOTS, model_type=model_type)
+            second = opened(model, model_type=model_type)
             assert [answer(second, prompt, **GREEDY) for prompt in following] == expected
             known = len(PROMPTS[0]) + 4  # the last token was never read
             known -= 0 if second.execution.cache.has_states else known % PAGE_TOKENS
@@ -74,18 +74,18 @@ def test_the_next_engine_goes_on_where_the_last_one_stopped(
 
 
 def test_damaged_files_are_computed_again(opened: Callable[..., Engine], tmp_path: Path) -> None:
-    first = opened(slots=SLOTS)
+    first = opened()
     expected = [answer(first, prompt, **GREEDY) for prompt in PROMPTS]
     first.close()
     for index, path in enumerate(files_of(tmp_path)):
         data = bytearray(path.read_bytes())
         data[-1 - index] ^= 255
         path.write_bytes(data[: len(data) - index % 2])
-    second = opened(slots=SLOTS)
+    second = opened()
     assert [answer(second, prompt, **GREEDY) for prompt in PROMPTS] == expected
     assert second.statistics.file_tokens == 0
     second.close()
-    third = opened(slots=SLOTS)
+    third = opened()
     assert [answer(third, prompt, **GREEDY) for prompt in PROMPTS] == expected
     assert third.statistics.file_tokens > 0
     third.close()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.generation import PAGE_TOKENS, SLOTS, Asked, alone, caches_of, engine, is_clean, run
 from tests.integration.test_in_flight_batching import KINDS
 from trtkit.runtime.generation import Engine, LookupProposer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 BLOCKS: dict[str, Any] = {"host_block_tokens": PAGE_TOKENS, "min_shared_tokens": 1}
 FAMILIES = ["llama", "gemma2", "deepseek_v2", "qwen3_next", "lfm2"]
@@ -25,7 +28,7 @@ class Chat:
     ids: list[int]
     turns: list[Asked] = field(default_factory=list)
 
-    def ask(self, r: random.Random, params: dict[str, Any]) -> Asked:
+    def ask(self, r: random.Random, params: Mapping[str, object]) -> Asked:
         """Return the next turn: everything said, and a few tokens more."""
         self.ids += [r.randrange(3, 67) for _ in range(3)]
         self.turns.append(Asked(tuple(self.ids), tuple(params.items())))

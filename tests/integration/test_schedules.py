@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -155,13 +156,15 @@ def test_who_gives_way_is_kept_or_computed_again_by_what_takes_less_time(
         return save(places, rows)
 
     monkeypatch.setattr(tier._blocks, "save", slow_save)
-    params: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "temperature": 0}
-    low = [Asked(tuple(range(5 + index, 25 + index)), tuple(params.items())) for index in range(4)]
+    params = (("max_tokens", 12), ("ignore_eos", True), ("temperature", 0))
+    low = [Asked(tuple(range(5 + index, 25 + index)), params) for index in range(4)]
     high = Asked((50, 51), (("max_tokens", 2), ("temperature", 0)))
     requests = []
     for index, each in enumerate(low):
-        low_request = Request(f"low{index}", list(each.prompt), settings(**params), SchedulingParams(1))
-        requests += [(40 * index, low_request), (40 * index + 6, high.request(f"high{index}"))]
+        requests += [
+            (40 * index, replace(each, priority=1).request(f"low{index}")),
+            (40 * index + 6, high.request(f"high{index}")),
+        ]
     results = serve(tested, requests)
     for index, each in enumerate(low):
         assert tuple(results[f"low{index}"].token_ids) == alone(each)

@@ -33,6 +33,6 @@ def gauges(engine: Engine) -> dict[str, tuple[str, float]]:
         "slots_busy": ("Slots with a sequence in them.", engine.execution.slots - engine.free_slots),
         "slots": ("Slots of the engine.", engine.execution.slots),
         "requests_waiting": ("Prompts that wait for a slot.", engine.waiting),
-        "host_cache_bytes": ("Bytes of caches in host memory.", engine.host_cache_bytes),
+        "host_cache_bytes": ("Bytes of caches in host memory.", engine.host.size_bytes),
         "cache_hit_rate": ("Part of all prompts' tokens that was found in a cache.", hit_rate(engine) or 0.0),
     }

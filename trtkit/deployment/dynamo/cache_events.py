@@ -77,7 +77,7 @@ class CacheEvents:
     def _changes_of(self, engine: Engine) -> list[Event]:
         if engine.finds_pages and (pages := engine.execution.cache.pages) is not None:
             self._pages = self._pages or HeldPages(pages.page_tokens, self._size)
-            return self._pages.changes(engine.page_changes())
+            return self._pages.changes(engine.page_changes(), engine.host.blocks)
         self._blocks = self._blocks or HeldBlocks(engine.slots.count, self._size)
         return self._blocks.changes(engine.slots)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from trtkit.runtime.adapters import Adapters, LoadedAdapter, PreparedAdapter
     from trtkit.runtime.decoder import DecoderExecution, SavedSequence
+    from trtkit.runtime.generation.host_tier import HostTier
     from trtkit.runtime.generation.request import Finished, Request
     from trtkit.runtime.generation.slots import Slots
     from trtkit.runtime.generation.state import Statistics
@@ -71,9 +72,9 @@ class Engine:
         return self._state.statistics
 
     @property
-    def host_cache_bytes(self) -> int:
-        """Bytes of caches in host memory."""
-        return self._state.host.size_bytes
+    def host(self) -> HostTier:
+        """What host memory has of caches; to be read only."""
+        return self._state.host
 
     @property
     def slots(self) -> Slots:

@@ -58,6 +58,10 @@ class BlockTier:
         """Whether there is nothing to find."""
         return not len(self.store) and not (self._files is not None and len(self._files))
 
+    def holds(self, key: bytes) -> bool:
+        """Whether a block can be brought back."""
+        return key in self.store or self._is_in_file(key)
+
     def places(self, slot: int, first: int, count: int) -> list[int]:
         """Return where the caches have a slot's blocks."""
         return self._blocks.places(slot, first, count)
@@ -98,7 +102,7 @@ class BlockTier:
         Those that only files have are read. Return, too, how many that were.
         """
         stop = first
-        while stop < len(keys) and (keys[stop] in self.store or self._is_in_file(keys[stop])):
+        while stop < len(keys) and self.holds(keys[stop]):
             stop += 1
         claimed: list[bytes] = []
         read = 0

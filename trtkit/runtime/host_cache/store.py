@@ -22,12 +22,12 @@ class _Entry(Generic[T]):
 class HostStore(Generic[T]):
     """Values of known sizes. One that somebody claims stays; all others give way to what is put later.
 
-    on_drop: takes the key and the value of what gives way.
+    on_drop: takes the key and the value of what gives way. drops: how often something has.
     """
 
     def __init__(self, limit_bytes: int, on_drop: Callable[[bytes, T], None] = lambda _key, _value: None) -> None:
         self.limit_bytes, self._on_drop = limit_bytes, on_drop
-        self.size_bytes = self.claimed_bytes = 0
+        self.size_bytes = self.claimed_bytes = self.drops = 0
         self._entries: OrderedDict[bytes, _Entry[T]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -91,4 +91,5 @@ class HostStore(Generic[T]):
     def _drop(self, key: bytes) -> None:
         entry = self._entries.pop(key)
         self.size_bytes -= entry.size_bytes
+        self.drops += 1
         self._on_drop(key, entry.value)

@@ -15,11 +15,12 @@ ROOT = 0
 
 
 class PageChange(NamedTuple):
-    """A page that can be found now, after its parent; or no longer, if its content is None."""
+    """A page that can be found now, after its parent; or no longer, if its content is None. key: of what it held."""
 
     page: int
     parent: int = ROOT
     content: bytes | None = None
+    key: bytes = b""
 
 
 class PrefixTree:
@@ -81,7 +82,7 @@ class PrefixTree:
         page, _ = self._unused.popitem(last=False)
         del self._pages[self._keys.pop(page)]
         if self._changes is not None:
-            self._changes.append(PageChange(page))
+            self._changes.append(PageChange(page, key=self._chains[page]))
         return page, self._chains.pop(page)
 
     def keys(self) -> dict[int, bytes]:
