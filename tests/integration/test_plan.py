@@ -34,6 +34,21 @@ def tiny(workspace: Path) -> Path:
     return folder
 
 
+def test_adapters_take_memory_and_are_read_once_a_step(tiny: Path, trtkit: Callable[..., Ran]) -> None:
+    words = ("plan", tiny, "--gpu", "h200", "--input-len", 20, "--output-len", 12, "--concurrency", 3, "--json")
+    plain = trtkit(*words).json()
+    with_adapters = trtkit(*words, "--set", "llm.lora.max_rank_sum=24", "--set", "llm.max_batch_size=3").json()
+    sizes = [(48, 48), (48, 16), (48, 16), (48, 48), (48, 80), (48, 80), (80, 48)]
+    matrices = 4 * 2 * 24 * sum(map(sum, sizes))
+    assert with_adapters["gpus"][0]["memory"]["adapters_bytes"] == matrices + 4 * 24
+    assert plain["gpus"][0]["memory"]["adapters_bytes"] == 0
+    moved = [plan["step"]["decode"]["fused_bytes"] for plan in (plain, with_adapters)]
+    assert matrices <= moved[1] - moved[0] <= 1.05 * matrices
+    grids = trtkit(*words, "--set", "llm.lora.max_rank_sum=24", "--set", "parallel.tensor=2").json()["gpus"][0]["grids"]
+    halves = [grid["memory_per_gpu"]["adapters_bytes"] for grid in grids if grid["tensor"] == 2]
+    assert matrices / 2 < halves[0] < matrices
+
+
 def test_llm_is_planned_for_without_its_weights(tiny: Path, trtkit: Callable[..., Ran]) -> None:
     words = ("plan", tiny, "--gpu", "l4,h200", "--input-len", 20, "--output-len", 12, "--concurrency", 3, "--json")
     plan = trtkit(*words).json()

@@ -96,7 +96,8 @@ def _model(plan: LlmReport) -> Table:
     share = f"{check.ratio:.4f} of the counted work"
     table.add_row("formula", f"2 P + 4 N H T L: {count_text(check.formula)}FLOP per token, {share}")
     need = plan.gpus[0].memory
-    sizes = {name: getattr(need, name) for name in ("weights", "kv_cache", "activations", "sampling")}
+    names = ("weights", "kv_cache", "activations", "sampling", *(("adapters",) if need.adapters else ()))
+    sizes = {name: getattr(need, name) for name in names}
     parts = ", ".join(f"{name.replace('_', ' ')} {size_text(size)}" for name, size in sizes.items())
     table.add_row("memory", f"{size_text(need.total)}: {parts}, reserve")
     return table

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from trtkit.dtypes import INT32
 from trtkit.errors import ConfigError, Problem, ProblemsError, did_you_mean
 from trtkit.lora.adapter import model_modules
 
 if TYPE_CHECKING:
     from trtkit.config.schema import LoraOptions
+    from trtkit.dtypes import DType
     from trtkit.lora.adapter import Adapter
     from trtkit.models.spec import DecoderSpec
 
@@ -39,6 +41,15 @@ def adapted_layers(spec: DecoderSpec, options: LoraOptions) -> frozenset[str]:
         ]
         raise ConfigError(f"the config does not fit a `{spec.model_type}`", problems)
     return frozenset(names[name] for matching in chosen.values() for name in matching) or frozenset(names.values())
+
+
+def adapter_bytes(spec: DecoderSpec, options: LoraOptions | None, dtype: DType) -> int:
+    """Return the memory that a model, or a rank's part of it, keeps for adapters: two matrices for each layer."""
+    if options is None:
+        return 0
+    paths = adapted_layers(spec, options)
+    sizes = sum(sum(module.shape) for module in model_modules(spec).values() if module.path in paths)
+    return options.max_rank_sum * (dtype.size_bytes(sizes) + INT32.size_bytes(1))
 
 
 def check_adapter(adapter: Adapter, paths: frozenset[str], most_ranks: int) -> None:

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
-from trtkit.engine.decoders import network_options
+from trtkit.engine.decoders import llm_options, network_options
 from trtkit.jobs.events import Phase
+from trtkit.lora.targets import adapted_layers
 from trtkit.models.feed_forward import MoeSpec
 from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import LearnedPositions
@@ -67,7 +68,9 @@ def count_decoder(request: CountRequest, context: Context) -> Counts:
     """
     backend, spec = load_backend(request.backend), decoder_spec(request.fields, request.where)
     options, first = network_options(resolve(request.config)), _first_length(spec, request.length)
-    plain = replace(options, has_chosen_experts=False)  # whose counts are multilinear
+    lora = llm_options(request.config).lora
+    adapted, ranks = (frozenset[str](), 0) if lora is None else (adapted_layers(spec, lora), lora.max_rank_sum)
+    plain = replace(options, has_chosen_experts=False, adapted=adapted)  # whose counts are multilinear
     most = spec.most_new_tokens
     points = sample_points((1, 1, first), _STEP, 1 if most is None else most - 1)
     check = (3, 5 if most is None else most, first + _STEP)
@@ -77,7 +80,7 @@ def count_decoder(request: CountRequest, context: Context) -> Counts:
         context.report(Phase(f"count with {length} cached tokens"))
         graph = _network(backend, spec, replace(plain, max_sequence_length=length), quantized)
         for point in (p for p in (*points, check) if p[2] == length):
-            record = as_quantized(_record(backend, graph, point), quantized.kv_cache)
+            record = as_quantized(_record(backend, graph, point, ranks), quantized.kv_cache)
             cost = network_cost(record, place_of if request.by_layer else group_of)
             if quantized.kv_cache is not None:
                 alive = zip(cost.alive_bytes, read_bytes(record, options.dtype), strict=True)
@@ -98,6 +101,8 @@ def group_of(name: str, kind: str) -> str:
         return "attention"
     if kind == "KV_CACHE_UPDATE":
         return "kv cache update"
+    if "/lora/" in name:
+        return "LoRA adapters"
     if kind == "MATRIX_MULTIPLY":
         return _product_group(name)
     return "embedding" if kind == "GATHER" and "embedding/" in name else "norms and element-wise"
@@ -171,8 +176,11 @@ def _zeros(spec: DecoderSpec, dtype: DType, quantized: QuantizedModel) -> Mappin
     return arrays
 
 
-def _record(backend: Backend, graph: Graph, point: Point) -> NetworkRecord:
-    """Return the network's record at (B, S, T); T is the network's own, and all that attention reads."""
-    sizes: dict[Role, int] = {"batch": point[0], "new_tokens": point[1], "kv_window": point[2]}
+def _record(backend: Backend, graph: Graph, point: Point, ranks: int) -> NetworkRecord:
+    """Return the network's record at (B, S, T); T is the network's own, and all that attention reads.
+
+    ranks: of resident adapters.
+    """
+    sizes: dict[Role, int] = {"batch": point[0], "new_tokens": point[1], "kv_window": point[2], "adapter_rank": ranks}
     shapes = {spec.name: spec.shape_at(sizes) for spec in graph.inputs}
     return describe(backend, graph.network, shapes)

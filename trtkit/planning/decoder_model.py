@@ -62,7 +62,8 @@ class DecoderModel:
     active_parameters: those that compute one token: all, but of a mixture of experts the chosen ones.
     looked_up: parameters of tables that no product reads. max_length: the longest sequence that model, or engine, was
     made for; 0 for no limit. layers: how many. attention: of each layer that has it. state_bytes: of one sequence's
-    recurrent states. saved_bytes: what quantized weights save. cache_dtype: None for the model's own.
+    recurrent states. adapter_bytes: of all resident LoRA adapters. saved_bytes: what quantized weights save.
+    cache_dtype: None for the model's own.
     quantized: what is quantized, in words.
     """
 
@@ -82,6 +83,7 @@ class DecoderModel:
     cache_dtype: DType | None = None
     types: tuple[str, ...] = ()
     quantized: str = ""
+    adapter_bytes: int = 0
 
     @property
     def has_windows(self) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtkit.models.parallel import SINGLE, prefill_parts
+from trtkit.lora.targets import adapter_bytes
+from trtkit.models.parallel import SINGLE, prefill_parts, rank_spec
 from trtkit.planning.links import GPUS_PER_NODE, Ring, known_links, send_s
 from trtkit.planning.memory import Footprint
 from trtkit.planning.report import GridPlan
@@ -78,7 +79,9 @@ def _plan(question: Question, gpu: PlannedGpu, share: GridShare) -> GridPlan:
     """Return what a grid gives."""
     model, work, grid = question.model, question.work, share.grid
     sizes = share.weight_bytes, share.kv_per_token
-    footprint = Footprint(share.counts, *sizes, work.chunk, model.vocab_size, model.keeps_new, share.state_bytes)
+    adapters = adapter_bytes(rank_spec(question.spec, grid, 0), question.lora, model.dtype)
+    own = Footprint(share.counts, *sizes, work.chunk, model.vocab_size, model.keeps_new, share.state_bytes)
+    footprint = replace(own, adapters=adapters)
     need = footprint.need(work.concurrency, work.length)
     ttft, tpot = _times(question, gpu, share)
     links_s, sent = link_seconds(question, gpu, share, work.concurrency, work.concurrency)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.planning.formats import FORMATS, in_format, quantized_bytes
@@ -89,7 +90,8 @@ def cost_per_million(price_per_hour: float | None, per_second: float) -> float |
 def footprint_of(model: DecoderModel, counts: Counts, chunk: int) -> Footprint:
     """Return what the model keeps on one GPU. chunk: new tokens of each slot in a prefill step."""
     sizes = model.weight_bytes, model.kv_bytes_per_token
-    return Footprint(counts, *sizes, chunk, model.vocab_size, model.keeps_new, model.state_bytes)
+    own = Footprint(counts, *sizes, chunk, model.vocab_size, model.keeps_new, model.state_bytes)
+    return replace(own, adapters=model.adapter_bytes)
 
 
 def _batches(most: int) -> list[int]:
@@ -106,7 +108,7 @@ def _in_format(question: Question, gpu: PlannedGpu, form: Format) -> FormatPlan:
     kv = model.kv_bytes_per_token * (form.kv_bits or model.dtype.bits) // model.dtype.bits
     keeps_new = form.kv_bits is not None or model.keeps_new
     weights, sizes = model.weight_bytes - saved, (work.chunk, model.vocab_size)
-    footprint = Footprint(counts, weights, kv, *sizes, keeps_new, model.state_bytes)
+    footprint = Footprint(counts, weights, kv, *sizes, keeps_new, model.state_bytes, model.adapter_bytes)
     return FormatPlan(
         name=form.name,
         weight_bytes=footprint.weights,

@@ -25,12 +25,13 @@ class Need:
     kv_cache: int
     activations: int
     sampling: int = 0
+    adapters: int = 0
     reserve: int = RESERVE_BYTES
 
     @property
     def total(self) -> int:
         """The sum."""
-        return self.weights + self.kv_cache + self.activations + self.sampling + self.reserve
+        return self.weights + self.kv_cache + self.activations + self.sampling + self.adapters + self.reserve
 
     def to_json(self) -> Json:
         """Return all parts with their sum."""
@@ -44,6 +45,7 @@ class Footprint:
     weights: bytes. kv_per_token: bytes, of all layers. chunk: new tokens of each slot in a prefill step, which the
     activations follow from. keeps_new: engines with caches in eight bits give a step's keys and values apart.
     vocab_size: of the logits that are sampled. state_bytes: of a slot's recurrent states, which engines write apart.
+    adapters: bytes of resident LoRA adapters.
     """
 
     counts: Counts
@@ -53,6 +55,7 @@ class Footprint:
     vocab_size: int
     keeps_new: bool = False
     state_bytes: int = 0
+    adapters: int = 0
 
     def need(self, batch: int, length: int) -> Need:
         """Return what `batch` slots of `length` tokens need."""
@@ -60,7 +63,7 @@ class Footprint:
         activations = self.counts.activation_bytes((batch, new, length))
         tokens = batch * (length + new) if self.keeps_new else batch * length
         caches = self.kv_per_token * tokens + 2 * self.state_bytes * batch
-        return Need(self.weights, caches, activations, sampling_bytes(batch, self.vocab_size))
+        return Need(self.weights, caches, activations, sampling_bytes(batch, self.vocab_size), self.adapters)
 
     def largest_batch(self, length: int, memory_bytes: int) -> int:
         """Return the most slots of `length` tokens that fit, 0 where not even one does."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import PlanError
+from trtkit.lora.targets import adapter_bytes
 from trtkit.models.parallel import grid_of
 from trtkit.models.registry import decoder_spec
 from trtkit.planning.assumptions import llm_assumptions, vision_assumptions
@@ -72,6 +73,7 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
     spec = decoder_spec(planned.fields, planned.where)
     options, dtype = llm_options(planned.config), dtype_of(planned.config.precision)
     model = decoder_model(planned.name, spec, dtype, planned.max_length)
+    model = replace(model, adapter_bytes=adapter_bytes(spec, options.lora, dtype))
     quantized = quantized_of(planned, spec)
     if quantized is not None:
         model = model.quantized_as(spec, quantized)
@@ -84,7 +86,7 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
         slot_length=options.max_sequence_length if is_sized else 0,
     )
     counts = _count(planned, quantized, work.length, runner)
-    return Question(model, counts, work, spec, grid_of(planned.config))
+    return Question(model, counts, work, spec, grid_of(planned.config), options.lora)
 
 
 def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> LlmReport:

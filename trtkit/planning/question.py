@@ -10,6 +10,7 @@ from trtkit.models.parallel import SINGLE
 from trtkit.planning.shares import grid_shares
 
 if TYPE_CHECKING:
+    from trtkit.config.schema import LoraOptions
     from trtkit.models.parallel import Grid
     from trtkit.models.spec import DecoderSpec
     from trtkit.planning.counts import Counts
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """A model with its counts, and the work it is to do. grid: the ranks that its config asks for."""
+    """A model with its counts, and the work it is to do. grid: the ranks of its config. lora: its adapters."""
 
     model: DecoderModel
     counts: Counts
     work: Workload
     spec: DecoderSpec
     grid: Grid = SINGLE
+    lora: LoraOptions | None = None
 
     @cached_property
     def shares(self) -> tuple[GridShare, ...]:
