@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 BLOCKS: dict[str, Any] = {"host_block_tokens": PAGE_TOKENS, "min_shared_tokens": 1}
 FAMILIES = ["llama", "gemma2", "deepseek_v2", "qwen3_next", "lfm2"]
+QUICK = ("llama", "lfm2")
 FEW = 14
 """Pages: not enough for the conversations below together."""
 
@@ -50,7 +51,9 @@ def converse(tested: Engine, model_type: str = "llama") -> list[int]:
     return reused
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in FAMILIES]
+)
 @pytest.mark.parametrize("pages", [None, FEW], ids=["linear", "paged"])
 def test_conversations_that_no_cache_holds_go_on_from_the_host(model_type: str, pages: int | None) -> None:
     with caches_of(pages):
@@ -69,11 +72,21 @@ def test_conversations_that_no_cache_holds_go_on_from_the_host(model_type: str, 
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"overlap": True, "token_budget": 7}, {"proposer": LookupProposer(3)}],
-    ids=["plain", "overlap", "speculation"],
-)
-@pytest.mark.parametrize(("pages", "limit"), [(None, 1 << 20), (24, 1 << 20), (24, 30_000)], ids=str)
+    ("options", "pages", "limit"),
+    [
+        ({}, None, 1 << 20),
+        ({"overlap": True, "token_budget": 7}, 24, 30_000),
+        ({"proposer": LookupProposer(3)}, 24, 1 << 20),
+        pytest.param({"overlap": True, "token_budget": 7}, None, 1 << 20, marks=pytest.mark.slow),
+        pytest.param({"proposer": LookupProposer(3)}, None, 30_000, marks=pytest.mark.slow),
+        pytest.param({}, 24, 30_000, marks=pytest.mark.slow),
+        pytest.param({}, 24, 1 << 20, marks=pytest.mark.slow),
+    ],
+    ids=[
+        "slots", "few pages, small host, overlap", "few pages, speculation", "slots, overlap",
+        "slots, small host, speculation", "few pages, small host", "few pages",
+    ],
+)  # fmt: skip
 def test_turns_in_flight_get_what_each_gets_alone(options: dict[str, Any], pages: int | None, limit: int) -> None:
     """Conversations of all settings at once, with priorities; some are cancelled; the host holds them or does not."""
     r, found, asked = random.Random(5), 0, {}

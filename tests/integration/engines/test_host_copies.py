@@ -57,8 +57,15 @@ def answers(bundle: Bundle, runtime: str, count: int, *, has_host: bool = True) 
         return tokens, llm.statistics.restored_tokens
 
 
-@pytest.mark.parametrize("hurries", [False, True], ids=["late", "early"])
-@pytest.mark.parametrize(("kind", "count"), [("linear", 3), ("paged", 5)])
+@pytest.mark.parametrize(
+    ("kind", "count", "hurries"),
+    [
+        ("linear", 3, True),
+        ("paged", 5, False),
+        pytest.param("linear", 3, False, marks=pytest.mark.slow),
+        pytest.param("paged", 5, True, marks=pytest.mark.slow),
+    ],
+)
 def test_engines_go_on_from_the_host(
     kind: str, count: int, hurries: bool, gpu: Simulated, request: pytest.FixtureRequest
 ) -> None:
