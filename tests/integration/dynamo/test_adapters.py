@@ -19,7 +19,10 @@ from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.conftest import Ran
 
 PROMPT = "the quick brown fox jumps over the lazy dog, and says"
 COUNT = 6
@@ -35,7 +38,8 @@ def update(served: Served, name: str, **body: Any) -> dict[str, Any]:
         return read
 
 
-@pytest.mark.parametrize("kv", ["linear", pytest.param("paged", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kv", ["linear", "paged"])
 def test_adapters_are_models_of_the_api(kv: str, tmp_path: Path) -> None:
     tiny_llm.save(tmp_path / "hf")
     hf = LlamaForCausalLM.from_pretrained(tmp_path / "hf").eval()
@@ -80,3 +84,10 @@ def test_adapters_are_models_of_the_api(kv: str, tmp_path: Path) -> None:
         missing = update(served, "unload_lora", lora_name="a3")
         assert missing == {"status": "error", "message": "adapter: no adapter `a3` is loaded (loaded: `a5`, `a6`)"}
         assert [answer(name) for name in (MODEL, "a5")] == [wanted(MODEL), wanted("a5")]
+
+
+def test_adapters_are_checked_before_anything_starts(tiny_bundle: Path, trtkit: Callable[..., Ran]) -> None:
+    ran = trtkit("serve", tiny_bundle, "--lora", "fr=adapters/fr", "--http-port", 0)
+    assert (ran.code, ran.out) == (2, "")
+    assert "--lora: the engine takes no LoRA adapters" in ran.err
+    assert "build with `--set llm.lora.max_rank_sum=64`" in ran.err

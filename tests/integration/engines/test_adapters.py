@@ -105,9 +105,8 @@ def test_requests_of_eight_adapters_answer_as_peft(models: Models, kv: str, runt
         assert list(output.outputs[0].token_ids) == models.tokens(prompt, name)
 
 
-@RUNTIMES
+@pytest.mark.parametrize(("runtime", "slots"), [("reference", 4), ("reference", 1), ("tensorrt", 4)])
 @CACHES
-@pytest.mark.parametrize("slots", [4, 1])
 def test_a_beginning_is_shared_within_an_adapter_only(
     models: Models, kv: str, runtime: str, slots: int, gpu: Simulated
 ) -> None:
