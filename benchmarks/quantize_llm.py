@@ -57,6 +57,8 @@ VARIANTS: dict[str, list[str]] = {
     "int4_gptq, block 64, zero points": ["method=int4_gptq", "block=64", "zero_points=true"],
     "int4_awq, block 32, zero points": ["method=int4_awq", "block=32", "zero_points=true"],
     "int4_gptq, block 32, zero points": ["method=int4_gptq", "block=32", "zero_points=true"],
+    "2:4, fp16": ["method=none", "sparsity=2:4"],
+    "2:4, fp8": ["method=fp8", "sparsity=2:4"],
     "fp16, KV int8": ["method=none", "kv_cache=int8"],
     "fp16, KV fp8": ["method=none", "kv_cache=fp8"],
     "int8_wo, KV int8": ["method=int8_wo", "kv_cache=int8"],
@@ -69,6 +71,7 @@ TARGETS = {
     "fp8_pc": "sm89",
     "mxfp8": "sm89",
     "nvfp4": "sm120",
+    "2:4, fp8": "sm89",
     "fp16, KV fp8": "sm89",
 }
 

@@ -183,6 +183,8 @@ _KEYS = (
          "remove it, or merge the adapter with PEFT (`merge_and_unload`)"),
     _Key("llm.lora", lambda c: c.llm is not None and c.llm.lora is not None, {_LANGUAGE}),
     _Key("quantize", lambda c: c.quantize is not None, {*_ARRAYS, *_TOKENS} - _ENCODED),
+    _Key("quantize.sparsity", lambda c: c.quantize is not None and c.quantize.sparsity is not None, {_LANGUAGE}),
+    _Key("build.sparse_weights", lambda c: c.build.sparse_weights, {_LANGUAGE}),
     _Key("vision", lambda c: c.vision is not None, {_VISION_LANGUAGE}),
     _Key("route", lambda c: c.route is not None, {_VISION, _HYBRID}),
     _Key("compose", lambda c: c.compose != "fused", {_HYBRID}),

@@ -37,6 +37,7 @@ Examples:
       --html losses.html
   trtkit quantize llama --method fp8 --calib book.txt --budget 0.01nats \\
       --fallback int8_wo --write llama-fp8.yaml
+  trtkit quantize llama --sparsity 2:4 --method fp8 --calib book.txt
   trtkit quantize efficientnet-lite0 --method int8 --calib photographs/
   trtkit build llama --set source.hf=quantized/llama-int8_wo
 
@@ -56,6 +57,7 @@ With `quantize:` in a config, `trtkit build` does the same."""
     "--layer", "layers", multiple=True, metavar="GLOB=NAME", help="Use another method for matching layers; repeatable."
 )
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Do not quantize matching layers or ONNX nodes.")
+@click.option("--sparsity", type=click.Choice(["2:4"]), help="Prune an LLM's linear layers by SparseGPT first.")
 @click.option("--sensitivity", is_flag=True, help="Measure the loss from each LLM layer on its own.")
 @click.option(
     "--budget",
@@ -87,6 +89,7 @@ def command(
     kv_cache: str | None,
     layers: tuple[str, ...],
     exclude: tuple[str, ...],
+    sparsity: str | None,
     sensitivity: bool,
     budget: str | None,
     fallback: str | None,
@@ -111,6 +114,7 @@ def command(
     check_outputs(write)
     check_page(html)
     keys = {"method": method, "block": block, "kv_cache": kv_cache, "calibration.data": calib}
+    keys["sparsity"] = sparsity
     keys |= {"calibration.samples": None if samples is None else str(samples)}
     model = _loaded(path, keys, (layers, exclude), overrides, target)
     with show_progress(quiet=quiet or as_json) as runner:

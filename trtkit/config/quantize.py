@@ -87,6 +87,11 @@ class PartOptions(StrictModel):
         return {METHODS[name].dtype.name for name in names if name in METHODS} | caches
 
 
+def _read_sparsity(value: object) -> object:
+    """Undo what YAML makes of 2:4, a number to the base of 60."""
+    return "2:4" if value == 2 * 60 + 4 else value
+
+
 def _read_part(value: Any) -> Any:
     """Turn the short form into the mapping."""
     return {"method": value} if isinstance(value, str) else value
@@ -101,6 +106,11 @@ class QuantizeOptions(PartOptions):
     `as_stored` keeps what a GGUF file holds; for the other methods see Quantization.
     """
 
+    sparsity: Annotated[Literal["2:4"] | None, BeforeValidator(_read_sparsity)] = Field(
+        None,
+        description="First set two of each four neighbours in a row of an LLM's linear layers to zero, by ModelOpt's "
+        "SparseGPT on the calibration data; see also `build.sparse_weights`.",
+    )
     parts: dict[str, Part] = Field(
         default_factory=dict,
         description="The same keys, or a method alone, for a hybrid's parts by name, or for a language model's "
@@ -108,9 +118,24 @@ class QuantizeOptions(PartOptions):
     )
 
     @model_validator(mode="after")
+    def _stays_sparse(self) -> Self:
+        if self.sparsity is None:
+            return self
+        compensating = "int4_gptq" in (self.method, *self.layers.values())
+        if compensating or self.zero_points or self.keeps_stored:
+            key = "int4_gptq" if compensating else "zero_points" if self.zero_points else AS_STORED
+            raise ValueError(f"`sparsity` cannot be combined with `{key}`, which makes zeros other numbers")
+        return self
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is quantized or pruned."""
+        return super().is_idle and self.sparsity is None
+
+    @model_validator(mode="after")
     def _has_work(self) -> Self:
         if self.is_idle and all(part.is_idle for part in self.parts.values()):
-            raise ValueError("nothing would be quantized: set `method`, `layers`, `kv_cache` or `parts`")
+            raise ValueError("nothing would be quantized: set `method`, `layers`, `kv_cache`, `sparsity` or `parts`")
         return self
 
     def of(self, part: str) -> PartOptions:

@@ -137,6 +137,10 @@ class BuildOptions(StrictModel):
     weight_streaming: StrictBool = Field(
         False, description="Whether weights may stay in host memory at run time: see `--weight-budget`."
     )
+    sparse_weights: StrictBool = Field(
+        False,
+        description="Let TensorRT use kernels for weights with two zeros in four (2:4); refused if they lack them.",
+    )
 
 
 class CustomOpOptions(StrictModel):

@@ -20,6 +20,7 @@ from trtkit.engine.decoders import (
 from trtkit.engine.embeddings import embedding_table, write_embeddings
 from trtkit.engine.reported import Reported
 from trtkit.engine.room import Load, check_room
+from trtkit.engine.sparsity import check_sparse
 from trtkit.engine.stages import WrittenNetwork
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
@@ -82,6 +83,8 @@ def _write_network(backend: Backend, opened: OpenedDecoder, steps: Steps, severi
     """Write the network, every weight checked; record both as steps."""
     weights, options = opened.weights(), llm_options(opened.config)
     steps.add("weights", f"{len(weights)} found, all names and shapes right")
+    if opened.config.build.sparse_weights:
+        steps.add("sparsity", check_sparse(opened, weights))
     graph = opened.write(Graph(backend, severity=severity), Reported(weights, steps.report))
     detail = f"{opened.config.precision}, {options.max_batch_size} slots of {options.max_sequence_length} tokens"
     steps.add("network", f"{graph.network.num_layers} layers in {detail}; all weights finite")

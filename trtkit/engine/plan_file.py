@@ -97,6 +97,8 @@ def _builder_config(backend: Backend, network: WrittenNetwork, request: PlanRequ
     trt, options, builder = backend.trt, request.options, network.builder
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)  # on by default: fp32 would have the 10-bit mantissas of TF32
+    if options.sparse_weights:
+        config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
     if options.weight_streaming:
         config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
     elif _can_be_captured(backend, network.definition):

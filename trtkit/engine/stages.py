@@ -98,6 +98,7 @@ class PlanOptions:
     max_threads: int
     workspace_gib: float | None
     weight_streaming: bool = False
+    sparse_weights: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

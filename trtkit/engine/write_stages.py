@@ -166,6 +166,7 @@ def stage_request(
             options.max_threads,
             options.workspace_gib,
             options.weight_streaming,
+            options.sparse_weights,
         ),
         config=config.model_dump_json(),
         folder=folder,

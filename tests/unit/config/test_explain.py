@@ -37,7 +37,7 @@ def test_unknown_key_names_its_line_and_the_nearest_key(tmp_path: Path) -> None:
 def test_unknown_key_inside_a_section_lists_that_sections_keys(tmp_path: Path) -> None:
     assert problems(tmp_path, "source:\n  onnx: m\nbuild:\n  max_thread: 2\n") == [
         "my.yaml:4: unknown key `max_thread` in `build` | did you mean `max_threads`? "
-        "known keys: max_threads, optimization_level, weight_streaming, workspace_gib"
+        "known keys: max_threads, optimization_level, sparse_weights, weight_streaming, workspace_gib"
     ]
 
 

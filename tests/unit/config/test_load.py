@@ -30,6 +30,7 @@ def test_two_lines_are_a_whole_config(workspace: Path) -> None:
         "optimization_level": 3,
         "max_threads": 1,
         "weight_streaming": False,
+        "sparse_weights": False,
     }
 
 

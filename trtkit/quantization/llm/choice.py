@@ -81,6 +81,12 @@ def linear_layers(spec: DecoderSpec) -> list[Layer]:
     return layers
 
 
+def pruned_layers(spec: DecoderSpec, exclude: Sequence[str]) -> list[Layer]:
+    """Return the layers that `sparsity` is of: all linear ones but the head, and those that `exclude` has globs of."""
+    layers = [layer for layer in linear_layers(spec) if layer.name != _HEAD]
+    return [layer for layer in layers if not any(fnmatch.fnmatchcase(layer.name, glob) for glob in exclude)]
+
+
 def inputs_of(name: str) -> str:
     """Return what a layer reads: the same text for layers that share their inputs, or as experts do, their scale."""
     return _SHARING.sub(lambda match: ".qkv" if match[1] else ".gate_up", _EXPERT.sub(".experts.", name))

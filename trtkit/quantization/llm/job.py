@@ -34,30 +34,35 @@ def quantize_llm(request: QuantizeRequest, context: Context) -> QuantizedLlm:
     """
     config, folder = request.config, request.folder
     steps = Steps(context.report)
-    assert config.quantize is not None
+    options = config.quantize
+    assert options is not None
     context.report(Phase("read source"))
     opened = open_language_model(config.source)
     if opened.quantized_by:
         what = f"the checkpoint is already quantized by {opened.quantized_by}"
         raise QuantizeError(what, opened.where, "remove `quantize`, or use the original, unquantized model")
     spec = stored_spec(opened.config, opened.where, opened.checkpoint)
-    choice, scoring = choose(spec, config.quantize), scoring_of(request.scoring)
+    choice, scoring = choose(spec, options), scoring_of(request.scoring)
+    if options.sparsity is not None and (has_experts(spec) or scoring is not None):
+        what = "a mixture of experts cannot be pruned" if has_experts(spec) else "pruned models are not scored by layer"
+        raise QuantizeError(what, "quantize.sparsity", "remove it, or leave out --sensitivity, --budget and --html")
     if has_experts(spec) and scoring is not None:
         fix = "leave out --sensitivity, --budget and --html"
         raise QuantizeError("layers of a mixture of experts are not scored one by one", opened.where, fix)
-    if is_streamed(spec, choice, config.quantize):
+    if is_streamed(spec, choice, options):
         write_mixture(opened, choice, config, folder, steps)
         return QuantizedLlm(tuple(steps.done), len(choice.methods), choice.block)
-    texts = _texts(config.quantize, opened, is_needed=choice.needs_data or scoring is not None)
+    measures = choice.needs_data or scoring is not None or options.sparsity is not None
+    texts = _texts(options, opened, is_needed=measures)
     steps.add("source", f"{len(choice.methods)} linear layers to quantize")
-    make = partial(quantize_torch_model, opened, config.quantize, texts=texts, steps=steps)
+    make = partial(quantize_torch_model, opened, options, texts=texts, steps=steps)
     scores = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if scoring is None:
             quantized = make(choice)
         else:
-            mixer = Mixer(make, texts, config.quantize.zero_points, steps)
+            mixer = Mixer(make, texts, options.zero_points, steps)
             quantized, scores = mixer.mixed(choice, scoring)
             steps.add("sensitivity", _scored(scores))
         quantized.write(config, folder, steps)
