@@ -72,7 +72,10 @@ class BundleWorker(LLMEngine):
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[BundleWorker, WorkerConfig]:
         """Return the worker of a command line, and how it is registered."""
-        options = worker_parser().parse_args(argv)
+        parser = worker_parser()
+        options = parser.parse_args(argv)
+        if options.lora and options.role != "agg":
+            parser.error("--lora goes with --role agg")
         return cls(options), WorkerConfig(
             namespace=options.namespace,
             component="prefill" if options.role == "prefill" else "trtkit",
@@ -177,8 +180,8 @@ class BundleWorker(LLMEngine):
         return {"status": "ok"}
 
     def supported_updates(self) -> set[str]:
-        """Return what `POST /engine/update/<name>` of this worker's own port takes."""
-        return {LOAD, UNLOAD}
+        """Return what `POST /engine/update/<name>` of this worker's own port takes; caches of adapters are not sent."""
+        return {LOAD, UNLOAD} if self._options.role == "agg" else set()
 
     async def engine_update(self, update: str, body: dict[str, object]) -> dict[str, object]:
         """Load or unload a LoRA adapter, which is a model of its own in the API."""
