@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 GROUP, KEPT = 4, 2
 
 
-def prune(model: torch.nn.Module, layers: Sequence[Layer], texts: Sequence[Sequence[int]], report: Callable[[int], None]) -> None:
+def prune(
+    model: torch.nn.Module, layers: Sequence[Layer], texts: Sequence[Sequence[int]], report: Callable[[int], None]
+) -> None:
     """Prune layers of a model of transformers where it stands; what is kept makes up for what is not, on `texts`.
 
     Raises QuantizeError for layers that ModelOpt leaves as they are, which it does with odd sizes.
