@@ -14,7 +14,8 @@ import torch
 
 from benchmarks.measure import interleaved, ratio, seconds, summary, write
 from trtkit.backends import load_backend
-from trtkit.config.schema import LlmOptions, ModelConfig, Source
+from trtkit.config.llm import LlmOptions
+from trtkit.config.schema import ModelConfig, Source
 from trtkit.dtypes import FP32
 from trtkit.jobs.job import Context
 from trtkit.models.registry import decoder_spec

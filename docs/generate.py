@@ -11,19 +11,17 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from trtkit.bundle.manifest import json_schema
+from trtkit.config.llm import LlmOptions, LoraOptions, VisionOptions
 from trtkit.config.quantize import Calibration, QuantizeOptions
 from trtkit.config.schema import (
     BuildOptions,
     CustomOpOptions,
     DimRange,
     InputSpec,
-    LlmOptions,
-    LoraOptions,
     ModelConfig,
     ShapeRange,
     Source,
     TorchSource,
-    VisionOptions,
 )
 from trtkit.config.targets import Target
 from trtkit.config.task import Boxes, Preprocess, Resize, Task, VerifyOptions

@@ -25,7 +25,7 @@ from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.reference import Executor, Options
-from trtkit.runtime.decoder.kv_cache import page_tokens_of
+from trtkit.runtime.decoder.cache_size import page_tokens_of
 from trtkit.sources.huggingface import auto_classes
 from trtkit.sources.huggingface.stacked_experts import unstack_experts
 from trtkit.sources.safetensors_folder import read_folder

@@ -11,7 +11,7 @@ import torch
 from tests.decoders import rtx
 from tests.generation import settings
 from trtkit.config import load_config
-from trtkit.config.schema import LlmOptions
+from trtkit.config.llm import LlmOptions
 from trtkit.engine.decoders import OpenedDecoder, open_decoder
 from trtkit.resolve import resolve
 from trtkit.runtime.decoder import ReferenceDecoder, decoder_network

@@ -117,11 +117,11 @@ def test_another_engine_goes_on_from_saved_states(model_type: str) -> None:
     first, second, greedy = engine(2, model_type), engine(3, model_type), {"temperature": 0, "max_tokens": 6}
     told = answer(first, PROMPT, **greedy, ignore_eos=True)
     following = [*PROMPT, *told, 9]
-    saved = first.export_prefix(following)
+    saved = first.prefixes.export(following)
     assert saved is not None
-    assert first.export_prefix([*PROMPT[:20], 3]) is None
+    assert first.prefixes.export([*PROMPT[:20], 3]) is None
     for prompt, is_imported in (([*PROMPT[:20], 3], False), (following, True)):
-        assert second.import_prefix(following, saved)
+        assert second.prefixes.add(following, saved)
         before = second.statistics.imported_tokens
         assert answer(second, prompt, **greedy) == answer(engine(1, model_type), prompt, **greedy)
         assert second.statistics.imported_tokens - before == is_imported * saved.tokens

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import trtkit as library
 from tests import tiny_t5
 from tests.docs import DOCS, run_page
-from trtkit.bundle.manifest import EncoderRecord
+from trtkit.bundle.records import EncoderRecord
 from trtkit.errors import GenerationError, ProblemsError, RequestError
 from trtkit.runtime.encoded import TextPrompts
 

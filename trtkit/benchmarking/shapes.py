@@ -10,7 +10,7 @@ from trtkit.errors import BenchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.bundle.manifest import IoRecord
+    from trtkit.bundle.records import IoRecord
     from trtkit.network.profile import ResolvedProfile
 
 Shapes = dict[str, tuple[int, ...]]

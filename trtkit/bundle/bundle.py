@@ -20,7 +20,7 @@ from trtkit.sources.digest import sha256_of
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from trtkit.bundle.manifest import FileRecord
+    from trtkit.bundle.records import FileRecord
 
 NETWORK, QUANTIZED = "network.json", "quantized"
 _REBUILD = "build the bundle again"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.bundle.bundle import check_file, open_bundle, write_json
-from trtkit.bundle.manifest import FileRecord
+from trtkit.bundle.records import FileRecord
 from trtkit.errors import BundleError
 from trtkit.files import MANIFEST
 from trtkit.sources.digest import sha256_of

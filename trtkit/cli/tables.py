@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from trtkit.bundle.bundle import Bundle
-    from trtkit.bundle.manifest import ImagesRecord, IoRecord, ModelRecord, PortRecord, StageRecord
+    from trtkit.bundle.manifest import ModelRecord
+    from trtkit.bundle.records import ImagesRecord, IoRecord, PortRecord, StageRecord
     from trtkit.jobs.events import Step
     from trtkit.network.record import LayerRecord, NetworkRecord
 

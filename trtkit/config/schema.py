@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictInt, model_validator
 
+from trtkit.config.llm import LlmOptions, ParallelOptions, VisionOptions
 from trtkit.config.quantize import QuantizeOptions
 from trtkit.config.strict import StrictModel
 from trtkit.config.task import Boxes, Preprocess, Task, VerifyOptions
@@ -159,105 +160,6 @@ class CustomOpOptions(StrictModel):
         "never",
         description="`auto`: if the backend has plugins; `always`: fail if it has none, like TensorRT-RTX.",
     )
-
-
-_PAGE_TOKENS = 16
-
-
-class LoraOptions(StrictModel):
-    """LoRA adapters that requests choose from while an engine runs."""
-
-    max_rank_sum: StrictInt = Field(
-        ge=1, le=65536, description="Sum of the ranks of all adapters that are resident at once."
-    )
-    targets: tuple[str, ...] = Field(
-        (),
-        description="Modules that adapters may change, by the ends of their names, such as `q_proj`; all linear layers "
-        "of attention and feed-forward parts if unset.",
-    )
-
-
-class LlmOptions(StrictModel):
-    """The size of a decoder-only LLM's engine."""
-
-    max_batch_size: StrictInt = Field(8, ge=1, description="Slots: number of concurrent sequences.")
-    max_sequence_length: StrictInt = Field(2048, ge=1, description="Tokens per slot, prompt and answer together.")
-    max_prefill_length: StrictInt = Field(512, ge=1, description="Maximum new tokens per slot and step.")
-    max_source_length: StrictInt | None = Field(
-        None, ge=1, description="Tokens of a text that the encoder of an encoder-decoder model takes; 512 if unset."
-    )
-    logits: Literal["last", "all"] = Field("last", description="Logits of the last token or of all tokens.")
-    inputs: Literal["ids", "embeds"] = Field("ids", description="`input_ids`, or `inputs_embeds` for hybrids.")
-    hidden_states: StrictBool = Field(False, description="Also return the final hidden states.")
-    kv_window: Literal["full", "used"] | None = Field(
-        None,
-        description="Tokens that attention reads of linear caches: a slot's full length, the default, or those in use, "
-        "to a power of two.",
-    )
-    kv: Literal["linear", "paged"] = Field(
-        "linear", description="KV caches: a slot of full length for each sequence, or pages that are taken when needed."
-    )
-    page_tokens: Literal[16, 32, 64, 128] | None = Field(
-        None, description="Tokens of a page of `kv: paged`; 16 if unset."
-    )
-    lora: LoraOptions | None = Field(None, description="LoRA adapters as inputs of the engine; none if unset.")
-    experts: Literal["chosen", "all"] = Field(
-        "chosen", description="Experts of a mixture that a step reads: those chosen if they are fewer, or always all."
-    )
-
-    @model_validator(mode="after")
-    def _prefill_fits(self) -> Self:
-        if self.max_prefill_length > self.max_sequence_length:
-            sizes = f"max_prefill_length {self.max_prefill_length} exceeds max_sequence_length"
-            raise ValueError(f"{sizes} {self.max_sequence_length}")
-        return self
-
-    @model_validator(mode="after")
-    def _pages_fit(self) -> Self:
-        if self.kv == "linear":
-            if self.page_tokens is not None:
-                raise ValueError("`page_tokens` means nothing for `kv: linear`: set `kv: paged`, or leave it out")
-        elif self.kv_window is not None:
-            raise ValueError("`kv_window` means nothing for `kv: paged`, which reads pages in use: leave it out")
-        elif self.max_sequence_length % (self.page_size or 1):
-            sizes = f"{self.max_sequence_length} is not a multiple of a page's tokens, {self.page_size}"
-            raise ValueError(f"max_sequence_length {sizes}")
-        return self
-
-    @property
-    def page_size(self) -> int | None:
-        """Tokens of a page; None if caches are linear."""
-        return None if self.kv == "linear" else self.page_tokens or _PAGE_TOKENS
-
-
-class ParallelOptions(StrictModel):
-    """How many GPUs (ranks) share a decoder-only LLM: max(tensor, expert) * pipeline of them."""
-
-    tensor: StrictInt = Field(1, ge=1, le=1024, description="Ranks that share each layer's heads and columns.")
-    expert: StrictInt = Field(
-        1, ge=1, le=1024, description="Groups of ranks that share a mixture's experts; divides `tensor` if that is set."
-    )
-    pipeline: StrictInt = Field(1, ge=1, le=1024, description="Stages that share the layers.")
-
-    @model_validator(mode="after")
-    def _experts_fit(self) -> Self:
-        if self.tensor > 1 and self.tensor % self.expert:
-            raise ValueError(f"`expert`, {self.expert}, does not divide `tensor`, {self.tensor}")
-        return self
-
-
-class VisionOptions(StrictModel):
-    """The vision tower of a vision-language model."""
-
-    enabled: StrictBool = Field(True, description="Build the tower; without it, the model takes text only.")
-    max_images: StrictInt = Field(4, ge=1, description="Maximum images, or tiles of one image, per call.")
-    max_tokens: StrictInt | None = Field(
-        None,
-        ge=1,
-        description="Tokens of the largest image, if they depend on its size; the processor's limit if unset.",
-    )
-    precision: Precision | None = Field(None, description="Precision of the tower; the model's if unset.")
-    keep_fp32: tuple[str, ...] = Field((), description="Globs of the tower's node names, or `op:Type`, kept in fp32.")
 
 
 class ModelConfig(StrictModel):

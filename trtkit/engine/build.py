@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from trtkit.bundle.bundle import NETWORK, QUANTIZED, Bundle, is_bundle, open_bundle, write_json
 from trtkit.bundle.folder_lock import atomic_folder
-from trtkit.bundle.manifest import BackendRecord, BuildMetrics, FileRecord, Manifest
+from trtkit.bundle.manifest import Manifest
+from trtkit.bundle.records import BackendRecord, BuildMetrics, FileRecord
 from trtkit.engine import cache
 from trtkit.engine.build_inputs import BuildInputs, gather_inputs
 from trtkit.engine.model_record import file_record, joint_network, model_record

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.backends import choose_backend
-from trtkit.bundle.manifest import FileRecord
+from trtkit.bundle.records import FileRecord
 from trtkit.config.targets import Target, load_target
 from trtkit.engine import cache
 from trtkit.engine.jobs import DIGEST

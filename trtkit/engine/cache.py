@@ -22,7 +22,7 @@ from trtkit.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trtkit.bundle.manifest import FileRecord
+    from trtkit.bundle.records import FileRecord
     from trtkit.config.schema import ModelConfig
     from trtkit.config.targets import Target
 

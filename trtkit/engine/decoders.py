@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from trtkit.config.schema import LlmOptions, ModelConfig
+from trtkit.config.llm import LlmOptions
 from trtkit.dtypes import dtype_of
 from trtkit.engine.stages import DecoderSize
 from trtkit.errors import ConfigError, Problem
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from trtkit.config.schema import ModelConfig
     from trtkit.models.model import Model
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.graph import Graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtkit.bundle.manifest import AudioRecord, EncoderRecord
+from trtkit.bundle.records import AudioRecord, EncoderRecord
 from trtkit.config.schema import InputSpec, ModelConfig, Source, TorchSource
 from trtkit.errors import SourceError, reader
 from trtkit.models.model import ENCODER

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtkit.bundle.manifest import (
+from trtkit.bundle.manifest import ModelRecord
+from trtkit.bundle.records import (
     DecoderRecord,
     FileRecord,
     IoRecord,
-    ModelRecord,
     OnnxRecord,
     PartRecord,
     PortRecord,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtkit.bundle.manifest import ImagesRecord
+from trtkit.bundle.records import ImagesRecord
+from trtkit.config.llm import LlmOptions, VisionOptions
 from trtkit.config.quantize import QuantizeOptions, whole
-from trtkit.config.schema import InputSpec, LlmOptions, ModelConfig, Source, TorchSource, VisionOptions
+from trtkit.config.schema import InputSpec, ModelConfig, Source, TorchSource
 from trtkit.errors import ConfigError, Problem, ProblemsError, SourceError, reader
 from trtkit.models.model import VISION
 from trtkit.models.vision_language.registry import vision_spec

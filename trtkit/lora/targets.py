@@ -10,7 +10,7 @@ from trtkit.errors import ConfigError, Problem, ProblemsError, did_you_mean
 from trtkit.lora.adapter import model_modules
 
 if TYPE_CHECKING:
-    from trtkit.config.schema import LoraOptions
+    from trtkit.config.llm import LoraOptions
     from trtkit.dtypes import DType
     from trtkit.lora.adapter import Adapter
     from trtkit.models.spec import DecoderSpec

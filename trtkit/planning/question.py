@@ -10,7 +10,7 @@ from trtkit.models.parallel import SINGLE
 from trtkit.planning.shares import grid_shares
 
 if TYPE_CHECKING:
-    from trtkit.config.schema import LoraOptions
+    from trtkit.config.llm import LoraOptions
     from trtkit.models.parallel import Grid
     from trtkit.models.spec import DecoderSpec
     from trtkit.planning.counts import Counts

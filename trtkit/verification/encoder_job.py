@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from trtkit.bundle.manifest import EncoderRecord
+    from trtkit.bundle.records import EncoderRecord
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
     from trtkit.runtime.decoder import DecoderNetwork

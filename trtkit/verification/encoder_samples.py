@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.arrays import Array
-    from trtkit.config.schema import LlmOptions
+    from trtkit.config.llm import LlmOptions
     from trtkit.runtime.encoded import AudioPrompts, EncoderPrompt, TextPrompts
     from trtkit.sources.decoder_source import DecoderSource
 

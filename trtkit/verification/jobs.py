@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtkit.bundle.manifest import EncoderRecord, ImagesRecord
+from trtkit.bundle.records import EncoderRecord, ImagesRecord
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.stages import PlanFile, PreparedStage
 from trtkit.jobs.job import Job

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from trtkit.config.schema import LlmOptions
+    from trtkit.config.llm import LlmOptions
     from trtkit.runtime.decoder import DecoderExecution
     from trtkit.sources.decoder_source import DecoderSource
 

@@ -14,7 +14,7 @@ from trtkit.sources.huggingface.model import encoder
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trtkit.config.schema import LlmOptions
+    from trtkit.config.llm import LlmOptions
     from trtkit.sources.decoder_source import DecoderSource
 
 # Ours, in plain words of several kinds.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.bundle.bundle import QUANTIZED, write_json
-from trtkit.bundle.manifest import VerificationRecord
+from trtkit.bundle.records import VerificationRecord
 from trtkit.engine.build_inputs import gather_inputs
 from trtkit.engine.encoder import open_encoder_source
 from trtkit.engine.jobs import DIGEST

@@ -159,9 +159,9 @@ def test_prompts_travel_between_an_engine_and_the_reference(kind: str | None, gp
     for runtimes in (("tensorrt", "reference"), ("reference", "tensorrt")):
         with LLM(bundles[0].path, runtime=runtimes[0]) as first, LLM(bundles[1].path, runtime=runtimes[1]) as second:
             first.generate([ids], SamplingParams(max_tokens=1))
-            saved = first.frontend.engine.export_prefix(ids)
+            saved = first.frontend.engine.prefixes.export(ids)
             assert saved is not None
-            assert second.frontend.engine.import_prefix(ids, saved)
+            assert second.frontend.engine.prefixes.add(ids, saved)
             assert second.generate([ids], tiny_llm.GREEDY)[0].outputs[0].token_ids == want
             assert second.frontend.engine.statistics.prompt_tokens == 0
             assert second.frontend.engine.statistics.imported_tokens == len(ids) - 1

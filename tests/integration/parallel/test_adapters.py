@@ -18,8 +18,8 @@ from tests.decoders import model_of, relative_rms, rtx
 from tests.integration.test_lora import IDS, logits_of, opened_of, targets_of
 from tests.tiny_llm import PROMPTS
 from trtkit import LLM, SamplingParams
+from trtkit.config.llm import ParallelOptions
 from trtkit.config.load import load_config
-from trtkit.config.schema import ParallelOptions
 from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 from trtkit.lora.adapter import open_adapter

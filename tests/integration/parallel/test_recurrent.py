@@ -11,7 +11,7 @@ import torch
 
 from tests.engine_decoders import config_of
 from tests.generation import case_of, run, settings
-from trtkit.config.schema import ParallelOptions
+from trtkit.config.llm import ParallelOptions
 from trtkit.engine.build import build_bundle
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import new_runner

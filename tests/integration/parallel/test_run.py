@@ -18,7 +18,7 @@ from trtkit.bundle.bundle import open_bundle
 from trtkit.bundle.known import KnownRequest, write_known
 from trtkit.errors import ExecutionError, RankError
 from trtkit.runtime.decoder import Call, DecoderExecution, ExecutionOptions, open_execution
-from trtkit.runtime.decoder.kv_cache import bytes_of_page
+from trtkit.runtime.decoder.cache_size import bytes_of_page
 from trtkit.runtime.decoder.single import OpenOptions
 from trtkit.runtime.distributed.micro_batches import gpipe_bubble
 from trtkit.runtime.distributed.open import open_distributed

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from trtkit.config.schema import LlmOptions, ModelConfig, Source
+from trtkit.config.llm import LlmOptions
+from trtkit.config.schema import ModelConfig, Source
 from trtkit.dtypes import DTYPES
 from trtkit.jobs.job import Context
 from trtkit.models.registry import decoder_spec

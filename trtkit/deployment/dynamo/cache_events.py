@@ -75,9 +75,9 @@ class CacheEvents:
         return [*gone, *self._changes_of(engine)]
 
     def _changes_of(self, engine: Engine) -> list[Event]:
-        if engine.finds_pages and (pages := engine.execution.cache.pages) is not None:
+        if engine.prefixes.are_pages and (pages := engine.execution.cache.pages) is not None:
             self._pages = self._pages or HeldPages(pages.page_tokens, self._size)
-            return self._pages.changes(engine.page_changes(), engine.host.blocks)
+            return self._pages.changes(engine.prefixes.changes(), engine.host.blocks)
         self._blocks = self._blocks or HeldBlocks(engine.slots.count, self._size)
         return self._blocks.changes(engine.slots)
 

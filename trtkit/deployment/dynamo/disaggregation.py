@@ -49,8 +49,8 @@ class Prefill:
     def update(self, engine: Engine) -> None:
         """Lend what the last step has computed, before another request takes its slot; in the engine's thread."""
         for name, ids in list(self._awaited.items()):
-            if engine.has_whole_prefix(ids):
-                saved = engine.export_prefix(ids)
+            if engine.prefixes.has_whole(ids):
+                saved = engine.prefixes.export(ids)
                 self._awaited.pop(name, None)
                 self._loans[name] = None if saved is None else self._lender.lend(ids, saved)
 
@@ -79,7 +79,7 @@ class Decode:
         ids, form = list(request["token_ids"]), thread.frontend.execution.cache.form
         try:
             saved = await asyncio.to_thread(self._borrower.read, loan, ids, form)
-            await asyncio.wrap_future(thread.run(lambda engine: engine.import_prefix(ids, saved)))
+            await asyncio.wrap_future(thread.run(lambda engine: engine.prefixes.add(ids, saved)))
         except Exception as error:
             what = "; ".join(str(error).splitlines())
             log.warning("a prompt of %d tokens is computed here, its cache did not arrive: %s", len(ids), what)

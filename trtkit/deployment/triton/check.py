@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.bundle.known import KnownRequest
-    from trtkit.bundle.manifest import IoRecord
+    from trtkit.bundle.records import IoRecord
     from trtkit.runtime.triton_client import Client, ServedInterface, ServedTensor
 
 Verdict = Literal["PASS", "FAIL (not ready)", "FAIL (differs from the bundle)"]

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtkit.bundle.manifest import BackendRecord
+from trtkit.bundle.records import BackendRecord
 from trtkit.deployment.triton.compatibility import choose_release
 from trtkit.deployment.triton.endpoints import Endpoints
 from trtkit.deployment.triton.local_server import server_flags

@@ -19,7 +19,7 @@ from trtkit.errors import DeployError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.bundle.manifest import BackendRecord
+    from trtkit.bundle.records import BackendRecord
     from trtkit.deployment.triton.releases import Release
 
 _OTHER_LIBRARY = "Triton's `tensorrt` backend loads plans of full TensorRT, not of {library}"

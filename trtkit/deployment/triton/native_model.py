@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.bundle.bundle import Bundle
-    from trtkit.bundle.manifest import Manifest, StageRecord
+    from trtkit.bundle.manifest import Manifest
+    from trtkit.bundle.records import StageRecord
     from trtkit.deployment.triton.options import DeployOptions
 
 _REASON = "TensorRT backend: the plan is for TensorRT {}; the server must have the very same version"

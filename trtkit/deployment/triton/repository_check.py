@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from trtkit.bundle.manifest import BackendRecord
+from trtkit.bundle.records import BackendRecord
 from trtkit.deployment.triton.compatibility import check_backend, check_tensorrt, running_release
 from trtkit.deployment.triton.model_config import read_config
 from trtkit.deployment.triton.repository import CONFIG, DEPLOYMENT

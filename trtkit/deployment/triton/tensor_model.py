@@ -12,7 +12,7 @@ from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
-    from trtkit.bundle.manifest import IoRecord, StageRecord
+    from trtkit.bundle.records import IoRecord, StageRecord
     from trtkit.deployment.triton.options import DeployOptions
     from trtkit.network.profile import ResolvedProfile
 

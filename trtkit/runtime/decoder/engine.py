@@ -12,7 +12,7 @@ import torch
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.runtime.decoder.adapters import adapter_memory
 from trtkit.runtime.decoder.call import step_inputs
-from trtkit.runtime.decoder.kv_cache import CacheSize, NewTokens
+from trtkit.runtime.decoder.kv_cache import NewTokens
 from trtkit.runtime.decoder.paged_cache import open_cache
 from trtkit.runtime.decoder.plan import check_alignment, dtype_of
 from trtkit.runtime.device import to_device
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.network.input_spec import InputSpec, Role
     from trtkit.runtime.communicator import Communicator
+    from trtkit.runtime.decoder.cache_size import CacheSize
     from trtkit.runtime.decoder.call import Call
     from trtkit.runtime.decoder.execution import Draw
     from trtkit.runtime.decoder.plan import DecoderPlan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from trtkit.dtypes import DTYPES
 from trtkit.errors import ExecutionError
+from trtkit.runtime.decoder.cache_size import page_tokens_of
 from trtkit.runtime.decoder.host_blocks import LocalBlocks
 from trtkit.runtime.decoder.saved import CacheArray, CacheForm, SavedSequence, check_saved, check_tokens
 
@@ -23,28 +22,6 @@ if TYPE_CHECKING:
     from trtkit.runtime.device import Stream
     from trtkit.runtime.paging import PageTables
     from trtkit.runtime.sequences import Ints
-
-
-@dataclass(frozen=True)
-class PoolSize:
-    """How many pages paged caches have, as many as linear ones would take if None.
-
-    weight_bytes: of the network that reads them, which a call reads too, however few rows it has.
-    """
-
-    pages: int | None = None
-    weight_bytes: int = 0
-
-
-AS_LINEAR = PoolSize()
-
-
-@dataclass(frozen=True)
-class CacheSize:
-    """How much caches hold."""
-
-    slots: int
-    pool: PoolSize = AS_LINEAR
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,17 +263,6 @@ class KvCache:
             work()
         else:
             self._stream.run(work)
-
-
-def page_tokens_of(specs: Iterable[InputSpec]) -> int | None:
-    """Return how many tokens a page of a network's caches holds, None if they are linear."""
-    return next((spec.size_of("page_tokens") for spec in specs if spec.axes and spec.axes[0].role == "pages"), None)
-
-
-def bytes_of_page(specs: Iterable[InputSpec]) -> int:
-    """Return how many bytes a page has in the pools of all layers."""
-    pools = [spec for spec in specs if spec.axes and spec.axes[0].role == "pages"]
-    return sum(math.prod(spec.shape[1:]) * DTYPES[spec.dtype].bits // 8 for spec in pools)
 
 
 def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

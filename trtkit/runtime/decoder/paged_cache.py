@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from trtkit.network.input_spec import kv_window
+from trtkit.runtime.decoder.cache_size import AS_LINEAR, PoolSize, bytes_of_page, page_tokens_of
 from trtkit.runtime.decoder.call import CallPages
 from trtkit.runtime.decoder.host_blocks import LocalBlocks
-from trtkit.runtime.decoder.kv_cache import AS_LINEAR, KvCache, PoolSize, bytes_of_page, codes, page_tokens_of
+from trtkit.runtime.decoder.kv_cache import KvCache, codes
 from trtkit.runtime.paging import PageTables
 from trtkit.runtime.paging.groups import like_lengths
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.bundle.bundle import Bundle
-    from trtkit.config.schema import LlmOptions
+    from trtkit.config.llm import LlmOptions
     from trtkit.network.input_spec import InputSpec
     from trtkit.runtime.decoder.embeddings import TokenEmbeddings
 

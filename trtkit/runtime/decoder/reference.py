@@ -12,7 +12,8 @@ from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
 from trtkit.runtime.decoder.adapters import adapter_memory
-from trtkit.runtime.decoder.kv_cache import AS_LINEAR, NewTokens, PoolSize
+from trtkit.runtime.decoder.cache_size import AS_LINEAR, PoolSize
+from trtkit.runtime.decoder.kv_cache import NewTokens
 from trtkit.runtime.decoder.paged_cache import open_cache
 
 if TYPE_CHECKING:

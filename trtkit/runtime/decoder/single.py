@@ -11,7 +11,7 @@ from trtkit.errors import GenerationError, RequestError
 from trtkit.models.parallel import rank_spec
 from trtkit.models.rank_weights import RankWeights
 from trtkit.runtime import device as devices
-from trtkit.runtime.decoder.kv_cache import CacheSize, PoolSize, bytes_of_page, page_tokens_of
+from trtkit.runtime.decoder.cache_size import CacheSize, PoolSize, bytes_of_page, page_tokens_of
 from trtkit.runtime.decoder.network import bundle_network, bundle_spec
 from trtkit.runtime.decoder.reference import ReferenceDecoder
 from trtkit.runtime.weight_budget import weight_budget_bytes

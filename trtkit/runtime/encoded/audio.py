@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.arrays import Array
-    from trtkit.bundle.manifest import EncoderRecord
+    from trtkit.bundle.records import EncoderRecord
     from trtkit.runtime.encoded.prompts import Reader
 
 TASKS = ("transcribe", "translate")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.backends import Backend
     from trtkit.bundle.bundle import Bundle
-    from trtkit.bundle.manifest import EncoderRecord
+    from trtkit.bundle.records import EncoderRecord
     from trtkit.runtime.decoder import Runtime
 
     Run = Callable[[Mapping[str, Array]], Mapping[str, torch.Tensor]]

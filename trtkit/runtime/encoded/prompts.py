@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.arrays import Array
-    from trtkit.bundle.manifest import EncoderRecord
+    from trtkit.bundle.records import EncoderRecord
     from trtkit.runtime.encoded.encoder import Encoder
 
 _START = "decoder_start_token_id"

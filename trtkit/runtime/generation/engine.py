@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.errors import ExecutionError
 from trtkit.runtime.adapters import no_adapters
 from trtkit.runtime.device import to_device
 from trtkit.runtime.generation.admission import admit_waiting, preempt
@@ -15,8 +14,9 @@ from trtkit.runtime.generation.decoding import decode
 from trtkit.runtime.generation.flight import Flight, Step, begin, can_launch, land, launch, take_off
 from trtkit.runtime.generation.imports import Imports
 from trtkit.runtime.generation.options import EngineOptions, check_options
-from trtkit.runtime.generation.pages import check_pages, register_running, with_pages
+from trtkit.runtime.generation.pages import check_pages, with_pages
 from trtkit.runtime.generation.prefill import Chunk, group_chunks, plan_chunks, prefill_call
+from trtkit.runtime.generation.prefixes import Prefixes
 from trtkit.runtime.generation.request import check_request
 from trtkit.runtime.generation.state import State
 from trtkit.runtime.generation.tokens import take
@@ -25,17 +25,16 @@ from trtkit.runtime.sampling.logprobs import token_logprobs
 from trtkit.runtime.scheduling import Service, Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import torch
 
     from trtkit.runtime.adapters import Adapters, LoadedAdapter, PreparedAdapter
-    from trtkit.runtime.decoder import DecoderExecution, SavedSequence
+    from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.generation.host_tier import HostTier
     from trtkit.runtime.generation.request import Finished, Request
     from trtkit.runtime.generation.slots import Slots
     from trtkit.runtime.generation.state import Statistics
-    from trtkit.runtime.paging import PageChange
     from trtkit.runtime.sequences import Ints
 
 
@@ -46,6 +45,7 @@ class Engine:
     """Runs requests on one decoder's slots. Not for several threads at once.
 
     A request's tokens depend on nothing but itself: draws follow its seed and its position, never its neighbours.
+    prefixes: beginnings of prompts that are cached.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Engine:
         costs = StepCosts(is_late=self._overlaps and execution.is_asynchronous)
         self._state = State(execution, reserve, imports, host, has_kernel, clock, costs, adapters)
         self._flights: list[Flight] = []
+        self.prefixes = Prefixes(self._state, self._options.min_shared_tokens)
 
     @property
     def statistics(self) -> Statistics:
@@ -128,53 +129,6 @@ class Engine:
     def check_room(self, count: int) -> None:
         """Raise RequestError for more requests than ever fit the queue, OverloadedError for more than fit now."""
         self._waiting.check_room(count)
-
-    def export_prefix(self, ids: Sequence[int]) -> SavedSequence | None:
-        """Return the longest beginning of a prompt that a slot's cache holds, without the last token; None if short."""
-        count, cache = self.prefix_tokens(ids), self.execution.cache
-        if count < self._options.min_shared_tokens:
-            return None
-        if not self._state.finds_by_content or cache.pages is None:
-            return cache.save(self._state.slots.shared_prefix(ids)[0], count)
-        spare = self._state.slots.count  # a row of the table that no request has
-        cache.pages.adopt(spare, cache.pages.match(np.asarray(ids, np.int64)))
-        saved = cache.save(spare, count)
-        cache.pages.release(spare)
-        return saved
-
-    def prefix_tokens(self, ids: Sequence[int]) -> int:
-        """Return how many tokens of a prompt's beginning, without its last one, are cached."""
-        return self._state.shared_prefix(np.asarray(ids, np.int64))[1]
-
-    @property
-    def finds_pages(self) -> bool:
-        """Whether beginnings of prompts are found as pages, not in slots."""
-        return self._state.finds_by_content
-
-    def page_changes(self) -> list[PageChange]:
-        """Return which pages of beginnings have come and gone since the last call, if `finds_pages`."""
-        assert self._state.pages is not None
-        register_running(self._state)
-        return self._state.pages.tree.changes()
-
-    def has_whole_prefix(self, ids: Sequence[int]) -> bool:
-        """Whether all of a prompt that can be cached is: all but its last token, or the full pages of that."""
-        pages, most = self._state.pages, len(ids) - 1
-        if pages is not None and self._state.finds_by_content:
-            most -= most % pages.page_tokens
-        return self.prefix_tokens(ids) == most
-
-    def import_prefix(self, ids: Sequence[int], saved: SavedSequence) -> bool:
-        """Keep what another engine has computed of a prompt, for the next one that begins so.
-
-        ids: the cached tokens, or more. Return whether there is memory for it; if not, the prompt is computed here.
-        Raises ExecutionError for a sequence of another model, or of other caches, and for fewer ids than it has tokens.
-        """
-        self.execution.cache.check(saved)
-        if len(ids) < saved.tokens:
-            what = f"{len(ids)} token ids do not say what {saved.tokens} cached tokens are"
-            raise ExecutionError(what, "KV cache", "give the ids of all cached tokens")
-        return self._state.imports.add(np.asarray(ids[: saved.tokens], np.int64), saved)
 
     def cancel(self, request_id: str) -> bool:
         """End a request; the next step returns it with what it has. Return whether there was one."""

@@ -134,7 +134,7 @@ class LLM:
         lists every problem.
         """
         checked = self._check(prompts, None, is_single=False)
-        waiting = iter(sorted(checked, key=_by_length if self._frontend.engine.finds_pages else _by_beginning))
+        waiting = iter(sorted(checked, key=_by_length if self._frontend.engine.prefixes.are_pages else _by_beginning))
         names: set[str] = set()
         try:
             prompt = next(waiting, None)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from trtkit.bundle.manifest import EncoderRecord
+    from trtkit.bundle.records import EncoderRecord
     from trtkit.runtime.encoded import EncoderPrompts
     from trtkit.runtime.llm.prompts import AnyPrompt
     from trtkit.runtime.sampling.params import SamplingParams

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.bundle.bundle import Bundle
-    from trtkit.bundle.manifest import IoRecord
+    from trtkit.bundle.records import IoRecord
     from trtkit.config.task import Task
     from trtkit.inputs.images import Placement
     from trtkit.runtime.tasks.answers import Answer

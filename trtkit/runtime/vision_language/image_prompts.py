@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from trtkit.bundle.manifest import ImagesRecord
+    from trtkit.bundle.records import ImagesRecord
     from trtkit.inputs.vision_language import PreparedImage
     from trtkit.runtime.text import Tokenizer
     from trtkit.runtime.vision_language.tower import VisionTower

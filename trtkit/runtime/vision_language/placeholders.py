@@ -14,7 +14,7 @@ from trtkit.runtime.soft_tokens import run_ends, runs_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.bundle.manifest import ImagesRecord
+    from trtkit.bundle.records import ImagesRecord
     from trtkit.inputs.vision_language import PreparedImage
     from trtkit.runtime.sequences import Ints
     from trtkit.runtime.text import Tokenizer

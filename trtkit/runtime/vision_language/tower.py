@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trtkit.backends import Backend
     from trtkit.bundle.bundle import Bundle
-    from trtkit.bundle.manifest import ImagesRecord
+    from trtkit.bundle.records import ImagesRecord
     from trtkit.inputs.vision_language import PreparedImage
     from trtkit.runtime.decoder import Runtime
 

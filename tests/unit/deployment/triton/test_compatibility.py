@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtkit.bundle.manifest import BackendRecord
+from trtkit.bundle.records import BackendRecord
 from trtkit.deployment.triton.compatibility import (
     check_release,
     check_tensorrt,

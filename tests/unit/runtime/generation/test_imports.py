@@ -26,7 +26,7 @@ FAMILIES = ["llama", "mistral", "mixtral", "gemma2", "gemma3_text", "gpt2", "blo
 def prefill(tested: Engine, prompt: list[int]) -> SavedSequence:
     """Compute a prompt; return what another engine may go on from."""
     answer(tested, prompt, temperature=0, max_tokens=1)
-    saved = tested.export_prefix(prompt)
+    saved = tested.prefixes.export(prompt)
     assert saved is not None
     return saved
 
@@ -37,7 +37,7 @@ def test_another_engine_goes_on_with_the_same_tokens(model_type: str) -> None:
     asked: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
     saved = prefill(first, PROMPT)
     assert saved.tokens == len(PROMPT) - 1
-    assert second.import_prefix(PROMPT, saved)
+    assert second.prefixes.add(PROMPT, saved)
     assert answer(second, PROMPT, **asked) == answer(first, PROMPT, **asked)
     assert second.statistics.prompt_tokens == 0
     assert second.statistics.imported_tokens == second.statistics.reused_tokens == len(PROMPT) - 1
@@ -52,7 +52,7 @@ def test_requests_that_come_and_go_get_what_each_gets_alone() -> None:
         kind = r.choice(({"temperature": 0}, {"temperature": 1.0, "seed": index}, {"num_beams": 2}))
         asked[f"r{index}"] = Asked(prompt, tuple({"max_tokens": r.randint(1, 10), **kind}.items()), r.choice((0, 1)))
         if r.random() < 0.6:
-            lost += not second.import_prefix(prompt, prefill(first, list(prompt)))
+            lost += not second.prefixes.add(prompt, prefill(first, list(prompt)))
         if r.random() < 0.8:
             second.submit(asked[f"r{index}"].request(f"r{index}"))
         found |= {finished.request.id: finished for finished in second.step()}
@@ -69,19 +69,19 @@ def test_requests_that_come_and_go_get_what_each_gets_alone() -> None:
 def test_what_the_cache_holds_already_is_not_loaded_again() -> None:
     first, second = engine(), engine()
     run(second, [Request("a", PROMPT, settings(max_tokens=2, temperature=0))])
-    assert second.import_prefix(PROMPT, prefill(first, PROMPT))
+    assert second.prefixes.add(PROMPT, prefill(first, PROMPT))
     again = run(second, [Request("b", PROMPT, settings(max_tokens=2, temperature=0))])["b"]
     assert again.request.metrics.reused == len(PROMPT) - 1
     assert second.statistics.imported_tokens == 0
     longer = [*PROMPT, *range(3, 23)]
-    assert second.import_prefix(longer, prefill(first, longer))
+    assert second.prefixes.add(longer, prefill(first, longer))
     other = run(second, [Request("c", longer, settings(max_tokens=2, temperature=0))])["c"]
     assert other.request.metrics.reused == second.statistics.imported_tokens == len(longer) - 1
 
 
 def test_a_beginning_serves_another_prompt_as_far_as_it_goes() -> None:
     first, second = engine(), engine()
-    assert second.import_prefix(PROMPT, prefill(first, PROMPT))
+    assert second.prefixes.add(PROMPT, prefill(first, PROMPT))
     longer = [*PROMPT[:20], 5, 6, 7]
     assert answer(second, longer, temperature=0, max_tokens=3) == answer(first, longer, temperature=0, max_tokens=3)
     assert second.statistics.imported_tokens == 20
@@ -89,25 +89,25 @@ def test_a_beginning_serves_another_prompt_as_far_as_it_goes() -> None:
 
 def test_nothing_short_is_exported() -> None:
     tested = engine()
-    assert tested.export_prefix(PROMPT) is None
+    assert tested.prefixes.export(PROMPT) is None
     answer(tested, PROMPT[:16], temperature=0, max_tokens=1)
-    assert tested.export_prefix(PROMPT[:16]) is None
-    assert tested.export_prefix([*PROMPT[:16], 3]) is not None
+    assert tested.prefixes.export(PROMPT[:16]) is None
+    assert tested.prefixes.export([*PROMPT[:16], 3]) is not None
 
 
 def test_what_does_not_fit_is_refused() -> None:
     first, second = engine(), engine()
     saved = prefill(first, PROMPT)
     with pytest.raises(ExecutionError, match="3 token ids do not say what 29 cached tokens are"):
-        second.import_prefix(PROMPT[:3], saved)
+        second.prefixes.add(PROMPT[:3], saved)
     other = SavedSequence(replace(saved.form, model="another one"), saved.data)
     with pytest.raises(ExecutionError, match="the saved sequence is of model `another one`"):
-        second.import_prefix(PROMPT, other)
+        second.prefixes.add(PROMPT, other)
     with pytest.raises(ExecutionError, match="29 tokens take"):
-        second.import_prefix(PROMPT, SavedSequence(saved.form, saved.data[1:]))
+        second.prefixes.add(PROMPT, SavedSequence(saved.form, saved.data[1:]))
     with pytest.raises(ExecutionError, match="in float64, the model `past_key_0` of 6 heads"):
-        engine(model_type="gpt2").import_prefix(PROMPT, saved)
-    assert not engine(most_imported_bytes=saved.data.nbytes - 1).import_prefix(PROMPT, saved)
+        engine(model_type="gpt2").prefixes.add(PROMPT, saved)
+    assert not engine(most_imported_bytes=saved.data.nbytes - 1).prefixes.add(PROMPT, saved)
 
 
 def test_memory_is_bounded_and_the_oldest_gives_way() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtkit.bundle.manifest import IoRecord
+from trtkit.bundle.records import IoRecord
 from trtkit.config.task import Preprocess, Resize, Task
 from trtkit.errors import SourceError
 from trtkit.inputs.images import placement

@@ -1,0 +1,47 @@
+"""How much memory caches take: slots, or pages of pools."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.dtypes import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from trtkit.network.input_spec import InputSpec
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """How many pages paged caches have, as many as linear ones would take if None.
+
+    weight_bytes: of the network that reads them, which a call reads too, however few rows it has.
+    """
+
+    pages: int | None = None
+    weight_bytes: int = 0
+
+
+AS_LINEAR = PoolSize()
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """How much caches hold."""
+
+    slots: int
+    pool: PoolSize = AS_LINEAR
+
+
+def page_tokens_of(specs: Iterable[InputSpec]) -> int | None:
+    """Return how many tokens a page of a network's caches holds, None if they are linear."""
+    return next((spec.size_of("page_tokens") for spec in specs if spec.axes and spec.axes[0].role == "pages"), None)
+
+
+def bytes_of_page(specs: Iterable[InputSpec]) -> int:
+    """Return how many bytes a page has in the pools of all layers."""
+    pools = [spec for spec in specs if spec.axes and spec.axes[0].role == "pages"]
+    return sum(math.prod(spec.shape[1:]) * DTYPES[spec.dtype].bits // 8 for spec in pools)
