@@ -116,6 +116,15 @@ def test_pages_in_eight_bits_hold_what_slots_hold(kv_format: CacheFormat) -> Non
         tested.cache.share(1, 2, known)
         tested.cache.load(0, tested.cache.save(1, known))
         answers.append([tokens, *(greedy(tested, slot, known, tokens[-1:], 6) for slot in range(3))])
+        blocks = tested.cache.blocks(4)
+        assert blocks is not None
+        rows = list(blocks.memory(known // 4))
+        blocks.save(blocks.places(1, 0, len(rows)), rows)
+        tested.cache.make_room(0, 4 * len(rows))
+        blocks.load(blocks.places(0, 0, len(rows)), rows)
+        copied, own = (tested.cache.save(slot, 4 * len(rows)).data for slot in (0, 1))
+        assert torch.equal(copied, own)
+        assert copied.any()
     assert answers[0] == answers[1]
     assert answers[0][1] == answers[0][2] == answers[0][3]
 
