@@ -1,29 +1,34 @@
 """Schedules, and slots against pages, in simulation: Llama-2-7B on an A100 of 80 GB, at its roofline.
 
 Lengths are log-normal with the means of ShareGPT that vLLM's paper states (161 and 338 tokens) and deviations as large.
-Slots have room for 2,048 tokens. `python -m benchmarks.simulate`
+Slots have room for 2,048 tokens. `python -m benchmarks.simulate [PART...]` simulates some parts again.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from benchmarks.measure import seconds, write
+from benchmarks.measure import RESULTS, seconds, write
 from trtkit.jobs.runner import ChildRunner
 from trtkit.planning.gpus import find_gpus
 from trtkit.planning.plan import PlanRequest, llm_question
 from trtkit.planning.source import find_model
 from trtkit.runtime.scheduling import SCHEDULES, ScheduleOptions
 from trtkit.simulation.fleet import FleetOptions, simulate
-from trtkit.simulation.machine import MachineOptions, machine_of
+from trtkit.simulation.machine import Caches, MachineOptions, machine_of
 from trtkit.simulation.replica_options import ReplicaOptions
 from trtkit.simulation.summary import summarize
 from trtkit.simulation.traffic import TrafficOptions, random_traffic
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trtkit.planning.question import Question
     from trtkit.simulation.requests import Traffic
     from trtkit.simulation.summary import Summary
@@ -43,12 +48,12 @@ def traffic(rate: float, pattern: str = "poisson", count: int = COUNT, shared: i
     return random_traffic(law, LENGTH)
 
 
-def replica(question: Question, slots: int | None, *, is_paged: bool = False, block_tokens: int = 0) -> ReplicaOptions:
+def replica(question: Question, slots: int | None, caches: Caches = "linear", block_tokens: int = 0) -> ReplicaOptions:
     """Return an engine on the GPU."""
     (gpu,) = find_gpus([GPU])
-    machine = machine_of(question, gpu, MachineOptions(slots=slots), is_paged=is_paged)
+    machine = machine_of(question, gpu, MachineOptions(slots=slots), caches)
     host_tokens = HOST_BYTES // machine.token_bytes
-    pages = machine.cache_tokens // PAGE if is_paged else None
+    pages = None if caches == "linear" else machine.cache_tokens // PAGE
     return ReplicaOptions(machine.times, machine.slots, LENGTH, 512, None, pages, PAGE, block_tokens, host_tokens)
 
 
@@ -100,16 +105,10 @@ def _pair(mean: float, p99: float) -> dict[str, float]:
 def memory(question: Question) -> dict[str, Any]:
     """Return sequences at once, tokens a second and unused memory: slots, pages, and pages with shared prefixes."""
     figures = {}
-    for name, shared, is_paged, block_tokens in (
-        ("linear", 0, False, 0),
-        ("paged", 0, True, 0),
-        ("linear, 512 more prompt tokens", 512, False, 0),
-        ("paged, 512 more prompt tokens", 512, True, 0),
-        ("linear, 512 more shared prompt tokens", 512, False, 512),
-        ("paged, 512 more shared prompt tokens", 512, True, 512),
-    ):
-        found = capacity(replica(question, None, is_paged=is_paged, block_tokens=block_tokens), shared)
-        figures[name] = {
+    prompts = (("", 0, 0), (", 512 more prompt tokens", 512, 0), (", 512 more shared prompt tokens", 512, 512))
+    for (name, shared, block_tokens), caches in product(prompts, get_args(Caches)):
+        found = capacity(replica(question, None, caches, block_tokens), shared)
+        figures[caches + name] = {
             "sequences_at_once": found.most_running,
             "output_tokens_per_second": round(found.output_tokens_per_second, 1),
             "unused_share_of_reserved_memory": round(found.waste, 4),
@@ -119,24 +118,25 @@ def memory(question: Question) -> dict[str, Any]:
     return figures
 
 
-def main() -> None:
+def main(parts: list[str] | None = None) -> None:
     """Simulate, and write benchmarks/results/simulate.json."""
+    path = RESULTS / "simulate.json"
+    known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() and parts else {}
     runner = ChildRunner()
     question = llm_question(find_model(MODEL), PlanRequest(find_gpus([GPU]), LENGTH - 1, 1, 1), runner)
     options = replica(question, SLOTS_OF_SCHEDULES)
     million = traffic(8.0, count=1_000_000)
-    figures = {
-        "model": MODEL,
-        "gpu": GPU,
-        "efficiency": 1.0,
-        "schedules": schedules(question),
-        "claims_of_fastserve": FASTSERVE,
-        "memory": memory(question),
-        "claims_of_vllm": VLLM,
-        "seconds_for_a_million_requests": round(seconds(lambda: simulate(million, FleetOptions(options, 4))), 1),
+    measured: dict[str, Callable[[], Any]] = {
+        "schedules": lambda: schedules(question),
+        "memory": lambda: memory(question),
+        "seconds_for_a_million_requests": lambda: round(
+            seconds(lambda: simulate(million, FleetOptions(options, 4))), 1
+        ),
     }
-    print(write("simulate", figures))
+    figures = {name: run() if name in (parts or measured) else known[name] for name, run in measured.items()}
+    about = {"model": MODEL, "gpu": GPU, "efficiency": 1.0, "claims_of_fastserve": FASTSERVE, "claims_of_vllm": VLLM}
+    print(write("simulate", {**about, **figures}))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -56,8 +56,8 @@ _OPTIONS = (
     click.option("--max-length", type=click.IntRange(2), metavar="N",
                  help="Tokens of a slot.  [default: the longest request]"),
     click.option("--prefill-budget", type=_COUNT, metavar="N", help="New tokens per step.  [default: 512]"),
-    click.option("--kv", type=click.Choice(["linear", "paged"]), default="linear",
-                 help="Caches: a slot per sequence, or pages.  [default: linear]"),
+    click.option("--kv", type=click.Choice(["linear", "paged", "paged-in-place"]), default="linear",
+                 help="Caches: a slot per sequence, or pages, copied by each step or not.  [default: linear]"),
     click.option("--page-tokens", type=_COUNT, default=16, metavar="N", help="Tokens of a page.  [default: 16]"),
     click.option("--pages", type=_COUNT, metavar="N", help="Pages of a replica.  [default: what fits]"),
     click.option("--host-gb-per-s", type=_ABOVE, default=50.0, metavar="X",
@@ -127,7 +127,7 @@ def _measured(longest: int, options: Mapping[str, Any]) -> tuple[ReplicaOptions,
         slots,
         longest,
         budget=options["prefill_budget"],
-        pages=pages if options["kv"] == "paged" else None,
+        pages=None if options["kv"] == "linear" else pages,
         page_tokens=options["page_tokens"],
         host_tokens=_LONGEST,
         schedule=ScheduleOptions(options["schedule"]),
@@ -153,10 +153,10 @@ def _planned(
         raise SimulationError(f"`{model.name}` is not a language model", path, "simulate a language model")
     longest = max(longest, model.max_length)
     question = llm_question(model, PlanRequest([gpu], longest - 1, 1, 1), runner)
-    is_paged = options["kv"] == "paged"
+    is_paged = options["kv"] != "linear"
     share, overhead_s = options["efficiency"], options["overhead_ms"] / 1e3
     own = MachineOptions(share, overhead_s, 1e9 * options["host_gb_per_s"], options["slots"])
-    machine = machine_of(question, gpu, own, is_paged=is_paged)
+    machine = machine_of(question, gpu, own, options["kv"])
     pages = options["pages"] or machine.cache_tokens // options["page_tokens"]
     replica = ReplicaOptions(
         machine.times,

@@ -87,6 +87,11 @@ class Counts:
         return replace(self, groups=groups, fused_bytes=fused, mixture=None)
 
     @property
+    def with_gathered_pages(self) -> Counts:
+        """The counts of a network that copies pages next to each other: what is cached is read, written and read."""
+        return replace(self, fused_bytes=total([self.fused_bytes, self.cache_bytes, self.cache_bytes]))
+
+    @property
     def flops(self) -> Multilinear:
         """All operations."""
         return total([group.flops for group in self.groups])

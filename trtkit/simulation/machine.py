@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from trtkit.errors import SimulationError
 from trtkit.planning.llm import footprint_of
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.question import Question
 
+Caches = Literal["linear", "paged", "paged-in-place"]
+"""Slots; pages that a step copies next to each other, as trtkit's networks do; pages that it reads where they lie."""
 _MOST_SLOTS = 256
 """Sequences at once where pages would hold more."""
 
@@ -41,9 +43,9 @@ class Machine:
     token_bytes: int
 
 
-def machine_of(question: Question, gpu: PlannedGpu, options: MachineOptions, *, is_paged: bool) -> Machine:
+def machine_of(question: Question, gpu: PlannedGpu, options: MachineOptions, caches: Caches) -> Machine:
     """Return a GPU that runs a planned model on its own. Raises SimulationError if that does not fit."""
-    model, counts, work = question.model, question.counts, question.work
+    model, counts, work, is_paged = question.model, question.counts, question.work, caches != "linear"
     footprint = footprint_of(model, counts, work.chunk)
     fitting = footprint.largest_batch(work.slot_length, gpu.memory_bytes)
     if not all(gpu.takes(name) for name in (model.dtype.name, *model.types)):
@@ -64,5 +66,6 @@ def machine_of(question: Question, gpu: PlannedGpu, options: MachineOptions, *, 
         what = f"{gpu.name} has room for {max(0, cache_tokens)} cached tokens with {slots} sequences at once"
         raise SimulationError(what, "--slots", "use fewer")
     copy_s = token_bytes / options.host_bytes_per_s
+    counts = counts.with_gathered_pages if caches == "paged" else counts
     times = RooflineTimes(counts, gpu, options.efficiency, options.overhead_s, copy_s)
     return Machine(times, slots, work.slot_length, cache_tokens, token_bytes)
