@@ -1,0 +1,52 @@
+"""Draw docs/images/memory.svg from the results of `paged_memory` and `host_cache`: `python -m benchmarks.memory_pictures`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from benchmarks.measure import RESULTS
+from trtkit.report import charts
+
+PICTURE = Path(__file__).parents[1] / "docs/images/memory.svg"
+_WIDTH, _HEIGHT = 230, 130
+
+
+def held(results: dict[str, Any]) -> list[charts.Row]:
+    """Return how many sequences 2 GiB hold, and how many more they would without memory that holds no token."""
+    rows: list[charts.Row] = []
+    for name, form in results["capacity"].items():
+        count, possible = form["sequences"], form["sequences"] / (1 - form["waste"])
+        rows.append({"row": name, "start": 0.0, "end": count, "what": "at once"})
+        rows.append({"row": name, "start": count, "end": round(possible, 1), "what": "lost to waste"})
+    return rows
+
+
+def waited(results: dict[str, Any]) -> list[charts.Row]:
+    """Return the median TTFT of conversations that the caches do not hold, without host memory and with it."""
+    return [
+        {"row": f"{kind}, {which} host memory", "start": 0.0, "end": results[kind][which]["ttft_ms"], "what": which}
+        for kind in ("slots", "pages")
+        for which in ("without", "with")
+    ]
+
+
+def main() -> None:
+    """Draw the picture."""
+    paged, host = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("paged_memory", "host_cache"))
+    left = charts.bars(
+        held(paged),
+        "sequences in 2 GiB of caches",
+        charts.colour("what", "", {"at once": charts.BLUE, "lost to waste": charts.GREY}),
+    )
+    by_memory = charts.colour("what", "", {"without": charts.GREY, "with": charts.BLUE}).legend(None)
+    right = charts.bars(waited(host), "median time to first token of later turns, ms", by_memory)
+    panels = [panel.properties(width=_WIDTH, height=_HEIGHT) for panel in (left, right)]
+    alt.hconcat(*panels).resolve_scale(color="independent").save(str(PICTURE))
+
+
+if __name__ == "__main__":
+    main()
