@@ -1,4 +1,4 @@
-"""Draw docs/images/memory.svg from what `paged_memory` and `host_cache` measured: `python -m benchmarks.memory_pictures`."""
+"""Draw docs/images/memory.svg from measured results: `python -m benchmarks.memory_pictures`."""
 
 from __future__ import annotations
 
