@@ -43,6 +43,13 @@ _ARCEE = GgufFamily(
     changes=PERMUTED,
     flags={**BIASES, **_MLP_BIASES},
 )
+_BITNET = GgufFamily(
+    "bitnet",
+    {**RMS_FIELDS, "hidden_act": "hidden_act"},
+    NAMES,
+    {**LLAMA_BLOCKS, "attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
+    fixed={"hidden_act": "silu", "tie_word_embeddings": True},
+)
 _GLM4 = GgufFamily(
     "glm4",
     RMS_FIELDS,
@@ -147,6 +154,7 @@ _OLMO3 = GgufFamily(
 RECENT = {
     "seed_oss": _SEED_OSS,
     "arcee": _ARCEE,
+    "bitnet": _BITNET,
     "glm4": _GLM4,
     "cohere2": _COHERE2,
     "exaone4": _EXAONE4,

@@ -26,6 +26,8 @@ _EXPERT_TENSORS = {
 }
 # What converters call weights before gguf's map names them.
 _RENAMED: list[tuple[str, str]] = [
+    (r"(\S+)\.attn_sub_norm\.weight$", r"\1.inner_attn_ln.weight"),  # as BitNet's first models are named
+    (r"(\S+)\.ffn_sub_norm\.weight$", r"\1.ffn_layernorm.weight"),
     (r"(\S+e_score_correction)_bias$", r"\1.bias"),
     (r"(\S+)\.dt_bias$", r"\1.dt_proj.bias"),
     (r"(\S+(?:sinks|correct_output_scale|layer_scalar))$", r"\1.weight"),

@@ -32,6 +32,10 @@ def changed(name: str, **changes: Any) -> Case:
     return Case(f"{name}-stored", base.model_type, config, base.attention)
 
 
+def bitnet_keys(writer: Writer) -> None:
+    writer.add_string("bitnet.hidden_act", "relu2")
+
+
 def granite_keys(writer: Writer) -> None:
     writer.add_attention_scale(0.2)
     writer.add_embedding_scale(3.0)
@@ -199,6 +203,16 @@ STORED = [
     ("SMOLLM3", case("smollm3", "smollm3", *NO_HEAD_DIM, hidden_size=48, num_hidden_layers=5), nothing),
     ("SEED_OSS", BY_NAME["seed_oss"], nothing),
     ("ARCEE", case("arcee", "arcee", head_dim=10, tie_word_embeddings=True), rotated(10)),
+    (
+        "BITNET",
+        case("bitnet-silu", "bitnet", *NO_HEAD_DIM, hidden_size=48, hidden_act="silu", tie_word_embeddings=True),
+        nothing,
+    ),
+    (
+        "BITNET",
+        case("bitnet", "bitnet", *NO_HEAD_DIM, hidden_size=48, hidden_act="relu2", tie_word_embeddings=True),
+        bitnet_keys,
+    ),
     ("OLMOE", case("olmoe", "olmoe", *NO_HEAD_DIM, hidden_size=48, num_experts=5, num_experts_per_tok=2), nothing),
     ("GLM4", case("glm4", "glm4", attention_bias=True), rotated(4)),
     ("COHERE2", BY_NAME["cohere2"], cohere2_keys),
