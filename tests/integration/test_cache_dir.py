@@ -100,10 +100,10 @@ def test_commands_take_the_folder(llm_bundle: Path, tmp_path: Path, trtkit: Call
     assert files_of(tmp_path / "kv")
     refused = trtkit(*asked, "--host-cache-gib", 0)
     assert refused.code == 2
-    assert "--cache-dir: files are written from host memory, and `host_cache_gib` is 0" in refused.err
+    assert "--cache-dir: files are written from host memory, but `host_cache_gib` is 0" in refused.err
     with (
         LLM(llm_bundle, runtime="reference", cache_dir=tmp_path / "kv"),
-        pytest.raises(RequestError, match="another process keeps caches of this model here"),
+        pytest.raises(RequestError, match="another process uses this folder for caches of this model"),
     ):
         LLM(llm_bundle, runtime="reference", cache_dir=tmp_path / "kv")
 

@@ -119,12 +119,12 @@ def test_what_was_changed_is_refused_by_name(words: list[object], workspace: Pat
     before = (workspace / "a.jsonl").read_bytes()
     fix = "fix: choose another `--output`, or replace these answers with `--restart`\n"
     ran = trtkit(*words, "--output", "a.jsonl", "--top-k", 5, "--max-tokens", 3)
-    what = "error: a.jsonl: holds answers of an earlier run; since then, other: `--max-tokens`, `--top-k`\n"
+    what = "error: a.jsonl: holds answers of an earlier run that differs in: `--max-tokens`, `--top-k`\n"
     assert (ran.code, ran.err) == (2, what + fix)
     assert trtkit(*words, "--output", "a.jsonl", "--slots", 1).code == 0
     prompts.write_text(prompts.read_text().replace("Rome", "Oslo", 1))
     ran = trtkit(*words, "--output", "a.jsonl")
-    assert ran.err == f"error: a.jsonl: holds answers of an earlier run; since then, other: the prompts\n{fix}"
+    assert ran.err == f"error: a.jsonl: holds answers of an earlier run that differs in: the prompts\n{fix}"
     assert (workspace / "a.jsonl").read_bytes() == before
     assert trtkit(*words, "--output", "a.jsonl", "--restart").code == 0
     assert "Oslo" in (workspace / "a.jsonl").read_text()
@@ -134,7 +134,7 @@ def test_a_file_of_something_else_is_left_alone(words: list[object], workspace: 
     fix = "fix: choose another `--output`, or replace these answers with `--restart`\n"
     (workspace / "a.jsonl").write_text("mine\n")
     ran = trtkit(*words, "--output", "a.jsonl")
-    assert (ran.code, ran.err) == (2, f"error: a.jsonl: exists, and no `a.jsonl.run` says what of\n{fix}")
+    assert (ran.code, ran.err) == (2, f"error: a.jsonl: exists, but `a.jsonl.run` is missing or damaged\n{fix}")
     assert (workspace / "a.jsonl").read_text() == "mine\n"
     assert trtkit(*words, "--output", "b.jsonl").code == 0
     lines = (workspace / "b.jsonl").read_text().splitlines(keepends=True)

@@ -139,7 +139,7 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
     other = deepcopy(model_of(case).hf)
     torch.nn.init.normal_(other.model.embed_tokens.weight)
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(SourceError, match="comes with a `embedding` that is not the model's"):
+    with pytest.raises(SourceError, match="includes a `embedding` that differs from the model's"):
         open_language_model(Source(hf=str(tmp_path / "other"), lora=str(adapter)))
 
 

@@ -77,8 +77,8 @@ def test_memory_is_refused_where_it_means_nothing(bundle: Path, tiny_folder: Pat
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"page_tokens": 16}, "`page_tokens` means nothing for `kv: linear`: set `kv: paged`, or leave it out"),
-        ({"kv": "paged", "kv_window": "used"}, "`kv_window` means nothing for `kv: paged`"),
+        ({"page_tokens": 16}, "`page_tokens` does not apply to `kv: linear`: set `kv: paged`, or leave it out"),
+        ({"kv": "paged", "kv_window": "used"}, "`kv_window` does not apply to `kv: paged`"),
         (
             {"kv": "paged", "max_sequence_length": 601},
             "max_sequence_length 601 is not a multiple of a page's tokens, 16",
@@ -95,5 +95,5 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, object],
 def test_a_model_without_attention_has_no_pages(tmp_path: Path) -> None:
     case = next(case for case in CASES if case.name == "mamba2")
     config = config_of(case, tmp_path, kv="paged", page_tokens=16)
-    with pytest.raises(ConfigError, match=r"llm.kv.*means nothing for a model without attention"):
+    with pytest.raises(ConfigError, match=r"llm.kv.*does not apply to a model without attention"):
         build_bundle(config, tmp_path / "bundle", new_runner(), use_cache=False)

@@ -109,7 +109,7 @@ def test_the_command_prunes_and_refuses(models: Path, trtkit: Callable[..., Ran]
     assert "14 layers to 2:4 by SparseGPT" in done.err + done.out
     gptq = trtkit("quantize", config, "--method", "int4_gptq", "--sparsity", "2:4", "-o", str(tmp_path / "no"))
     assert gptq.code == 2
-    assert "`sparsity` cannot be combined with `int4_gptq`, which makes zeros other numbers" in gptq.err
+    assert "`sparsity` cannot be combined with `int4_gptq`, which turns zeros into other numbers" in gptq.err
     vision = trtkit("build", "efficientnet-lite0", "--set", "build.sparse_weights=true", "-o", str(tmp_path / "no"))
     assert vision.code == 2
     assert "build.sparse_weights: does not apply to" in vision.err

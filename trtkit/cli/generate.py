@@ -59,7 +59,7 @@ settings, 130 cancelled."""
 @lora_option
 @runtime_options
 @click.option(
-    "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Write answers to FILE; go on with it."
+    "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Write answers to FILE, or resume FILE."
 )
 @click.option("--restart", is_flag=True, help="Replace the answers in FILE.")
 @click.option("--stats", is_flag=True, help="Show timings and token counts on stderr.")

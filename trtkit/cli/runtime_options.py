@@ -36,10 +36,10 @@ _OPTIONS = (
         type=click.FloatRange(0),
         default=2.0,
         metavar="GIB",
-        help="Host memory for caches without room on the GPU.  [default: 2]",
+        help="Host memory for caches that do not fit on the GPU.  [default: 2]",
     ),
     weight_budget_option,
-    click.option("--cache-dir", metavar="FOLDER", help="Folder that keeps caches for the next run, too."),
+    click.option("--cache-dir", metavar="FOLDER", help="Folder that keeps caches for later runs."),
     click.option(
         "--cache-dir-gib",
         type=click.FloatRange(0, min_open=True),
@@ -88,7 +88,7 @@ def runtime_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def lora_option(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the LoRA adapters that requests can name."""
-    text = "LoRA adapter that requests name; repeatable."
+    text = "LoRA adapter that requests can name; repeatable."
     option = click.option("--lora", multiple=True, metavar="NAME=FOLDER", callback=_adapters, help=text)
     return option(command)
 

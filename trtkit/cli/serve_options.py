@@ -51,13 +51,13 @@ _BUNDLE = (
         default=2.0,
         show_default=True,
         metavar="GIB",
-        help="Host memory of each worker for caches without room on the GPU.",
+        help="Host memory of each worker for caches that do not fit on the GPU.",
     ),
     click.option(
         "--cache-dir",
         type=click.Path(path_type=Path),
         metavar="FOLDER",
-        help="Folder that keeps caches for later runs; each worker has one in it.",
+        help="Folder that keeps caches for later runs; each worker has a subfolder.",
     ),
     click.option(
         "--cache-dir-gib",

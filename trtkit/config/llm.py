@@ -16,7 +16,7 @@ class LoraOptions(StrictModel):
     """LoRA adapters that requests choose from while an engine runs."""
 
     max_rank_sum: StrictInt = Field(
-        ge=1, le=65536, description="Sum of the ranks of all adapters that are resident at once."
+        ge=1, le=65536, description="Maximum sum of the ranks of all adapters that are resident at once."
     )
     targets: tuple[str, ...] = Field(
         (),
@@ -39,14 +39,14 @@ class LlmOptions(StrictModel):
     hidden_states: StrictBool = Field(False, description="Also return the final hidden states.")
     kv_window: Literal["full", "used"] | None = Field(
         None,
-        description="Tokens that attention reads of linear caches: a slot's full length, the default, or those in use, "
-        "to a power of two.",
+        description="Tokens of linear caches that attention reads: a slot's full length (the default), or those in "
+        "use, rounded up to a power of two.",
     )
     kv: Literal["linear", "paged"] = Field(
         "linear", description="KV caches: a slot of full length for each sequence, or pages that are taken when needed."
     )
     page_tokens: Literal[16, 32, 64, 128] | None = Field(
-        None, description="Tokens of a page of `kv: paged`; 16 if unset."
+        None, description="Tokens per page with `kv: paged`; 16 if unset."
     )
     lora: LoraOptions | None = Field(None, description="LoRA adapters as inputs of the engine; none if unset.")
     experts: Literal["chosen", "all"] = Field(
@@ -64,9 +64,9 @@ class LlmOptions(StrictModel):
     def _pages_fit(self) -> Self:
         if self.kv == "linear":
             if self.page_tokens is not None:
-                raise ValueError("`page_tokens` means nothing for `kv: linear`: set `kv: paged`, or leave it out")
+                raise ValueError("`page_tokens` does not apply to `kv: linear`: set `kv: paged`, or leave it out")
         elif self.kv_window is not None:
-            raise ValueError("`kv_window` means nothing for `kv: paged`, which reads pages in use: leave it out")
+            raise ValueError("`kv_window` does not apply to `kv: paged`, which reads pages in use: leave it out")
         elif self.max_sequence_length % (self.page_size or 1):
             sizes = f"{self.max_sequence_length} is not a multiple of a page's tokens, {self.page_size}"
             raise ValueError(f"max_sequence_length {sizes}")

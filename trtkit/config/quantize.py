@@ -108,8 +108,8 @@ class QuantizeOptions(PartOptions):
 
     sparsity: Annotated[Literal["2:4"] | None, BeforeValidator(_read_sparsity)] = Field(
         None,
-        description="First set two of each four neighbours in a row of an LLM's linear layers to zero, by ModelOpt's "
-        "SparseGPT on the calibration data; see also `build.sparse_weights`.",
+        description="Prune an LLM's linear layers first: set two of every four adjacent weights in a row to zero, by "
+        "ModelOpt's SparseGPT on the calibration data; see also `build.sparse_weights`.",
     )
     parts: dict[str, Part] = Field(
         default_factory=dict,
@@ -124,7 +124,7 @@ class QuantizeOptions(PartOptions):
         compensating = "int4_gptq" in (self.method, *self.layers.values())
         if compensating or self.zero_points or self.keeps_stored:
             key = "int4_gptq" if compensating else "zero_points" if self.zero_points else AS_STORED
-            raise ValueError(f"`sparsity` cannot be combined with `{key}`, which makes zeros other numbers")
+            raise ValueError(f"`sparsity` cannot be combined with `{key}`, which turns zeros into other numbers")
         return self
 
     @property

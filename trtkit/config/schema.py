@@ -136,11 +136,11 @@ class BuildOptions(StrictModel):
     optimization_level: StrictInt = Field(3, ge=0, le=5, description="TensorRT's builder optimization level.")
     max_threads: StrictInt = Field(1, ge=1, description="Maximum number of builder threads.")
     weight_streaming: StrictBool = Field(
-        False, description="Whether weights may stay in host memory at run time: see `--weight-budget`."
+        False, description="Let weights stay in host memory at run time; see `--weight-budget`."
     )
     sparse_weights: StrictBool = Field(
         False,
-        description="Let TensorRT use kernels for weights with two zeros in four (2:4); refused if they lack them.",
+        description="Let TensorRT use kernels for weights with two zeros in four (2:4); other weights are refused.",
     )
 
 

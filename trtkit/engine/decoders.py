@@ -151,7 +151,7 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
         what = f"{options.max_prefill_length} is above {most}, the most new tokens that recurrent layers take at once"
         problems.append(Problem(what, "llm.max_prefill_length", f"lower it to {most} or less"))
     if options.kv == "paged" and not spec.attentions:
-        what = "`llm.kv: paged` means nothing for a model without attention: it has no KV caches"
+        what = "`llm.kv: paged` does not apply to a model without attention: it has no KV caches"
         problems.append(Problem(what, "llm.kv", "leave it out"))
     if problems:
         raise ConfigError(f"the config does not fit {opened.where}", problems)

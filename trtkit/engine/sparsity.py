@@ -33,6 +33,6 @@ def check_sparse(opened: OpenedDecoder, weights: Mapping[str, Any]) -> str:
     if dense:
         shown = f"{len(dense)} of {len(layers)} linear layers, {', '.join(dense[:_SHOWN])},"
         what = f"{shown} have more than two weights in four that are not zero"
-        problem = Problem(what, "build.sparse_weights", "prune them by `quantize.sparsity: 2:4`, or leave it out")
+        problem = Problem(what, "build.sparse_weights", "prune them with `quantize.sparsity: 2:4`, or leave it out")
         raise ConfigError(f"the config does not fit {opened.source.where}", [problem])
     return f"{len(layers)} linear layers are 2:4"

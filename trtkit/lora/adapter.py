@@ -72,7 +72,7 @@ class LowRank:
         a, b = (np.asarray(each.read(), np.float32) for each in (self.a, self.b))
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             what = f"the adapter of `{self.module.path}` has values that are NaN or infinite"
-            raise SourceError(what, fix="take the adapter from its origin again")
+            raise SourceError(what, fix="copy or download the adapter again")
         return a, b * np.float32(self.scale)
 
 
@@ -110,7 +110,7 @@ def open_adapter(folder: Path, spec: DecoderSpec) -> Adapter:
         if problem is None:
             parts[module.path] = LowRank(module, own[a], own[b], config.scale_of(name), own.get("base"))
     problems += (
-        _without_matrices(config, modules, tensors) if tensors else [Problem("the file has no adapter's matrices")]
+        _without_matrices(config, modules, tensors) if tensors else [Problem("the file has no adapter matrices")]
     )
     if problems:
         shown = [Problem(problem.what, str(files[1])) for problem in problems[:_SHOWN]]

@@ -53,10 +53,10 @@ _CONVERT = "save it with PEFT's `path_initial_model_for_weight_conversion`, whic
 # What the field means, and what to do.
 _REFUSED = {
     "use_dora": ("DoRA rescales the sum of weight and adapter", _MERGE),
-    "modules_to_save": ("whole modules were trained besides the adapter", _MERGE),
+    "modules_to_save": ("whole modules were trained in addition to the adapter", _MERGE),
     "target_parameters": ("parameters of experts are adapted", _MERGE),
     "alora_invocation_tokens": ("an activated LoRA begins in the middle of a prompt", _RETRAIN),
-    "trainable_token_indices": ("vectors of tokens were trained besides the adapter", _MERGE),
+    "trainable_token_indices": ("vectors of tokens were trained in addition to the adapter", _MERGE),
     "layer_replication": ("layers are repeated", _MERGE),
     "lora_bias": ("the adapter adds biases", _MERGE),
 }
@@ -142,7 +142,7 @@ def _problems(fields: Mapping[str, object]) -> Iterator[Problem]:
         yield Problem(f"`peft_type` is `{kind}`; only `LORA` is supported", fix=_MERGE)
     if bias not in (None, "none"):
         yield Problem(
-            f"`bias` is `{bias}`: biases were trained besides the adapter; only `none` is supported", "", _MERGE
+            f"`bias` is `{bias}`: biases were trained in addition to the adapter; only `none` is supported", "", _MERGE
         )
     if isinstance(init, str) and init.lower().startswith(_CHANGES_BASE):
         what = f"`init_lora_weights` is `{init}`: the adapter belongs to changed weights of its base"

@@ -75,7 +75,7 @@ def _check(adapter: Adapter, bases: dict[str, StoredArray], spec: DecoderSpec) -
         raise SourceError(what, str(adapter.folder), "merge it with PEFT (`merge_and_unload`)")
     for path, part in adapter.parts.items():
         if part.base is not None and not _is_same(part.base, bases[path]):
-            what = f"the adapter comes with a `{path}` that is not the model's"
+            what = f"the adapter includes a `{path}` that differs from the model's"
             raise SourceError(what, str(adapter.folder), "use the model that the adapter was trained for")
 
 

@@ -72,12 +72,12 @@ def test_a_plain_adapter_has_its_matrices_by_path_and_its_scale(folder: Path) ->
 FORMS = [
     ("peft_type", "LOHA", "`peft_type` is `LOHA`; only `LORA` is supported"),
     ("use_dora", True, "`use_dora` is `True`: DoRA rescales the sum of weight and adapter"),
-    ("bias", "all", "`bias` is `all`: biases were trained besides the adapter; only `none` is supported"),
+    ("bias", "all", "`bias` is `all`: biases were trained in addition to the adapter; only `none` is supported"),
     ("lora_bias", True, "`lora_bias` is `True`: the adapter adds biases"),
     (
         "modules_to_save",
         ["lm_head"],
-        "`modules_to_save` is `['lm_head']`: whole modules were trained besides the adapter",
+        "`modules_to_save` is `['lm_head']`: whole modules were trained in addition to the adapter",
     ),
     ("target_parameters", ["x"], "`target_parameters` is `['x']`: parameters of experts are adapted"),
     ("alora_invocation_tokens", [1], "`alora_invocation_tokens` is `[1]`: an activated LoRA begins in the middle of a"),
@@ -182,5 +182,5 @@ def test_files_that_are_missing_or_pickles_are_refused(folder: Path) -> None:
 
 def test_an_empty_adapter_is_refused(folder: Path) -> None:
     save_file({}, folder / "adapter_model.safetensors")
-    with pytest.raises(ProblemsError, match="the file has no adapter's matrices"):
+    with pytest.raises(ProblemsError, match="the file has no adapter matrices"):
         open_adapter(folder, SPEC)

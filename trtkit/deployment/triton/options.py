@@ -42,13 +42,13 @@ class LlmServing(StrictModel):
         None, gt=0, description="Memory for paged caches on each GPU; as much as full slots take if unset."
     )
     host_cache_gib: StrictFloat | StrictInt = Field(
-        2.0, ge=0, description="Host memory for what the caches have no room for; 0 for none."
+        2.0, ge=0, description="Host memory for caches that do not fit on the GPU; 0 for none."
     )
     weight_budget_gib: StrictFloat | StrictInt | None = Field(
-        None, ge=0, description="GPU memory for weights, of which the others stay in host memory; all if unset."
+        None, ge=0, description="GPU memory for weights; the others are streamed from host memory. All if unset."
     )
     cache_dir: StrictStr | None = Field(
-        None, description="Folder that keeps caches for later runs; each instance has one in it."
+        None, description="Folder that keeps caches for later runs; each instance has a subfolder."
     )
     cache_dir_gib: StrictFloat | StrictInt = Field(16.0, gt=0, description="Maximum size of its files, per instance.")
     max_queue: StrictInt = Field(256, ge=1, description="Maximum requests waiting for a slot; others are rejected.")
@@ -58,7 +58,7 @@ class LlmServing(StrictModel):
         None, description="Weights of users, `*` for all others; users do not matter if unset."
     )
     lora: dict[StrictStr, StrictStr] | None = Field(
-        None, description="Folders of LoRA adapters, by the names that the input `lora_name` gives."
+        None, description="Folders of LoRA adapters, by the names that the input `lora_name` takes."
     )
     default_max_tokens: StrictInt = Field(128, ge=1, description="Default number of output tokens.")
 

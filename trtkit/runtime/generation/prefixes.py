@@ -66,6 +66,6 @@ class Prefixes:
         """
         self._cache.check(saved)
         if len(ids) < saved.tokens:
-            what = f"{len(ids)} token ids do not say what {saved.tokens} cached tokens are"
+            what = f"{len(ids)} token ids are too few for {saved.tokens} cached tokens"
             raise ExecutionError(what, "KV cache", "give the ids of all cached tokens")
         return self._state.imports.add(np.asarray(ids[: saved.tokens], np.int64), saved)

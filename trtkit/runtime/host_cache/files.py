@@ -67,7 +67,7 @@ class FileTier:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._descriptor)
-            what = "another process keeps caches of this model here"
+            what = "another process uses this folder for caches of this model"
             raise RequestError(what, str(folder), "give each process a folder of its own") from None
         self._scan()
         self._thread = threading.Thread(target=self._work, name="trtkit-cache-files", daemon=True)

@@ -139,10 +139,10 @@ class AnswerFile:
         try:
             earlier = AnswerSource(**json.loads(read_text(self._run)))
         except (OSError, ValueError, TypeError):
-            raise RequestError(f"exists, and no `{self._run.name}` says what of", str(self.path), fix) from None
+            raise RequestError(f"exists, but `{self._run.name}` is missing or damaged", str(self.path), fix) from None
         changes = source.changes_from(earlier)
         if changes:
-            what = f"holds answers of an earlier run; since then, other: {', '.join(changes)}"
+            what = f"holds answers of an earlier run that differs in: {', '.join(changes)}"
             raise RequestError(what, str(self.path), fix)
 
     def _read(self) -> None:

@@ -207,7 +207,7 @@ class EngineThread:
         if not order.wakes:
             self._sleepers.append(order.future)
             return
-        woken = GenerationError("the model was woken before all its requests had ended", fix="let it sleep again")
+        woken = GenerationError("the model was woken before all its requests had ended", fix="put it to sleep again")
         self._settle_sleepers(partial(_raise, woken))
         self._is_waking = True
         _attempt(order.future, frontend.wake)

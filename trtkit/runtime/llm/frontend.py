@@ -82,7 +82,7 @@ class Frontend:
         if self.jobs or self.has_work:
             raise GenerationError("requests are running", fix="wait for their answers, or cancel them")
         if self.bundle.manifest.grid.ranks > 1 and launched_count() is not None:
-            raise GenerationError("launched ranks cannot sleep: they would end", fix="start without a launcher")
+            raise GenerationError("launched ranks cannot sleep: they would exit", fix="start without a launcher")
         self._unload()
 
     def wake(self) -> None:
@@ -202,7 +202,7 @@ class Frontend:
             return None
         limit_bytes = _bytes_of(options.cache_dir_gib, "cache_dir_gib")
         if not options.host_cache_gib:
-            what = "files are written from host memory, and `host_cache_gib` is 0"
+            what = "files are written from host memory, but `host_cache_gib` is 0"
             raise RequestError(what, "cache_dir", "raise it, or leave `cache_dir` out")
         model = f"{self.text.bundle.manifest.build_key} {self.execution.cache.model}"
         return CacheFolder(Path(options.cache_dir).expanduser(), limit_bytes, model)
@@ -283,5 +283,5 @@ def asleep() -> GenerationError:
 def _bytes_of(gib: float, name: str) -> int:
     """Return the bytes of so many GiB. Raises RequestError for less than none."""
     if gib < 0:
-        raise RequestError(f"{gib:g} GiB are less than none", name, "give 0 or more")
+        raise RequestError(f"{gib:g} GiB is negative", name, "give 0 or more")
     return int(gib * 2**30)

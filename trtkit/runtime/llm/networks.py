@@ -60,5 +60,5 @@ def _draft(path: Path, options: RuntimeOptions, execution: DecoderExecution) -> 
     if draft.vocab_size != execution.vocab_size:
         own = execution.vocab_size
         what = f"the draft model's vocabulary has {draft.vocab_size} tokens, the model's has {own}"
-        raise RequestError(what, str(path), "use a draft model of the same tokenizer")
+        raise RequestError(what, str(path), "use a draft model with the same tokenizer")
     return draft

@@ -158,7 +158,7 @@ _FIXES = {
     "guided_json": "give a JSON schema as an object or as text, or true for any object",
     "guided_regex": "give the expression as text",
     "guided_grammar": "give a Lark or GBNF grammar as text",
-    "adapter": "give the name that an adapter was loaded by",
+    "adapter": "use the name that the adapter was loaded under",
     "guided_choice": 'give the texts to choose from: `["yes", "no"]`',
 }
 

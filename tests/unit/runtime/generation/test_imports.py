@@ -98,7 +98,7 @@ def test_nothing_short_is_exported() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     first, second = engine(), engine()
     saved = prefill(first, PROMPT)
-    with pytest.raises(ExecutionError, match="3 token ids do not say what 29 cached tokens are"):
+    with pytest.raises(ExecutionError, match="3 token ids are too few for 29 cached tokens"):
         second.prefixes.add(PROMPT[:3], saved)
     other = SavedSequence(replace(saved.form, model="another one"), saved.data)
     with pytest.raises(ExecutionError, match="the saved sequence is of model `another one`"):

@@ -142,7 +142,7 @@ def test_a_writer_killed_at_any_moment_leaves_valid_files(kills: int, tmp_path: 
 
 def test_a_folder_is_one_process_s_own(opened: Callable[..., FileTier], tmp_path: Path) -> None:
     opened()
-    with pytest.raises(RequestError, match="another process keeps caches of this model here"):
+    with pytest.raises(RequestError, match="another process uses this folder for caches of this model"):
         FileTier(tmp_path, LIMIT, IDENTITY)
     (tmp_path / "file").write_text("")
     with pytest.raises(RequestError, match="cannot be written: not a directory"):
