@@ -46,6 +46,8 @@ class GroupBlocks:
         def gather() -> None:
             parts = [part_of(self._own, places)]
             for rank, size in enumerate(self._sizes[1:], 1):
+                if not size:
+                    continue
                 parts.append(self._channel.receive(rank, (len(places), size), torch.uint8))
             for row, data in zip(rows, torch.cat(parts, 1), strict=True):
                 row.copy_(data)

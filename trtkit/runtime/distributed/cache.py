@@ -45,8 +45,14 @@ class GroupCache:
         return self._own.pages
 
     def place(self, call: Call) -> Call:
-        """Return a call with the pages of its rows, for every rank; each copies pages when it runs the call."""
-        return self._own.assign(call)
+        """Return a call with the pages of its rows, for every rank; each copies pages when it runs the call.
+
+        All rows run together where another rank has states, which lie in neighbouring slots, or no pages at all.
+        """
+        placed = self._own.assign(call)
+        if placed.pages is None or (not self.has_states and all(part.arrays for part in self._parts)):
+            return placed
+        return replace(placed, pages=replace(placed.pages, groups=None))
 
     @property
     def has_slot_memory(self) -> bool:

@@ -73,6 +73,8 @@ class _Server:
     def _copy_blocks(self, message: Message) -> None:
         """Send this rank's part of blocks to rank 0, or take it from there."""
         tokens, *places = message.numbers
+        if not self._runner.execution.cache.specs:  # layers without attention have nothing to copy
+            return
         if self._blocks is None:
             self._blocks = self._runner.execution.cache.blocks(tokens)
         assert self._blocks is not None
