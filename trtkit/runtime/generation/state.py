@@ -13,6 +13,7 @@ from trtkit.runtime.generation.running import Running
 from trtkit.runtime.generation.slots import Slots
 from trtkit.runtime.sampling.sampler import Sampler
 from trtkit.runtime.sequences import UNKNOWN, keyed
+from trtkit.runtime.soft_tokens import shared_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,6 +95,8 @@ class State:
         known = min(length, int(slots.cached[target])) if keys[source] == keys[target] else 0
         is_other = tokens[source, :known] != tokens[target, :known]
         start = int(is_other.argmax()) if is_other.any() else known
+        alike = shared_length(slots.sequences.soft.get(source), slots.sequences.soft.get(target))
+        start = start if alike is None else min(start, alike)
         self.execution.cache.copy(source, target, slice(start, length))
         slots.sequences.copy(source, target)
         slots.cached[target] = length
