@@ -11,7 +11,7 @@ from trtkit.dtypes import dtype_of
 from trtkit.engine.stages import DecoderSize
 from trtkit.errors import ConfigError, Problem
 from trtkit.lora.merge import open_language_model
-from trtkit.lora.targets import adapted_layers
+from trtkit.lora.targets import adapted_layers, check_stages
 from trtkit.models.parallel import SINGLE, check_grid, grid_of, rank_spec
 from trtkit.models.rank_weights import RankWeights
 from trtkit.models.registry import decoder_spec
@@ -157,6 +157,8 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
         raise ConfigError(f"the config does not fit {opened.where}", problems)
     grid = grid_of(config)
     check_grid(spec, grid, opened.where)
+    if options.lora is not None and grid.pipeline > 1:
+        check_stages(spec, options.lora, grid)
     if options.kv == "paged" and not rank_spec(spec, grid, 0).attentions:
         what = f"`llm.kv: paged` needs a layer with attention in the first of {grid.pipeline} pipeline stages"
         first = next(index for index, layer in enumerate(spec.layers) if layer.mixer in spec.attentions)

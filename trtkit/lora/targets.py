@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from trtkit.dtypes import INT32
 from trtkit.errors import ConfigError, Problem, ProblemsError, did_you_mean
 from trtkit.lora.adapter import model_modules
+from trtkit.models.parallel import rank_spec
 
 if TYPE_CHECKING:
     from trtkit.config.llm import LoraOptions
     from trtkit.dtypes import DType
     from trtkit.lora.adapter import Adapter
+    from trtkit.models.parallel import Grid
     from trtkit.models.spec import DecoderSpec
 
 # Not experts, which read tokens of all rows together, not streams, whose router reads twice, and not `kv_b`, which is
@@ -43,12 +45,23 @@ def adapted_layers(spec: DecoderSpec, options: LoraOptions) -> frozenset[str]:
     return frozenset(names[name] for matching in chosen.values() for name in matching) or frozenset(names.values())
 
 
-def adapter_bytes(spec: DecoderSpec, options: LoraOptions | None, dtype: DType) -> int:
-    """Return the memory that a model, or a rank's part of it, keeps for adapters: two matrices for each layer."""
+def check_stages(spec: DecoderSpec, options: LoraOptions, grid: Grid) -> None:
+    """Raise ConfigError for a pipeline stage without a layer that adapters may change, and for unknown targets."""
+    paths = adapted_layers(spec, options)
+    for stage in range(grid.pipeline):
+        own = rank_spec(spec, grid, stage * grid.stage_ranks)
+        if paths.isdisjoint(module.path for module in model_modules(own).values()):
+            what = f"stage {stage} of {grid.pipeline} has no layer that takes adapters"
+            problem = Problem(what, "llm.lora.targets", "use fewer pipeline stages, or more targets")
+            raise ConfigError(f"the config does not fit a `{spec.model_type}`", [problem])
+
+
+def adapter_bytes(spec: DecoderSpec, options: LoraOptions | None, dtype: DType, own: DecoderSpec | None = None) -> int:
+    """Return the memory that a model, or `own` part of it, keeps for adapters: two matrices for each layer."""
     if options is None:
         return 0
     paths = adapted_layers(spec, options)
-    sizes = sum(sum(module.shape) for module in model_modules(spec).values() if module.path in paths)
+    sizes = sum(sum(module.shape) for module in model_modules(own or spec).values() if module.path in paths)
     return options.max_rank_sum * (dtype.size_bytes(sizes) + INT32.size_bytes(1))
 
 

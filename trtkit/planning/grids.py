@@ -79,7 +79,7 @@ def _plan(question: Question, gpu: PlannedGpu, share: GridShare) -> GridPlan:
     """Return what a grid gives."""
     model, work, grid = question.model, question.work, share.grid
     sizes = share.weight_bytes, share.kv_per_token
-    adapters = adapter_bytes(rank_spec(question.spec, grid, 0), question.lora, model.dtype)
+    adapters = adapter_bytes(question.spec, question.lora, model.dtype, rank_spec(question.spec, grid, 0))
     own = Footprint(share.counts, *sizes, work.chunk, model.vocab_size, model.keeps_new, share.state_bytes)
     footprint = replace(own, adapters=adapters)
     need = footprint.need(work.concurrency, work.length)

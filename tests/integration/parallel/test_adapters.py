@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,11 +18,16 @@ from tests.decoders import model_of, relative_rms, rtx
 from tests.integration.test_lora import IDS, logits_of, opened_of, targets_of
 from tests.tiny_llm import PROMPTS
 from trtkit import LLM, SamplingParams
-from trtkit.config.llm import ParallelOptions
+from trtkit.config.llm import LoraOptions, ParallelOptions
 from trtkit.config.load import load_config
+from trtkit.dtypes import FP32
 from trtkit.engine.build import build_bundle
+from trtkit.engine.decoders import checked_spec
+from trtkit.errors import ConfigError
 from trtkit.jobs.runner import new_runner
 from trtkit.lora.adapter import open_adapter
+from trtkit.lora.targets import adapter_bytes
+from trtkit.models.parallel import Grid, rank_spec
 from trtkit.models.rank_weights import RankWeights
 from trtkit.reference import Group
 from trtkit.runtime.adapters import prepared_matrices
@@ -59,6 +64,17 @@ def test_ranks_compute_adapters_as_one_does(case: Case, tmp_path: Path) -> None:
     )
     want = torch.where(torch.from_numpy(rows)[:, None, None] == 1, adapted, plain)
     assert [error for got in logits if (error := relative_rms(got, want)) > 2e-5] == []
+
+
+def test_every_pipeline_stage_has_a_layer_that_takes_adapters(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.name == "bamba")  # whose first layer has no attention
+    options: dict[str, Any] = {"lora": {"max_rank_sum": 4, "targets": ["q_proj"]}}
+    whole = opened_of(case, tmp_path, **options)
+    with pytest.raises(ConfigError, match="stage 0 of 2 has no layer that takes adapters"):
+        checked_spec(whole.config.model_copy(update={"parallel": ParallelOptions(pipeline=2)}), whole.source)
+    lora, first = LoraOptions(**options["lora"]), rank_spec(whole.spec, Grid(pipeline=2), 0)
+    assert adapter_bytes(whole.spec, lora, FP32, first) == 4 * 4  # whose each rank is
+    assert adapter_bytes(whole.spec, lora, FP32) > 4 * 4
 
 
 @pytest.mark.slow
