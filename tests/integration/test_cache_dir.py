@@ -101,6 +101,8 @@ def test_commands_take_the_folder(llm_bundle: Path, tmp_path: Path, trtkit: Call
     refused = trtkit(*asked, "--host-cache-gib", 0)
     assert refused.code == 2
     assert "--cache-dir: files are written from host memory, but `host_cache_gib` is 0" in refused.err
+    refused = trtkit(*asked, "--cache-dir-gib", "inf")
+    assert (refused.code, "--cache-dir-gib: inf GiB is not a finite number" in refused.err) == (2, True)
     with (
         LLM(llm_bundle, runtime="reference", cache_dir=tmp_path / "kv"),
         pytest.raises(RequestError, match="another process uses this folder for caches of this model"),

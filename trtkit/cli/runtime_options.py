@@ -69,6 +69,7 @@ _FLAGS = {
     "host_cache_gib": "--host-cache-gib",
     "weight_budget_gib": "--weight-budget",
     "cache_dir": "--cache-dir",
+    "cache_dir_gib": "--cache-dir-gib",
     "token_budget": "--prefill-budget",
     "lookup": "--lookup",
     "speculation": "--lookup, --draft",

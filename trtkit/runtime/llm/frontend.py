@@ -281,7 +281,8 @@ def asleep() -> GenerationError:
 
 
 def _bytes_of(gib: float, name: str) -> int:
-    """Return the bytes of so many GiB. Raises RequestError for less than none."""
-    if gib < 0:
-        raise RequestError(f"{gib:g} GiB is negative", name, "give 0 or more")
+    """Return the bytes of so many GiB. Raises RequestError if it is negative or not finite."""
+    if not 0 <= gib < float("inf"):
+        what = f"{gib:g} GiB is negative" if gib < 0 else f"{gib:g} GiB is not a finite number"
+        raise RequestError(what, name, "give 0 or more")
     return int(gib * 2**30)
