@@ -158,6 +158,10 @@ def test_bad_input_writes_nothing(tiny_bundle: Path, workspace: Path, trtkit: Ru
     assert sorted(path.name for path in workspace.iterdir()) == ["bad.jsonl"]
     assert "no such folder" in trtkit("generate", tiny_bundle, "a", "--output", "none/a.jsonl").err
     assert "--restart goes with --output" in trtkit("generate", tiny_bundle, "a", "--restart").err
+    (workspace / "asked.txt").write_text("a\n")
+    both = ("--prompts", workspace / "asked.txt", "--output", workspace / "asked.txt", "--restart")
+    assert "--output and --prompts are the same file" in trtkit("generate", tiny_bundle, *both).err
+    assert (workspace / "asked.txt").read_text() == "a\n"
 
 
 def test_an_answer_that_fails_is_kept_and_told(tiny_bundle: Path, workspace: Path, trtkit: Run) -> None:

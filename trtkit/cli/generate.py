@@ -82,7 +82,7 @@ def command(bundle: str, texts: tuple[str, ...], prompts: tuple[str, ...], **opt
     of_prompts = PromptOptions(texts + prompts, **taken(options, PromptOptions))
     of_answers = AnswerOptions(**taken(options, AnswerOptions))
     of_prompts.check(bundle)
-    of_answers.check(options)
+    of_answers.check(options, of_prompts.file)
     with cancellable():
         runtime, settings = split_options(options)
         lines, shared = of_prompts.read(), read_settings(settings)

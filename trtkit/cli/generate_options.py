@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +12,6 @@ from trtkit.cli.options import check_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from trtkit.runtime.llm import PromptLines
 
@@ -60,8 +60,10 @@ class AnswerOptions:
     stats: bool
     as_json: bool
 
-    def check(self, options: Mapping[str, Any]) -> None:
-        """Refuse options that do not go together."""
+    def check(self, options: Mapping[str, Any], prompts: str | None) -> None:
+        """Refuse options that do not go together. prompts: their file, which answers must not replace."""
+        if self.output is not None and prompts is not None and self.output.resolve() == Path(prompts).resolve():
+            raise click.UsageError("--output and --prompts are the same file")
         if self.restart and self.output is None:
             raise click.UsageError("--restart goes with --output")
         for name in ("logprobs", "prompt_logprobs"):
