@@ -29,6 +29,7 @@ _HEADER = struct.Struct("<8s32s32sQQ")  # magic, identity, key, bytes, tokens
 _DIGEST_BYTES = 56
 _OVERHEAD = _HEADER.size + _DIGEST_BYTES
 _SUFFIX, _TEMPORARY = ".kv", ".new"
+_POLL_S = 0.5
 _MOST_WAITING_BYTES = 256 << 20
 
 
@@ -115,10 +116,11 @@ class FileTier:
         return data
 
     def flush(self) -> None:
-        """Wait until all blocks that were put have been written."""
+        """Wait until all blocks that were put have been written, or the thread that writes them has failed."""
         done = threading.Event()
         self._orders.put(done)
-        done.wait()
+        while not done.wait(_POLL_S) and self._thread.is_alive():
+            continue
 
     def close(self) -> None:
         """Write what waits, and let other processes use the folder."""
