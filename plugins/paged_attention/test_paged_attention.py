@@ -17,7 +17,7 @@ from trtkit.network.custom_op import find
 from trtkit.network.foreign import Fact, Refusal
 from trtkit.network.graph import Graph
 from trtkit.network.ops.attention import attention_from_primitives
-from trtkit.network.ops.kv_cache import append, pages_of
+from trtkit.network.ops.kv_cache import append, head_tables, pages_of
 from trtkit.network.ops.mask import appended_positions, cached_positions, causal_mask
 from trtkit.network.ops.shape import unsqueeze
 from trtkit.network.plugin import refusal
@@ -81,7 +81,8 @@ def test_language_models_attend_to_gathered_pages_alike(trial: Trial) -> None:
     q, key_pool, value_pool, new_key, new_value, table, lengths, counts, *sinks = (
         graph.input(f"x{place}", fact.dtype, fact.shape) for place, fact in enumerate(facts)
     )
-    keys, values = append(pages_of(key_pool, table), new_key), append(pages_of(value_pool, table), new_value)
+    tables = head_tables(table, key_pool.shape[1])
+    keys, values = append(pages_of(key_pool, tables), new_key), append(pages_of(value_pool, tables), new_value)
     positions = unsqueeze(lengths, 1) + graph.constant(np.arange(q.shape[2], dtype=np.int32).reshape(1, -1), "steps")
     in_pages = cached_positions(graph, keys.shape[2] - q.shape[2])
     columns = appended_positions(positions, lengths, in_pages)

@@ -15,7 +15,7 @@ from trtkit.dtypes import BF16, FP16, FP32, DType
 from trtkit.network.decoder_options import DecoderOptions
 
 IDS = torch.randint(3, 67, (6, 21), generator=torch.Generator().manual_seed(1))
-# engines/test_decoders builds all of them in fp16.
+# engines/test_decoders builds them in fp16, all by `make slow`.
 BUILDS = slow_unless(lambda case, _: case.name in VARIED, itertools.product(CASES, (BF16, FP32)))
 WINDOWED = [case for case in CASES if case.name in (*VARIED, "mistral", "falcon-alibi")]
 MIXTURES = [case for case in CASES if {"num_experts_per_tok", "top_k_experts"} & case.config.keys()]

@@ -6,8 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from tests import hybrids, tiny_chat
+from tests.adapters import save_adapter
 from tests.decoder_case import SIZES, Case
 from tests.decoders import model_of
 from tests.docs import DOCS, ROOT, blocks, run_page
@@ -55,6 +57,17 @@ def test_commands_on_language_models_run(tmp_path: Path) -> None:
     small = "--set llm.max_sequence_length=96 --set llm.max_prefill_length=32"
     changes = {"build llama ": f"build llama --set source.hf=small {small} ", "FOLDER": f"mine {small}"}
     run_page(DOCS / "llm.md", tmp_path, changes)
+
+
+def test_programs_on_adapters_run(tmp_path: Path) -> None:
+    """A small Llama with random adapters stands for the shipped one; the page's commands are those of other tests."""
+    tiny_chat.build(tmp_path, "llm.lora.max_rank_sum=8")
+    (tmp_path / "bundles").mkdir()
+    (tmp_path / "bundle").rename(tmp_path / "bundles/llama")
+    hf = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for seed, name in enumerate(("fr", "sql")):
+        save_adapter(tmp_path / "adapters" / name, hf, seed)
+    run_page(DOCS / "lora.md", tmp_path)
 
 
 @pytest.mark.slow

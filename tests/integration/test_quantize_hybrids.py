@@ -201,7 +201,7 @@ def test_parts_of_models_that_have_none(wide: Path, refuses: Refuses) -> None:
 
 def test_a_section_that_asks_for_nothing(wide: Path, refuses: Refuses) -> None:
     said = refusal(wide, refuses, "{parts: {patch: none}}")
-    assert "nothing would be quantized: set `method`, `layers`, `kv_cache` or `parts`" in said
+    assert "nothing would be quantized: set `method`, `layers`, `kv_cache`, `sparsity` or `parts`" in said
 
 
 def test_quantize_writes_no_hybrid(wide: Path, refuses: Refuses) -> None:

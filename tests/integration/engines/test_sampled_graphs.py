@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.sampling.sampler import Launched
 
 ENGINE, STEPS = "trtkit.runtime.decoder.engine", "trtkit.runtime.sampling.kernel.steps"
+CALL = "trtkit.runtime.decoder.call"
 SAMPLER, FLIGHT = "trtkit.runtime.sampling.sampler", "trtkit.runtime.generation.flight"
 MISTAKES = {
     "a stale address": (
@@ -42,8 +43,8 @@ MISTAKES = {
         "self._graphs[step] = self._stream.capture(partial(self._launch, step)) if is_capturable else None",
         "self._graphs[step] = self._stream.capture(partial(self._launch, step)); self._graphs[step].replay()",
     ),
-    "tokens of other slots": (ENGINE, "self.tokens[first : first + rows].int()", "self.tokens[:rows].int()"),
-    "positions of the step before": (ENGINE, '"position_ids": starts,', '"position_ids": starts - 1,'),
+    "tokens of other slots": (CALL, "tokens[slots.long()].int()", "tokens[: len(slots)].int()"),
+    "positions of the step before": (CALL, '"position_ids": starts,', '"position_ids": starts - 1,'),
     "numbers that are not copied": (STEPS, "self._draw.numbers[rows].copy_", "self._draw.numbers[rows].clone().copy_"),
     "rows of other slots": (STEPS, "rows = slice(first_slot, first_slot + len(logits))", "rows = slice(len(logits))"),
     "idle rows that draw": (STEPS, "numbers[:, _UNIFORM] = _LEFT_OUT", "numbers[:, _UNIFORM] = 0.5"),

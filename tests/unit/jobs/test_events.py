@@ -20,7 +20,7 @@ class Result:
         (Step("fold", "3 nodes", 0.5), {"event": "step", "name": "fold", "detail": "3 nodes", "seconds": 0.5}),
         (
             Progress("measure", 1, 4, "batch 8"),
-            {"event": "progress", "name": "measure", "done": 1, "total": 4, "detail": "batch 8"},
+            {"event": "progress", "name": "measure", "done": 1, "total": 4, "detail": "batch 8", "rate": ""},
         ),
         (Verdict(Result(1.0)), {"event": "verdict", "report": {"error": 1.0}}),
     ],
