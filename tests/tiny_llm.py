@@ -17,6 +17,8 @@ from trtkit.jobs.runner import new_runner
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from trtkit.config.schema import ModelConfig
+
 TEXT = "the quick brown fox jumps over the lazy dog, and says: 1, 2, 3! do not go gentle into that good night. " * 3
 TEMPLATE = (
     "{% for message in messages %}"
@@ -74,6 +76,11 @@ def save_to_quantize(folder: Path) -> Path:
         "quantize: {method: int8_wo, calibration: {data: text.txt, samples: 4, length: 64}}\n"
     )
     return config
+
+
+def config_of(folder: Path, *overrides: str) -> ModelConfig:
+    """Return the config that `save_to_quantize` wrote into `folder`."""
+    return load_config(str(folder / "m.yaml"), overrides)
 
 
 def build(folder: Path, name: str, **changes: int) -> Path:

@@ -1,4 +1,4 @@
-"""Host memory behind the caches: what they have no room for comes back, and no token depends on it."""
+"""Host memory keeps what the caches cannot hold and gives it back, without changing a token."""
 
 from __future__ import annotations
 

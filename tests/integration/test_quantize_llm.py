@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests import tiny_llm
-from trtkit.config.load import load_config
+from tests.tiny_llm import config_of
 from trtkit.engine.quantize import quantize_model
 from trtkit.jobs.runner import new_runner
 from trtkit.quantized_matrix import QuantizedMatrix
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.conftest import Ran
-    from trtkit.config.schema import ModelConfig
 
 IDS = np.random.default_rng(0).integers(6, 320, 48)
 FAST = ["int8_wo", "int8_sq", "int4_gptq", "nvfp4"]
@@ -39,10 +38,6 @@ ROUNDS_INPUTS = {"int8", "int8_sq", "fp8", "fp8_pc", "nvfp4", "mxfp8"}
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, a text, and a config that names both."""
     return tiny_llm.save_to_quantize(tmp_path_factory.mktemp("quantize")).parent
-
-
-def config_of(models: Path, *overrides: str) -> ModelConfig:
-    return load_config(str(models / "m.yaml"), overrides)
 
 
 @pytest.fixture(scope="module")

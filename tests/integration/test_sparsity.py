@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests import tiny_llm
-from trtkit.config.load import load_config
+from tests.tiny_llm import config_of
 from trtkit.engine.build import build_bundle
 from trtkit.engine.quantize import quantize_model
 from trtkit.errors import ConfigError
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Ran
-    from trtkit.config.schema import ModelConfig
 
 LAYERS = re.compile(r"\.(?:q|k|v|o|gate|up|down)_proj\.weight$")
 
@@ -31,10 +30,6 @@ LAYERS = re.compile(r"\.(?:q|k|v|o|gate|up|down)_proj\.weight$")
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llm.save_to_quantize(tmp_path_factory.mktemp("sparse")).parent
-
-
-def config_of(models: Path, *overrides: str) -> ModelConfig:
-    return load_config(str(models / "m.yaml"), overrides)
 
 
 @pytest.fixture(scope="module")

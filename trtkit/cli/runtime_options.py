@@ -25,12 +25,13 @@ weight_budget_option = click.option(
     metavar="GIB",
     help="GPU memory for weights; the others are streamed from host memory.",
 )
+cache_gib_option = click.option(
+    "--cache-gib", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Memory for paged caches per GPU."
+)
 _OPTIONS = (
     click.option("--runtime", type=click.Choice(_RUNTIMES), default="auto", help="Runtime.  [default: auto]"),
     click.option("--slots", type=int, metavar="N", help="Concurrent sequences.  [default: the engine's]"),
-    click.option(
-        "--cache-gib", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Memory for paged caches per GPU."
-    ),
+    cache_gib_option,
     click.option(
         "--host-cache-gib",
         type=click.FloatRange(0),

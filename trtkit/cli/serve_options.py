@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtkit.cli.runtime_options import lora_option, weight_budget_option
+from trtkit.cli.runtime_options import cache_gib_option, lora_option, weight_budget_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,9 +41,7 @@ _BUNDLE = (
         help="More workers, which only compute prompts for the others; needs NIXL.",
     ),
     click.option("--slots", type=click.IntRange(1), help="Sequences at once per worker.  [default: the engine's]"),
-    click.option(
-        "--cache-gib", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Memory for paged caches per GPU."
-    ),
+    cache_gib_option,
     weight_budget_option,
     click.option(
         "--host-cache-gib",

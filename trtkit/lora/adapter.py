@@ -180,7 +180,7 @@ def _problem(name: str, own: Mapping[str, StoredArray], module: Module, config: 
 def _without_matrices(
     config: AdapterConfig, modules: Mapping[str, Module], tensors: Mapping[str, object]
 ) -> Iterator[Problem]:
-    """Yield layers that the adapter is for by its config, and that its file lacks. Experts are no layers in PEFT."""
+    """Yield the layers that the config targets and the file lacks. PEFT does not treat experts as layers."""
     for name in modules if config.names_targets else ():
         if name not in tensors and not re.search(r"\.experts\.\d+\.", name) and config.targets(name):
             yield Problem(f"`{name}` is one of `target_modules`, but the file has no matrices for it")

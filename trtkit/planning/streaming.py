@@ -59,7 +59,7 @@ def _plan(question: Question, gpu: PlannedGpu, footprint: Footprint, weights: in
         return floor(question.counts, (batch, 1, work.mean_length), gpu).seconds
 
     batch = footprint.largest_batch(work.length, gpu.memory_bytes)
-    hidden = largest(lambda size: gpu_s(size) < stream_s, LARGEST_BATCH) + 1  # the first that is no longer shorter
+    hidden = largest(lambda size: gpu_s(size) < stream_s, LARGEST_BATCH) + 1  # its step takes as long as the copy
     tpot_s = max(gpu_s(work.concurrency), stream_s)
     return StreamingPlan(
         budget_bytes=footprint.weights,

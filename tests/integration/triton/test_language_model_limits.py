@@ -200,7 +200,9 @@ def test_a_full_queue_refuses_and_recovers(served: Served) -> None:
         status, found = generate(served, MODEL, text_input=PROMPT, max_tokens=80, ignore_eos=True)
         return "answered" if status == 200 else found["error"].partition("\n")[0]
 
-    with ThreadPoolExecutor(24) as pool:
-        found = set(pool.map(ask, range(24)))
+    found, waves = set[str](), 0
+    with ThreadPoolExecutor(48) as pool:
+        while len(found) < 2 and waves < 20:  # one wave may be answered as fast as a busy machine sends it
+            found, waves = found | set(pool.map(ask, range(48))), waves + 1
     assert found == {"answered", "8 requests are already waiting"}
     assert generate(served, MODEL, text_input=PROMPT, max_tokens=2)[0] == 200

@@ -39,10 +39,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Choice:
-    """A method for each quantized layer. block: columns that share a scale in int4."""
+    """A method for each quantized layer. block: columns that share a scale in int4. pruned: layers, before that."""
 
     methods: dict[Layer, str]
     block: int
+    pruned: tuple[Layer, ...] = ()
 
     def of(self, layer: Layer) -> Method:
         """Return a layer's method."""
@@ -52,7 +53,7 @@ class Choice:
         """Return the choice without some layers, or with another method for them."""
         others = {layer: method for layer, method in self.methods.items() if layer.name not in names}
         left = {} if fallback is None else {layer: fallback for layer in self.methods if layer.name in names}
-        return Choice(others | left, self.block)
+        return Choice(others | left, self.block, self.pruned)
 
     @property
     def rounded_here(self) -> list[Layer]:
@@ -110,7 +111,8 @@ def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
         fix = f"use {largest_block(sizes)}" if largest_block(sizes) else "exclude these layers, or use int8_wo"
         raise ConfigError("the model cannot be quantized this way", [Problem(what, "quantize.block", fix)])
     _check_fixed_blocks(methods)
-    choice = Choice(methods, block)
+    pruned = () if options.sparsity is None else tuple(pruned_layers(spec, options.exclude))
+    choice = Choice(methods, block, pruned)
     if is_streamed(spec, choice, options):
         return choice
     _check_sharing(linear_layers(spec), methods)

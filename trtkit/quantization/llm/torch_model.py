@@ -7,10 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtkit.dtypes import dtype_of
-from trtkit.models.weights import stored_spec
 from trtkit.quantization.int4 import Rounding
 from trtkit.quantization.llm import calibration, modelopt
-from trtkit.quantization.llm.choice import pruned_layers
 from trtkit.quantization.llm.experts import is_experts
 from trtkit.quantization.llm.export import Extra, check_quantized, export, rename
 from trtkit.quantization.llm.linear import make_plain
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.steps import Steps
-    from trtkit.models.spec import DecoderSpec
     from trtkit.quantization.llm.calibration import Measured
     from trtkit.quantization.llm.choice import Choice, Layer
     from trtkit.quantization.llm.experts import ExpertLayer
@@ -73,11 +70,10 @@ def quantize_torch_model(
     model = text_model(opened)
     model.config.architectures = [type(model).__name__]
     plain = [layer for layer in choice.methods if not is_experts(layer)]
-    pruned = [] if options.sparsity is None else pruned_layers(_spec(opened), options.exclude)
-    make_plain(model, dict.fromkeys((*plain, *pruned)))
-    if pruned:
-        prune(model, pruned, texts, steps.counted("prune", len(texts)))
-        steps.add("prune", f"{len(pruned)} layers to {options.sparsity} by SparseGPT")
+    make_plain(model, dict.fromkeys((*plain, *choice.pruned)))
+    if choice.pruned:
+        prune(model, choice.pruned, texts, steps.counted("prune", len(texts)))
+        steps.add("prune", f"{len(choice.pruned)} layers to {options.sparsity} by SparseGPT")
     measured, matrices, modules = None, {}, dict(model.named_modules())
     experts: dict[Layer, ExpertLayer] = {}
     own = choice.rounded_here
@@ -95,10 +91,6 @@ def quantize_torch_model(
     if choice.methods:
         steps.add("quantize", ", ".join(_described(choice)))
     return QuantizedTorchModel(model, opened, choice, measured, matrices, originals, experts)
-
-
-def _spec(opened: DecoderSource) -> DecoderSpec:
-    return stored_spec(opened.config, opened.where, opened.checkpoint)
 
 
 def _kv_cache(options: QuantizeOptions, measured: Measured | None) -> KvQuantization | None:

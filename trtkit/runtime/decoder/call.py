@@ -104,7 +104,7 @@ class Call:
                 yield rows, self._of(rows)
 
     def padded(self, rows: int) -> Call:
-        """Return a group's call with idle rows behind its own, to have `rows`."""
+        """Return a group's call, padded to `rows` with idle rows."""
         more = rows - len(self.starts)
         if not more:
             return self
@@ -118,11 +118,16 @@ class Call:
     def _of(self, rows: Ints) -> Call:
         """Return a call of some rows of a paged one."""
         assert self.pages is not None
-        starts, counts = self.starts[rows], self.counts[rows]
+        part = self.with_rows(rows)
+        pages = self.pages.of(rows, part.starts + part.counts)
+        return replace(part, first_slot=0, pages=pages, scattered=self.slots[rows])
+
+    def with_rows(self, rows: Ints | slice) -> Call:
+        """Return the call with what some rows have of their own; their slots and pages are left to the caller."""
         hidden = None if self.hidden is None else self.hidden[rows]
-        pages = self.pages.of(rows, starts + counts)
         adapters = None if self.adapters is None else self.adapters[rows]
-        return Call(0, self.ids[rows], starts, counts, self.soft, hidden, pages, self.slots[rows], adapters)
+        ids, starts, counts = self.ids[rows], self.starts[rows], self.counts[rows]
+        return replace(self, ids=ids, starts=starts, counts=counts, hidden=hidden, adapters=adapters)
 
     def feed(self) -> dict[str, np.ndarray]:
         """Return the network's inputs but its caches, as int32 arrays.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,13 +14,12 @@ from trtkit.runtime.decoder.call import step_inputs
 from trtkit.runtime.decoder.kv_cache import NewTokens
 from trtkit.runtime.decoder.paged_cache import open_cache
 from trtkit.runtime.decoder.plan import check_alignment, dtype_of
+from trtkit.runtime.decoder.step import Step
 from trtkit.runtime.device import to_device
 from trtkit.runtime.loaded_engine import LoadedEngine
 from trtkit.runtime.runtime_cache import cache_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from trtkit.backends import Backend
     from trtkit.network.input_spec import InputSpec, Role
     from trtkit.runtime.communicator import Communicator
@@ -35,29 +33,6 @@ if TYPE_CHECKING:
 
 _PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order that `decoder_profiles` gives them
 _MOST_GRAPHS = 64  # each holds some MiB on the GPU; the oldest goes
-
-
-@dataclass(frozen=True)
-class _Step:
-    """What a call puts on the stream after its inputs, by which CUDA graphs are kept. Draws differ if they are others.
-
-    rows: R, from slot `first` on, of `size` new tokens. window: cached tokens that attention reads. row_pages: n, pages
-    that hold them, if caches are paged. ranks: of adapters, that are resident.
-    """
-
-    first: int
-    rows: int
-    size: int
-    window: int
-    row_pages: int
-    ranks: int
-    draw: Draw | None
-
-    @property
-    def sizes(self) -> Mapping[Role, int]:
-        """The sizes of the dynamic axes."""
-        sizes: dict[Role, int] = {"batch": self.rows, "new_tokens": self.size, "kv_window": self.window}
-        return sizes | {"row_pages": self.row_pages, "adapter_rank": self.ranks}
 
 
 class EngineDecoder:
@@ -97,7 +72,7 @@ class EngineDecoder:
         self.adapters = adapter_memory(specs, most_ranks, dtype_of, self._stream)
         self._specs = [spec for spec in specs if not spec.is_kept and spec.feeder != "adapter"]
         self.tokens = self._stream.empty((slots,), torch.int64)
-        self._graphs: dict[_Step, Graph | None] = {}
+        self._graphs: dict[Step, Graph | None] = {}
         self._has_cuda_graphs = has_cuda_graphs
         self._communicator: Communicator | None = None
         self._room = 0
@@ -256,15 +231,15 @@ class EngineDecoder:
         most["row_pages"] = -(-self.max_length // (self.cache.page_tokens or self.max_length))
         return self._stream.empty((math.prod(spec.shape_at(most)),), dtype_of(spec))
 
-    def _step(self, call: Call, draw: Draw | None = None) -> _Step:
+    def _step(self, call: Call, draw: Draw | None = None) -> Step:
         """Return what a call puts on the stream after its inputs."""
         rows, size = call.ids.shape
         window = call.window(self.max_length) if "key_positions" in self._inputs else self.max_length
         row_pages = 0 if call.pages is None else call.pages.table.shape[1]
         ranks = 0 if self.adapters is None else self.adapters.ranks
-        return _Step(call.first_slot, rows, size, window, row_pages, ranks, draw)
+        return Step(call.first_slot, rows, size, window, row_pages, ranks, draw)
 
-    def _keep_graph(self, step: _Step) -> None:
+    def _keep_graph(self, step: Step) -> None:
         """Capture a decode step that has run once, for what TensorRT and Triton set up at first use is not captured."""
         if len(self._graphs) == _MOST_GRAPHS:
             self._graphs.pop(next(iter(self._graphs)))
@@ -272,7 +247,7 @@ class EngineDecoder:
         is_capturable = self._context(1).is_capturable()
         self._graphs[step] = self._stream.capture(partial(self._launch, step)) if is_capturable else None
 
-    def _launch(self, step: _Step) -> None:
+    def _launch(self, step: Step) -> None:
         """Put a step's work on the stream: its inputs if it decodes, the network, and its draw."""
         if step.size == 1:
             self._stream.run(partial(self._unpack, step.rows))
@@ -280,7 +255,7 @@ class EngineDecoder:
         if step.draw is not None:
             self._stream.run(partial(step.draw, self._logits[: step.rows], step.first))
 
-    def _enqueue(self, step: _Step) -> None:
+    def _enqueue(self, step: Step) -> None:
         """Give the context its shapes and addresses, and put its work on the stream."""
         context = self._context(step.size)
         for spec in self._specs:
@@ -304,7 +279,7 @@ class EngineDecoder:
         if self._new:
             self._stream.run(partial(self._append, step))
 
-    def _append(self, step: _Step) -> None:
+    def _append(self, step: Step) -> None:
         """Write new keys and values behind those of each slot."""
         shapes = {
             spec.name: (step.rows, spec.size_of("key_value_heads"), step.size, spec.size_of("head_dim"))

@@ -52,9 +52,7 @@ def gpipe_bubble(stages: int, parts: int) -> float:
 
 def _rows(call: Call, first: int, stop: int) -> Call:
     rows = slice(first, stop)
-    first_slot = call.first_slot + int(first)
-    part = replace(call, first_slot=first_slot, ids=call.ids[rows], starts=call.starts[rows], counts=call.counts[rows])
-    part = part if call.adapters is None else replace(part, adapters=call.adapters[rows])
+    part = replace(call.with_rows(rows), first_slot=call.first_slot + int(first))
     return part if call.pages is None else replace(part, pages=call.pages.part(rows, is_first=first == 0))
 
 

@@ -42,7 +42,7 @@ class SequenceTier:
         return blake2b(ids.tobytes(), digest_size=32).digest()
 
     def add(self, ids: Ints, saved: SavedSequence) -> bytes | None:
-        """Keep the cached tokens `ids`; return their key, None if there is no room."""
+        """Keep the sequence of the tokens `ids`; return its key, or None if there is no room."""
         key = self.key(ids)
         if key not in self.store:
             if not self._put(key, saved):

@@ -8,20 +8,19 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import GenerationError, RequestError
 from trtkit.files import open_lock, open_regular, read_text, replace_file
+from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from io import BufferedReader
-    from pathlib import Path
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.llm.prompt_lines import PromptLine
-
-_COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -210,13 +209,7 @@ def _digest(data: Any) -> str:
 
 def _file_digest(path: str) -> str:
     """Return the digest of an image or a recording."""
-    from pathlib import Path
-
-    digest = sha256()
     try:
-        with open_regular(Path(path)) as file:
-            while block := file.read(_COPY_BYTES):
-                digest.update(block)
+        return sha256_of(Path(path))
     except OSError as error:
         raise RequestError(f"cannot be read: {(error.strerror or str(error)).lower()}", path) from None
-    return digest.hexdigest()

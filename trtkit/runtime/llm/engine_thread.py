@@ -237,23 +237,21 @@ class EngineThread:
 
 
 def _settle(future: Future[T], work: Callable[[Engine], T], engine: Engine | Exception) -> None:
-    """Let `future` have what `work` returns or raises, or why there is no engine."""
-    try:
-        if isinstance(engine, Exception):
-            raise engine
-        future.set_result(work(engine))
-    except Exception as error:
-        future.set_exception(error)
+    """Do `work` on the engine, if there is one; its outcome becomes that of `future`."""
+    if isinstance(engine, Exception):
+        future.set_exception(engine)
+    else:
+        _attempt(future, partial(work, engine))
 
 
-def _attempt(future: Future[None], work: Callable[[], None]) -> None:
-    """Do `work`; let `future` have what it raises."""
+def _attempt(future: Future[T], work: Callable[[], T]) -> None:
+    """Do `work`; what it returns or raises becomes the outcome of `future`."""
     try:
-        work()
+        result = work()
     except Exception as error:
         future.set_exception(error)
     else:
-        future.set_result(None)
+        future.set_result(result)
 
 
 def _raise(error: Exception) -> None:

@@ -197,7 +197,7 @@ class Frontend:
                 self._networks.execution.close()
 
     def _cache_folder(self, options: RuntimeOptions) -> CacheFolder | None:
-        """Return the folder for caches. Raises RequestError if there is no host memory that it could follow."""
+        """Return the folder for caches. Raises RequestError if host memory, from which files are written, is off."""
         if options.cache_dir is None:
             return None
         limit_bytes = _bytes_of(options.cache_dir_gib, "cache_dir_gib")

@@ -20,10 +20,11 @@ def like_lengths(lengths: Ints, call_tokens: int) -> Ints | None:
     A group of n rows reads n times the window of its longest, and as much as `call_tokens` tokens besides: weights.
     lengths: [R], tokens of each row with its new ones. Rows of none are in no group: -1.
     """
+    real = lengths[lengths > 0]
+    if not real.size or kv_window(int(real.min()), _ANY) == kv_window(int(real.max()), _ANY):
+        return None
     windows = np.array([kv_window(length, _ANY) if length else 0 for length in lengths.tolist()], np.int64)
     sizes, counts = np.unique(windows[windows > 0], return_counts=True)
-    if len(sizes) <= 1:
-        return None
     rows = np.r_[0, np.cumsum(counts)]
     best, firsts = [0], []  # of the rows up to each size: the least that is read, and where the last group begins
     for stop, size in enumerate(sizes.tolist(), 1):

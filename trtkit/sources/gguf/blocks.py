@@ -1,4 +1,4 @@
-"""GGUF's blocks as matrices in few bits: Q8_0, Q4_0 and Q4_1, of 32 columns, and ternary TQ1_0 and TQ2_0, of 256.
+"""GGUF's quantized blocks as matrices: Q8_0, Q4_0 and Q4_1 of 32 columns, ternary TQ1_0 and TQ2_0 of 256.
 
 A block is its scale in fp16 (Q4_1: and its least value) and its codes. Four-bit codes stand in pairs of columns i and
 i + 16, the first in the lower half. A ternary block ends with its scale. Source: ggml's `block_q8_0`, `block_q4_0`,
