@@ -40,24 +40,35 @@ def case_of(model_type: str) -> Case:
 
 @cache
 def network_of(
-    case: Case, *, has_all_logits: bool = False, length: int = LENGTH, page_tokens: int | None = None
+    case: Case,
+    *,
+    has_all_logits: bool = False,
+    length: int = LENGTH,
+    page_tokens: int | None = None,
+    in_place: bool = False,
 ) -> DecoderNetwork:
-    """Return a case's network in fp32."""
+    """Return a case's network in fp32. in_place: it reads pages where they are, by the op's lowering here."""
     model = model_of(case)
-    graph = graph_of(model, DecoderOptions(FP32, length, has_all_logits=has_all_logits, page_tokens=page_tokens))
+    pages = {"page_tokens": page_tokens, "has_pages_in_place": in_place}
+    graph = graph_of(model, DecoderOptions(FP32, length, has_all_logits=has_all_logits, **pages))
     sizes = model.spec.vocab_size, length, MAX_PREFILL, has_all_logits
     return DecoderNetwork(rtx(), graph, *sizes, has_read_only_caches=page_tokens is not None)
 
 
 def decoder(
-    model_type: str = "llama", slots: int = 4, *, has_all_logits: bool = False, pages: int | None = None
+    model_type: str = "llama",
+    slots: int = 4,
+    *,
+    has_all_logits: bool = False,
+    pages: int | None = None,
+    in_place: bool = False,
 ) -> ReferenceDecoder:
     """Return a tiny model in fp64: how its tokens are batched cannot be told from its logits.
 
-    pages: of its caches; None for linear ones.
+    pages: of its caches; None for linear ones. in_place: they are read where they are.
     """
-    page_tokens = None if pages is None else PAGE_TOKENS
-    network = network_of(case_of(model_type), has_all_logits=has_all_logits, page_tokens=page_tokens)
+    paged = {"page_tokens": None if pages is None else PAGE_TOKENS, "in_place": in_place}
+    network = network_of(case_of(model_type), has_all_logits=has_all_logits, **paged)
     return ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages))
 
 
@@ -86,25 +97,26 @@ def engine(slots: int = 4, model_type: str = "llama", **options: Any) -> Engine:
 
     Its clock stands still: what is kept on the host does not depend on how busy the machine is.
     """
-    has_all_logits, pages = options.get("proposer") is not None, _pages[-1]
+    has_all_logits, (pages, in_place) = options.get("proposer") is not None, _pages[-1]
     options = {"clock": lambda: 0.0, **options}
-    return Engine(decoder(model_type, slots, has_all_logits=has_all_logits, pages=pages), EngineOptions(**options))
+    opened = decoder(model_type, slots, has_all_logits=has_all_logits, pages=pages, in_place=in_place)
+    return Engine(opened, EngineOptions(**options))
 
 
-_pages: list[int | None] = [None]
+_pages: list[tuple[int | None, bool]] = [(None, False)]
 
 
 @contextmanager
-def caches_of(pages: int | None) -> Iterator[None]:
-    """Let engines have caches of so many pages; None: linear ones."""
-    _pages.append(pages)
+def caches_of(pages: int | None, *, in_place: bool = False) -> Iterator[None]:
+    """Let engines have caches of so many pages; None: linear ones. in_place: they are read where they are."""
+    _pages.append((pages, in_place))
     yield
     _pages.pop()
 
 
 def reusable(tokens: int) -> int:
     """Return how many tokens of a beginning are found: full pages, if caches are paged."""
-    return tokens if _pages[-1] is None else tokens - tokens % PAGE_TOKENS
+    return tokens if _pages[-1][0] is None else tokens - tokens % PAGE_TOKENS
 
 
 @dataclass(frozen=True)

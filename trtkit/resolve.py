@@ -175,6 +175,11 @@ class _Key:
     fix: str = "remove it"
 
 
+def _is_paged(config: ModelConfig) -> bool:
+    """Whether it asks for caches in pages, whose attention can be a plugin."""
+    return config.llm is not None and config.llm.kv == "paged"
+
+
 _KEYS = (
     _Key("llm", lambda c: c.llm is not None, _TOKENS),
     _Key("parallel", lambda c: c.parallel is not None, _TOKENS - _ENCODED),
@@ -196,7 +201,8 @@ _KEYS = (
     _Key("profiles", lambda c: bool(c.profiles), _ARRAYS, "set `llm.max_batch_size`, `llm.max_sequence_length` and "
          "`llm.max_prefill_length`, which an LLM's profiles follow from"),
     _Key("custom_ops.form", lambda c: c.custom_ops.form != "grid_sample", {*_ARRAYS, _VISION_LANGUAGE} - {_TEXT}),
-    _Key("custom_ops.plugins", lambda c: c.custom_ops.plugins != "never", {*_ARRAYS, _VISION_LANGUAGE} - {_TEXT}),
+    _Key("custom_ops.plugins", lambda c: c.custom_ops.plugins != "never" and not _is_paged(c),
+         {*_ARRAYS, _VISION_LANGUAGE} - {_TEXT}, "remove it; with `llm.kv: paged`, attention can be a plugin"),
     _Key("preprocess", lambda c: c.preprocess is not None, _ARRAYS - {_TEXT}),
     _Key("task", lambda c: c.task is not None, _ARRAYS),
     _Key("task.boxes.nms", lambda c: c.engine_nms is not None, _ARRAYS - {_HYBRID, _TEXT},

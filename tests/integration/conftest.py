@@ -44,12 +44,12 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["linear", "paged"])
+@pytest.fixture(scope="module", params=["linear", "paged", pytest.param("in-place", marks=pytest.mark.slow)])
 def caches(request: pytest.FixtureRequest) -> Iterator[str]:
     """Tests of generation run with slots of full length, and with too few pages for all slots."""
     from tests.generation import FEW_PAGES, caches_of
 
-    with caches_of(None if request.param == "linear" else FEW_PAGES):
+    with caches_of(None if request.param == "linear" else FEW_PAGES, in_place=request.param == "in-place"):
         yield request.param
 
 

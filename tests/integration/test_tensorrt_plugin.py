@@ -37,8 +37,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, int]
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-    return {(line["op"], line["dtype"], line["is_open"]): line for line in lines}
+    return {(line["op"], line["dtype"], line["is_open"]): line for line in _lines(ran.stdout)}
 
 
 def _facts(op: CustomOp, dtype: DType) -> list[Fact]:
@@ -74,3 +73,30 @@ def test_the_kernel_starts_as_planned(found: Any, name: str, dtype: str, is_open
     assert (got["block"], got["shared"]) == (32 * started.num_warps, compiled.shared_bytes)
     assert got["is_known"] == (not is_open)
     assert got["has_kernel"]
+
+
+def _lines(text: str) -> list[dict[str, Any]]:
+    """Return the lines that are JSON objects."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def test_attention_to_pages_is_a_plugin_in_every_layer(tmp_path: Path) -> None:
+    """A decoder's network, with the plugins that TensorRT's own Python code creates of its attention."""
+    command = [sys.executable, "-m", "tests.tensorrt_plugin.decoder", str(tmp_path)]
+    root = Path(__file__).parents[2]
+    ran = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    families = {line["model_type"]: line for line in _lines(ran.stdout)}
+    windows = {"llama": [0, 0], "gemma2": [7, 0], "gemma3n_text": [7, 7, 7, 7, 0, 7, 7]}
+    assert families.keys() == windows.keys()
+    for family, wanted in windows.items():
+        plugins = families[family]["plugins"]
+        count = len(wanted)
+        detail = f"{count} of {count} layers with attention read pages in place, by a plugin"
+        assert families[family]["detail"] == detail
+        assert "key_positions" not in families[family]["inputs"]
+        assert [plugin["attributes"]["window"] for plugin in plugins] == wanted
+        assert {plugin["attributes"]["softcap"] for plugin in plugins} == {5.0 if family == "gemma2" else 0.0}
+        assert {*map(str, (plugin["outputs"] for plugin in plugins))} == {"['HALF']"}
+    pools = [[name for name, *_ in plugin["inputs"][1:3]] for plugin in families["gemma3n_text"]["plugins"]]
+    assert pools[5:] == 2 * [["past_key_3", "past_value_3"]]  # which these layers share

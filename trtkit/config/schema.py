@@ -148,8 +148,9 @@ class CustomOpOptions(StrictModel):
     """How to build operators that TensorRT lacks; `trtkit plugins list` lists them.
 
     `form` applies to ops that sample: use `gather` or `planes` if TensorRT's GridSample cannot be trusted. The model's
-    own GridSample nodes are not changed. A plugin replaces an op from ONNX if it supports the op's inputs. No engine
-    with a plugin has run on a GPU yet, so functions are the default.
+    own GridSample nodes are not changed. A plugin replaces an op from ONNX if it supports the op's inputs, and the
+    attention of a language model with `llm.kv: paged`, which then reads pages where they are. No engine with a plugin
+    has run on a GPU yet, so plugins are off by default.
     """
 
     form: Literal["grid_sample", "planes", "gather"] = Field(

@@ -18,6 +18,7 @@ from trtkit.engine.decoders import (
     rope_note,
 )
 from trtkit.engine.embeddings import embedding_table, write_embeddings
+from trtkit.engine.pages_in_place import use_plugin
 from trtkit.engine.reported import Reported
 from trtkit.engine.room import Load, check_room
 from trtkit.engine.sparsity import check_sparse
@@ -48,7 +49,7 @@ def write_decoder(request: StageRequest, backend: Backend, context: Context) -> 
     if request.rank == 0:
         _describe_source(opened, size, steps)
     check_room(Load(engine_bytes(opened.source, size, grid_of(opened.config).ranks)), request.folder)
-    graph = _write_network(backend, opened, steps, context.severity)
+    graph = _write_network(Graph(backend, severity=context.severity), request, opened, steps)
     profiles = decoder_profiles(graph.inputs, llm_options(opened.config))
     if request.rank == 0:
         _carry(opened, request.folder, steps)
@@ -79,13 +80,15 @@ def _describe_source(opened: OpenedDecoder, size: DecoderSize, steps: Steps) -> 
         steps.add("rope", rotary)
 
 
-def _write_network(backend: Backend, opened: OpenedDecoder, steps: Steps, severity: str | None) -> Graph:
+def _write_network(graph: Graph, request: StageRequest, opened: OpenedDecoder, steps: Steps) -> Graph:
     """Write the network, every weight checked; record both as steps."""
     weights, options = opened.weights(), llm_options(opened.config)
     steps.add("weights", f"{len(weights)} found, all names and shapes right")
     if opened.config.build.sparse_weights:
         steps.add("sparsity", check_sparse(opened, weights))
-    graph = opened.write(Graph(backend, severity=severity), Reported(weights, steps.report))
+    if in_place := use_plugin(graph, opened, request.options.compute_capabilities):
+        steps.add("attention", in_place)
+    graph = opened.write(graph, Reported(weights, steps.report))
     detail = f"{opened.config.precision}, {options.max_batch_size} slots of {options.max_sequence_length} tokens"
     steps.add("network", f"{graph.network.num_layers} layers in {detail}; all weights finite")
     return graph

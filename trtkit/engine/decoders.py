@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.config.llm import LlmOptions
 from trtkit.dtypes import dtype_of
+from trtkit.engine.plugins import reads_pages_in_place
 from trtkit.engine.stages import DecoderSize
 from trtkit.errors import ConfigError, Problem
 from trtkit.lora.merge import open_language_model
@@ -79,9 +80,14 @@ class OpenedDecoder:
 
     def write(self, graph: Graph, weights: Mapping[str, Any], logits: Literal["all", "last"] | None = None) -> Graph:
         """Write the network into the empty `graph`. logits: in place of those that the config asks for."""
-        options = replace(network_options(self.model, logits), kv_cache=self.source.kv_cache, adapted=self.adapted)
-        build_decoder(graph, self.own, weights, options)
+        build_decoder(graph, self.own, weights, self.options(graph.backend.name, logits))
         return graph
+
+    def options(self, backend: str, logits: Literal["all", "last"] | None = None) -> DecoderOptions:
+        """Return how the network is written for a backend. Raises ConfigError for plugins that it lacks."""
+        in_place = reads_pages_in_place(self.config, backend)
+        options = network_options(self.model, logits)
+        return replace(options, kv_cache=self.source.kv_cache, adapted=self.adapted, has_pages_in_place=in_place)
 
 
 def open_decoder(model: Model, quantized: Path | None = None, rank: int = 0) -> OpenedDecoder:

@@ -1,4 +1,4 @@
-"""Custom ops as plugins of the engine that is built: whether, in which file, and registered before it is parsed."""
+"""Custom ops as plugins of the engine that is built: whether, in which file, and registered before it is written."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from trtkit.errors import BackendError, ConfigError, Problem
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+    from types import ModuleType
 
     import onnx
 
@@ -25,6 +26,14 @@ def uses_plugins(config: ModelConfig, backend: str) -> bool:
         problem = Problem(f"the backend `{backend}` has no plugins", "custom_ops.plugins", fix)
         raise ConfigError("the config does not fit the backend", [problem])
     return has_plugins and config.custom_ops.plugins != "never"
+
+
+def reads_pages_in_place(config: ModelConfig, backend: str) -> bool:
+    """Whether a language model's attention is to read pages where they are, in the layers whose plugin can.
+
+    Raises ConfigError where it must and the backend called so has no plugins.
+    """
+    return config.llm is not None and config.llm.kv == "paged" and uses_plugins(config, backend)
 
 
 def write_plugins(model: onnx.ModelProto, path: Path) -> tuple[tuple[str, ...], str]:
@@ -44,14 +53,14 @@ def write_plugins(model: onnx.ModelProto, path: Path) -> tuple[tuple[str, ...], 
     return tuple(ops), detail
 
 
-def register_plugins(backend: Backend, ops: Sequence[str], capabilities: Sequence[int]) -> None:
-    """Register plugins before a model with them is parsed.
+def register_plugins(backend: Backend, ops: Sequence[str], capabilities: Sequence[int]) -> ModuleType | None:
+    """Register plugins before a network with them is parsed or written; return their module, None if there are none.
 
     capabilities: SM numbers that the engine is for, those of the GPU here where none are named. Kernels are compiled
     for the oldest, which newer ones run too. Raises BackendError where there is neither, or one that is too old.
     """
     if not ops:
-        return
+        return None
     from trtkit.network.aot import COMPUTE_CAPABILITIES
     from trtkit.network.custom_op import find
     from trtkit.network.plugin import define
@@ -65,6 +74,7 @@ def register_plugins(backend: Backend, ops: Sequence[str], capabilities: Sequenc
     if min(present) < min(COMPUTE_CAPABILITIES):
         what = f"plugin kernels need SM{min(COMPUTE_CAPABILITIES)} or newer; the target is SM{min(present)}"
         raise BackendError(what, "custom_ops.plugins", "set it to `never`")
-    module = backend.plugin_module()
+    module: ModuleType = backend.plugin_module()
     for op in ops:
         define(module, find(op), min(present))
+    return module

@@ -16,7 +16,7 @@ from trtkit.network.blocks.streams import from_streams, to_streams
 from trtkit.network.blocks.weights import Weights
 from trtkit.network.host_array import COMPUTE_TYPES
 from trtkit.network.input_spec import BATCH, NEW_TOKENS, Axis, InputSpec
-from trtkit.network.layer_inputs import LayerInputs, scheduled_inputs
+from trtkit.network.layer_inputs import LayerInputs
 from trtkit.network.ops.activation import tanh
 from trtkit.network.ops.arithmetic import cast
 from trtkit.network.ops.collective import all_gather_last
@@ -24,6 +24,7 @@ from trtkit.network.ops.gather import embedding, embedding_of_share, token_at
 from trtkit.network.ops.linear import linear
 from trtkit.network.ops.shape import take
 from trtkit.network.rope_tables import sinusoid_table
+from trtkit.network.scheduled_inputs import scheduled_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from trtkit.network.decoder_options import DecoderOptions
     from trtkit.network.graph import Graph, Tensor
     from trtkit.network.host_array import Array
-    from trtkit.network.layer_inputs import Scheduled
+    from trtkit.network.scheduled_inputs import Scheduled
 
 
 EMBEDS = "inputs_embeds"

@@ -28,7 +28,10 @@ class DecoderOptions:
     has_native_lengths: pass `kv_lengths` to the attention layer, besides masking by them, so that it may skip the rest.
     has_kv_window: let attention read as many cached tokens as the input `key_positions` [T'] has, and not all T.
     page_tokens: tokens of a page, if caches are paged: `past_*` [P, K, page_tokens, H] are then pools of pages, which
-        are read-only; `page_table` [B, n] names each slot's in order, and `key_positions` has n * page_tokens.
+        are read-only; `page_table` [B, n] names each slot's in order, and `key_positions`, if a layer gathers them, has
+        n * page_tokens.
+    has_pages_in_place: let attention read pages where they are, by the custom op PagedAttention, in layers that its
+        plugin can compute; see `paged_layers`. The others gather copies.
     has_visible_lengths: the input `visible_lengths` [B, S] says how many cached tokens each new token sees, which may
         be later ones too: of an image, those of all of it.
     has_chosen_experts: let mixtures read the matrices of chosen experts only, if a step has fewer choices than experts.
@@ -49,6 +52,7 @@ class DecoderOptions:
     has_native_lengths: bool = False
     has_kv_window: bool = False
     page_tokens: int | None = None
+    has_pages_in_place: bool = False
     has_visible_lengths: bool = False
     has_chosen_experts: bool = False
     kv_cache: KvQuantization | None = None

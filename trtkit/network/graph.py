@@ -93,6 +93,7 @@ class Graph:
     constants: bytes of weights by layer name, for types that cannot be read back from TensorRT: bf16 and narrower.
     quantized: how quantized matrices of linear layers were written, by the layer's dotted path.
     inputs: facts about inputs that were added from a spec.
+    plugins: the module `tensorrt.plugin` with the plugins that custom ops become; None if they are lowered.
     """
 
     def __init__(self, backend: Backend, network: Any = None, builder: Any = None, severity: str | None = None) -> None:
@@ -103,6 +104,7 @@ class Graph:
         self.constants: dict[str, Array] = {}
         self.quantized: dict[str, LayerForm] = {}
         self.inputs: list[InputSpec] = []
+        self.plugins: Any = None
         self._errors = error_recorder(backend)
         self.network.error_recorder = self._errors
         self._held: list[HostArray] = []

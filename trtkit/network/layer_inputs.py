@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.dtypes import DTYPES, FP32, INT32, DType
+from trtkit.dtypes import DTYPES, FP32, INT32
 from trtkit.models.attention import AttentionSpec
 from trtkit.network.blocks.attention import Encoded
 from trtkit.network.blocks.cache import Past
 from trtkit.network.blocks.mixer import Attending
 from trtkit.network.blocks.positions import Positions
 from trtkit.network.blocks.states import States
-from trtkit.network.input_spec import BATCH, ENCODED, ENCODED_MASK, NEW_TOKENS, Axis, InputSpec
+from trtkit.network.input_spec import BATCH, ENCODED, ENCODED_MASK, Axis, InputSpec
 from trtkit.network.ops.arithmetic import cast, select
 from trtkit.network.ops.chunk import Chunk
 from trtkit.network.ops.gather import embedding, pick
@@ -29,7 +28,9 @@ from trtkit.network.ops.mask import (
     lowest,
     relative_mask,
 )
+from trtkit.network.ops.paged_attention import PageRows, Pages
 from trtkit.network.ops.shape import unsqueeze
+from trtkit.network.paged_layers import limits_of
 from trtkit.network.rope_tables import distance_buckets, query_growth_table, rope_tables, section_axes
 
 if TYPE_CHECKING:
@@ -38,59 +39,14 @@ if TYPE_CHECKING:
     from trtkit.models.attention import CrossSpec, QueryGrowth, RelativeSpec, RopeSpec
     from trtkit.models.recurrent import StateSpec
     from trtkit.models.share import Share
-    from trtkit.models.spec import DecoderSpec, LayerSpec
+    from trtkit.models.spec import LayerSpec
     from trtkit.network.blocks.mixer import Memory
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.decoder_options import DecoderOptions
-    from trtkit.network.graph import Graph, Tensor
+    from trtkit.network.graph import Tensor
+    from trtkit.network.scheduled_inputs import Scheduled
 
     _MaskKind = tuple[int | None, int | None, tuple[int, Share, float] | None, RelativeSpec | None]
-
-
-@dataclass(frozen=True, eq=False)
-class Scheduled:
-    """The inputs that say where tokens stand, of which a network has those that it reads.
-
-    position_ids, kv_lengths: where a layer attends; position_ids also where positions are added to embeddings.
-    rope_position_ids: where the model has M-RoPE. key_positions: where attention reads a part of the caches.
-    page_table: where caches are pools of pages.
-    token_counts: where the model has recurrent states. visible_lengths: where tokens of an image see each other.
-    """
-
-    write_indices: Tensor
-    position_ids: Tensor | None = None
-    kv_lengths: Tensor | None = None
-    rope_position_ids: Tensor | None = None
-    key_positions: Tensor | None = None
-    page_table: Tensor | None = None
-    token_counts: Tensor | None = None
-    visible_lengths: Tensor | None = None
-
-
-def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -> Scheduled:
-    """Add the inputs that say where tokens stand."""
-    ids = options.ids_dtype
-    has_sections = options.has_rope_positions and any(
-        each.rope is not None and each.rope.sections for each in spec.attentions
-    )
-
-    def scheduled(name: str, dtype: DType, *axes: Axis) -> Tensor:
-        return graph.take(InputSpec(name, dtype.name, axes, "scheduler"))
-
-    attends = bool(spec.attentions)
-    has_window = options.has_kv_window or options.page_tokens is not None
-    has_positions = attends or (spec.is_first_stage and spec.embedding.positions is not None)
-    position_ids = scheduled("position_ids", ids, BATCH, NEW_TOKENS) if has_positions else None
-    return Scheduled(
-        scheduled("write_indices", INT32, BATCH),
-        position_ids,
-        scheduled("kv_lengths", INT32, BATCH) if attends else None,
-        scheduled("rope_position_ids", ids, Axis("rope_sections", 3), BATCH, NEW_TOKENS) if has_sections else None,
-        scheduled("key_positions", INT32, Axis("kv_window")) if has_window and attends else None,
-        scheduled("page_table", INT32, BATCH, Axis("row_pages")) if options.page_tokens and attends else None,
-        scheduled("token_counts", INT32, BATCH) if spec.states else None,
-        scheduled("visible_lengths", INT32, BATCH, NEW_TOKENS) if options.has_visible_lengths and attends else None,
-    )
 
 
 class LayerInputs:
@@ -104,6 +60,8 @@ class LayerInputs:
         self._has_begun: Tensor | None = None
         self._chunks: dict[int, Chunk] = {}
         self._page_tables: dict[int, Tensor] = {}
+        self._page_rows: PageRows | None = None
+        self._pools: dict[int, Mapping[str, Tensor]] = {}
         self._read: dict[int, Mapping[str, Tensor]] = {}
         self._tables: list[tuple[RopeSpec, tuple[Tensor, Tensor]]] = []
         self._growths: dict[QueryGrowth, Tensor] = {}
@@ -114,7 +72,8 @@ class LayerInputs:
             if isinstance(layer.mixer, AttentionSpec):
                 encoded = None if layer.cross is None else self._encoded(index, layer.cross)
                 states = self._states(index, layer)
-                return Attending(self._positions(layer.mixer), self._past(index, layer.mixer), encoded, states)
+                positions = self._positions(layer.mixer, has_mask=index not in self._inputs.in_place)
+                return Attending(positions, self._past(index, layer.mixer), encoded, states)
             return self._states(index, layer)
 
     def _states(self, index: int, layer: LayerSpec) -> States | None:
@@ -147,12 +106,13 @@ class LayerInputs:
         assert self._inputs.position_ids is not None
         return self._inputs.position_ids
 
-    def _positions(self, attention: AttentionSpec) -> Positions:
+    def _positions(self, attention: AttentionSpec, *, has_mask: bool) -> Positions:
         tables = None if attention.rope is None else self._rope(attention.rope)
         growth = None if attention.query_growth is None else self._growth(attention.query_growth)
         lengths = self._inputs.kv_lengths if self._options.has_native_lengths else None
         is_by_token = bool(attention.rope and attention.rope.sections and self._inputs.rope_position_ids is not None)
-        return Positions(self._position_ids, self._mask(attention), tables, lengths, growth, is_by_token)
+        mask = self._mask(attention) if has_mask else None
+        return Positions(self._inputs.position_ids, mask, tables, lengths, growth, is_by_token)
 
     def _past(self, index: int, attention: AttentionSpec) -> Past:
         """Add the inputs for one layer's cache."""
@@ -172,10 +132,25 @@ class LayerInputs:
         }
         shared = None if attention.cache_of is None else self._read[attention.cache_of]
         inputs = self._inputs
-        tables = self._tables_of(attention.num_key_value_heads) if caches else None
-        past = Past(caches, inputs.write_indices, shared, scales, inputs.key_positions, tables)
+        is_in_place = index in inputs.in_place
+        tables = self._tables_of(attention.num_key_value_heads) if caches and not is_in_place else None
+        self._pools[index] = caches if attention.cache_of is None else self._pools[attention.cache_of]
+        pages = self._pages(index, attention) if is_in_place else None
+        past = Past(caches, inputs.write_indices, shared, scales, inputs.key_positions, tables, pages)
         self._read[index] = past.read  # filled when the layer is written, before layers that read it too
         return past
+
+    def _pages(self, index: int, attention: AttentionSpec) -> Pages:
+        """Return what a layer reads where it is; which tokens sequences have is one for all layers."""
+        inputs = self._inputs
+        assert inputs.page_table is not None
+        assert inputs.kv_lengths is not None
+        if self._page_rows is None:
+            with self._graph.scope("page_rows"):
+                counts = inputs.kv_lengths - inputs.write_indices
+                self._page_rows = PageRows(inputs.page_table, inputs.write_indices, counts)
+        pools = self._pools[index]
+        return Pages(self._page_rows, pools["key"], pools["value"], *limits_of(attention, self._options))
 
     def _tables_of(self, heads: int) -> Tensor | None:
         """Return the pages of each sequence's heads, shared by all layers of as many; None if caches are linear."""

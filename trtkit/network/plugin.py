@@ -85,6 +85,16 @@ def attributes_of(op: CustomOp, values: Mapping[str, Any]) -> Any:
     )
 
 
+def attributes_for(op: CustomOp, attributes: object) -> dict[str, object]:
+    """Return the op's attributes as TensorRT takes them: every one, lists as arrays."""
+    return {
+        name: np.array(value, np.int32 if type_.__args__[1].__args__[0] is np.int32 else np.float32)
+        if isinstance(value := getattr(attributes, name), tuple)
+        else type_(value)
+        for name, type_ in attribute_types(op).items()
+    }
+
+
 def compute_capability(present: int) -> int:
     """Return the newest one that kernels are compiled for and a GPU can run."""
     return max(known for known in COMPUTE_CAPABILITIES if known <= present)
@@ -127,10 +137,13 @@ def type_of(types: str, data: DType) -> DType:
 def define(trtp: Any, op: CustomOp, capability: int) -> str:
     """Register the op's plugin with `trtp`, the module `tensorrt.plugin`; return its id, `trtkit::Op`.
 
-    capability: of the GPU that the engine is for, as 10 * major + minor.
+    capability: of the GPU that the engine is for, as 10 * major + minor. A process registers an op once: later calls
+    do nothing.
     """
     plugin: Plugin = op.part("plugin").PLUGIN
     name = f"{DOMAIN}::{op.name}"
+    if hasattr(getattr(trtp.op, DOMAIN, None), op.name):
+        return name
     tensors = [(tensor, trtp.TensorDesc) for tensor in plugin.inputs]
     attributes = list(attribute_types(op).items())
     count = len(plugin.inputs)

@@ -46,6 +46,8 @@ _ALL = (
          {"model": "smollm2-135m"}),
     Step("streaming", "What do budgets for weights save and cost? Do models that sleep free their memory?",
          "streaming:ask", 90),
+    Step("pages", "Do pages change no token, copied and read by the plugin? How fast is a step?",
+         "pages:ask", 150),
     _vision("detr-r50", 120, has_batches=False),
     Step("collective", "Do collectives of one rank run? Rule 19.", "collective:ask", 25),
     _vision("mobilenet-v2", 60),

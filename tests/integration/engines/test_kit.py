@@ -42,7 +42,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kit")
 
 
-LONG = {"detector-rt-detr-v2", "detector-detr3d"}  # a quarter of a minute each, in torch.export
+LONG = {"detector-rt-detr-v2", "detector-detr3d", "pages"}  # in torch.export; two engines more
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from trtkit.network.ops.activation import sigmoid, softplus
 from trtkit.network.ops.arithmetic import cast, clip
 from trtkit.network.ops.attention import attention, attention_from_primitives, scale_query
 from trtkit.network.ops.norm import layer_norm
+from trtkit.network.ops.paged_attention import paged_attention
 from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, take, transpose
 
 if TYPE_CHECKING:
@@ -57,8 +58,7 @@ def attention_block(
             new = {"key": k, "value": v}
         present = remember(past, new)
         q = scale_query(q, spec.scale, positions.query_growth)
-        keys, *others = past.read.values()
-        attended = _attend(weights, (q, keys, others[0] if others else keys), positions, spec)
+        attended = _attend(weights, q, (positions, past), spec)
         attended = attended if values is None else expand_values(attended, values)
         attended = attended if spec.value_dim is None else take(attended, -1, 0, spec.value_dim)
         attended = attended if spec.gate is None else attended * _own_gates(weights, x, spec, spec.gate)
@@ -156,8 +156,14 @@ def _norm_heads(weights: Weights, name: str, x: Tensor, spec: AttentionSpec) -> 
         return transpose(layer_norm(by_token, rows, None, spec.norm.eps), (0, 2, 1, 3))
 
 
-def _attend(weights: Weights, qkv: tuple[Tensor, Tensor, Tensor], positions: Positions, spec: AttentionSpec) -> Tensor:
+def _attend(weights: Weights, q: Tensor, read: tuple[Positions, Past], spec: AttentionSpec) -> Tensor:
     """Return softmax(q k^T) v [B, N, S, H], on the native layer where that can do all that is asked."""
+    positions, past = read
+    keys, *others = past.read.values()
+    qkv = q, keys, others[0] if others else keys
+    if past.pages is not None:
+        return paged_attention(q, qkv[1:], past.pages)
+    assert positions.mask is not None
     if spec.softcap is None and not spec.has_sinks:
         return attention(qkv, positions.mask, positions.kv_lengths)
     sinks = weights.get("sinks") if spec.has_sinks else None

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trtkit.network.graph import Tensor
+    from trtkit.network.ops.paged_attention import Pages
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +23,8 @@ class Past:
     scales: of the caches, if they have 8 bits.
     window: [T'], positions of the cached tokens that attention reads, from 0 on; None if it reads all T.
     tables: [B, K, n], the pages of each sequence, if the caches are pools [P, K, page_tokens, H]; see `head_tables`.
-    read: filled by `remember` with what attention reads, for layers that share it.
+    pages: what attention reads where it is, its own caches or those it shares; None if it reads copies of pages.
+    read: filled by `remember` with what attention reads, for layers that share it; next to `pages`, only what is new.
     """
 
     caches: Mapping[str, Tensor]
@@ -31,6 +33,7 @@ class Past:
     scales: Mapping[str, float] | None = None
     window: Tensor | None = None
     tables: Tensor | None = None
+    pages: Pages | None = None
     read: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -47,6 +50,8 @@ def remember(past: Past, new: Mapping[str, Tensor]) -> Past:
 def _read_and_kept(past: Past, name: str, new: Tensor) -> tuple[Tensor, Tensor]:
     """Return what attention reads of a cache, and what the cache gets."""
     cache, window = past.caches[name], past.window
+    if past.pages is not None:
+        return new, new
     if past.scales is not None:
         return append_quantized((cache, past.tables), new, past.scales[name], window)
     if past.tables is not None:

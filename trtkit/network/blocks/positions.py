@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """Positions of tokens. mask: as in `ops.attention`. kv_lengths: None if the attention layer does not use them.
+    """Positions of tokens. mask: as in `ops.attention`; None if pages are read where they are.
 
+    ids: None if nothing is looked up by them. kv_lengths: None if the attention layer does not use them.
     tables: cosines and sines of the layer's rotary embedding, by position or, where tokens of images turn otherwise
     (M-RoPE), by token (is_by_token); None if it has none.
     query_growth: [B, 1, S, 1] in fp32, factors of the queries; None if there are none.
     """
 
-    ids: Tensor
-    mask: Tensor
+    ids: Tensor | None
+    mask: Tensor | None
     tables: tuple[Tensor, Tensor] | None = None
     kv_lengths: Tensor | None = None
     query_growth: Tensor | None = None

@@ -41,6 +41,14 @@ def page_tokens_of(specs: Iterable[InputSpec]) -> int | None:
     return next((spec.size_of("page_tokens") for spec in specs if spec.axes and spec.axes[0].role == "pages"), None)
 
 
+def copies_pages(specs: Iterable[InputSpec]) -> bool:
+    """Whether a network's attention reads copies of pages: of all rows as many as the longest has.
+
+    Else it reads pages where they are, and of each row its own; see `DecoderOptions.has_pages_in_place`.
+    """
+    return any(axis.role == "kv_window" for spec in specs for axis in spec.axes)
+
+
 def bytes_of_page(specs: Iterable[InputSpec]) -> int:
     """Return how many bytes a page has in the pools of all layers."""
     pools = [spec for spec in specs if spec.axes and spec.axes[0].role == "pages"]

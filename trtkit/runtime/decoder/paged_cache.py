@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trtkit.network.input_spec import kv_window
-from trtkit.runtime.decoder.cache_size import AS_LINEAR, PoolSize, bytes_of_page, page_tokens_of
+from trtkit.runtime.decoder.cache_size import AS_LINEAR, PoolSize, bytes_of_page, copies_pages, page_tokens_of
 from trtkit.runtime.decoder.call import CallPages
 from trtkit.runtime.decoder.host_blocks import LocalBlocks
 from trtkit.runtime.decoder.kv_cache import KvCache, codes
@@ -49,6 +49,7 @@ class PagedCache(KvCache):
         specs, (slots, length) = list(specs), sizes
         self._page_size = page_tokens_of(specs) or 1
         self._page_count = 1 + slots * -(-length // self._page_size) if pool.pages is None else pool.pages
+        self._copies_pages = copies_pages(specs)
         self._call_tokens = pool.weight_bytes * self._page_size // (_READS * bytes_of_page(specs))
         tables = PageTables(slots + 1, self._page_count, self._page_size, length)  # a row for nobody's prefix
         super().__init__(specs, (slots, min(length, (self._page_count - 1) * self._page_size)), dtype_of, stream)
@@ -84,7 +85,9 @@ class PagedCache(KvCache):
         copies = self.pages.reserve(np.arange(call.rows.start, call.rows.stop), call.starts, stops)
         window = kv_window(max(1, int(stops[call.counts > 0].max(initial=0))), self.max_length)
         table = self.table[call.rows, : -(-window // self._page_size)].copy()
-        groups = None if self.has_slot_memory else like_lengths(np.where(call.counts > 0, stops, 0), self._call_tokens)
+        groups = None
+        if self._copies_pages and not self.has_slot_memory:
+            groups = like_lengths(np.where(call.counts > 0, stops, 0), self._call_tokens)
         return replace(call, pages=CallPages(table, self._page_size, copies, groups))
 
     def make_room(self, slot: int, tokens: int) -> None:

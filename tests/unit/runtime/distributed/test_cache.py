@@ -27,13 +27,14 @@ POOL = InputSpec(
     (Axis("pages"), Axis("key_value_heads", 1), Axis("page_tokens", 16), Axis("head_dim", 2)),
     "cache",
 )
+COPIED = InputSpec("key_positions", "int32", (Axis("kv_window"),), "scheduler")
 KEYS = CacheArray("past_key_0", "float32", 1, 2)
 STATE = CacheArray("past_state_1", "float32", 1, 2, is_state=True)
 
 
 def group(arrays: tuple[CacheArray, ...], channel: Any = None, run: Any = None) -> GroupCache:
     """Return the caches of two pipeline stages. arrays: of the second."""
-    own = PagedCache([POOL], (2, 512), lambda _: torch.float32)
+    own = PagedCache([POOL, COPIED], (2, 512), lambda _: torch.float32)
     return GroupCache(own, [(KEYS,), arrays], channel, run)
 
 

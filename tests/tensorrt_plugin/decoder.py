@@ -1,0 +1,75 @@
+"""Write decoders with the plugin of PagedAttention, as for a TensorRT that has plugins; print what was added.
+
+All other layers are TensorRT-RTX's. Plugins are created by TensorRT's own Python code, and queries stand for what they
+compute. `python -m tests.tensorrt_plugin.decoder FOLDER`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.decoders import rtx
+from tests.engine_decoders import config_of
+from tests.generation import case_of
+from tests.tensorrt_plugin.bindings import load
+from trtkit.config.schema import CustomOpOptions
+from trtkit.engine.decoders import open_decoder
+from trtkit.engine.pages_in_place import use_plugin
+from trtkit.network.graph import Graph
+from trtkit.resolve import resolve
+
+FAMILIES = ("llama", "gemma2", "gemma3n_text")
+
+
+class Network:
+    """A network of TensorRT-RTX to which plugins are added as TensorRT adds them. added: the plugins, as data."""
+
+    def __init__(self, trt: Any, network: Any) -> None:
+        self._trt, self._network = trt, network
+        self.added: list[dict[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def add_plugin(self, create: Any, aot: bool) -> Any:
+        assert aot
+        inputs, shape_inputs, plugin = create(self._trt.QuickPluginCreationRequest.STRICT_AOT)
+        assert shape_inputs == []
+        types = [getattr(self._trt.DataType, tensor.dtype.name) for tensor in inputs]
+        outputs = plugin.get_output_data_types(types, [len(tensor.shape) for tensor in inputs])
+        self.added.append(
+            {
+                "inputs": [[tensor.name, tensor.dtype.name, list(tensor.shape)] for tensor in inputs],
+                "outputs": [kind.name for kind in outputs],
+                "attributes": plugin.attrs,
+            }
+        )
+        return self._network.add_identity(inputs[0])
+
+
+def written(trt: Any, model_type: str, folder: Path) -> dict[str, Any]:
+    """Write a family's decoder in fp16 as a build does; return its inputs and plugins, and what the build says."""
+    config = config_of(case_of(model_type), folder, "fp16", kv="paged")
+    config = config.model_copy(update={"custom_ops": CustomOpOptions(plugins="always")})
+    opened, graph = open_decoder(resolve(config)), Graph(replace(rtx(), name="tensorrt"))
+    network = graph.network = Network(trt, graph.network)
+    detail = use_plugin(graph, opened, (90,))
+    opened.write(graph, opened.weights())
+    names = [spec.name for spec in graph.inputs]
+    return {"model_type": model_type, "detail": detail, "inputs": names, "plugins": network.added}
+
+
+def main() -> None:
+    full_rtx, folder = rtx(), Path(sys.argv[1])  # its library before the others, which only look like TensorRT's
+    trt, _ = load(folder)
+    trt.ITensor = full_rtx.trt.ITensor
+    for model_type in FAMILIES:
+        print(json.dumps(written(trt, model_type, folder / model_type)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Custom ops in a network under construction: a plugin layer each, or the layers of their lowering."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.errors import NetworkError
+from trtkit.network.custom_op import DOMAIN
+from trtkit.network.foreign import Fact, Refusal
+from trtkit.network.lowering.trt_ops import TrtOps
+from trtkit.network.plugin import attributes_for
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.network.custom_op import CustomOp
+    from trtkit.network.graph import Graph, Tensor
+
+
+def add_op(graph: Graph, op: CustomOp, inputs: Sequence[Tensor | None], attributes: object) -> list[Tensor]:
+    """Add a custom op: a plugin layer if `graph.plugins` is set, else its lowering. Raises NetworkError.
+
+    inputs: None where an optional one is missing. A plugin takes all of its inputs.
+    """
+    try:
+        op.check([None if x is None else Fact(x.dtype, x.shape) for x in inputs], attributes)
+    except Refusal as refusal:
+        raise NetworkError(f"`{op.name}`: {refusal.what}", graph.path(), refusal.fix) from refusal
+    with graph.scope(op.name):
+        if graph.plugins is None:
+            return op.lower(TrtOps(graph), inputs, attributes, op.form(None))
+        return _plugin_layer(graph, op, [x for x in inputs if x is not None], attributes_for(op, attributes))
+
+
+def _plugin_layer(
+    graph: Graph, op: CustomOp, inputs: Sequence[Tensor], attributes: Mapping[str, object]
+) -> list[Tensor]:
+    """Add the plugin, its kernel compiled ahead of time. The op must be registered with `graph.plugins`."""
+    plugin = getattr(getattr(graph.plugins.op, DOMAIN), op.name)
+    call = plugin(*(x.trt for x in inputs), **attributes)
+    layer = graph.network.add_plugin(call, aot=True)
+    first = graph.add(layer, "plugin")
+    others = [layer.get_output(place) for place in range(1, len(op.outputs))]
+    for port, tensor in zip(op.outputs[1:], others, strict=True):
+        tensor.name = f"{first.name}/{port.name}"
+    return [first, *map(graph.tensor, others)]

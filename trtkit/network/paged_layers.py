@@ -1,0 +1,68 @@
+"""Which layers of a decoder can read pages where they are, by the plugin of the custom op PagedAttention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.dtypes import INT32
+from trtkit.models.attention import AttentionSpec
+from trtkit.network.custom_op import find
+from trtkit.network.foreign import Fact
+
+if TYPE_CHECKING:
+    from trtkit.models.spec import DecoderSpec
+    from trtkit.network.decoder_options import DecoderOptions
+
+
+def layers_in_place(spec: DecoderSpec, options: DecoderOptions) -> frozenset[int]:
+    """Return the numbers of the layers whose attention reads pages where they are."""
+    if not options.has_pages_in_place:
+        return frozenset()
+    return frozenset(index for index, obstacle in obstacles(spec, options).items() if not obstacle)
+
+
+def obstacles(spec: DecoderSpec, options: DecoderOptions) -> dict[int, str]:
+    """Return what keeps each layer with attention from reading pages where they are, by its number; "" if nothing.
+
+    Layers that share caches read them alike.
+    """
+    attentions = {index: layer.mixer for index, layer in spec.numbered_layers if isinstance(layer.mixer, AttentionSpec)}
+    own = {index: _obstacle(each, options) for index, each in attentions.items()}
+    of_cache: dict[int, str] = {}
+    for index, each in attentions.items():
+        owner = index if each.cache_of is None else each.cache_of
+        of_cache[owner] = of_cache.get(owner, "") or own[index]
+    return {index: of_cache[index if each.cache_of is None else each.cache_of] for index, each in attentions.items()}
+
+
+def limits_of(attention: AttentionSpec, options: DecoderOptions) -> tuple[int, float]:
+    """Return the op's `window` and `softcap`, 0 for none. A window of a whole slot is none."""
+    window = attention.sliding_window or 0
+    return window if window < options.max_sequence_length else 0, attention.softcap or 0.0
+
+
+def _obstacle(attention: AttentionSpec, options: DecoderOptions) -> str:
+    """Return the first thing that the op or its plugin does not do."""
+    features = {
+        "latent attention": attention.latent is not None,
+        "ALiBi": attention.has_alibi,
+        "relative position scores": attention.relative is not None,
+        "chunked attention": (attention.chunk or options.max_sequence_length) < options.max_sequence_length,
+        "images whose tokens see each other": options.has_visible_lengths,
+        "quantized caches": options.kv_cache is not None,
+        "sinks": attention.has_sinks,
+    }
+    return next((name for name, is_there in features.items() if is_there), "") or _refusal(attention, options)
+
+
+def _refusal(attention: AttentionSpec, options: DecoderOptions) -> str:
+    """Return why the plugin cannot take the layer's types or sizes."""
+    from trtkit.network.plugin import refusal
+
+    op, dtype = find("PagedAttention"), options.dtype
+    heads, shared, size = attention.num_attention_heads, attention.num_key_value_heads, attention.head_dim
+    pool, new = Fact(dtype, (-1, shared, options.page_tokens or 1, size)), Fact(dtype, (-1, shared, -1, size))
+    of_rows = (Fact(INT32, (-1, -1)), Fact(INT32, (-1,)), Fact(INT32, (-1,)))
+    facts = (Fact(dtype, (-1, heads, -1, size)), pool, pool, new, new, *of_rows)
+    window, softcap = limits_of(attention, options)
+    return refusal(op, facts, op.attributes(window=window, softcap=softcap))
