@@ -58,7 +58,7 @@ def decoder(form: str) -> ReferenceDecoder:
         for weight in model_weights(spec)
     }
     graph = Graph(backend)
-    build_decoder(graph, spec, arrays, DecoderOptions(FP32, LENGTH, has_chosen_experts=form == "chosen"))
+    build_decoder(graph, spec, arrays, DecoderOptions(FP32, LENGTH, experts="chosen" if form == "chosen" else "all"))
     return ReferenceDecoder(
         DecoderNetwork(backend, graph, spec.vocab_size, LENGTH, LENGTH // 2, has_all_logits=False), max(BATCHES)
     )

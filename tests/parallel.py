@@ -41,7 +41,7 @@ class Ranks:
             self.weights.append(weights)
             weights |= {path: array for (other, path), array in (changed or {}).items() if other == rank}
             graph = Graph(rtx())
-            options = DecoderOptions(dtype, T, has_all_logits=True, has_chosen_experts=True)
+            options = DecoderOptions(dtype, T, has_all_logits=True, experts="auto")
             build_decoder(graph, spec, weights, options)
             stage, number = divmod(rank, grid.stage_ranks)
             self.graphs.append(graph)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trtkit.dtypes import DType
 
-Format = Literal["int8", "int4", "fp8", "mxfp8", "fp4"]
+Format = Literal["int8", "int4", "fp8", "mxfp8", "fp4", "mxfp4"]
 CacheFormat = Literal["int8", "fp8"]
 """Formats of KV caches."""
 Block = Literal[32, 64, 128]
@@ -60,6 +60,9 @@ FORMATS: dict[Format, FormatRow] = {
     "int4": FormatRow("int4", 7.0, 0.4, "4 bits"),
     "mxfp8": FormatRow("fp8", 448.0, 0.15, "e4m3", block=32, scale_bits=8),
     "fp4": FormatRow("fp4", 6.0, 0.4, "e2m1", block=16, scale_bits=8),
+    "mxfp4": FormatRow(
+        "fp4", 6.0, 0.4, "e2m1", block=32, scale_bits=8
+    ),  # only as it is stored: TensorRT has no such type
 }
 
 

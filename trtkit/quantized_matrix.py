@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,8 @@ class QuantizedMatrix:
     """A matrix [out, in]: codes times scales, plus offsets.
 
     codes: int8 or fp8 [out, in]; four-bit types packed along `in` into bytes [out, in / 2], the lower half first.
-    scales: fp32 [], [out] or [out, blocks]; of mxfp8 (blocks of 32) powers of two, of fp4 (blocks of 16) fp8 values.
+    scales: fp32 [], [out] or [out, blocks]; of mxfp8 and mxfp4 (blocks of 32) powers of two, of fp4 (blocks of 16) fp8
+        values.
     outer_scale: what the scales are multiplied by; 1 unless fp4.
     offsets: [out, blocks], added to a block's products; None for symmetric types.
     input_factors: [in], what inputs are multiplied by first (AWQ, SmoothQuant); None where nothing is.
@@ -79,6 +81,11 @@ class QuantizedMatrix:
         return FORMATS[self.format].dtype
 
     @property
+    def has_type(self) -> bool:
+        """Whether TensorRT has a type for the matrix, which a network can hold and dequantize."""
+        return self.format != "mxfp4"
+
+    @property
     def block(self) -> int:
         """Columns that share a scale; 0 where a whole row or the matrix does."""
         return self.shape[1] // self.scales.shape[1] if self.scales.ndim == 2 else 0
@@ -115,6 +122,11 @@ class QuantizedMatrix:
         """Whether inputs are multiplied, put in order or quantized before the product."""
         return not (self.input_factors is None and self.inputs is None and self.columns is None)
 
+    def block_scales(self) -> Array:
+        """Return the scale of each block of a row in fp32 [out, blocks]: one block where a row has one scale."""
+        scales = np.asarray(self.scales, np.float32) * np.float32(self.outer_scale)
+        return scales if scales.ndim == 2 else np.broadcast_to(scales.reshape(-1, 1), (self.shape[0], 1))
+
     def rows(self, order: Array | slice) -> QuantizedMatrix:
         """Return the matrix with its rows in another order, or some of them."""
         scales = self.scales[order] if self.scales.ndim else self.scales
@@ -128,6 +140,8 @@ class QuantizedMatrix:
             what = "its columns are ordered by activation (act-order), so neighbouring inputs share scales with others"
             raise SourceError(what, fix="quantize without act-order, or do not split the layer")
         unit = self.block or (2 if self.dtype.bits == 4 else 1)
+        if not self.has_type and (finer := math.gcd(unit, start, stop)) < unit and finer > 1:
+            return replace(self, scales=np.repeat(self.scales, unit // finer, axis=1)).column_range(columns)
         if start % unit or stop % unit:
             what = f"inputs {start} to {stop - 1} of {size} split a block of {unit}"
             raise SourceError(what, fix="quantize with smaller blocks, or use fewer ranks")
@@ -150,7 +164,19 @@ class QuantizedMatrix:
         if self.dtype.bits == 8:
             return self.codes.astype(np.float32)
         halves = unpack(self.codes)
-        return FP4_VALUES[halves] if self.format == "fp4" else (halves ^ 8).astype(np.float32) - 8
+        return FP4_VALUES[halves] if self.dtype.is_float else (halves ^ 8).astype(np.float32) - 8
+
+
+def numbers_of_bytes(kind: Format) -> Array:
+    """Return the numbers that each byte of a format's codes stands for, in fp32 [256, codes in a byte]."""
+    every = np.arange(256, dtype=np.uint8)[:, None]
+    dtype = FORMATS[kind].dtype
+    if dtype.bits == 4:
+        return QuantizedMatrix(kind, every, np.ones((), np.float32)).products()
+    import ml_dtypes
+
+    codes = every.view(ml_dtypes.float8_e4m3fn if dtype.is_float else np.int8)
+    return QuantizedMatrix(kind, codes, np.ones((), np.float32)).products()
 
 
 def pack(halves: Array) -> Array:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.dtypes import DTYPES
 from trtkit.quantization_methods import FORMATS, CacheFormat, Format
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 
 Json = dict[str, Any]
+EXPERTS_PATH = ".moe.experts."
+"""What names of experts' layers have."""
+ExpertsRead = Literal["auto", "chosen", "all"]
+"""Experts of a mixture that a step reads: those chosen, always all, or what costs least by their form."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class LayerForm:
     """How one linear layer is quantized.
 
     block: columns that share a scale; 0 for a scale a row, None for one of the whole matrix. inputs: their format,
-    None where they stay; is_per_token: they are scaled while running.
+    None where they stay; is_per_token: they are scaled while running. is_packed: the network computes numbers out of
+    the codes of chosen experts, for which a GPU needs none of their types.
     """
 
     format: Format
@@ -30,6 +35,11 @@ class LayerForm:
     inputs: Format | None = None
     is_per_token: bool = False
     has_offsets: bool = False
+    is_packed: bool = False
+
+    def as_read(self, experts: ExpertsRead) -> LayerForm:
+        """Return the form of an expert's layer if a step reads `experts`; see `reads_chosen_codes`."""
+        return replace(self, is_packed=reads_chosen_codes(experts, self.format, changes_inputs=self.inputs is not None))
 
     @property
     def dtype(self) -> DType:
@@ -45,7 +55,7 @@ class LayerForm:
     def size_bytes(self, rows: int, size: int, dtype: DType) -> int:
         """Return the bytes of a matrix in a network of `dtype`, in which scales and offsets are kept."""
         scales = math.prod(self.scale_shape(rows, size))
-        each = DTYPES["fp8"] if FORMATS[self.format].block else dtype
+        each = DTYPES["fp8"] if FORMATS[self.format].block and not self.is_packed else dtype
         offsets = dtype.size_bytes(scales) if self.has_offsets else 0
         return self.dtype.size_bytes(rows * size) + each.size_bytes(scales) + offsets
 
@@ -53,20 +63,21 @@ class LayerForm:
         """Return a matrix of zeros in this form, its codes in `memory`, which is of bytes.
 
         Inputs that are scaled by block while running are written as fp8 by one scale: TensorRT-RTX 1.7.1 tells no
-        shapes behind such layers.
+        shapes behind such layers. Packed codes are written as integers.
         """
         import ml_dtypes
         import numpy as np
 
         from trtkit.quantized_matrix import QuantizedMatrix
 
+        kind: Format = ("int4" if self.dtype.bits == 4 else "int8") if self.is_packed else self.format
         codes = memory[: self.dtype.size_bytes(rows * size)].reshape(rows, -1)
         if self.dtype.bits == 8:
-            codes = codes.view(np.int8 if self.format == "int8" else ml_dtypes.float8_e4m3fn)
+            codes = codes.view(np.int8 if kind == "int8" else ml_dtypes.float8_e4m3fn)
         kinds = {"fp4": ml_dtypes.float8_e4m3fn, "mxfp8": ml_dtypes.float8_e8m0fnu}
-        scales = np.ones(self.scale_shape(rows, size), kinds.get(self.format, np.float32))
+        scales = np.ones(self.scale_shape(rows, size), kinds.get(kind, np.float32))
         offsets = np.zeros(scales.reshape(rows, -1).shape, np.float32) if self.has_offsets else None
-        return QuantizedMatrix(self.format, codes, scales, offsets=offsets, inputs=self._written_inputs())
+        return QuantizedMatrix(kind, codes, scales, offsets=offsets, inputs=self._written_inputs())
 
     def _written_inputs(self) -> QuantizedInputs | None:
         """Return how inputs are written; a scale of their own keeps those of fp4 apart from others."""
@@ -77,6 +88,15 @@ class LayerForm:
         if FORMATS[self.inputs].block:
             return QuantizedInputs("fp8", 2.0 if self.inputs == "fp4" else 1.0)
         return QuantizedInputs(self.inputs, is_per_token=self.is_per_token)
+
+
+def reads_chosen_codes(experts: ExpertsRead, kind: Format, *, changes_inputs: bool) -> bool:
+    """Whether a step copies the codes of chosen experts and computes their numbers, rather than read all experts.
+
+    `auto`: of formats that TensorRT lacks. It multiplies others in few bits as they are, and a copy in 16 bits costs
+    more than reading all experts if a step chooses many.
+    """
+    return not changes_inputs and (experts == "chosen" or (experts == "auto" and kind == "mxfp4"))
 
 
 def form_of(matrix: QuantizedMatrix) -> LayerForm:
@@ -94,10 +114,17 @@ class QuantizedModel:
     layers: dict[str, LayerForm]
     kv_cache: CacheFormat | None = None
 
+    def as_read(self, experts: ExpertsRead) -> QuantizedModel:
+        """Return what a network holds that reads `experts`: what TensorRT lacks a type for is packed or dequantized."""
+        layers = {name: form.as_read(experts) if EXPERTS_PATH in name else form for name, form in self.layers.items()}
+        held = {name: form for name, form in layers.items() if form.is_packed or form.format != "mxfp4"}
+        return replace(self, layers=held)
+
     @property
     def types(self) -> tuple[str, ...]:
         """Types that a GPU has to take."""
-        names = {form.dtype.name for form in self.layers.values()} | ({self.kv_cache} if self.kv_cache else set())
+        layers = (form for form in self.layers.values() if not form.is_packed)
+        names = {form.dtype.name for form in layers} | ({self.kv_cache} if self.kv_cache else set())
         return tuple(sorted(names))
 
     def to_json(self) -> Json:

@@ -89,7 +89,7 @@ def test_attention_reads_no_cached_tokens_beyond_its_window(case: Case) -> None:
 def test_a_step_reads_the_chosen_experts_and_gives_the_logits_of_transformers(case: Case) -> None:
     """Two slots of one token choose fewer than all experts, or all, by family; a prefill reads all."""
     model = model_of(case)
-    graph = graph_of(model, DecoderOptions(FP32, T, has_all_logits=True, has_chosen_experts=True))
+    graph = graph_of(model, DecoderOptions(FP32, T, has_all_logits=True, experts="auto"))
     runner, want = Runner(graph), model.logits(IDS)
     for rows, chunk in ((1, 1), (2, 1), (1, 3), (6, 8)):
         runner.reset(rows)
@@ -101,7 +101,7 @@ def test_a_step_reads_the_chosen_experts_and_gives_the_logits_of_transformers(ca
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
 def test_networks_that_read_chosen_experts_build(case: Case, dtype: DType) -> None:
     """All of them in fp16: engines/test_decoders."""
-    graph = graph_of(model_of(case), DecoderOptions(dtype, T, has_chosen_experts=True))
+    graph = graph_of(model_of(case), DecoderOptions(dtype, T, experts="auto"))
     assert builds(graph, has_decode=True)
 
 
@@ -109,7 +109,7 @@ def test_networks_that_read_chosen_experts_build(case: Case, dtype: DType) -> No
 def test_the_executor_reads_as_many_experts_as_are_chosen(rows: int, new: int) -> None:
     """Counted by what its layers give: matrices of 2 experts for each token, of all 5 at most."""
     case = next(case for case in MIXTURES if case.name == "qwen3_moe")
-    graph = graph_of(model_of(case), DecoderOptions(FP32, T, has_all_logits=True, has_chosen_experts=True))
+    graph = graph_of(model_of(case), DecoderOptions(FP32, T, has_all_logits=True, experts="auto"))
     runner = Runner(graph)
     runner.reset(rows)
     read = runner.read_bytes(IDS[:rows, :new], "moe/experts/(gate|up|down)/gather$")

@@ -49,8 +49,10 @@ class LlmOptions(StrictModel):
         None, description="Tokens per page with `kv: paged`; 16 if unset."
     )
     lora: LoraOptions | None = Field(None, description="LoRA adapters as inputs of the engine; none if unset.")
-    experts: Literal["chosen", "all"] = Field(
-        "chosen", description="Experts of a mixture that a step reads: those chosen if they are fewer, or always all."
+    experts: Literal["auto", "chosen", "all"] = Field(
+        "auto",
+        description="Experts of a mixture that a step reads: those chosen if they are fewer (with `auto`, all if "
+        "TensorRT multiplies their format as it is), or always all.",
     )
 
     @model_validator(mode="after")

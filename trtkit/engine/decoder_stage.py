@@ -29,6 +29,7 @@ from trtkit.models.parallel import grid_of
 from trtkit.models.registry import ARCHITECTURES
 from trtkit.network.graph import Graph
 from trtkit.resolve import resolve
+from trtkit.sources.quantized import mxfp4
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,11 +74,21 @@ def write_decoder(request: StageRequest, backend: Backend, context: Context) -> 
 def _describe_source(opened: OpenedDecoder, size: DecoderSize, steps: Steps) -> None:
     """Record what was read."""
     spec, source = opened.spec, opened.source
-    note = "".join(f"; {one}" for one in (source.note, head_note(spec, source)) if one)
+    notes = (source.note, head_note(spec, source), _experts_note(opened))
+    note = "".join(f"; {one}" for one in notes if one)
     parameters = f"{size.parameters / 1e6:.1f} M parameters"
     steps.add("source", f"{spec.model_type}, {len(spec.layers)} layers, {parameters}{note}")
     if rotary := rope_note(spec, llm_options(opened.config)):
         steps.add("rope", rotary)
+
+
+def _experts_note(opened: OpenedDecoder) -> str:
+    """Say what becomes of experts in a format that TensorRT lacks; empty if there are none."""
+    if opened.source.quantized_by != mxfp4.METHOD:
+        return ""
+    if llm_options(opened.config).experts == "all":
+        return "experts dequantized from MXFP4, exactly in bf16 and fp32"
+    return "experts kept in MXFP4"
 
 
 def _write_network(graph: Graph, request: StageRequest, opened: OpenedDecoder, steps: Steps) -> Graph:

@@ -197,7 +197,7 @@ def network_options(model: Model, logits: Literal["all", "last"] | None = None) 
         has_kv_window=options.kv_window == "used",
         page_tokens=options.page_size,
         has_visible_lengths=model.images is not None and model.images.has_whole_images,
-        has_chosen_experts=options.experts == "chosen",
+        experts=options.experts,
     )
 
 

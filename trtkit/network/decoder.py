@@ -71,8 +71,7 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     arrays: weights by path, as `trtkit.models.weights.find_weights` returns them. Raises NetworkError.
     """
     _check(spec, options)
-    chosen = options.has_chosen_experts
-    weights = Weights(graph, arrays, options.dtype, spec.is_in_out, has_chosen_experts=chosen)
+    weights = Weights(graph, arrays, options.dtype, spec.is_in_out, experts=options.experts)
     embedded = _embed(weights, spec, options)
     if options.adapted:
         weights = replace(weights, low_rank=LowRankInputs(graph, options.dtype, options.adapted))

@@ -10,6 +10,7 @@ from trtkit.dtypes import FP16, INT32
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
     from trtkit.quantized_matrix import KvQuantization
+    from trtkit.quantized_model import ExpertsRead
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class DecoderOptions:
         plugin can compute; see `paged_layers`. The others gather copies.
     has_visible_lengths: the input `visible_lengths` [B, S] says how many cached tokens each new token sees, which may
         be later ones too: of an image, those of all of it.
-    has_chosen_experts: let mixtures read the matrices of chosen experts only, if a step has fewer choices than experts.
+    experts: whose matrices mixtures read: with `chosen`, if a step has fewer choices than experts, those chosen.
     kv_cache: 8-bit caches, with each layer's scales. They are read-only.
     adapted: paths of linear layers that add what adapters give, whose matrices are inputs.
 
@@ -54,7 +55,7 @@ class DecoderOptions:
     page_tokens: int | None = None
     has_pages_in_place: bool = False
     has_visible_lengths: bool = False
-    has_chosen_experts: bool = False
+    experts: ExpertsRead = "all"
     kv_cache: KvQuantization | None = None
     adapted: frozenset[str] = frozenset()
 

@@ -28,7 +28,7 @@ from trtkit.planning.multilinear import fit, sample_points
 from trtkit.planning.quantized_record import as_quantized, read_bytes
 from trtkit.planning.traffic import network_cost
 from trtkit.quantization.llm.choice import linear_layers
-from trtkit.quantized_model import QuantizedModel
+from trtkit.quantized_model import EXPERTS_PATH, QuantizedModel
 from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def count_decoder(request: CountRequest, context: Context) -> Counts:
     options, first = network_options(resolve(request.config)), _first_length(spec, request.length)
     lora = llm_options(request.config).lora
     adapted, ranks = (frozenset[str](), 0) if lora is None else (adapted_layers(spec, lora), lora.max_rank_sum)
-    plain = replace(options, has_chosen_experts=False, adapted=adapted)  # whose counts are multilinear
+    plain = replace(options, experts="all", adapted=adapted)  # whose counts are multilinear
     most = spec.most_new_tokens
     points = sample_points((1, 1, first), _STEP, 1 if most is None else most - 1)
     check = (3, 5 if most is None else most, first + _STEP)
@@ -127,15 +127,19 @@ def _mixture(spec: DecoderSpec, options: DecoderOptions, quantized: QuantizedMod
     """Return the mixture of which a step reads the chosen experts only; None if it reads all, or layers differ."""
     moes = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, MoeSpec)]
     sizes = {(moe.num_experts, moe.routing.top_k) for moe in moes}
-    is_quantized = any(".experts." in name for name in quantized.layers)
-    if not options.has_chosen_experts or is_quantized or len(sizes) != 1 or not all(moe.reads_chosen for moe in moes):
+    forms = [form for name, form in quantized.layers.items() if EXPERTS_PATH in name]
+    is_chosen = all(form.is_packed for form in forms) if forms else options.experts != "all"
+    if not is_chosen or len(sizes) != 1 or not all(moe.reads_chosen for moe in moes):
         return None
     experts, top_k = sizes.pop()
     widest = max(
         (3 if moe.expert.is_gated else 2) * moe.expert.intermediate_size * moe.expert_inputs(spec.hidden_size)
         for moe in moes
     )
-    return Mixture(experts, top_k, options.dtype.size_bytes(experts * widest))
+    layers = [layer for layer in linear_layers(spec) if EXPERTS_PATH in layer.name and layer.name in quantized.layers]
+    stored = sum(quantized.layers[each.name].size_bytes(each.rows, each.size, options.dtype) for each in layers)
+    wide = sum(options.dtype.size_bytes(each.rows * each.size) for each in layers)
+    return Mixture(experts, top_k, options.dtype.size_bytes(experts * widest), wide / stored if stored else 1.0)
 
 
 def _first_length(spec: DecoderSpec, length: int) -> int:

@@ -23,14 +23,16 @@ EXPERTS = "experts"
 
 @dataclass(frozen=True)
 class Mixture:
-    """Experts of which a step reads the chosen ones only. copied_bytes: of all experts of the largest layer.
+    """Experts of which a step reads the chosen ones only.
 
+    copied_bytes: of copies of all experts of the largest layer. growth: bytes of a copy for each byte that is stored.
     Groups and bytes of `Counts` are those of a step that reads all experts.
     """
 
     num_experts: int
     top_k: int
     copied_bytes: int
+    growth: float = 1.0
 
     def share(self, point: Point) -> Fraction:
         """Return which share of the experts a step at (B, S, T) reads: one for each choice, all at most."""
@@ -52,11 +54,11 @@ class Group:
     weight_bytes: int
     has_experts: bool = False
 
-    def of_chosen(self, share: Fraction) -> Group:
-        """Return the work of a share of the experts, whose weights are read and written once more than those of all."""
+    def of_chosen(self, share: Fraction, growth: float) -> Group:
+        """Return the work of a share of the experts, whose weights are copied too. growth: see `Mixture`."""
         products = {name: poly.scaled(share) for name, poly in self.products.items()}
         weight_bytes = round(self.weight_bytes * share)
-        copied = Multilinear((2 * weight_bytes, *(0,) * 7))
+        copied = Multilinear((2 * round(weight_bytes * growth), *(0,) * 7))
         flops, moved = self.flops.scaled(share), self.bytes.scaled(share) + copied
         return replace(self, flops=flops, products=products, bytes=moved, weight_bytes=weight_bytes)
 
@@ -83,7 +85,9 @@ class Counts:
         experts = sum(group.weight_bytes for group in self.groups if group.has_experts)
         first, *rest = self.fused_bytes.coefficients
         fused = Multilinear((first - experts + round(experts * share), *rest))
-        groups = tuple(group.of_chosen(share) if group.has_experts else group for group in self.groups)
+        groups = tuple(
+            group.of_chosen(share, self.mixture.growth) if group.has_experts else group for group in self.groups
+        )
         return replace(self, groups=groups, fused_bytes=fused, mixture=None)
 
     @property

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.errors import PlanError
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantization_methods import FORMATS, largest_block
-from trtkit.quantized_model import LayerForm, QuantizedModel
+from trtkit.quantized_model import EXPERTS_PATH, LayerForm, QuantizedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -129,6 +129,12 @@ def _fp8(section: Json, _where: str) -> Callable[[Layer], LayerForm | None]:
     return lambda layer: None if layer.module == _HEAD else form
 
 
+def _mxfp4(_section: Mapping[str, object], _where: str) -> Callable[[Layer], LayerForm | None]:
+    """Return the forms of gpt-oss: experts alone."""
+    form = LayerForm("mxfp4", FORMATS["mxfp4"].block)
+    return lambda layer: form if EXPERTS_PATH in layer.name else None
+
+
 def _bitnet(section: Mapping[str, object], _where: str) -> Callable[[Layer], LayerForm | None]:
     """Return the forms of ternary layers, which stay in int4, or in int8 if no block divides their columns."""
 
@@ -195,4 +201,5 @@ _FORMS: dict[str, Callable[[Json, str], Callable[[Layer], LayerForm | None]]] = 
     "compressed-tensors": _compressed,
     "fp8": _fp8,
     "bitnet": _bitnet,
+    "mxfp4": _mxfp4,
 }

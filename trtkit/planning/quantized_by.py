@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import BACKENDS
 from trtkit.config.targets import load_target
-from trtkit.engine.decoders import makes_checkpoint, open_config_source
+from trtkit.engine.decoders import llm_options, makes_checkpoint, open_config_source
 from trtkit.models.weights import find_weights
 from trtkit.network.targets import check_named_types
 from trtkit.planning.quantization_config import by_config
@@ -15,7 +15,6 @@ from trtkit.quantization.llm.choice import choose
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.quantized_model import LayerForm, QuantizedModel, form_of
 from trtkit.sources.decoder_source import open_hf_folder
-from trtkit.sources.quantized import mxfp4
 from trtkit.sources.quantized.read import declared
 from trtkit.sources.safetensors_folder import read_json
 
@@ -36,6 +35,8 @@ def quantized_of(planned: PlannedModel, spec: DecoderSpec) -> QuantizedModel | N
     if planned.bundle is not None:
         return planned.bundle.network_record().quantization
     quantized = _of_config(planned, spec)
+    if quantized is not None:
+        quantized = quantized.as_read(llm_options(planned.config).experts)
     target = load_target(planned.config.target)
     if quantized is not None and target.compute_capabilities:
         features = BACKENDS[planned.backend].features
@@ -51,7 +52,7 @@ def _of_config(planned: PlannedModel, spec: DecoderSpec) -> QuantizedModel | Non
     if config.source.hf is None:
         return by_source(spec, open_config_source(config))
     section = declared(file.parent, read_json(file)) if file.is_file() else None
-    if section is None or section.get("quant_method") == mxfp4.METHOD:  # which is dequantized
+    if section is None:
         return None
     if str(section.get("quant_algo")) == "MIXED_PRECISION" and list(file.parent.glob("*.safetensors")):
         return by_source(spec, open_hf_folder(file.parent))  # trtkit's own does not name its layers in int4

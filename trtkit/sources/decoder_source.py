@@ -15,6 +15,7 @@ from trtkit.sources.gguf.tokenizer import gguf_tokenizer
 from trtkit.sources.gguf.weights import hf_weights
 from trtkit.sources.huggingface.stacked_experts import unstack_experts
 from trtkit.sources.huggingface.wrapped_config import unwrap
+from trtkit.sources.quantized import mxfp4
 from trtkit.sources.quantized.layers import check_rest
 from trtkit.sources.quantized.read import read_quantized
 from trtkit.sources.quantized.trtllm import cache_scales, quantized_rank
@@ -85,9 +86,9 @@ def open_hf_folder(folder: Path) -> DecoderSource:
     config.pop("quantization_config", None)
     tokenizer = folder_tokenizer(folder)
     files = (path, *weight_files, *tokenizer.files)
-    is_plain = not quantized.method and quantized.kv_cache is None and has_usual_names(folder)
+    is_plain = quantized.method in ("", mxfp4.METHOD) and quantized.kv_cache is None and has_usual_names(folder)
     opened = DecoderSource(config, Checkpoint(arrays), files, str(path), tokenizer, folder=folder if is_plain else None)
-    return replace(opened, quantized_by=quantized.method, kv_cache=quantized.kv_cache, note=quantized.note)
+    return replace(opened, quantized_by=quantized.method, kv_cache=quantized.kv_cache)
 
 
 @reader

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.decoder_cases import case
 from tests.decoders import T, model_of, rtx
 from tests.unit.planning.planned import counted
 from trtkit.dtypes import FP16
+from trtkit.models.weights import find_weights
+from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.describe import describe
+from trtkit.network.graph import Graph
 from trtkit.planning.count_decoder import _network, group_of
 from trtkit.planning.roofline import compute_bound_batch, floor
 from trtkit.planning.traffic import network_cost
-from trtkit.quantized_model import LayerForm, QuantizedModel
+from trtkit.quantization.llm.choice import linear_layers
+from trtkit.quantized_matrix import QuantizedMatrix
+from trtkit.quantized_model import EXPERTS_PATH, LayerForm, QuantizedModel
 
 EXPERTS, TOP_K = 24, 3
 MIXTURE = case("mixture", "qwen3_moe", num_experts=EXPERTS, num_experts_per_tok=TOP_K, moe_intermediate_size=40)
@@ -25,7 +32,7 @@ FEW, ALL = [(1, 1), (3, 1), (2, 2)], [(8, 1), (9, 2), (1, 30)]
 @pytest.mark.parametrize(("batch", "new"), [*FEW, *ALL])
 def test_a_step_costs_what_the_network_that_is_built_does(batch: int, new: int) -> None:
     model, point = model_of(MIXTURE), (batch, new, T)
-    graph = _network(rtx(), model.spec, DecoderOptions(FP16, T, has_chosen_experts=True), QuantizedModel({}))
+    graph = _network(rtx(), model.spec, DecoderOptions(FP16, T, experts="auto"), QuantizedModel({}))
     shapes = {spec.name: spec.shape_at({"batch": batch, "new_tokens": new}) for spec in graph.inputs}
     cost = network_cost(describe(rtx(), graph.network, shapes), group_of)
     step = counted(model.config).of_step(point)
@@ -60,6 +67,31 @@ def test_quantized_experts_are_all_read(quantized: bool) -> None:
     name = "layers.0.moe.experts.0.gate" if quantized else "layers.0.attention.q"
     form = QuantizedModel({name: LayerForm("int8", 0)})
     assert (counted(model_of(MIXTURE).config, quantized=form).mixture is None) == quantized
+
+
+@pytest.mark.parametrize(("batch", "new"), [*FEW, *ALL])
+def test_a_step_reads_codes_as_the_network_that_is_built_does(batch: int, new: int) -> None:
+    """What the plan takes from matrices in int4, the network reads as words."""
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": EXPERTS, "num_experts_per_tok": TOP_K}
+    model, point = model_of(case("packed", "qwen3_moe", **sizes)), (batch, new, T)
+    named = {layer.name: layer for layer in linear_layers(model.spec) if EXPERTS_PATH in layer.name}
+    form = LayerForm("mxfp4", 32)
+    step = counted(model.config, quantized=QuantizedModel(dict.fromkeys(named, form)).as_read("auto")).of_step(point)
+    weights: dict[str, Any] = dict(find_weights(model.spec, model.checkpoint))
+    for name, layer in named.items():
+        codes = np.zeros((layer.rows, layer.size // 2), np.uint8)
+        weights[f"{name}.weight"] = QuantizedMatrix("mxfp4", codes, np.ones((layer.rows, layer.size // 32), np.float32))
+    graph = Graph(rtx())
+    build_decoder(graph, model.spec, weights, DecoderOptions(FP16, T, experts="auto"))
+    shapes = {spec.name: spec.shape_at({"batch": batch, "new_tokens": new}) for spec in graph.inputs}
+    record = describe(rtx(), graph.network, shapes)
+    lookups = [layer for layer in record.layers if layer.inputs[:1] and "values" in layer.inputs[0].name]
+    assert len(lookups) == len(named) // EXPERTS
+    moved = network_cost(record, group_of).fused_bytes - sum(layer.outputs[0].size_bytes for layer in lookups)
+    assert step.fused_bytes.at(point) == pytest.approx(moved, abs=400)  # where slices begin and end
+    stored = sum(form.as_read("auto").size_bytes(layer.rows, layer.size, FP16) for layer in named.values())
+    experts = next(group for group in step.groups if group.name == "experts")
+    assert experts.weight_bytes == stored * min(batch * new * TOP_K, EXPERTS) // EXPERTS
 
 
 @pytest.mark.parametrize("length", [0, 640])

@@ -65,7 +65,14 @@ def test_a_row_is_all_that_a_method_takes() -> None:
         "docs": 4,  # a row for each of them, and the parts of both ways into a hybrid
         "types": ["int4"],
         "bits": 4 + 16 / 32,
-        "planned": {"format": "int4", "block": 32, "inputs": None, "is_per_token": False, "has_offsets": False},
+        "planned": {
+            "format": "int4",
+            "block": 32,
+            "inputs": None,
+            "is_per_token": False,
+            "has_offsets": False,
+            "is_packed": False,
+        },
         "tolerance": 0.25,
         "written": "int4",
         "largest": 0.0,

@@ -1,18 +1,20 @@
 """Feed-forward blocks that are a mixture of experts, and those that are not.
 
 A step reads no more experts' matrices than it has choices: one token of Qwen3-30B-A3B takes 8 of 128. TensorRT takes a
-conditional between the two forms too, but then a plan holds all matrices twice; and it takes codes of quantized
-matrices nowhere but right before they are dequantized, so that quantized experts are all read.
+conditional between the two forms too, but then a plan holds all matrices twice. Of quantized experts all are read,
+unless their codes are computed with as `packed_experts` does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from trtkit.dtypes import FP32
 from trtkit.models.feed_forward import MlpSpec, MoeSpec
 from trtkit.network.blocks.mlp import gate_of, is_bias_added, limited, mlp_block
 from trtkit.network.blocks.norm import norm_block
+from trtkit.network.blocks.packed_experts import is_packed, packed_matrices
 from trtkit.network.ops.activation import activation, sigmoid
 from trtkit.network.ops.arithmetic import cast
 from trtkit.network.ops.collective import all_reduce
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
     from trtkit.models.feed_forward import RoutingSpec
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
+
+
+_Form = Literal["plain", "packed", "each"]
+"""How experts are computed: together, with numbers or with codes of those that are read, or each on its own."""
 
 
 def feed_forward_block(weights: Weights, x: Tensor, spec: MlpSpec | MoeSpec, hidden: Tensor | None = None) -> Tensor:
@@ -108,16 +114,14 @@ def _router_logits(weights: Weights, x: Tensor, routing: RoutingSpec) -> Tensor:
 
 def _experts(weights: Weights, x: Tensor, choice: Choice, spec: MoeSpec) -> Tensor:
     """Return the sum of what the rank's experts make of x [B, S, D], each weighed by the tokens' choice."""
-    # Quantized experts may each change their inputs in their own way.
-    is_quantized = weights.is_quantized(f"experts/{spec.experts.start}/up")
-    read = None
     own = choice if spec.share.count == 1 else own_choice(choice, spec.experts)
-    if weights.has_chosen_experts and not is_quantized and spec.reads_chosen:
+    form, read = _form_of(weights, spec), None
+    if form != "each" and spec.reads_chosen and weights.experts != "all":
         read, weight = read_experts(own, len(spec.experts))
     else:
         weight = weight_of_each(own, len(spec.experts))
     x = scale_inputs(x, weight) if spec.routing.scales_inputs else unsqueeze(x, 1)
-    outputs = _each_expert(weights, x, spec) if is_quantized else _stacked_experts(weights, x, spec, read)
+    outputs = _each_expert(weights, x, spec) if form == "each" else _Stacked(weights, spec, read, form).outputs(x)
     return combine_experts(outputs, None if spec.routing.scales_inputs else weight)
 
 
@@ -133,39 +137,63 @@ def _each_expert(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
     return concat([unsqueeze(y, 1) for y in outputs], axis=1)
 
 
-def _stacked_experts(weights: Weights, x: Tensor, spec: MoeSpec, read: Tensor | None = None) -> Tensor:
-    """Compute experts' MLPs: x [B, 1 or M, S, D] -> [B, M, S, D]. read: their numbers [M]; all if None."""
-    if spec.expert.is_gated:
-        gate = _linear_of_each(weights, "gate", x, spec, read)
+@dataclass(frozen=True)
+class _Stacked:
+    """Experts whose matrices are one tensor. read: the numbers [M] of those that a step reads; all if None."""
+
+    weights: Weights
+    spec: MoeSpec
+    read: Tensor | None
+    form: _Form
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Compute experts' MLPs: x [B, 1 or M, S, D] -> [B, M, S, D]."""
+        expert = self.spec.expert
+        if expert.is_gated:
+            gate = self._linear("gate", x)
+            with x.graph.scope("experts"):
+                gate = gate_of(gate, expert)
+            up = self._linear("up", x)
+            with x.graph.scope("experts"):
+                inner = gate * limited(up, expert)
+        else:
+            up = self._linear("up", x)
+            with x.graph.scope("experts"):
+                inner = activation(up, expert.activation)
+        return self._linear("down", inner)
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        """Apply experts' linear layers `name` to x [1, 1 or M, S, in] -> [1, M, S, out]."""
+        has_bias = self.spec.expert.has_bias and (name != "down" or is_bias_added(self.spec.expert))
+        if self.form == "packed" and self.read is not None:
+            matrices = packed_matrices(self.weights, name, self.spec.experts, self.read)
+        else:
+            matrices = self._joined(name, "weight")
+        biases = self._joined(name, "bias") if has_bias else None
         with x.graph.scope("experts"):
-            gate = gate_of(gate, spec.expert)
-        up = _linear_of_each(weights, "up", x, spec, read)
-        with x.graph.scope("experts"):
-            inner = gate * limited(up, spec.expert)
-    else:
-        up = _linear_of_each(weights, "up", x, spec, read)
-        with x.graph.scope("experts"):
-            inner = activation(up, spec.expert.activation)
-    return _linear_of_each(weights, "down", inner, spec, read)
+            return linear(x, matrices, biases)
+
+    def _joined(self, module: str, role: str) -> Tensor:
+        """Return experts' weights as one tensor [1, M, out or 1, in or out], joined by TensorRT and not in memory."""
+        graph, parts = self.weights.graph, []
+        for index in self.spec.experts:
+            with graph.scope(f"experts/{index}/{module}"):
+                parts.append(self.weights.get(role, 4))
+        with graph.scope(f"experts/{module}"):
+            joined = concat(parts, axis=1)
+            return joined if self.read is None else entries(joined, 1, self.read)
 
 
-def _linear_of_each(weights: Weights, name: str, x: Tensor, spec: MoeSpec, read: Tensor | None) -> Tensor:
-    """Apply experts' linear layers `name` to x [1, 1 or M, S, in] -> [1, M, S, out]."""
-    has_bias = spec.expert.has_bias and (name != "down" or is_bias_added(spec.expert))
-    matrices = _stacked(weights, f"{name}/weight", spec.experts, read)
-    biases = _stacked(weights, f"{name}/bias", spec.experts, read) if has_bias else None
-    with x.graph.scope("experts"):
-        return linear(x, matrices, biases)
-
-
-def _stacked(weights: Weights, path: str, experts: range, read: Tensor | None) -> Tensor:
-    """Return experts' weights as one tensor [1, M, out or 1, in or out], joined by TensorRT rather than in memory."""
+def _form_of(weights: Weights, spec: MoeSpec) -> _Form:
+    """Return how experts are computed: quantized ones alone, as each may change its inputs in its own way."""
+    if not weights.is_quantized(f"experts/{spec.experts.start}/up"):
+        return "plain"
     graph = weights.graph
-    module, _, role = path.partition("/")
-    parts = []
-    for index in experts:
-        with graph.scope(f"experts/{index}/{module}"):
-            parts.append(weights.get(role, 4))
-    with graph.scope(f"experts/{module}"):
-        joined = concat(parts, axis=1)
-        return joined if read is None else entries(joined, 1, read)
+    for name in ("gate", "up", "down") if spec.expert.is_gated else ("up", "down"):
+        matrices = []
+        for index in spec.experts:
+            with graph.scope(f"experts/{index}/{name}"):
+                matrices.append(weights.array("weight"))
+        if not spec.reads_chosen or not is_packed(weights, matrices):
+            return "each" if matrices[0].has_type else "plain"
+    return "packed"

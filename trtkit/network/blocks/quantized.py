@@ -62,7 +62,7 @@ class QuantizedLinears:
         if matrix.format == "fp4":
             codes = self._graph.packed(matrix.scales, FP8, shape, "scale")
             return dequantize(codes, self._number(matrix.outer_scale, "outer_scale"), self._dtype)
-        return self._checked(matrix.scales.reshape(shape), "scale")
+        return self.checked(matrix.scales.reshape(shape), "scale")
 
     def _inputs(self, x: Tensor, matrix: QuantizedMatrix) -> _Prepared:
         """Return x as the product reads it: multiplied by factors, in the columns' order, quantized and dequantized."""
@@ -74,7 +74,7 @@ class QuantizedLinears:
         if key not in self._prepared:
             changed = x
             if factors is not None:
-                changed = changed * self._checked(factors.reshape((1,) * (x.rank - 1) + (-1,)), "input_factors")
+                changed = changed * self.checked(factors.reshape((1,) * (x.rank - 1) + (-1,)), "input_factors")
             if columns is not None:
                 changed = reorder(changed, columns)
             self._prepared[key] = (changed, None) if kind is None else self._rounded(changed, kind, matrix.format)
@@ -112,13 +112,13 @@ class QuantizedLinears:
             out, blocks = offsets.shape
             sums = sum_over(reshape(x, (*[0] * (x.rank - 1), blocks, -1)), -1)
             return matmul(
-                sums, self._checked(offsets.reshape((1,) * (x.rank - 2) + (out, blocks)), "offsets"), transpose_b=True
+                sums, self.checked(offsets.reshape((1,) * (x.rank - 2) + (out, blocks)), "offsets"), transpose_b=True
             )
 
     def _number(self, value: float, role: str) -> Tensor:
-        return self._checked(np.array(value, np.float32), role)
+        return self.checked(np.array(value, np.float32), role)
 
-    def _checked(self, values: Array, role: str) -> Tensor:
+    def checked(self, values: Array, role: str) -> Tensor:
         """Add numbers in the network's type. Raises NetworkError where they do not fit it."""
         wide = np.asarray(values, np.float32)
         limit = 65504.0 if self._dtype.name == "fp16" else float(np.finfo(np.float32).max)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trtkit.network.blocks.low_rank import LowRankInputs
     from trtkit.network.graph import Graph, Tensor
     from trtkit.network.host_array import Array
+    from trtkit.quantized_model import ExpertsRead
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +31,8 @@ class Weights:
 
     arrays: `layers.7.attention.q.weight` is `weight` in the scope `layers.7/attention/q`.
     is_in_out: matrices inside layers are stored as [in, out]. form: how sampling ops are written, one of
-    `lowering.sampling.FORMS`, for the writers that use these weights. has_chosen_experts: mixtures read the matrices of
-    chosen experts only. low_rank: what adapters add to linear layers, if there can be any.
+    `lowering.sampling.FORMS`, for the writers that use these weights. experts: whose matrices mixtures read. low_rank:
+    what adapters add to linear layers, if there can be any.
     """
 
     graph: Graph
@@ -39,7 +40,7 @@ class Weights:
     dtype: DType
     is_in_out: bool = False
     form: str = GRID_SAMPLE
-    has_chosen_experts: bool = False
+    experts: ExpertsRead = "all"
     low_rank: LowRankInputs | None = None
 
     @cached_property
@@ -56,7 +57,9 @@ class Weights:
         if isinstance(array, QuantizedMatrix):
             if array.changes_inputs:
                 raise NetworkError("its inputs are to be changed, which only a linear layer can", self.graph.path(role))
-            return self.quantized.weight(array, max(rank, 2))
+            if array.has_type:
+                return self.quantized.weight(array, max(rank, 2))
+            array = array.weights()
         shape = tuple(array.shape)
         missing = max(rank - len(shape), 0)
         return self.graph.constant(array.reshape((1,) * missing + shape), role, self.dtype)

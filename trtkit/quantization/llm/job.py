@@ -18,6 +18,7 @@ from trtkit.quantization.llm.mixtures import write_mixture
 from trtkit.quantization.llm.torch_model import quantize_torch_model
 from trtkit.quantization.scoring.mix import Mixer, scoring_of
 from trtkit.sources.huggingface.model import encoder
+from trtkit.sources.quantized import mxfp4
 
 if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions
@@ -38,7 +39,7 @@ def quantize_llm(request: QuantizeRequest, context: Context) -> QuantizedLlm:
     assert options is not None
     context.report(Phase("read source"))
     opened = open_language_model(config.source)
-    if opened.quantized_by:
+    if opened.quantized_by not in ("", mxfp4.METHOD):  # exact in 16 bits, so that rounding it again is all that is lost
         what = f"the checkpoint is already quantized by {opened.quantized_by}"
         raise QuantizeError(what, opened.where, "remove `quantize`, or use the original, unquantized model")
     spec = stored_spec(opened.config, opened.where, opened.checkpoint)

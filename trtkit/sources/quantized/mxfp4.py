@@ -1,37 +1,33 @@
-"""gpt-oss as it is stored: experts in MXFP4, dequantized as each is read.
+"""gpt-oss as it is stored: experts in MXFP4.
 
 A block of 32 is 16 bytes of 4-bit floats, the first element in the low half, and a power of two. bf16 and fp32 hold all
-products exactly. TensorRT takes 4-bit floats with fp8 scales of 16 elements only, so that the codes are not kept.
+products exactly.
 Source: https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtkit.errors import Problem, ProblemsError, SourceError
+from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.checkpoint import StoredArray
 from trtkit.sources.huggingface.stacked_experts import GATE_UP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from trtkit.arrays import Array
-
 METHOD = "mxfp4"
-NOTE = "experts dequantized from MXFP4, exactly in bf16 and fp32"
 BLOCK = 32
-_VALUES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
-_CODES = np.concatenate([_VALUES, -_VALUES])
 _BIAS, _NAN = 127, 255
 _PARTS = {"mlp.experts.gate_up_proj": GATE_UP, "mlp.experts.down_proj": ("mlp.experts.{e}.down_proj.weight",)}
 
 
 def mxfp4_experts(stored: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
-    """Return a checkpoint's tensors, each expert's matrices in bf16 by their own names, read when asked for.
+    """Return a checkpoint's tensors, each expert's matrices by their own names, read when asked for.
 
     Raises ProblemsError for arrays that do not fit one another.
     """
@@ -62,27 +58,15 @@ def _experts(
     experts, rows, blocks, _ = stored[0].shape
     for expert in range(experts):
         for index, part in enumerate(parts):
-            read = _Matrix(*stored, expert, slice(index, None, len(parts)))
-            yield start + part.format(e=expert), StoredArray((rows // len(parts), blocks * BLOCK), read)
+            read = partial(_matrix, *stored, expert, slice(index, None, len(parts)))
+            array = StoredArray((rows // len(parts), blocks * BLOCK), read, is_quantized=True)  # type: ignore[arg-type]
+            yield start + part.format(e=expert), array
 
 
-@dataclass(frozen=True)
-class _Matrix:
-    """Reads one expert's matrix. rows: which of the stored ones it has."""
-
-    blocks: StoredArray
-    scales: StoredArray
-    expert: int
-    rows: slice
-
-    def __call__(self) -> Array:
-        import ml_dtypes
-
-        scales = self.scales.read()[self.expert][self.rows]
-        if np.any(scales == _NAN):
-            raise SourceError("a scale is not a number", fix="copy the checkpoint's files again")
-        packed = self.blocks.read()[self.expert][self.rows]
-        codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*scales.shape, BLOCK)
-        values = np.ldexp(_CODES[codes], scales[..., None].astype(np.int32) - _BIAS)
-        matrix: Array = values.reshape(len(scales), -1).astype(ml_dtypes.bfloat16)
-        return matrix
+def _matrix(blocks: StoredArray, scales: StoredArray, expert: int, rows: slice) -> QuantizedMatrix:
+    """Read one expert's matrix. rows: those that it has. Raises SourceError for a scale that is not a number."""
+    exponents = scales.read()[expert][rows]
+    if np.any(exponents == _NAN):
+        raise SourceError("a scale is not a number", fix="copy the checkpoint's files again")
+    codes = np.ascontiguousarray(blocks.read()[expert][rows]).reshape(len(exponents), -1)
+    return QuantizedMatrix("mxfp4", codes, np.ldexp(np.float32(1), exponents.astype(np.int32) - _BIAS))

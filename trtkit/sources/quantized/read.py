@@ -31,7 +31,7 @@ _KV_SCALE = re.compile(r"\.(\d+)\..*(?:[._](?P<kind>[kv])_scale|\.(?P<old>[kv])_
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantized checkpoint, read. method: who made it; empty where nothing stays quantized, as `note` may say.
+    """A quantized checkpoint, read. method: who made it; empty where nothing is quantized.
 
     kv_cache: None where caches stay in the network's type.
     """
@@ -39,7 +39,6 @@ class Quantized:
     stored: Parts
     method: str = ""
     kv_cache: KvQuantization | None = None
-    note: str = ""
 
 
 def read_quantized(folder: Path, config: Mapping[str, Any], stored: Stored) -> Quantized:
@@ -53,7 +52,7 @@ def read_quantized(folder: Path, config: Mapping[str, Any], stored: Stored) -> Q
         return Quantized(dict(stored))
     method = str(quantization.get("quant_method", "modelopt"))
     if method == mxfp4.METHOD:
-        return Quantized(mxfp4.mxfp4_experts(stored), note=mxfp4.NOTE)
+        return Quantized(mxfp4.mxfp4_experts(stored), method)
     if method not in _READERS:
         known = ", ".join(f"`{name}`" for name in (*_READERS, mxfp4.METHOD))
         raise SourceError(f"`quant_method` is `{method}`", str(folder / "config.json"), f"known: {known}")

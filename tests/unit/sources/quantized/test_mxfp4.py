@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import _convert_moe_packed_tensors
 
-from tests.decoders import Runner, T, relative_rms, rtx
-from trtkit.dtypes import FP32
+from tests.decoders import Runner, T, builds, relative_rms, rtx
+from trtkit.dtypes import BF16, FP32
 from trtkit.errors import ProblemsError, SourceError
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
@@ -27,6 +27,8 @@ from trtkit.sources.quantized.mxfp4 import mxfp4_experts
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from trtkit.quantized_model import ExpertsRead
 
 IDS = torch.randint(3, 67, (2, 21), generator=torch.Generator().manual_seed(1))
 NAME = "model.layers.3.mlp.experts.gate_up_proj"
@@ -59,9 +61,7 @@ def test_experts_are_dequantized_as_transformers_does() -> None:
         for offset, part in enumerate(("gate", "up")):
             array = arrays[f"model.layers.3.mlp.experts.{expert}.{part}_proj.weight"]
             assert array.shape == (5, 96)
-            own = array.read()
-            assert own.dtype.name == "bfloat16"
-            assert np.array_equal(own.astype(np.float32), want[expert].T[offset::2].float().numpy())
+            assert np.array_equal(np.asarray(array.read()), want[expert].T[offset::2].float().numpy())
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:
@@ -110,15 +110,25 @@ def saved(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_gives_the_logits_of_transformers(tmp_path: Path) -> None:
-    """transformers reads the folder by itself."""
+@pytest.mark.parametrize("experts", ["auto", "all"])
+def test_a_folder_gives_the_logits_of_transformers(experts: ExpertsRead, tmp_path: Path) -> None:
+    """transformers reads the folder by itself. A prefill reads all experts, a step of one token two of three."""
     opened = open_hf_folder(saved(tmp_path))
-    assert opened.note == "experts dequantized from MXFP4, exactly in bf16 and fp32"
-    assert not opened.quantized_by
     spec, graph = decoder_spec(opened.config), Graph(rtx())
-    build_decoder(graph, spec, find_weights(spec, opened.checkpoint), DecoderOptions(FP32, T, has_all_logits=True))
+    options = DecoderOptions(FP32, T, has_all_logits=True, experts=experts)
+    build_decoder(graph, spec, find_weights(spec, opened.checkpoint), options)
+    assert {form.is_packed for form in graph.quantized.values()} == ({True} if experts == "auto" else set())
     runner = Runner(graph)
-    runner.reset(len(IDS))
     with torch.inference_mode():
         want = causal_lm(opened)(IDS.long()).logits
-    assert relative_rms(runner.step(IDS)["logits"], want) <= 1e-5
+    for rows, sizes in ((slice(2), (21,)), (slice(1), (7, *[1] * 14))):
+        runner.reset(len(IDS[rows]))
+        found = [runner.step(part)["logits"] for part in IDS[rows].split(sizes, 1)]
+        assert relative_rms(torch.cat(found, 1), want[rows]) <= 1e-5
+
+
+def test_a_network_builds_for_a_gpu_without_4_bit_floats(tmp_path: Path) -> None:
+    opened = open_hf_folder(saved(tmp_path))
+    spec, graph = decoder_spec(opened.config), Graph(rtx())
+    build_decoder(graph, spec, find_weights(spec, opened.checkpoint), DecoderOptions(BF16, T, experts="auto"))
+    assert builds(graph, [80])
