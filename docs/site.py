@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 _WRITTEN = {"reference/commands.md": reference.commands, "reference/index.md": reference.index}
-_FOUND = (*ROOT.glob("examples/**/README.md"), ROOT / "plugins/README.md")
+_FOUND = (*ROOT.glob("examples/**/README.md"), *ROOT.glob("plugins/**/README.md"))
 _READMES = sorted(str(readme.parent.relative_to(ROOT)) for readme in _FOUND)
 _GENERATED = ("config.md", "conformance.md", "custom-ops.md", "deploy-options.md", "gpu.md")
 _LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)]*)?\))")

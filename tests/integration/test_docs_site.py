@@ -100,6 +100,7 @@ def test_an_argument_has_its_type_and_meaning(site: Path) -> None:
     [
         ("verify.html", "docs/verify.md"),
         ("plugins.html", "plugins/README.md"),
+        ("plugins/paged_attention.html", "plugins/paged_attention/README.md"),
         ("examples/ocr.html", "examples/ocr/README.md"),
         ("reference/commands.html", None),
         ("config.html", None),
