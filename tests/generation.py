@@ -46,11 +46,12 @@ def network_of(
     length: int = LENGTH,
     page_tokens: int | None = None,
     in_place: bool = False,
+    expands_latent: bool = False,
 ) -> DecoderNetwork:
     """Return a case's network in fp32. in_place: it reads pages where they are, by the op's lowering here."""
     model = model_of(case)
-    pages = {"page_tokens": page_tokens, "has_pages_in_place": in_place}
-    graph = graph_of(model, DecoderOptions(FP32, length, has_all_logits=has_all_logits, **pages))
+    options = {"page_tokens": page_tokens, "has_pages_in_place": in_place, "expands_latent": expands_latent}
+    graph = graph_of(model, DecoderOptions(FP32, length, has_all_logits=has_all_logits, **options))
     sizes = model.spec.vocab_size, length, MAX_PREFILL, has_all_logits
     return DecoderNetwork(rtx(), graph, *sizes, has_read_only_caches=page_tokens is not None)
 

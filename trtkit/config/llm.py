@@ -49,6 +49,11 @@ class LlmOptions(StrictModel):
         None, description="Tokens per page with `kv: paged`; 16 if unset."
     )
     lora: LoraOptions | None = Field(None, description="LoRA adapters as inputs of the engine; none if unset.")
+    latent_attention: Literal["absorbed", "expanded"] = Field(
+        "absorbed",
+        description="Latent attention in the space of the cached vectors, which is fast for generating, or on keys and "
+        "values of all heads, expanded in each call, which is fast for prompts.",
+    )
     experts: Literal["auto", "chosen", "all"] = Field(
         "auto",
         description="Experts of a mixture that a step reads: those chosen if they are fewer (with `auto`, all if "

@@ -156,6 +156,9 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     if most is not None and options.max_prefill_length > most:
         what = f"{options.max_prefill_length} is above {most}, the most new tokens that recurrent layers take at once"
         problems.append(Problem(what, "llm.max_prefill_length", f"lower it to {most} or less"))
+    if options.latent_attention == "expanded" and not any(each.latent for each in spec.attentions):
+        what = "`expanded` does not apply to a model without latent attention"
+        problems.append(Problem(what, "llm.latent_attention", "leave it out"))
     if options.kv == "paged" and not spec.attentions:
         what = "`llm.kv: paged` does not apply to a model without attention: it has no KV caches"
         problems.append(Problem(what, "llm.kv", "leave it out"))
@@ -197,6 +200,7 @@ def network_options(model: Model, logits: Literal["all", "last"] | None = None) 
         has_kv_window=options.kv_window == "used",
         page_tokens=options.page_size,
         has_visible_lengths=model.images is not None and model.images.has_whole_images,
+        expands_latent=options.latent_attention == "expanded",
         experts=options.experts,
     )
 

@@ -35,6 +35,8 @@ class DecoderOptions:
         plugin can compute; see `paged_layers`. The others gather copies.
     has_visible_lengths: the input `visible_lengths` [B, S] says how many cached tokens each new token sees, which may
         be later ones too: of an image, those of all of it.
+    expands_latent: latent attention computes keys and values of all cached tokens in each call, for the native layer;
+        otherwise queries are turned into the space of the cached vectors.
     experts: whose matrices mixtures read: with `chosen`, if a step has fewer choices than experts, those chosen.
     kv_cache: 8-bit caches, with each layer's scales. They are read-only.
     adapted: paths of linear layers that add what adapters give, whose matrices are inputs.
@@ -55,6 +57,7 @@ class DecoderOptions:
     page_tokens: int | None = None
     has_pages_in_place: bool = False
     has_visible_lengths: bool = False
+    expands_latent: bool = False
     experts: ExpertsRead = "all"
     kv_cache: KvQuantization | None = None
     adapted: frozenset[str] = frozenset()

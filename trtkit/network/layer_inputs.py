@@ -136,7 +136,9 @@ class LayerInputs:
         tables = self._tables_of(attention.num_key_value_heads) if caches and not is_in_place else None
         self._pools[index] = caches if attention.cache_of is None else self._pools[attention.cache_of]
         pages = self._pages(index, attention) if is_in_place else None
-        past = Past(caches, inputs.write_indices, shared, scales, inputs.key_positions, tables, pages)
+        past = Past(
+            caches, inputs.write_indices, shared, scales, inputs.key_positions, tables, pages, options.expands_latent
+        )
         self._read[index] = past.read  # filled when the layer is written, before layers that read it too
         return past
 

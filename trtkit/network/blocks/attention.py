@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.dtypes import FP32
 from trtkit.network.blocks.cache import remember
-from trtkit.network.blocks.latent_attention import expand_values, latent_heads
+from trtkit.network.blocks.latent_attention import latent_heads
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.blocks.positions import rotate
 from trtkit.network.ops.activation import sigmoid, softplus
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trtkit.network.blocks.positions import Positions
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
+    from trtkit.network.ops.attention import QKV
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,10 +43,10 @@ def attention_block(
 ) -> tuple[Tensor, Past]:
     """Attend from x [B, S, D] to the cache and to itself; return [B, S, D] and the updated cache."""
     with x.graph.scope("attention"):
-        values = gate = None
+        latent = gate = None
         if spec.latent is not None:
-            q, vector, values = latent_heads(weights, x, spec, spec.latent, positions)
-            new = {"latent": vector}
+            latent = latent_heads(weights, x, (spec, spec.latent), positions, is_expanded=past.is_expanded)
+            q, new = latent.queries, {"latent": latent.vector}
         elif spec.cache_of is not None:
             q = split_heads(weights.linear("q", x, has_bias=spec.has_qkv_bias), spec.num_attention_heads)
             q, new = _placed(weights, "q", q, spec, positions), {}
@@ -58,8 +59,10 @@ def attention_block(
             new = {"key": k, "value": v}
         present = remember(past, new)
         q = scale_query(q, spec.scale, positions.query_growth)
-        attended = _attend(weights, q, (positions, past), spec)
-        attended = attended if values is None else expand_values(attended, values)
+        keys, *others = past.read.values()
+        qkv = (q, keys, others[0] if others else keys) if latent is None else latent.attending(q, keys)
+        attended = _attend(weights, qkv, (positions, past), spec)
+        attended = attended if latent is None else latent.outputs(attended)
         attended = attended if spec.value_dim is None else take(attended, -1, 0, spec.value_dim)
         attended = attended if spec.gate is None else attended * _own_gates(weights, x, spec, spec.gate)
         merged = merge_heads(attended)
@@ -156,15 +159,13 @@ def _norm_heads(weights: Weights, name: str, x: Tensor, spec: AttentionSpec) -> 
         return transpose(layer_norm(by_token, rows, None, spec.norm.eps), (0, 2, 1, 3))
 
 
-def _attend(weights: Weights, q: Tensor, read: tuple[Positions, Past], spec: AttentionSpec) -> Tensor:
+def _attend(weights: Weights, qkv: QKV, read: tuple[Positions, Past], spec: AttentionSpec) -> Tensor:
     """Return softmax(q k^T) v [B, N, S, H], on the native layer where that can do all that is asked."""
     positions, past = read
-    keys, *others = past.read.values()
-    qkv = q, keys, others[0] if others else keys
     if past.pages is not None:
-        return paged_attention(q, qkv[1:], past.pages)
+        return paged_attention(qkv[0], qkv[1:], past.pages)
     assert positions.mask is not None
-    if spec.softcap is None and not spec.has_sinks:
+    if spec.softcap is None and not spec.has_sinks and qkv[1].shape[-1] == qkv[2].shape[-1]:
         return attention(qkv, positions.mask, positions.kv_lengths)
     sinks = weights.get("sinks") if spec.has_sinks else None
     return attention_from_primitives(qkv, positions.mask, spec.softcap, sinks)

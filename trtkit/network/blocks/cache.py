@@ -24,6 +24,7 @@ class Past:
     window: [T'], positions of the cached tokens that attention reads, from 0 on; None if it reads all T.
     tables: [B, K, n], the pages of each sequence, if the caches are pools [P, K, page_tokens, H]; see `head_tables`.
     pages: what attention reads where it is, its own caches or those it shares; None if it reads copies of pages.
+    is_expanded: whether a step computes each head's keys and values from cached latent vectors.
     read: filled by `remember` with what attention reads, for layers that share it; next to `pages`, only what is new.
     """
 
@@ -34,6 +35,7 @@ class Past:
     window: Tensor | None = None
     tables: Tensor | None = None
     pages: Pages | None = None
+    is_expanded: bool = False
     read: dict[str, Tensor] = field(default_factory=dict)
 
 

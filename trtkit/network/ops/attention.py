@@ -70,7 +70,7 @@ def attention_from_primitives(
         scores = tanh(scores / softcap) * softcap
     scores = select(mask, scores, lowest(FP32)) if mask.dtype == BOOL else scores + cast(mask, FP32)
     weights = softmax(scores) if sinks is None else _softmax_with_sinks(scores, sinks, heads // kv_heads)
-    return reshape(matmul(cast(weights, q.dtype), v), (0, heads, -1, size))
+    return reshape(matmul(cast(weights, q.dtype), v), (0, heads, -1, v.shape[-1]))
 
 
 def _softmax_with_sinks(scores: Tensor, sinks: Tensor, group: int) -> Tensor:
