@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from openai import OpenAI
 
-from trtkit.deployment.dynamo.fleet import Fleet, FleetOptions
+from trtkit.deployment.dynamo.fleet import Fleet
+from trtkit.deployment.dynamo.fleet_options import FleetOptions
 from trtkit.deployment.dynamo.model_folder import read_model
 from trtkit.deployment.ports import free_ports_below
 

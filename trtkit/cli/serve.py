@@ -46,8 +46,8 @@ again."""
 
 
 _OF_BUNDLES = [
-    "name", "replicas", "prefill_workers", "slots", "cache_gib", "host_cache_gib", "cache_dir", "cache_dir_gib",
-    "max_queue", "router", "migrations", "body_mib",
+    "name", "replicas", "prefill_workers", "prefill_bundle", "slots", "cache_gib", "host_cache_gib", "cache_dir",
+    "cache_dir_gib", "max_queue", "router", "migrations", "body_mib",
 ]  # fmt: skip
 _OF_BUNDLES += [
     "weight_budget_gib",

@@ -6,6 +6,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import click
+
 from trtkit.cli.runtime_options import faults_by_flag
 from trtkit.cli.say import say, warn
 from trtkit.cli.server_log import server_log
@@ -14,7 +16,8 @@ from trtkit.cli.visible import echo
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtkit.deployment.dynamo.fleet import Fleet, FleetOptions
+    from trtkit.deployment.dynamo.fleet import Fleet
+    from trtkit.deployment.dynamo.fleet_options import FleetOptions
 
 
 def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
@@ -27,14 +30,20 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
     require_dynamo()
     if options["prefill_workers"]:
         require_nixl()
+    elif options["prefill_bundle"]:
+        raise click.UsageError("--prefill-bundle needs --prefill-workers")
     from trtkit.bundle.bundle import open_bundle
-    from trtkit.deployment.dynamo.fleet import Fleet, FleetOptions
+    from trtkit.deployment.dynamo.fleet import Fleet
+    from trtkit.deployment.dynamo.fleet_options import FleetOptions
     from trtkit.deployment.dynamo.model_folder import read_model
+    from trtkit.deployment.dynamo.prefill_bundle import check_prefill_bundle
     from trtkit.deployment.ports import free_ports
     from trtkit.runtime.adapters import check_adapters
     from trtkit.runtime.weight_budget import weight_budget_bytes
 
     model = read_model(path)
+    if options["prefill_bundle"]:
+        check_prefill_bundle(open_bundle(options["prefill_bundle"]), open_bundle(model.path))
     with faults_by_flag():
         weight_budget_bytes(open_bundle(model.path), options["weight_budget_gib"])
     name = options.pop("name") or model.path.resolve().name

@@ -40,6 +40,13 @@ _BUNDLE = (
         show_default=True,
         help="More workers, which only compute prompts for the others; needs NIXL.",
     ),
+    click.option(
+        "--prefill-bundle",
+        type=click.Path(path_type=Path, exists=True, file_okay=False),
+        metavar="FOLDER",
+        help="Another build of the model for --prefill-workers, such as one with longer prefill steps.  "
+        "[default: BUNDLE]",
+    ),
     click.option("--slots", type=click.IntRange(1), help="Sequences at once per worker.  [default: the engine's]"),
     cache_gib_option,
     weight_budget_option,

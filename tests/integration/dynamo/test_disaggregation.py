@@ -17,16 +17,21 @@ pytest.importorskip("nixl._api")
 
 from openai import InternalServerError
 
+from tests import tiny_chat
 from tests.dynamo import MODEL, Served, serving, wait_until
 from trtkit import SamplingParams
+from trtkit.bundle.bundle import open_bundle
 from trtkit.deployment.dynamo.disaggregation import Decode, Prefill
+from trtkit.deployment.dynamo.prefill_bundle import check_prefill_bundle
+from trtkit.errors import DeployError
 from trtkit.runtime.llm import EngineThread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from openai import OpenAI
 
+    from tests.conftest import Ran
     from trtkit import LLM
 
 DECODE, PREFILL = 0, 1  # the fleet's workers
@@ -34,8 +39,15 @@ PROMPTS = [f"{stem} is what a prompt of some length may begin with" for stem in 
 
 
 @pytest.fixture(scope="module")
-def apart(chat_bundle: Path) -> Iterator[Served]:
-    with serving(chat_bundle, prefill_workers=1) as served:
+def for_prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model in another build: two slots, longer steps, logits of the last token."""
+    sizes = ("max_batch_size=2", "max_prefill_length=64", "logits=last")
+    return tiny_chat.build(tmp_path_factory.mktemp("prompts"), *(f"llm.{each}" for each in sizes))
+
+
+@pytest.fixture(scope="module")
+def apart(chat_bundle: Path, for_prompts: Path) -> Iterator[Served]:
+    with serving(chat_bundle, prefill_workers=1, prefill_bundle=for_prompts) as served:
         yield served
 
 
@@ -79,6 +91,31 @@ def test_caches_are_lent_on_the_loopback_address(apart: Served) -> None:
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     listening = {line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
     assert listening == {"0100007F"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        (("precision=fp16",), "with the same weights and precision\nfix: build both from the same source"),
+        (("llm.max_sequence_length=64",), "its slots hold 64 tokens, those of"),
+        (("parallel.tensor=2",), "has 2 ranks,"),
+    ],
+    ids=str,
+)
+def test_another_model_and_shorter_slots_are_refused(
+    chat_bundle: Path, tmp_path: Path, changes: tuple[str, ...], error: str
+) -> None:
+    other = tiny_chat.build(tmp_path, *changes)
+    with pytest.raises(DeployError) as caught:
+        check_prefill_bundle(open_bundle(other), open_bundle(chat_bundle))
+    assert str(caught.value).startswith("--prefill-bundle: ")
+    assert error in str(caught.value)
+
+
+def test_a_bundle_for_prompts_needs_a_worker(chat_bundle: Path, trtkit: Callable[..., Ran]) -> None:
+    ran = trtkit("serve", str(chat_bundle), "--prefill-bundle", str(chat_bundle))
+    assert ran.code == 2
+    assert "--prefill-bundle needs --prefill-workers" in ran.err
 
 
 @pytest.mark.slow

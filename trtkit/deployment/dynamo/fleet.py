@@ -11,25 +11,23 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 from trtkit.deployment.dynamo.broker import Broker
 from trtkit.deployment.dynamo.member import MOST_FAILURES, Member
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE, MODULE
-from trtkit.deployment.ports import check_free, free_ports_below, open_local, reachable
+from trtkit.deployment.ports import check_free, free_ports_below, open_local
 from trtkit.deployment.process import POLL_S, ServerProcess
 from trtkit.errors import DeployError
 from trtkit.threads import share_of_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from trtkit.deployment.dynamo.fleet_options import FleetOptions
     from trtkit.deployment.dynamo.model_folder import ServedModel
-    from trtkit.runtime.scheduling import ScheduleName
 
-Router = Literal["kv", "round-robin", "least-loaded", "power-of-two", "random"]
 _LAST_LINES = 20
 # Warnings, but for a worker's answers to whoever asks how it is, a line for each request, and the routing of pictures,
 # which is not used.
@@ -47,52 +45,6 @@ _FETCHES_NOTHING = {
 _WITHIN_S = 60.0
 # How often workers are looked at.
 _LOOK_S = 2.0
-
-
-@dataclass(frozen=True)
-class FleetOptions:
-    """How to serve a bundle.
-
-    name: the model's in requests. replicas: workers that answer. prefill_workers: more of them, which compute prompts
-    for the others. slots: sequences that a worker decodes at once; the engine's number if None.
-    cache_gib: memory for paged caches on each GPU. host_cache_gib: each worker's host memory for what they cannot hold.
-    weight_budget_gib: memory for weights on each GPU; for all of them if None.
-    cache_dir: folder in which each worker has one that keeps all of this too, up to `cache_dir_gib`.
-    max_queue: requests that wait for a slot at each worker. schedule: which of them is next. shares: weights of users,
-    by name; None if users do not matter. router: how requests are spread over several workers.
-    lora: folders of LoRA adapters, by the names that they have as models.
-    migrations: how often a request may go on at another worker when its own dies. body_mib: largest request.
-    hang_timeout_s: how long a step of a worker may take before the worker is started again.
-    exit_timeout_s: how long requests may take to end when the fleet stops.
-    """
-
-    name: str
-    host: str = "127.0.0.1"
-    port: int = 8000
-    replicas: int = 1
-    prefill_workers: int = 0
-    slots: int | None = None
-    cache_gib: float | None = None
-    host_cache_gib: float = 2.0
-    weight_budget_gib: float | None = None
-    cache_dir: Path | None = None
-    cache_dir_gib: float = 16.0
-    max_queue: int = 512
-    schedule: ScheduleName = "priority"
-    shares: Mapping[str, float] | None = None
-    router: Router = "kv"
-    lora: Mapping[str, str] | None = None
-    migrations: int = 3
-    body_mib: int | None = None
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-    hang_timeout_s: int = 120
-    exit_timeout_s: int = 10
-
-    @property
-    def url(self) -> str:
-        """The base URL for clients of OpenAI's API, as this machine reaches it."""
-        return f"http://{reachable(self.host)}:{self.port}/v1"
 
 
 class Fleet:
@@ -204,16 +156,21 @@ class Fleet:
 
     def _start_worker(self, number: int) -> Member:
         (port,), options = free_ports_below(_SYSTEM_PORTS, 1), self.options
-        command = [sys.executable, "-m", MODULE, str(self.model.path)]
+        is_apart = number >= options.replicas and options.prefill_bundle is not None
+        bundle = options.prefill_bundle if is_apart else self.model.path
+        command = [sys.executable, "-m", MODULE, str(bundle)]
         command += ["--name", options.name, "--endpoint-types", self.model.endpoint_types]
         command += ["--max-queue", str(options.max_queue), "--schedule", options.schedule]
         command += [f"--share={user}={weight}" for user, weight in (options.shares or {}).items()]
         command += [f"--lora={name}={folder}" for name, folder in (options.lora or {}).items()]
-        for flag, value in (
+        of_engine = (
             ("--slots", options.slots),
             ("--cache-gib", options.cache_gib),
-            ("--host-cache-gib", options.host_cache_gib),
             ("--weight-budget-gib", options.weight_budget_gib),
+        )
+        for flag, value in (
+            *(() if is_apart else of_engine),
+            ("--host-cache-gib", options.host_cache_gib),
             ("--cache-dir", None if options.cache_dir is None else options.cache_dir / _name(number)),
             ("--cache-dir-gib", options.cache_dir_gib),
             ("--tool-call-parser", options.tool_call_parser),

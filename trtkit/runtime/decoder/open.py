@@ -10,6 +10,7 @@ from trtkit.runtime.decoder.single import DEFAULT_EXECUTION, OpenOptions, checke
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
+    from trtkit.bundle.manifest import Manifest
     from trtkit.runtime.decoder.execution import DecoderExecution
     from trtkit.runtime.decoder.single import ExecutionOptions, Runtime
 
@@ -40,9 +41,13 @@ def open_execution(
     return _named(open_distributed(bundle, options), bundle)
 
 
-def _named(execution: DecoderExecution, bundle: Bundle) -> DecoderExecution:
-    """Return a bundle's execution, its cache named after weights and precision, not after the engine's sizes."""
-    manifest = bundle.manifest
+def cache_model(manifest: Manifest) -> str:
+    """Return what a model's caches are named after: weights and precision, not the engine's sizes."""
     files = sorted({file.sha256 for file in (*manifest.sources, *manifest.quantized)})
-    execution.cache.model = sha256("\n".join([manifest.config.precision, *files]).encode()).hexdigest()
+    return sha256("\n".join([manifest.config.precision, *files]).encode()).hexdigest()
+
+
+def _named(execution: DecoderExecution, bundle: Bundle) -> DecoderExecution:
+    """Return a bundle's execution, its cache named after the model."""
+    execution.cache.model = cache_model(bundle.manifest)
     return execution

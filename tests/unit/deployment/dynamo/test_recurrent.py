@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trtkit.deployment.dynamo.fleet import Fleet, FleetOptions
+from trtkit.deployment.dynamo.fleet import Fleet
+from trtkit.deployment.dynamo.fleet_options import FleetOptions
 from trtkit.deployment.dynamo.model_folder import ServedModel
 from trtkit.errors import DeployError
 
