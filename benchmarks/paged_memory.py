@@ -16,7 +16,7 @@ from trtkit.config.load import load_config
 from trtkit.engine.decoders import decoder_size, open_decoder
 from trtkit.resolve import resolve
 from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
-from trtkit.runtime.decoder.cache_size import PoolSize
+from trtkit.runtime.decoder.pool_size import PoolSize
 from trtkit.runtime.generation import Engine, EngineOptions, Request
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.sampling.settings import Settings, Vocabulary

@@ -12,7 +12,7 @@ from tests.decoders import graph_of, model_of, rtx
 from trtkit.dtypes import FP32
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.runtime.decoder import DecoderNetwork, ReferenceDecoder
-from trtkit.runtime.decoder.cache_size import PoolSize
+from trtkit.runtime.decoder.pool_size import PoolSize
 from trtkit.runtime.generation import Engine, EngineOptions, Finished, Request
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.sampling.settings import Settings, Vocabulary

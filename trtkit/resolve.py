@@ -10,7 +10,7 @@ from trtkit.config.task import Task
 from trtkit.errors import ConfigError, Problem, SourceError
 from trtkit.models.hybrids.registry import HYBRIDS, TEXT_ENCODERS, HybridOptions, hybrid_spec
 from trtkit.models.hybrids.text_encoder import EMBEDDING
-from trtkit.models.model import ENCODER, LLM, VISION, Model, Part, Stage
+from trtkit.models.model import ENCODER, LLM, SPECULATOR, VISION, Model, Part, Stage
 from trtkit.models.registry import ENCODER_DECODERS, FAMILIES, is_language_model, unsupported_family
 from trtkit.models.vision_language.registry import VISION_LANGUAGE, image_traits
 from trtkit.sources.huggingface.preprocessing import folder_preprocess, folder_task
@@ -108,7 +108,11 @@ def _one_part(config: ModelConfig) -> Model:
 
 
 def _decoder(config: ModelConfig) -> Model:
-    return Model(config, "tokens", (_decoder_stage(config.name),))
+    """Return a language model, with the head that guesses its tokens if the config names one."""
+    if config.llm is None or config.llm.speculator is None:
+        return Model(config, "tokens", (_decoder_stage(config.name),))
+    head = Stage(SPECULATOR, (Part("head", "network"),), "speculator")
+    return Model(config, "tokens", (head, _decoder_stage(LLM)))
 
 
 def _decoder_stage(name: str) -> Stage:
@@ -187,6 +191,7 @@ _KEYS = (
     _Key("source.lora", lambda c: c.source.lora is not None, {_LANGUAGE},
          "remove it, or merge the adapter with PEFT (`merge_and_unload`)"),
     _Key("llm.lora", lambda c: c.llm is not None and c.llm.lora is not None, {_LANGUAGE}),
+    _Key("llm.speculator", lambda c: c.llm is not None and c.llm.speculator is not None, {_LANGUAGE}),
     _Key("quantize", lambda c: c.quantize is not None, {*_ARRAYS, *_TOKENS} - _ENCODED),
     _Key("quantize.sparsity", lambda c: c.quantize is not None and c.quantize.sparsity is not None, {_LANGUAGE}),
     _Key("build.sparse_weights", lambda c: c.build.sparse_weights, {_LANGUAGE}),

@@ -203,13 +203,28 @@ class EncoderRecord(StrictModel):
         return "an encoder-decoder model" if self.audio is None else "a speech recognizer"
 
 
+class SpeculatorRecord(StrictModel):
+    """What the stage `speculator` holds: the head that guesses tokens.
+
+    model_type: `eagle3`. weight_bytes: with the table of embeddings that it shares with the model, of which it has a
+    copy. kv_bytes_per_token, kv_bytes_per_slot: in addition to the model's.
+    """
+
+    model_type: str
+    parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_per_slot: int
+    state_bytes_per_slot: int = 0
+
+
 class DecoderRecord(StrictModel):
     """A decoder-only LLM in the engine's precision; KV of one slot is at the engine's full length.
 
     weight_bytes, kv_bytes_per_token, kv_bytes_per_slot, state_bytes_per_slot (recurrent states, and what layers read of
     an encoder): what all ranks hold together.
     embeddings: the table that is read beside an engine which takes vectors. images: of a vision-language model.
-    encoder: of an encoder-decoder model.
+    encoder: of an encoder-decoder model. speculator: the head that guesses tokens, if there is one.
     """
 
     parameters: int
@@ -220,6 +235,7 @@ class DecoderRecord(StrictModel):
     embeddings: FileRecord | None = None
     images: ImagesRecord | None = None
     encoder: EncoderRecord | None = None
+    speculator: SpeculatorRecord | None = None
 
 
 class VerificationRecord(BaseModel):

@@ -55,6 +55,12 @@ _OPTIONS = (
         default="priority",
         help="Which request runs next; `mlfq` favors short ones.  [default: priority]",
     ),
+    click.option(
+        "--speculate",
+        type=int,
+        metavar="N",
+        help="Draft tokens of the bundle's own head; 0 for none.  [default: 3 if it has one]",
+    ),
     click.option("--lookup", type=int, default=0, metavar="N", help="Prompt lookup decoding with N draft tokens."),
     click.option(
         "--draft",
@@ -72,13 +78,14 @@ _FLAGS = {
     "cache_dir": "--cache-dir",
     "cache_dir_gib": "--cache-dir-gib",
     "token_budget": "--prefill-budget",
+    "speculate": "--speculate",
     "lookup": "--lookup",
-    "speculation": "--lookup, --draft",
+    "speculation": "--speculate, --lookup, --draft",
     "adapter": "--lora",
 }
 CANCELLED = 130
 _MEMORY = ("cache_gib", "host_cache_gib", "cache_dir", "cache_dir_gib", "weight_budget_gib")
-RUNTIME_NAMES = ("runtime", "slots", *_MEMORY, "prefill_budget", "schedule", "lookup", "draft")
+RUNTIME_NAMES = ("runtime", "slots", *_MEMORY, "prefill_budget", "schedule", "speculate", "lookup", "draft")
 
 
 def runtime_options(command: Callable[..., None]) -> Callable[..., None]:

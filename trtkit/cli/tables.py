@@ -147,6 +147,10 @@ def _add_tokens(table: Table, model: ModelRecord) -> None:
     if decoder.state_bytes_per_slot:
         kind = "recurrent states" if decoder.encoder is None else "of the encoder"
         table.add_row(kind, f"{size_text(decoder.state_bytes_per_slot)} per slot")
+    if (head := decoder.speculator) is not None:
+        held = f"{count_text(head.parameters).strip()} parameters, {size_text(head.weight_bytes)} with its embedding"
+        cache = f"KV cache {size_text(head.kv_bytes_per_token)} per token, {size_text(head.kv_bytes_per_slot)} per slot"
+        table.add_row("speculator", f"{head.model_type}, {held}; {cache}")
     if decoder.images is not None:
         _add_vision(table, decoder.images, model.stages[0])
 
@@ -164,7 +168,8 @@ def _add_vision(table: Table, images: ImagesRecord, tower: StageRecord) -> None:
 
 def parts_table(model: ModelRecord) -> Table:
     """List the parts in order: what each takes, from where, and what it gives."""
-    form = model.config.compose if model.decoder is None else "tower and decoder"
+    before = "head" if model.decoder is not None and model.decoder.speculator is not None else "tower"
+    form = model.config.compose if model.decoder is None else f"{before} and decoder"
     rows = listing(f"parts of {model.model_type}, {form}", "part", "inputs", "outputs", "engine", "layers")
     for stage in model.stages:
         engine = stage.engine if isinstance(model, Manifest) else stage.name

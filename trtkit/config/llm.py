@@ -54,11 +54,24 @@ class LlmOptions(StrictModel):
         description="Latent attention in the space of the cached vectors, which is fast for generating, or on keys and "
         "values of all heads, expanded in each call, which is fast for prompts.",
     )
+    speculator: str | None = Field(
+        None, description="Folder of an EAGLE-3 head, which guesses tokens ahead; `logits` is `all` then."
+    )
     experts: Literal["auto", "chosen", "all"] = Field(
         "auto",
         description="Experts of a mixture that a step reads: those chosen if they are fewer (with `auto`, all if "
         "TensorRT multiplies their format as it is), or always all.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_logits_to_check(cls, fields: object) -> object:
+        """Guesses are checked by the logits of all tokens."""
+        if not isinstance(fields, dict) or fields.get("speculator") is None:
+            return fields
+        if fields.get("logits", "all") != "all":
+            raise ValueError("`speculator` needs `logits: all`: set it, or leave `logits` out")
+        return {**fields, "logits": "all"}
 
     @model_validator(mode="after")
     def _prefill_fits(self) -> Self:

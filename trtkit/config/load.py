@@ -28,6 +28,7 @@ _PATH_KEYS: tuple[KeyPath, ...] = (
     ("source", "trtllm"),
     ("source", "lora"),
     ("source", "torch", "checkpoint"),
+    ("llm", "speculator"),
     ("quantize", "calibration", "data"),
     ("quantize", "parts", "*", "calibration", "data"),
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.config.llm import LlmOptions
 from trtkit.dtypes import dtype_of
 from trtkit.engine.plugins import reads_pages_in_place
+from trtkit.engine.speculators import Joined, open_head
 from trtkit.engine.stages import DecoderSize
 from trtkit.errors import ConfigError, Problem
 from trtkit.lora.merge import open_language_model
@@ -21,6 +23,7 @@ from trtkit.models.weights import find_weights, model_weights, stored_spec
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.profile import ProfileShapes
+from trtkit.network.speculator import build_speculator
 from trtkit.sources import decoder_source
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.config.schema import ModelConfig
+    from trtkit.engine.speculator_source import OpenedSpeculator
     from trtkit.models.model import Model
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.graph import Graph
@@ -78,16 +82,35 @@ class OpenedDecoder:
         """Return the whole model's weights. Raises SourceError, ProblemsError for those that are missing or differ."""
         return find_weights(self.spec, self.source.checkpoint, self.source.where)
 
+    @cached_property
+    def head(self) -> OpenedSpeculator | None:
+        """The head that guesses tokens, if the config names one. Raises ConfigError, SourceError, ProblemsError."""
+        return open_head(self.config, self.spec, has_quantized_caches=self.source.kv_cache is not None)
+
     def write(self, graph: Graph, weights: Mapping[str, Any], logits: Literal["all", "last"] | None = None) -> Graph:
         """Write the network into the empty `graph`. logits: in place of those that the config asks for."""
-        build_decoder(graph, self.own, weights, self.options(graph.backend.name, logits))
+        graph_options = self.options(graph.backend.name, logits)
+        if self.head is not None:
+            weights = Joined(weights, self.head.fusion)
+        build_decoder(graph, self.own, weights, graph_options)
         return graph
 
     def options(self, backend: str, logits: Literal["all", "last"] | None = None) -> DecoderOptions:
         """Return how the network is written for a backend. Raises ConfigError for plugins that it lacks."""
         in_place = reads_pages_in_place(self.config, backend)
+        fusion = None if self.head is None else self.head.spec.fusion
         options = network_options(self.model, logits)
-        return replace(options, kv_cache=self.source.kv_cache, adapted=self.adapted, has_pages_in_place=in_place)
+        return replace(
+            options, kv_cache=self.source.kv_cache, adapted=self.adapted, has_pages_in_place=in_place, fusion=fusion
+        )
+
+    def write_head(self, graph: Graph) -> Graph:
+        """Write the network of the head that guesses tokens into the empty `graph`."""
+        head = self.head
+        assert head is not None
+        table = {} if head.has_own_table else {"embedding.weight": self.all_weights()["embedding.weight"]}
+        build_speculator(graph, head.spec, head.ids, {**head.own, **table}, network_options(self.model))
+        return graph
 
 
 def open_decoder(model: Model, quantized: Path | None = None, rank: int = 0) -> OpenedDecoder:

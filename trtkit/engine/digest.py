@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.engine.jobs import Digests
 from trtkit.jobs.events import Phase
-from trtkit.sources.digest import digest_data, digest_source
+from trtkit.sources.digest import digest_data, digest_model
 
 if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
@@ -16,4 +16,4 @@ if TYPE_CHECKING:
 def digest(request: ModelConfig, context: Context) -> Digests:
     """Return the files that the source of a config reads, and those of its calibration data, with their SHA-256."""
     context.report(Phase("read source"))
-    return Digests(tuple(digest_source(request.source)), tuple(digest_data(request.quantize)))
+    return Digests(tuple(digest_model(request)), tuple(digest_data(request.quantize)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from trtkit.bundle.manifest import ModelRecord
@@ -14,6 +14,7 @@ from trtkit.bundle.records import (
     PartRecord,
     PortRecord,
     RankRecord,
+    SpeculatorRecord,
     StageRecord,
 )
 from trtkit.dtypes import dtype_of
@@ -55,7 +56,7 @@ def model_record(inputs: BuildInputs, written: WrittenModel, folder: Path) -> Mo
         model_type=sizes[0].model_type if sizes else "" if spec is None else spec.model_type,
         stages=stages,
         totals=stages[-1].totals if written.ranks else network.totals(),
-        decoder=_decoder(inputs.model, sizes, folder) if sizes else None,
+        decoder=_decoder(inputs.model, written, sizes, folder) if sizes else None,
     )
 
 
@@ -73,7 +74,7 @@ def joint_network(model: Model, written: WrittenModel) -> NetworkRecord:
     if model.takes_images or model.has_encoder:
         return replace(records[-1], vision=records[0])
     if model.spec is None:
-        return records[0]
+        return records[-1]
     outputs = (name.partition(".")[2] for name in model.spec.outputs)
     return join_records(records, (port.name for port in model.spec.inputs), outputs)
 
@@ -119,7 +120,8 @@ def _shared(stage: StageRecord, model: Model, written: WrittenModel) -> StageRec
     return stage.model_copy(update={"outputs": ranks[-1].outputs, "totals": totals, "ranks": ranks})
 
 
-def _decoder(model: Model, sizes: Sequence[DecoderSize], folder: Path) -> DecoderRecord:
+def _decoder(model: Model, written: WrittenModel, sizes: Sequence[DecoderSize], folder: Path) -> DecoderRecord:
+    head = written.results[0].decoder if model.has_speculator else None
     return DecoderRecord(
         parameters=sizes[0].parameters,
         weight_bytes=sum(size.weight_bytes for size in sizes),
@@ -129,6 +131,7 @@ def _decoder(model: Model, sizes: Sequence[DecoderSize], folder: Path) -> Decode
         embeddings=file_record(folder, EMBEDDINGS),
         images=images_record(open_vision(model.config)) if model.takes_images else None,
         encoder=open_encoder_source(model.config).record if model.has_encoder else None,
+        speculator=None if head is None else SpeculatorRecord.model_validate(asdict(head)),
     )
 
 

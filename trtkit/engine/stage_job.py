@@ -62,6 +62,10 @@ def _writer(request: StageRequest) -> Callable[[StageRequest, Backend, Context],
             from trtkit.engine.parts_stage import write_parts
 
             return write_parts
+        case "speculator":
+            from trtkit.engine.speculator_stage import write_speculator
+
+            return write_speculator
         case "decoder":
             from trtkit.engine.decoder_stage import write_decoder
 

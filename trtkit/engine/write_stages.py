@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from trtkit.models.model import Model
     from trtkit.network.profile import ResolvedProfile
 
+_WRITTEN = ("decoder", "speculator")
+"""Who writes networks from the language model's checkpoint."""
+
 
 @dataclass(frozen=True)
 class WrittenModel:
@@ -108,14 +111,15 @@ def prepare_stages(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepare
     model = inputs.model
     if model.interface == "arrays":
         return runner.run(PREPARE, PrepareRequest(model.config, folder, inputs.uses_plugins))
-    tower = Prepared((), (), ()) if len(model.stages) == 1 else _prepare_tower(inputs, folder, runner)
+    has_tower = model.takes_images or model.has_encoder
+    tower = _prepare_tower(inputs, folder, runner) if has_tower else Prepared((), (), ())
     steps = list(tower.steps)
     if makes_checkpoint(model.config):
         (folder / QUANTIZED).mkdir(parents=True)
         steps += runner.run(QUANTIZE_LLM, QuantizeRequest(model.config, folder / QUANTIZED)).steps
-    decoder = model.stages[-1]
-    stage = PreparedStage(decoder.name, decoder.writer, decoder.part_names)
-    return Prepared(tuple(steps), (), (*tower.stages, stage))
+    written = [stage for stage in model.stages if stage.writer in _WRITTEN]
+    stages = (PreparedStage(stage.name, stage.writer, stage.part_names) for stage in written)
+    return Prepared(tuple(steps), (), (*tower.stages, *stages))
 
 
 def _prepare_tower(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepared:
@@ -170,7 +174,7 @@ def stage_request(
         ),
         config=config.model_dump_json(),
         folder=folder,
-        quantized=folder / QUANTIZED if makes_checkpoint(config) and stage.writer == "decoder" else None,
+        quantized=folder / QUANTIZED if makes_checkpoint(config) and stage.writer in _WRITTEN else None,
     )
 
 

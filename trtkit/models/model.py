@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
 Interface = Literal["arrays", "tokens"]
 PartKind = Literal["onnx", "network"]
-Writer = Literal["parser", "parts", "decoder"]
+Writer = Literal["parser", "parts", "decoder", "speculator"]
 # The stages before a language model that takes images or reads an encoder, and its own; alone it has the model's name.
 VISION, ENCODER, LLM = "vision", "encoder", "llm"
+SPECULATOR = "speculator"
+"""The stage of the head that guesses tokens, which stands before the language model's."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Stage:
     """Some parts, in order, that become one network and one engine.
 
     writer: who makes the network: TensorRT's parser of one ONNX file; a family's parts, parsed ones first; or the
-        decoder of language models.
+        decoder of language models; the head that guesses its tokens.
     """
 
     name: str
@@ -68,6 +70,11 @@ class Model:
     def has_encoder(self) -> bool:
         """Whether the language model is a decoder that reads what an encoder made of the request."""
         return self.interface == "tokens" and self.stages[0].name == ENCODER and len(self.stages) > 1
+
+    @property
+    def has_speculator(self) -> bool:
+        """Whether a head guesses the language model's tokens."""
+        return self.interface == "tokens" and self.stages[0].name == SPECULATOR and len(self.stages) > 1
 
     @property
     def part_names(self) -> tuple[str, ...]:

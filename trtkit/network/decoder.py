@@ -25,6 +25,7 @@ from trtkit.network.ops.linear import linear
 from trtkit.network.ops.shape import take
 from trtkit.network.rope_tables import sinusoid_table
 from trtkit.network.scheduled_inputs import scheduled_inputs
+from trtkit.network.speculator import NEXT_DRAFT_HIDDEN, fused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,6 +62,8 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     Outputs: `logits` in fp32, and for each cache its `present_<name>_<i>`, which shares the input's memory.
     Layers with a state take `past_<state>_<i>` [B, ...] and give `present_<state>_<i>`, the state after the first
     `token_counts` [B] of a row's new tokens. Where `write_indices` is 0, a sequence begins, with zeros for a state.
+    With a `fusion`, `next_draft_hidden_states` [B, S, D'] is what a head that guesses tokens reads, see
+    `build_speculator`.
     Layers that read an encoder take `cross_key_<i>`, `cross_value_<i>` [B, N, length, H], which stay as they are, and
     `cross_mask` [B, length] if requests fill different numbers of places.
     With `adapted` layers, see `LowRankInputs`.
@@ -77,13 +80,17 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
         weights = replace(weights, low_rank=LowRankInputs(graph, options.dtype, options.adapted))
     read, streams, vectors = LayerInputs(weights, options, embedded.inputs), spec.block.streams, embedded.vectors
     x = embedded.x if streams is None else to_streams(weights, embedded.x, streams)
+    befores = []  # what each layer reads
     for index, layer in spec.numbered_layers:
         memory = read.of(index, layer)
+        befores.append(x)
         with graph.scope(f"layers.{index}"):
             x, present = decoder_layer(weights, x, (spec.block, layer), memory, vectors[index] if vectors else None)
             x = x + embedded.added[index] if index < len(embedded.added) else x
         for name, tensor in present.items():
             graph.output(tensor, f"present_{name}_{index}")
+    if options.fusion is not None:
+        graph.output(fused(weights, befores, options.fusion), NEXT_DRAFT_HIDDEN)
     x = x if streams is None else from_streams(weights, x, streams)
     if spec.is_last_stage:
         _head(weights, spec, options, x, embedded.table)

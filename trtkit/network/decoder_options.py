@@ -9,6 +9,7 @@ from trtkit.dtypes import FP16, INT32
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
+    from trtkit.models.speculator import FusionSpec
     from trtkit.quantized_matrix import KvQuantization
     from trtkit.quantized_model import ExpertsRead
 
@@ -40,6 +41,7 @@ class DecoderOptions:
     experts: whose matrices mixtures read: with `chosen`, if a step has fewer choices than experts, those chosen.
     kv_cache: 8-bit caches, with each layer's scales. They are read-only.
     adapted: paths of linear layers that add what adapters give, whose matrices are inputs.
+    fusion: what a head that guesses tokens reads of the layers' hidden states, if there is one.
 
     `present_*` of a read-only cache holds only the new keys and values, [B, K, S, H], which the runtime writes into it.
     """
@@ -61,6 +63,7 @@ class DecoderOptions:
     experts: ExpertsRead = "all"
     kv_cache: KvQuantization | None = None
     adapted: frozenset[str] = frozenset()
+    fusion: FusionSpec | None = None
 
     @property
     def has_read_only_caches(self) -> bool:

@@ -113,11 +113,16 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
 
 def _notes(planned: PlannedModel) -> list[str]:
     """Return what is to be said of a language model's source and of its caches."""
-    page = llm_options(planned.config).page_size
+    options, notes = llm_options(planned.config), [*planned.notes]
+    if options.speculator is not None:
+        notes.append(
+            "the head that guesses tokens is left out: its weights with a copy of the embedding, its cache, its time"
+        )
+    page = options.page_size
     if page is None:
-        return [*planned.notes]
+        return notes
     return [
-        *planned.notes,
+        *notes,
         f"the engine's caches are paged: a sequence takes up to {page - 1} tokens more than it has, and TensorRT "
         "copies the pages in use before attention reads them, which times leave out",
     ]

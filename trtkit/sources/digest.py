@@ -12,10 +12,11 @@ from trtkit.files import open_regular
 from trtkit.sources import onnx_file, package_file
 from trtkit.sources.adapter_folder import adapter_files
 from trtkit.sources.module_file import find_module
+from trtkit.sources.speculator_folder import speculator_files
 
 if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions
-    from trtkit.config.schema import Source
+    from trtkit.config.schema import ModelConfig, Source
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,13 @@ class SourceFile:
 def digest_source(source: Source) -> list[SourceFile]:
     """Return every file that `source` reads, with its SHA-256."""
     return [_digest(path) for path in source_files(source)]
+
+
+def digest_model(config: ModelConfig) -> list[SourceFile]:
+    """Return every file that a config's model is read from: its source, and the head that guesses tokens."""
+    speculator = None if config.llm is None else config.llm.speculator
+    head = [] if speculator is None else speculator_files(Path(speculator))
+    return [*digest_source(config.source), *(_digest(path) for path in head)]
 
 
 def adapter_digest(folder: Path) -> str:

@@ -19,6 +19,8 @@ from trtkit.quantization_methods import FORMATS
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.resolve import resolve
 from trtkit.runtime.decoder import Call, ReferenceDecoder, decoder_network
+from trtkit.runtime.decoder.network import head_network
+from trtkit.runtime.decoder.pool_size import PoolSize
 from trtkit.verification.compare import worst
 from trtkit.verification.decoder_reference import TransformersReference
 from trtkit.verification.engine_logits import compare_engine
@@ -32,12 +34,17 @@ from trtkit.verification.report import Agreement, Check, Corner, LayerError, Out
 from trtkit.verification.rounded_inputs import round_inputs
 from trtkit.verification.signal import hollow_outputs
 from trtkit.verification.slices import limits_of
+from trtkit.verification.speculator_reference import SpeculatorReference, head_pairs
 from trtkit.verification.stepper import Stepper
 from trtkit.verification.subject import tolerance_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.engine.speculator_source import OpenedSpeculator
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
+    from trtkit.network.host_array import Array
     from trtkit.runtime.decoder import DecoderNetwork
     from trtkit.sources.decoder_source import DecoderSource
     from trtkit.verification.corners import Shapes
@@ -65,7 +72,13 @@ class DecoderVerifier:
         report(Phase("write network"))
         self.ranks = None if grid_of(self.config) == SINGLE else rank_networks(self.backend, self._decoder, "all")
         self.network = decoder_network(self.backend, single(self._decoder), "all")
-        self.decoder = ReferenceDecoder(self.network, _SLOTS)
+        self.head = self._decoder.head
+        head = None if self.head is None else head_network(self.backend, self._decoder)
+        self.decoder = ReferenceDecoder(
+            self.network, _SLOTS, pool=PoolSize(head=() if head is None else tuple(head.graph.inputs))
+        )
+        if head is not None:
+            self.decoder.head = ReferenceDecoder(head, _SLOTS, pool=PoolSize(model=self.decoder.cache))
         self.stepper = Stepper(self.decoder if self.ranks is None else RankedDecoder(self.ranks, _SLOTS))
         report(Phase("load reference"))
         self.reference = TransformersReference(self.opened, llm_options(self.config).max_sequence_length)
@@ -90,6 +103,11 @@ class DecoderVerifier:
         if llm_options(self.config).logits == "all":
             return self.network
         return decoder_network(self.backend, self._decoder)
+
+    def embedding(self) -> Array:
+        """Return the table [V, D] that the head embeds tokens with."""
+        weights = self._decoder.all_weights() if self.head is None or not self.head.has_own_table else self.head.own
+        return weights["embedding.weight"]
 
     def engine_stepper(self) -> Stepper:
         """Return what steps that network, or those of all ranks."""
@@ -122,6 +140,8 @@ def verify(request: VerifyRequest, context: Context) -> Report:
     corners = _corners(verifier, prompts, context.report) if request.request.corners else []
     if verifier.ranks is not None:
         corners.append(_ranks_corner(verifier, prompts))
+    if verifier.head is not None:
+        corners.append(_head_corner(verifier, prompts, verifier.head))
     perplexity = _perplexity(verifier, Path(request.request.text), context.report) if request.request.text else None
     same = sum(ours == theirs for ours, theirs in answers) / len(answers)
     # Where two tokens are nearly equally likely, the rounding of 16 bits may choose; that of fp32 does not.
@@ -212,7 +232,17 @@ def _ranks_corner(verifier: DecoderVerifier, prompts: list[Prompt]) -> Corner:
     return _corner(f"{grid.ranks} ranks and one", {"tensor, expert, pipeline": tuple(astuple(grid))}, pairs, verifier)
 
 
-def _corner(name: str, shapes: Shapes, pairs: list[tuple[Any, Any]], verifier: DecoderVerifier) -> Corner:
+def _head_corner(verifier: DecoderVerifier, prompts: list[Prompt], head: OpenedSpeculator) -> Corner:
+    """Compare the logits of the head that guesses tokens with those of transformers' layers."""
+    longest = max(prompts, key=lambda prompt: len(prompt.ids))
+    reference = SpeculatorReference(head, verifier.embedding())
+    pairs = head_pairs(verifier.decoder, (verifier.reference.model, reference), head.ids, longest.ids)
+    return _corner("guesses of the head", {"input_ids": (1, len(longest.ids))}, pairs, verifier)
+
+
+def _corner(
+    name: str, shapes: Shapes, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], verifier: DecoderVerifier
+) -> Corner:
     compared = worst([compare_rows(ours, whole, verifier.limits) for ours, whole in pairs])
     return corner(name, shapes, compared, verifier.limits)
 

@@ -9,9 +9,9 @@ from trtkit.jobs.events import Phase
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.runtime import device as devices
 from trtkit.runtime.decoder import ReferenceDecoder
-from trtkit.runtime.decoder.cache_size import CacheSize
 from trtkit.runtime.decoder.engine import EngineDecoder
 from trtkit.runtime.decoder.plan import DecoderPlan
+from trtkit.runtime.decoder.pool_size import CacheSize
 from trtkit.runtime.soft_tokens import pieces
 from trtkit.verification.compare import worst
 from trtkit.verification.logits import compare_rows

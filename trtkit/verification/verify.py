@@ -113,7 +113,7 @@ def _job(request: VerifyRequest) -> Job[VerifyRequest, Report]:
 
 def _check(request: Request, model: Model) -> None:
     """Refuse what a model cannot be verified by. Raises SourceError."""
-    if request.text is not None and (model.interface == "arrays" or len(model.stages) > 1):
+    if request.text is not None and (model.interface == "arrays" or model.takes_images or model.has_encoder):
         raise SourceError("perplexity applies to language models only", "--text", "leave it out")
     if request.against == "onnxruntime" and model.spec is not None:
         fix = "leave it out, or verify with `--set route=onnx`"

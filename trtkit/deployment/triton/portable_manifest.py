@@ -25,11 +25,13 @@ def portable_manifest(bundle: Bundle) -> str:
     A layer's name may begin with `/` too: only what the config and the sources name is changed.
     """
     data = json.loads(read_text(bundle.path / MANIFEST))
-    source = data["config"]["source"]
+    source, speculator = data["config"]["source"], (data["config"]["llm"] or {}).get("speculator")
     data["config"] = {key: value if key == "keep_fp32" else _portable(value) for key, value in data["config"].items()}
     data["sources"] = _portable(data["sources"])
     if reads_source(bundle.manifest):
         data["config"]["source"] = source
+        if data["config"]["llm"] is not None:
+            data["config"]["llm"]["speculator"] = speculator
     return json.dumps(data, indent=1) + "\n"
 
 

@@ -1,9 +1,8 @@
-"""How much memory caches take: slots, or pages of pools."""
+"""What pages of caches take, by the inputs of a network."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import DTYPES
@@ -12,28 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from trtkit.network.input_spec import InputSpec
-
-
-@dataclass(frozen=True)
-class PoolSize:
-    """How many pages paged caches have, as many as linear ones would take if None.
-
-    weight_bytes: of the network that reads them, which a call reads too, however few rows it has.
-    """
-
-    pages: int | None = None
-    weight_bytes: int = 0
-
-
-AS_LINEAR = PoolSize()
-
-
-@dataclass(frozen=True)
-class CacheSize:
-    """How much caches hold."""
-
-    slots: int
-    pool: PoolSize = AS_LINEAR
 
 
 def page_tokens_of(specs: Iterable[InputSpec]) -> int | None:

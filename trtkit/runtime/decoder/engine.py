@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
+from trtkit.network.decoder import EMBEDS, HIDDEN_STATES
+from trtkit.network.speculator import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.runtime.decoder.adapters import adapter_memory
 from trtkit.runtime.decoder.call import step_inputs
 from trtkit.runtime.decoder.kv_cache import NewTokens
+from trtkit.runtime.decoder.outputs import OutputMemory
 from trtkit.runtime.decoder.paged_cache import open_cache
 from trtkit.runtime.decoder.plan import check_alignment, dtype_of
 from trtkit.runtime.decoder.step import Step
-from trtkit.runtime.device import to_device
 from trtkit.runtime.loaded_engine import LoadedEngine
 from trtkit.runtime.runtime_cache import cache_file
 
@@ -23,13 +24,12 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.network.input_spec import InputSpec, Role
     from trtkit.runtime.communicator import Communicator
-    from trtkit.runtime.decoder.cache_size import CacheSize
     from trtkit.runtime.decoder.call import Call
-    from trtkit.runtime.decoder.execution import Draw
+    from trtkit.runtime.decoder.execution import Draw, StageExecution
     from trtkit.runtime.decoder.plan import DecoderPlan
+    from trtkit.runtime.decoder.pool_size import CacheSize
     from trtkit.runtime.device import Device, Graph
     from trtkit.runtime.loaded_engine import Context
-    from trtkit.runtime.sequences import Ints
 
 _PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order that `decoder_profiles` gives them
 _MOST_GRAPHS = 64  # each holds some MiB on the GPU; the oldest goes
@@ -53,17 +53,21 @@ class EngineDecoder:
     ) -> None:
         options, specs, cache, slots = plan.options, plan.inputs, cache_file(plan.file.sha256), size.slots
         check_alignment(plan, slots)
-        self._stream = device.stream()
+        self._stream = (size.pool.model and size.pool.model.stream) or device.stream()
         self._engine = LoadedEngine(backend, plan.file.path, self._stream, cache, is_captured=has_cuda_graphs)
         self.slots = slots
         self.max_prefill_length = options.max_prefill_length
-        self.hidden = next((spec for spec in specs if spec.name == HIDDEN_STATES), None)
-        self._output = self._engine.outputs["logits" if "logits" in self._engine.outputs else NEXT_HIDDEN_STATES]
-        self.has_all_logits = options.logits == "all" or self._output.name == NEXT_HIDDEN_STATES
+        self.hidden = next((spec for spec in specs if spec.name in (HIDDEN_STATES, DRAFT_HIDDEN)), None)
+        has_all_logits = options.logits == "all" and size.pool.model is None
+        self._outputs = OutputMemory(self._stream, self._engine.outputs, has_all_logits=has_all_logits)
+        self.has_all_logits = self._outputs.has_all_logits
+        self.head: StageExecution | None = None
+        self.next_hidden: torch.Tensor | None = None
         self._embeddings = plan.embeddings
         self.is_asynchronous, self.takes_ids = True, self._embeddings is None
-        self.vocab_size = self._output.shape[-1]
+        self.vocab_size = self._outputs.vocab_size
         self.cache = open_cache(specs, (slots, options.max_sequence_length), dtype_of, self._stream, size.pool)
+        self._own = self.cache.part(specs)  # without a head's
         self.max_length = self.cache.max_length
         self._new_states = {  # the engine must not write where it still reads
             spec.name: self._stream.empty((slots, *spec.shape[1:]), dtype_of(spec)) for spec in self.cache.states
@@ -87,13 +91,20 @@ class EngineDecoder:
         self.cache.begin(call)
         self._stream.wait_for_current()  # which may still read the last call's logits
         self._reserve(call.ids.size)
-        output = self._run(call, draw) if call.runs_together else self._run_groups(call, draw)
+        if call.runs_together:
+            self._run(call, draw)
+        else:
+            self._run_groups(call, draw)
         self._stream.hold_current()
+        shape, is_joined = call.ids.shape, not call.runs_together
+        self.next_hidden = self._outputs.of(NEXT_DRAFT_HIDDEN, shape, is_joined=is_joined)
+        output = self._outputs.of(self._outputs.main, shape, is_joined=is_joined)
+        assert output is not None
         return output
 
-    def _run(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
-        """Put a call's work on the stream; return where its logits will be."""
-        rows, size = call.ids.shape
+    def _run(self, call: Call, draw: Draw | None = None) -> None:
+        """Put a call's work on the stream."""
+        size = call.ids.shape[1]
         self._copy_inputs(call)
         step = self._step(call, draw)
         graph = self._graphs.get(step)
@@ -103,23 +114,18 @@ class EngineDecoder:
             self._launch(step)
             if size == 1 and self._has_cuda_graphs and step not in self._graphs:
                 self._keep_graph(step)
-        return self._shaped(self._logits, rows, size)
 
-    def _shaped(self, logits: torch.Tensor, rows: int, size: int) -> torch.Tensor:
-        """Return the memory for a call's logits as [R, V], or [R, S, V] of all tokens."""
-        return logits[: rows * size].view(rows, size, -1) if self.has_all_logits else logits[:rows]
-
-    def _run_groups(self, call: Call, draw: Draw | None) -> torch.Tensor:
-        """Run the groups of a call's rows one after another; return where the logits of all will be."""
+    def _run_groups(self, call: Call, draw: Draw | None) -> None:
+        """Run the groups of a call's rows one after another."""
         rows, size = call.ids.shape
-        joined = self._shaped(self._joined, rows, size)
         for places, group in call.groups():
             padded = min(1 << (len(places) - 1).bit_length(), rows) if size == 1 else len(places)
-            output = self._run(group.padded(padded))[: len(places)]
-            self._stream.run(partial(_put, joined, places, output))
+            self._run(group.padded(padded))
+            self._outputs.join(places, padded, size)
         if draw is not None:
+            joined = self._outputs.of(self._outputs.main, (rows, size), is_joined=True)
+            assert joined is not None
             self._stream.run(partial(draw, joined.view(-1, self.vocab_size), call.first_slot))
-        return joined
 
     def stream_weights(self, budget_bytes: int) -> None:
         """Keep so many bytes of the weights on the GPU; see LoadedEngine.
@@ -161,8 +167,11 @@ class EngineDecoder:
         if self._communicator is None:  # the work of ranks may wait for one that is gone
             self._stream.synchronize()
         self._graphs.clear()
+        if self.head is not None:
+            self.head.close()
         self._engine.close()
         self.cache.close()
+        self._own.close()
         if self._communicator is not None:
             self._communicator.close()
 
@@ -181,17 +190,14 @@ class EngineDecoder:
             positions = torch.arange(self.max_length, dtype=torch.int32)
             self._stream.run(partial(self._inputs["key_positions"].copy_, positions))
         read_only = [
-            spec for spec in self.cache.specs if self.cache.page_tokens is not None or dtype_of(spec).itemsize == 1
+            spec for spec in self._own.specs if self.cache.page_tokens is not None or dtype_of(spec).itemsize == 1
         ]
         sizes = {spec.name: spec.size_of("key_value_heads") * spec.size_of("head_dim") for spec in read_only}
         self._new = {
             spec.name: self._stream.empty((self._room * sizes[spec.name],), dtype_of(spec)) for spec in read_only
         }
         self._rows = self._stream.empty((self._room, 5), torch.int32)  # id, start, count, slot and adapter
-        rows = self._room if self.has_all_logits else self.slots
-        self._logits = self._stream.empty((rows, self.vocab_size), self._output.dtype)
-        if self.cache.page_tokens is not None:
-            self._joined = self._stream.empty((rows, self.vocab_size), self._output.dtype)  # of groups of rows
+        self._outputs.reserve(self._room, self.slots, is_joined=self.cache.page_tokens is not None)
 
     def _copy_inputs(self, call: Call) -> None:
         """Put copies of a call's inputs on the stream."""
@@ -215,8 +221,8 @@ class EngineDecoder:
             feed["visible_lengths"] = torch.from_numpy(call.visible_lengths())
         if self._embeddings is not None:
             feed[EMBEDS] = self._embeddings.inputs(call, next(spec for spec in self._specs if spec.name == EMBEDS))
-        if call.hidden is not None:
-            feed[HIDDEN_STATES] = call.hidden
+        if self.hidden is not None and call.hidden is not None:
+            feed[self.hidden.name] = call.hidden
         return feed
 
     def _unpack(self, rows: int) -> None:
@@ -253,7 +259,7 @@ class EngineDecoder:
             self._stream.run(partial(self._unpack, step.rows))
         self._enqueue(step)
         if step.draw is not None:
-            self._stream.run(partial(step.draw, self._logits[: step.rows], step.first))
+            self._stream.run(partial(step.draw, self._outputs.flat(step.rows), step.first))
 
     def _enqueue(self, step: Step) -> None:
         """Give the context its shapes and addresses, and put its work on the stream."""
@@ -264,7 +270,7 @@ class EngineDecoder:
             context.set_input(name, (step.ranks, *array.shape[1:]), array)  # of no ranks, too, it has an address
         rows = slice(step.first, step.first + step.rows)
         caches = self.cache.view(rows)
-        for spec in self.cache.specs:
+        for spec in self._own.specs:
             cache = caches[spec.name]
             context.set_input(spec.name, tuple(cache.shape), cache)
             context.set_address(spec.updated, self._new.get(spec.name, cache))
@@ -273,7 +279,8 @@ class EngineDecoder:
         for spec in self.cache.states:
             context.set_input(spec.name, tuple(caches[spec.name].shape), caches[spec.name])
             context.set_address(spec.updated, self._new_states[spec.name])
-        context.set_address(self._output.name, self._logits)
+        for name, array in self._outputs.addresses():
+            context.set_address(name, array)
         context.enqueue()
         self.cache.keep(rows, {name: new[: step.rows] for name, new in self._new_states.items()})
         if self._new:
@@ -283,7 +290,7 @@ class EngineDecoder:
         """Write new keys and values behind those of each slot."""
         shapes = {
             spec.name: (step.rows, spec.size_of("key_value_heads"), step.size, spec.size_of("head_dim"))
-            for spec in self.cache.specs
+            for spec in self._own.specs
         }
         new = {name: self._new[name][: math.prod(shape)].view(shape) for name, shape in shapes.items()}
         _, starts, counts, _, _ = self._rows[: step.rows].long().unbind(1)
@@ -291,7 +298,3 @@ class EngineDecoder:
         if step.row_pages:
             table = self._inputs["page_table"][: step.rows * step.row_pages].view(step.rows, step.row_pages)
         self.cache.append(NewTokens(step.first, starts, counts, table), new)
-
-
-def _put(target: torch.Tensor, rows: Ints, values: torch.Tensor) -> None:
-    target[to_device(rows, target.device)] = values

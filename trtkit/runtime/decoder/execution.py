@@ -117,7 +117,8 @@ class DecoderExecution(Protocol):
     max_length: T, tokens a slot holds. max_prefill_length: the most new tokens of one row in one
     call. is_asynchronous: `forward` returns before it has computed. takes_ids: the network itself reads token ids, so
     the host need not know them. tokens: [slots] int64, where it computes: what each slot drew last, for ids of -1.
-    description: what computes, for people.
+    description: what computes, for people. head: what guesses tokens from hidden states, if it is open. next_hidden:
+    what it reads of the last call's tokens, [R, S, D], or [R, D] after a head's own call; valid until the next.
     """
 
     tokens: torch.Tensor
@@ -129,6 +130,16 @@ class DecoderExecution(Protocol):
     is_asynchronous: bool
     takes_ids: bool
     description: str
+
+    @property
+    def head(self) -> DecoderExecution | None:
+        """The head that guesses tokens, if it is open."""
+        ...
+
+    @property
+    def next_hidden(self) -> torch.Tensor | None:
+        """What a head reads of the last call's tokens; None for models without one."""
+        ...
 
     @property
     def cache(self) -> SequenceCache:

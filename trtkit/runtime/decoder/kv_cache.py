@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -46,7 +47,7 @@ class KvCache:
     specs: the network's inputs, of which the caches and states are taken. stream: of a device, which works on them in
     turn; None: the caller's own memory and time.
     sizes: slots, and T, tokens that a slot holds. model: digest of the model whose keys and values these
-    are; saved sequences of other models are refused.
+    are; saved sequences of other models are refused. follows: whether these are a head's, see `part`.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class KvCache:
         self.positions = np.zeros(sizes[0], np.int64)
         self.slots, self.max_length = sizes
         self.model = ""
+        self.follows = False
+        self.stream = stream
         self._stream, self._empty = stream, _empty if stream is None else stream.empty
         self.pages: PageTables | None = None
         self.page_tokens = page_tokens_of(kept)
@@ -72,6 +75,18 @@ class KvCache:
         self._state_names = {spec.name for spec in (*self.states, *self.encoded)}  # what has no axis of tokens
         for array in self._arrays.values():
             self._run(array.zero_)
+
+    def part(self, specs: Iterable[InputSpec], *, follows: bool = False) -> KvCache:
+        """Return the caches of some inputs, in the same memory.
+
+        follows: of a head that guesses tokens, whose calls are not those that slots are for.
+        """
+        part, names = copy.copy(self), {spec.name for spec in specs}
+        part.follows = follows
+        for kind in ("specs", "states", "encoded"):
+            setattr(part, kind, [spec for spec in getattr(self, kind) if spec.name in names])
+        part._arrays = {name: array for name, array in self._arrays.items() if name in names}
+        return part
 
     @property
     def has_slot_memory(self) -> bool:
@@ -106,6 +121,8 @@ class KvCache:
 
     def advance(self, rows: slice, starts: Ints, counts: Ints) -> None:
         """Note the tokens that a call lets states read. Raises ExecutionError for a row that skips or repeats some."""
+        if self.follows:
+            return
         held = self.positions[rows]
         is_wrong = (counts > 0) & (starts > 0) & (starts != held)
         if self.states and is_wrong.any():

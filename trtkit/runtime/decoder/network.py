@@ -13,7 +13,7 @@ from trtkit.models.registry import decoder_spec
 from trtkit.network.graph import Graph
 from trtkit.resolve import resolve
 from trtkit.runtime.decoder.embeddings import TokenEmbeddings, bundle_embeddings
-from trtkit.sources.digest import digest_source
+from trtkit.sources.digest import digest_model
 from trtkit.sources.safetensors_folder import read_json
 
 if TYPE_CHECKING:
@@ -73,6 +73,20 @@ def decoder_network(
     )
 
 
+def head_network(backend: Backend, opened: OpenedDecoder) -> DecoderNetwork:
+    """Return the network of the head that guesses an opened model's tokens."""
+    options = llm_options(opened.config)
+    return DecoderNetwork(
+        backend,
+        opened.write_head(Graph(backend)),
+        opened.spec.vocab_size,
+        options.max_sequence_length,
+        options.max_prefill_length,
+        has_all_logits=False,
+        has_read_only_caches=options.kv == "paged",
+    )
+
+
 def config_network(
     config: ModelConfig, backend: str, logits: Literal["all", "last"] | None = None, quantized: Path | None = None
 ) -> DecoderNetwork:
@@ -85,11 +99,21 @@ def bundle_network(bundle: Bundle, rank: int = 0, *, has_all_logits: bool = Fals
 
     Raises BundleError if the source is not the one that the bundle was built from.
     """
-    config = bundle.manifest.config
-    bundle.check_sources({file.sha256 for file in digest_source(config.source)})
-    opened = open_decoder(resolve(config), bundle.quantized_path, rank)
+    opened = _opened(bundle, rank)
     backend = load_backend(bundle.manifest.backend.name)
     return decoder_network(backend, opened, "all" if has_all_logits else None, bundle_embeddings(bundle.path))
+
+
+def bundle_head_network(bundle: Bundle) -> DecoderNetwork:
+    """Return the network of the head in a bundle. Raises BundleError if the source has changed."""
+    return head_network(load_backend(bundle.manifest.backend.name), _opened(bundle, 0))
+
+
+def _opened(bundle: Bundle, rank: int) -> OpenedDecoder:
+    """Open what a bundle was built from."""
+    config = bundle.manifest.config
+    bundle.check_sources({file.sha256 for file in digest_model(config)})
+    return open_decoder(resolve(config), bundle.quantized_path, rank)
 
 
 def bundle_spec(bundle: Bundle) -> DecoderSpec:

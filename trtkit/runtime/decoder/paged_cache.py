@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from trtkit.network.input_spec import kv_window
-from trtkit.runtime.decoder.cache_size import AS_LINEAR, PoolSize, bytes_of_page, copies_pages, page_tokens_of
+from trtkit.runtime.decoder.cache_size import bytes_of_page, copies_pages, page_tokens_of
 from trtkit.runtime.decoder.call import CallPages
 from trtkit.runtime.decoder.host_blocks import LocalBlocks
 from trtkit.runtime.decoder.kv_cache import KvCache, codes
-from trtkit.runtime.paging import PageTables
+from trtkit.runtime.decoder.pool_size import AS_LINEAR, PoolSize
+from trtkit.runtime.paging import PageCopies, PageTables
 from trtkit.runtime.paging.groups import like_lengths
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from trtkit.runtime.decoder.call import Call
     from trtkit.runtime.decoder.kv_cache import NewTokens
     from trtkit.runtime.device import Stream
-    from trtkit.runtime.paging import PageCopies
 
 
 _READS = 3  # of a cached token where pages are gathered: it is read, written next to its neighbours, and read again
@@ -81,12 +81,17 @@ class PagedCache(KvCache):
         """Return what `place` does, and leave it to the ranks that run the call to copy pages."""
         if call.pages is not None or self.pages is None:
             return call
-        stops = call.starts + call.counts
-        copies = self.pages.reserve(np.arange(call.rows.start, call.rows.stop), call.starts, stops)
+        stops, slots = call.starts + call.counts, np.arange(call.rows.start, call.rows.stop)
+        copies = PageCopies([], [])
+        if not self.follows:
+            copies = self.pages.reserve(slots, call.starts, stops)
+        else:  # what others read of a head's cache may be overwritten: it changes guesses, never tokens
+            for row in (call.counts > 0).nonzero()[0].tolist():
+                self.pages.grow(int(slots[row]), int(stops[row]))
         window = kv_window(max(1, int(stops[call.counts > 0].max(initial=0))), self.max_length)
         table = self.table[call.rows, : -(-window // self._page_size)].copy()
         groups = None
-        if self._copies_pages and not self.has_slot_memory:
+        if self._copies_pages and not (self.has_slot_memory or self.follows):
             groups = like_lengths(np.where(call.counts > 0, stops, 0), self._call_tokens)
         return replace(call, pages=CallPages(table, self._page_size, copies, groups))
 
@@ -160,6 +165,9 @@ def open_cache(
 ) -> KvCache:
     """Return the caches that a network's inputs want. pool: of paged ones."""
     specs = list(specs)
+    if pool.model is not None:
+        return pool.model.part(specs, follows=True)
+    specs += [spec for spec in pool.head if spec.is_kept]
     if page_tokens_of(specs) is not None:
         return PagedCache(specs, sizes, dtype_of, stream, pool)
     return KvCache(specs, sizes, dtype_of, stream)

@@ -35,9 +35,9 @@ class DecoderPlan:
     where: str
 
     @classmethod
-    def of(cls, bundle: Bundle, rank: int = 0) -> DecoderPlan:
-        """Return that of one rank of a language model's bundle."""
-        stage = bundle.manifest.stages[-1]
+    def of(cls, bundle: Bundle, rank: int = 0, name: str = "") -> DecoderPlan:
+        """Return that of one rank of a language model's bundle. name: of another stage than the language model's."""
+        stage = bundle.manifest.stage(name) if name else bundle.manifest.stages[-1]
         own = stage.ranks[rank] if stage.ranks else stage
         file = next(record for record in bundle.manifest.engines if record.path == own.engine)
         takes_embeddings = any(each.name == "inputs_embeds" for each in own.inputs)

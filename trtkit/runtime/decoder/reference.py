@@ -9,18 +9,20 @@ import torch
 
 from trtkit.dtypes import DTYPES
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
+from trtkit.network.speculator import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
 from trtkit.runtime.decoder.adapters import adapter_memory
-from trtkit.runtime.decoder.cache_size import AS_LINEAR, PoolSize
 from trtkit.runtime.decoder.kv_cache import NewTokens
 from trtkit.runtime.decoder.paged_cache import open_cache
+from trtkit.runtime.decoder.pool_size import AS_LINEAR, PoolSize
 
 if TYPE_CHECKING:
     from trtkit.reference import Rank
     from trtkit.runtime.decoder.call import Call
-    from trtkit.runtime.decoder.execution import Draw
+    from trtkit.runtime.decoder.execution import Draw, StageExecution
     from trtkit.runtime.decoder.network import DecoderNetwork
+    from trtkit.runtime.sequences import Ints
 
 
 class ReferenceDecoder:
@@ -42,11 +44,14 @@ class ReferenceDecoder:
         self._network = network  # its graph owns the weights
         self._executor = Executor(network.backend, network.graph.network, options)
         self._names = {spec.name for spec in self._executor.inputs}
-        self.hidden = next((spec for spec in network.graph.inputs if spec.name == HIDDEN_STATES), None)
+        self.hidden = next((s for s in network.graph.inputs if s.name in (HIDDEN_STATES, DRAFT_HIDDEN)), None)
         self._gives_logits = "logits" in self._executor.output_names
         hold = Precision(widen).storage
         sizes = slots, network.max_length
         self.cache = open_cache(network.graph.inputs, sizes, lambda spec: hold(DTYPES[spec.dtype]), pool=pool)
+        self._own = self.cache.part(network.graph.inputs)  # without a head's
+        self.head: StageExecution | None = None
+        self.next_hidden: torch.Tensor | None = None
         self.adapters = adapter_memory(network.graph.inputs, network.max_ranks, lambda spec: hold(DTYPES[spec.dtype]))
         self.tokens = torch.zeros(slots, dtype=torch.int64)
         self._appends = network.has_read_only_caches
@@ -69,21 +74,22 @@ class ReferenceDecoder:
 
     def _run_groups(self, call: Call) -> torch.Tensor:
         """Run the groups of a call's rows one after another; return the output of all."""
-        parts = [(rows, self._run(group)) for rows, group in call.groups()]
-        joined = parts[0][1].new_zeros(len(call.starts), *parts[0][1].shape[1:])
-        for rows, output in parts:
-            joined[rows] = output
-        return joined
+        parts = [(rows, self._run(group), self.next_hidden) for rows, group in call.groups()]
+        count = len(call.starts)
+        if self.next_hidden is not None:
+            self.next_hidden = _joined([(rows, hidden) for rows, _, hidden in parts if hidden is not None], count)
+        return _joined([(rows, output) for rows, output, _ in parts], count)
 
     def _run(self, call: Call) -> torch.Tensor:
         """Return a call's logits in fp32, or hidden states."""
         outputs = self._executor.run(self._inputs(call))
         self.cache.keep(call.rows, {spec.name: outputs[spec.updated] for spec in self.cache.states})
         if self._appends:
-            new = {spec.name: outputs[spec.updated] for spec in self.cache.specs}
+            new = {spec.name: outputs[spec.updated] for spec in self._own.specs}
             starts, counts = torch.from_numpy(call.starts), torch.from_numpy(call.counts)
             table = None if call.pages is None else torch.from_numpy(call.pages.table)
             self.cache.append(NewTokens(call.first_slot, starts, counts, table), new)
+        self.next_hidden = outputs.get(NEXT_DRAFT_HIDDEN)
         return outputs["logits"].float() if self._gives_logits else outputs[NEXT_HIDDEN_STATES]
 
     def tensors(self, call: Call, names: set[str]) -> dict[str, torch.Tensor]:
@@ -118,10 +124,10 @@ class ReferenceDecoder:
             spec = next(spec for spec in self._network.graph.inputs if spec.name == EMBEDS)
             feed[EMBEDS] = self._network.embeddings.inputs(call, spec)
         if self.hidden is not None:
-            feed[HIDDEN_STATES] = call.hidden
+            feed[self.hidden.name] = call.hidden
         if self.adapters is not None:
             feed |= self.adapters.view(self.adapters.ranks)
-        return feed | self.cache.view(call.rows)
+        return feed | self._own.view(call.rows)
 
     def _placed(self, call: Call) -> Call:
         call.check(self.slots, self.max_length)
@@ -133,3 +139,14 @@ class ReferenceDecoder:
     def close(self) -> None:
         """Forget the caches."""
         self.cache.close()
+        self._own.close()
+        if self.head is not None:
+            self.head.close()
+
+
+def _joined(parts: list[tuple[Ints, torch.Tensor]], count: int) -> torch.Tensor:
+    """Return outputs of some rows each as that of all `count`."""
+    joined = parts[0][1].new_zeros(count, *parts[0][1].shape[1:])
+    for rows, output in parts:
+        joined[rows] = output
+    return joined

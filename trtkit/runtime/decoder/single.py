@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Literal
 from trtkit.backends import load_backend
 from trtkit.engine.decoders import llm_options, most_pages
 from trtkit.errors import GenerationError, RequestError
+from trtkit.models.model import SPECULATOR
 from trtkit.models.parallel import rank_spec
 from trtkit.models.rank_weights import RankWeights
 from trtkit.runtime import device as devices
-from trtkit.runtime.decoder.cache_size import CacheSize, PoolSize, bytes_of_page, page_tokens_of
-from trtkit.runtime.decoder.network import bundle_network, bundle_spec
+from trtkit.runtime.decoder.cache_size import bytes_of_page, page_tokens_of
+from trtkit.runtime.decoder.network import bundle_head_network, bundle_network, bundle_spec
+from trtkit.runtime.decoder.pool_size import CacheSize, PoolSize
 from trtkit.runtime.decoder.reference import ReferenceDecoder
 from trtkit.runtime.weight_budget import weight_budget_bytes
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.models.rank_weights import MatrixShare
+    from trtkit.network.input_spec import InputSpec
     from trtkit.reference import Rank
     from trtkit.runtime.decoder.engine import EngineDecoder
     from trtkit.runtime.decoder.execution import StageExecution
@@ -37,12 +40,14 @@ class ExecutionOptions:
     needs_all_logits: open the reference executor if the engine gives the last token's logits only.
     cache_gib: a rank's memory for paged caches; as much as linear ones would take if None.
     weight_budget_gib: GPU memory for an engine's weights, of which the others stay on the host; all if None.
+    has_head: whether to open the head that guesses tokens, too.
     """
 
     has_cuda_graphs: bool = True
     needs_all_logits: bool = False
     cache_gib: float | None = None
     weight_budget_gib: float | None = None
+    has_head: bool = False
 
 
 DEFAULT_EXECUTION = ExecutionOptions()
@@ -91,9 +96,11 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Sta
         if not needs_reference:
             bundle.check_network()
         network = bundle_network(bundle, peers.rank, has_all_logits=needs_reference)
-        execution = ReferenceDecoder(
-            network, options.slots, ranks=peers.members, pool=_pool(bundle, options, peers.rank)
-        )
+        pool = _pool(bundle, options, peers.rank)
+        execution = ReferenceDecoder(network, options.slots, ranks=peers.members, pool=pool)
+        if options.how.has_head:
+            pool = PoolSize(model=execution.cache)
+            execution.head = ReferenceDecoder(bundle_head_network(bundle), options.slots, pool=pool)
     if execution.adapters is not None and bundle.manifest.grid.ranks > 1:
         execution.adapters.share_of = _shares(bundle, peers.rank)
     return execution
@@ -115,6 +122,9 @@ def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Dev
     has_cuda_graphs = options.how.has_cuda_graphs and peers.members is None
     size = CacheSize(options.slots, _pool(bundle, options, peers.rank))
     engine = EngineDecoder(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
+    if options.how.has_head:
+        head, size = DecoderPlan.of(bundle, name=SPECULATOR), CacheSize(options.slots, PoolSize(model=engine.cache))
+        engine.head = EngineDecoder(backend, head, size, device, has_cuda_graphs=has_cuda_graphs)
     budget_bytes = weight_budget_bytes(bundle, options.how.weight_budget_gib)
     if budget_bytes is not None:
         engine.stream_weights(budget_bytes)
@@ -126,7 +136,12 @@ def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Dev
 def _pool(bundle: Bundle, options: OpenOptions, rank: int) -> PoolSize:
     stage = bundle.manifest.stages[-1]
     weight_bytes = stage.ranks[rank].weight_bytes if stage.ranks else sum(stage.totals.weight_bytes.values())
-    return PoolSize(_pages(bundle, options), weight_bytes)
+    return PoolSize(_pages(bundle, options), weight_bytes, tuple(_head_inputs(bundle, options)))
+
+
+def _head_inputs(bundle: Bundle, options: OpenOptions) -> list[InputSpec]:
+    """Return the inputs of the head's network; none if it is not opened."""
+    return [record.spec for record in bundle.manifest.stage(SPECULATOR).inputs] if options.how.has_head else []
 
 
 def _pages(bundle: Bundle, options: OpenOptions) -> int | None:
@@ -139,6 +154,7 @@ def _pages(bundle: Bundle, options: OpenOptions) -> int | None:
         return None
     stage = bundle.manifest.stages[-1]
     ranks = [[record.spec for record in each.inputs] for each in (stage.ranks or [stage])]
+    ranks[0] += _head_inputs(bundle, options)
     if page_tokens_of(ranks[0]) is None:
         fix = "build with `--set llm.kv=paged`, or limit the slots"
         raise RequestError("the engine's caches are linear: each slot has its own memory", "cache_gib", fix)

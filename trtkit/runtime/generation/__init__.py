@@ -1,6 +1,7 @@
 """Many requests on one decoder: in-flight batching, prefix reuse, beams, speculation."""
 
 from trtkit.runtime.generation.engine import Engine
+from trtkit.runtime.generation.head_proposer import HeadProposer
 from trtkit.runtime.generation.host_tier import CacheFolder
 from trtkit.runtime.generation.options import EngineOptions
 from trtkit.runtime.generation.proposers import DraftProposer, LookupProposer
@@ -13,6 +14,7 @@ __all__ = [
     "Engine",
     "EngineOptions",
     "Finished",
+    "HeadProposer",
     "LookupProposer",
     "Metrics",
     "Request",

@@ -42,6 +42,11 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
         _verify(state, (ready, drafts), logits, goes_on)
         if has_states:
             _rewind(state, ready[(drafts >= 0).any(1)])
+    if proposer is not None:
+        read = np.where(
+            state.slots.is_running[call.rows] & (call.counts > 0), state.slots.cached[call.rows] - call.starts, 0
+        )
+        proposer.observe(state.slots.sequences, call, np.clip(read, 0, call.counts))
 
 
 def decode_call(state: State, ready: Ints, drafts: Ints | None = None) -> Call:

@@ -244,7 +244,8 @@ class Engine:
     def _prefill(self, group: list[Chunk]) -> None:
         """Compute pieces of prompts; those that are complete give their first token."""
         slots = self._state.slots
-        logits = self.execution.forward(prefill_call(group, slots))
+        call = prefill_call(group, slots)
+        logits = self.execution.forward(call)
         self._state.statistics.prompt_tokens += sum(chunk.count for chunk in group)
         rows, last = [], []
         for row, chunk in enumerate(group):
@@ -254,6 +255,8 @@ class Engine:
             if slots.cached[chunk.slot] == slots.sequences.lengths[chunk.slot]:
                 rows.append(row)
                 last.append(chunk.count - 1)
+        if self._options.proposer is not None:
+            self._options.proposer.observe(slots.sequences, call, call.counts)
         if rows:
             chosen = logits[rows, last] if logits.dim() == 3 else logits[rows]
             self._begin(np.array([group[row].slot for row in rows]), chosen)

@@ -8,16 +8,14 @@ import numpy as np
 
 from trtkit.errors import RequestError
 from trtkit.runtime.decoder import Call
-from trtkit.runtime.sampling.params import SamplingParams
-from trtkit.runtime.sampling.sampler import Sampler
-from trtkit.runtime.sampling.settings import Settings
-from trtkit.runtime.sequences import Sequences
+from trtkit.runtime.generation.guesses import Guesses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.runtime.decoder import DecoderExecution
-    from trtkit.runtime.sequences import Ints
+    from trtkit.runtime.sampling.settings import Settings
+    from trtkit.runtime.sequences import Ints, Sequences
 
 _NONE = -1
 
@@ -29,6 +27,10 @@ class Proposer(Protocol):
 
     def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
         """Return guesses [R, most] of what follows the sequences in `slots` [R], -1 behind a row's last."""
+        ...
+
+    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+        """Learn that the model has run a call, of whose rows the first `counts` [R] new tokens are the sequences'."""
         ...
 
 
@@ -52,6 +54,9 @@ class LookupProposer:
             row[: len(draft)] = draft
         return drafts
 
+    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+        """Learn nothing: the tokens say all."""
+
     def _continuation(self, ids: Ints) -> Ints:
         """Return what followed the latest earlier occurrence of the longest tail that has one."""
         for size in self._sizes:
@@ -68,21 +73,14 @@ class LookupProposer:
 
 
 class DraftProposer:
-    """What a smaller model of the same vocabulary would say, drawn with the same random numbers.
-
-    Sharing each draw's uniform number couples the two models: where their distributions agree, so do their tokens.
-    Penalties and other settings that follow the answer are left out of the draft.
-    Source: speculative decoding, https://arxiv.org/abs/2211.17192; with shared randomness, https://arxiv.org/abs/2408.07978.
-    """
+    """What a smaller model of the same vocabulary would say."""
 
     def __init__(self, execution: DecoderExecution, most: int) -> None:
         if most < 1:
             raise RequestError(f"cannot guess {most} tokens", "draft", "give 1 or more")
         self.most, self._execution = most, execution
-        self._sequences = Sequences(execution.slots, execution.max_length)
+        self._guesses = Guesses(execution)
         self._cached = np.zeros(execution.slots, np.int64)
-        self._sampler = Sampler(self._sequences, execution.vocab_size)
-        self._admitted: list[Settings | None] = [None] * execution.slots
 
     def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
         """Let the draft model read what is new and go on from it."""
@@ -97,23 +95,22 @@ class DraftProposer:
             drafts[rows, index] = self._next(active)
         return drafts
 
+    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+        """Learn nothing: the draft model reads the tokens itself."""
+
     def _follow(self, sequences: Sequences, slot: int, settings: Settings) -> None:
         """Make the draft's slot hold the same tokens; read all but the last.
 
         Recurrent states go back to before the last guesses, or begin again if earlier tokens differ.
         """
-        ids, own, cache = sequences.ids(slot), self._sequences, self._execution.cache
+        ids, own, cache = sequences.ids(slot), self._guesses.sequences, self._execution.cache
         known = min(int(self._cached[slot]), len(ids) - 1, self._execution.max_length - 1)
         is_other = own.tokens[slot, :known] != ids[:known]
         start = int(is_other.argmax()) if is_other.any() else known
         if cache.has_states:
             cache.rewind([slot])
             start = int(cache.positions[slot]) if cache.positions[slot] <= start else 0
-        own.start(slot, ids)
-        own.prompt_lengths[slot] = sequences.prompt_lengths[slot]
-        if self._admitted[slot] is not settings:
-            self._sampler.admit(slot, _without_history(settings))
-            self._admitted[slot] = settings
+        self._guesses.begin(sequences, slot, settings)
         for first in range(start, len(ids) - 1, self._execution.max_prefill_length):
             chunk = ids[None, first : min(first + self._execution.max_prefill_length, len(ids) - 1)]
             self._execution.forward(Call(slot, chunk, np.array([first]), np.array([chunk.shape[1]])))
@@ -123,20 +120,12 @@ class DraftProposer:
 
     def _next(self, slots: Ints) -> Ints:
         """Draw one more token for each slot."""
-        rows, own = slice(int(slots[0]), int(slots[-1]) + 1), self._sequences
+        rows, own = slice(int(slots[0]), int(slots[-1]) + 1), self._guesses.sequences
         starts, at = np.minimum(self._cached[rows], self._execution.max_length - 1), slots - rows.start
         ids, counts = np.zeros((len(starts), 1), np.int64), np.zeros(len(starts), np.int64)
         ids[at, 0], counts[at] = own.tokens[slots, starts[at]], 1
         logits = self._execution.forward(Call(rows.start, ids, starts, counts))
         logits = logits[:, 0] if logits.dim() == 3 else logits
-        tokens = self._sampler.sample(logits[at.tolist()], slots).tokens
-        own.append(slots, np.maximum(tokens, 0))
+        tokens = self._guesses.draw(logits[at.tolist()], slots)
         self._cached[slots] += 1
         return tokens
-
-
-def _without_history(settings: Settings) -> Settings:
-    """Return settings of the same draws, but for what depends on earlier tokens."""
-    kept = ("temperature", "top_k", "top_p", "min_p", "typical_p", "max_tokens")
-    params = {name: getattr(settings.params, name) for name in kept}
-    return Settings(SamplingParams(**params), settings.seed, settings.eos_ids)

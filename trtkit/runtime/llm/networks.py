@@ -10,7 +10,7 @@ from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import RequestError
 from trtkit.runtime.decoder import ExecutionOptions, open_execution
 from trtkit.runtime.encoded import open_encoder
-from trtkit.runtime.generation import DraftProposer, LookupProposer
+from trtkit.runtime.generation import DraftProposer, HeadProposer, LookupProposer
 from trtkit.runtime.vision_language import open_tower
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from trtkit.runtime.llm.options import RuntimeOptions
     from trtkit.runtime.llm.text_bundle import TextBundle
     from trtkit.runtime.vision_language.tower import VisionTower
+
+HEAD_TOKENS = 3
+"""Tokens that a bundle's head guesses in a step, unless the user says otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,22 +38,47 @@ class Networks:
 def open_networks(text: TextBundle, options: RuntimeOptions) -> Networks:
     """Open a bundle's networks. Raises GenerationError, RequestError or BundleError if they cannot be opened."""
     how = ExecutionOptions(
-        options.has_cuda_graphs, options.needs_all_logits, options.cache_gib, options.weight_budget_gib
+        options.has_cuda_graphs,
+        options.needs_all_logits,
+        options.cache_gib,
+        options.weight_budget_gib,
+        has_head=_guessed_by_head(text, options) > 0,
     )
     execution = open_execution(text.bundle, options.runtime, options.slots, how)
     tower = None if text.images is None else open_tower(text.bundle, options.runtime)
     encoder = None if text.encoded is None else open_encoder(text.bundle, options.runtime)
-    return Networks(execution, tower, encoder, _proposer(options, execution))
+    return Networks(execution, tower, encoder, _proposer(options, execution, _guessed_by_head(text, options)))
 
 
-def _proposer(options: RuntimeOptions, execution: DecoderExecution) -> Proposer | None:
-    """Return what guesses tokens ahead."""
+def _guessed_by_head(text: TextBundle, options: RuntimeOptions) -> int:
+    """Return how many tokens the bundle's head guesses: by default some, unless something else guesses.
+
+    Raises RequestError for a number without a head, and for two ways to guess.
+    """
+    decoder, others = text.bundle.manifest.decoder, options.draft is not None or options.lookup > 0
+    has_head = decoder is not None and decoder.speculator is not None
+    if options.speculate is None:
+        return HEAD_TOKENS if has_head and not others else 0
+    if options.speculate < 0:
+        raise RequestError(f"{options.speculate} tokens to guess", "speculate", "give 0 or more")
+    if options.speculate and not has_head:
+        fix = "build with `llm.speculator`, or use `--lookup` or `--draft`"
+        raise RequestError("the bundle has no head that guesses tokens", "speculate", fix)
+    if options.speculate and others:
+        raise RequestError("`speculate` cannot be combined with `draft` or `lookup`", "speculation", "choose one")
+    return options.speculate
+
+
+def _proposer(options: RuntimeOptions, execution: DecoderExecution, count: int) -> Proposer | None:
+    """Return what guesses tokens ahead. count: how many tokens a head guesses."""
     if options.lookup < 0 or options.draft_tokens < 1:
         raise RequestError("a negative number of tokens to guess", "lookup", "give 0 or more")
     if options.draft is not None and options.lookup:
         raise RequestError("`draft` and `lookup` cannot be combined", "speculation", "choose one")
     if options.draft is not None:
         return DraftProposer(_draft(Path(options.draft), options, execution), options.draft_tokens)
+    if count:
+        return HeadProposer(execution, count)
     return LookupProposer(options.lookup) if options.lookup else None
 
 

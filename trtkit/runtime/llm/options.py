@@ -24,6 +24,7 @@ class RuntimeOptions:
     weight_budget_gib: GPU memory for an engine's weights, of which the others stay in host memory; all if None.
     prefill_budget: new tokens per step. schedule: which request runs next, by name or with its options.
     max_queue: maximum requests that wait for a slot.
+    speculate: number of tokens that the bundle's own head guesses, if it has one; 0 for none.
     lookup: number of tokens to guess from earlier text. draft: bundle of a smaller model that guesses `draft_tokens`.
     has_cuda_graphs: whether to capture and replay an engine's decode steps.
     detokenizes: whether answers have text; without, stop strings cannot end them.
@@ -42,6 +43,7 @@ class RuntimeOptions:
     schedule: ScheduleName | ScheduleOptions = "priority"
     max_queue: int | None = None
     min_shared_tokens: int = 16
+    speculate: int | None = None
     lookup: int = 0
     draft: str | Path | None = None
     draft_tokens: int = 4

@@ -1,0 +1,62 @@
+"""Tiny Llamas with EAGLE-3 heads, in fp64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from tests.decoders import model_of, rtx
+from tests.eagle3 import Head, fields_of, save_head
+from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS, case_of
+from trtkit.dtypes import FP32
+from trtkit.engine.speculator_source import open_speculator
+from trtkit.models.weights import find_weights
+from trtkit.network.decoder import build_decoder
+from trtkit.network.decoder_options import DecoderOptions
+from trtkit.network.graph import Graph
+from trtkit.network.speculator import build_speculator
+from trtkit.runtime.decoder import DecoderNetwork, ReferenceDecoder
+from trtkit.runtime.decoder.pool_size import PoolSize
+
+LAYERS = (0, 1)
+"""Whose inputs the heads read."""
+
+
+@cache
+def torch_head() -> Head:
+    """Return a head with random weights, for the tiny Llama."""
+    torch.manual_seed(3)
+    fields = fields_of(67, eagle_aux_hidden_state_layer_ids=list(LAYERS))
+    return Head(fields, layers=len(LAYERS)).eval()
+
+
+@cache
+def networks(page_tokens: int | None, *, in_place: bool) -> tuple[DecoderNetwork, DecoderNetwork]:
+    """Return the model's network and its head's. in_place: the model reads pages where they are."""
+    model, options = model_of(case_of("llama")), DecoderOptions(FP32, LENGTH, page_tokens=page_tokens)
+    own_options = replace(options, has_all_logits=True, has_pages_in_place=in_place)
+    with TemporaryDirectory() as folder:
+        read = open_speculator(save_head(Path(folder), torch_head()), model.spec)
+        fusion, own = ({path: np.array(array) for path, array in each.items()} for each in (read.fusion, read.own))
+    graph, head = Graph(rtx()), Graph(rtx())
+    weights = {**find_weights(model.spec, model.checkpoint), **fusion}
+    build_decoder(graph, model.spec, weights, replace(own_options, fusion=read.spec.fusion))
+    build_speculator(head, read.spec, read.ids, own, options)
+    sizes, is_paged = (67, LENGTH, MAX_PREFILL), page_tokens is not None
+    return (
+        DecoderNetwork(rtx(), graph, *sizes, has_all_logits=True, has_read_only_caches=is_paged),
+        DecoderNetwork(rtx(), head, *sizes, has_all_logits=False, has_read_only_caches=is_paged),
+    )
+
+
+def decoder_with_head(slots: int, pages: int | None, *, in_place: bool = False) -> ReferenceDecoder:
+    """Return the tiny Llama with its head. pages: of its caches; None for linear ones."""
+    network, head = networks(None if pages is None else PAGE_TOKENS, in_place=in_place)
+    model = ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages, head=tuple(head.graph.inputs)))
+    model.head = ReferenceDecoder(head, slots, widen="fp64", pool=PoolSize(model=model.cache))
+    return model

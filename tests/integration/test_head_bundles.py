@@ -1,0 +1,167 @@
+"""One bundle of a model and its head, from the config to the answer; heads that do not fit, by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests import tiny_llm
+from tests.eagle3 import Head, fields_of, save_head
+from trtkit import LLM, SamplingParams
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.build import build_bundle
+from trtkit.engine.decoders import open_decoder
+from trtkit.errors import ConfigError, RequestError, TrtkitError
+from trtkit.jobs.runner import new_runner
+from trtkit.resolve import resolve
+from trtkit.verification.jobs import Request as Checks
+from trtkit.verification.verify import verify_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+VOCABULARY = len(tiny_llm.tokenizer())
+PROMPTS = [*tiny_llm.PROMPTS, [7, 8, 9] * 9]
+SAMPLED = [
+    SamplingParams(temperature=t, seed=seed, max_tokens=14) for seed, t in enumerate((0.0, 0.8, 30.0, 0.0, 30.0))
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of six layers, and a head for it without an embedding of its own."""
+    folder = tmp_path_factory.mktemp("head")
+    tiny_llm.save(folder / "model", num_hidden_layers=6)
+    torch.manual_seed(2)
+    fields = fields_of(VOCABULARY, hidden_size=48, draft_vocab_size=200, eagle_aux_hidden_state_layer_ids=[1, 3, 5])
+    head = Head(
+        fields | {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
+    )  # as some name and tie it
+    del head.embed_tokens
+    save_head(folder / "head", head, ids=list(range(40, 240)))
+    return folder
+
+
+def config_of(folder: Path, head: Path | None = None, **changes: Any) -> ModelConfig:
+    sizes = {"max_batch_size": 3, "max_sequence_length": 64, "max_prefill_length": 16}
+    llm = {**sizes, "speculator": str(head or folder / "head"), **changes.pop("llm", {})}
+    return ModelConfig.model_validate(
+        {"source": {"hf": str(folder / "model")}, "precision": "fp32", "llm": llm, **changes}
+    )
+
+
+@pytest.mark.parametrize("kv", ["linear", "paged"])
+def test_bundle_with_a_head_answers_as_without(kv: str, folder: Path) -> None:
+    config = config_of(folder, llm={"kv": kv})
+    bundle = build_bundle(config, folder / kv, new_runner(), use_cache=False).bundle
+    assert [stage.name for stage in bundle.manifest.stages] == ["speculator", "llm"]
+    answers, guessed = {}, {}
+    for speculate in (0, None, 5):
+        with LLM(bundle, speculate=speculate) as llm:
+            answers[speculate] = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, SAMPLED)]
+            guessed[speculate] = llm.statistics.drafted_tokens
+    assert answers[0] == answers[None] == answers[5]
+    assert guessed[0] == 0 < guessed[None] < guessed[5]
+    report = verify_bundle(bundle, Checks(corners=True), new_runner())
+    assert report.passed
+    (corner,) = [corner for corner in report.corners if corner.name == "guesses of the head"]
+    assert corner.relative_rms_error < 1e-5
+
+
+def test_two_ways_to_guess_are_refused(folder: Path) -> None:
+    bundle = build_bundle(config_of(folder), folder / "linear", new_runner()).bundle
+    for options in ({"speculate": 2, "lookup": 3}, {"speculate": -1}):
+        with pytest.raises(RequestError, match=r"cannot be combined|-1 tokens to guess"):
+            LLM(bundle, **options)
+    with LLM(bundle, lookup=3) as llm:  # what was asked for, not the head
+        assert llm.frontend.execution.head is None
+
+
+def test_guesses_without_a_head_are_refused(tmp_path: Path) -> None:
+    bundle = tiny_llm.build(tmp_path, "plain")
+    with pytest.raises(RequestError, match="no head that guesses tokens"):
+        LLM(bundle, speculate=2)
+
+
+def rewrite(name: str, value: Any) -> Callable[[Path], None]:
+    def change(head: Path) -> None:
+        fields = json.loads((head / "config.json").read_text())
+        (head / "config.json").write_text(json.dumps({**fields, name: value}))
+
+    return change
+
+
+def reweigh(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def apply(head: Path) -> None:
+        weights = load_file(head / "model.safetensors")
+        change(weights)
+        save_file(weights, head / "model.safetensors")
+
+    return apply
+
+
+def pickled(head: Path) -> None:
+    (head / "model.safetensors").rename(head / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (rewrite("vocab_size", 999), "`vocab_size` of the head is 999, the model's is 320"),
+        (rewrite("target_hidden_size", 64), "`target_hidden_size`, or `hidden_size` of the head is 64"),
+        (rewrite("num_hidden_layers", 2), "`num_hidden_layers` is `2`; only `1` is supported"),
+        (rewrite("eagle_config", {"parallel_draft_step": 4}), "`parallel_draft_step` is `4`; only `1` is supported"),
+        (rewrite("fc_norm", True), r"`fc_norm.2.weight` is missing, of shape \[48\]"),
+        (rewrite("eagle_aux_hidden_state_layer_ids", [2, 3, 6]), r"layers \[2, 3, 6\] cannot be read from"),
+        (rewrite("tree_width", 4), "`tree_width` is `4`"),
+        (rewrite("architectures", ["MedusaModel"]), "not an EAGLE-3 head: the config names `MedusaModel`"),
+        (rewrite("medusa_num_heads", 4), "the config has `medusa_num_heads`: Medusa heads are not supported"),
+        (rewrite("speculators_model_type", "mtp"), "not an EAGLE-3 head: the config names `mtp`"),
+        (rewrite("model_type", "gemma2"), "a head whose layer is of the family `gemma2` is not supported"),
+        (rewrite("model_type", "qwen3"), r"`self_attn.q_norm.weight` is missing, of shape \[8\]"),
+        (rewrite("transformer_layer_config", {"hidden_size": 48}), "`transformer_layer_config.model_type` is missing"),
+        (rewrite("transformer_layer_config", {"model_type": "llama"}), "`norm_before_residual` is missing"),
+        (rewrite("draft_vocab_size", 400), "`draft_vocab_size` is 400, of 320 tokens"),
+        (rewrite("quantization_config", {"quant_method": "gptq"}), "quantization_config"),
+        (reweigh(lambda w: w.pop("d2t")), "`d2t` is missing"),
+        (reweigh(lambda w: w["d2t"].fill_(0)), "`t2d` marks other tokens than `d2t` names"),
+        (reweigh(lambda w: w["d2t"].fill_(500)), "`d2t` does not name 200 different tokens below 320"),
+        (reweigh(lambda w: w.pop("fc.weight")), r"`fc.weight` is missing, of shape \[48, 144\]"),
+        (reweigh(lambda w: w.update({"fc.weight": w["fc.weight"][:, :96].clone()})), r"shape \[48, 96\]; expected"),
+        (reweigh(lambda w: w.update({"extra.weight": w["norm.weight"].clone()})), "`extra.weight` is not a weight of"),
+        (pickled, r"the head is a pickle \(`pytorch_model.bin`\)"),
+        (lambda head: (head / "config.json").unlink(), "the folder has no `config.json`"),
+    ],
+)  # fmt: skip
+def test_head_that_does_not_fit_is_refused(
+    change: Callable[[Path], None], message: str, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "head", tmp_path / "head")
+    change(tmp_path / "head")
+    with pytest.raises(TrtkitError, match=message):
+        assert open_decoder(resolve(config_of(folder, tmp_path / "head"))).head
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parallel": {"tensor": 2}}, "`parallel`"),
+        ({"llm": {"inputs": "embeds"}}, "`llm.inputs: embeds`"),
+        ({"build": {"weight_streaming": True}}, "`build.weight_streaming`"),
+    ],
+)
+def test_config_that_a_head_does_not_work_with_is_refused(changes: dict[str, Any], message: str, folder: Path) -> None:
+    with pytest.raises(ConfigError, match="a head that guesses tokens does not work here") as error:
+        assert open_decoder(resolve(config_of(folder, **changes))).head
+    assert message in str(error.value)
+
+
+def test_logits_of_the_last_token_are_refused() -> None:
+    with pytest.raises(ValueError, match="`speculator` needs `logits: all`"):
+        config_of(Path("any"), llm={"logits": "last"})

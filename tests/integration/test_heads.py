@@ -1,0 +1,90 @@
+"""A head's guesses are those of torch, and change no token: with linear caches and pages, in batches, greedy or not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tests.decoders import model_of, relative_rms
+from tests.generation import SLOTS, Asked, _pages, alone, case_of, is_clean, run
+from tests.heads import LAYERS, decoder_with_head, torch_head
+from trtkit.runtime.generation import Engine, EngineOptions, HeadProposer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.runtime.sampling.settings import Settings
+    from trtkit.runtime.sequences import Ints, Sequences
+
+pytestmark = pytest.mark.usefixtures("caches")
+PROMPTS = [tuple([5, 6, 7, 8] * 3), (11, 12, 13), tuple(range(20, 50)), (9,) * 10, tuple(range(3, 55)), (1,)]
+PROMPTS += [(*range(20, 45), 7), (5, 6, 7, 8, 5, 6)]
+
+
+class Recorded(HeadProposer):
+    """A proposer whose logits and guesses can be seen."""
+
+    guesses: list[tuple[list[int], list[int], list[torch.Tensor]]]
+
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
+        self.logits: list[torch.Tensor] = []
+        drafts = super().propose(sequences, slots, settings, most)
+        rows = (drafts >= 0).any(1).nonzero()[0]
+        for place, row in enumerate(rows.tolist()):
+            known = sequences.ids(int(slots[row])).tolist()
+            self.guesses.append((known, drafts[row].tolist(), [each[place] for each in self.logits]))
+        return drafts
+
+    def _read(self, sequences: Sequences, place: tuple[Ints, Ints, Ints], hidden: torch.Tensor) -> torch.Tensor:
+        logits = super()._read(sequences, place, hidden)
+        if hasattr(self, "logits"):
+            self.logits.append(logits.clone())
+        return logits
+
+
+def engine(kind: type[HeadProposer] = HeadProposer, most: int = 3, **options: Any) -> Engine:
+    pages, in_place = _pages[-1]
+    model = decoder_with_head(SLOTS, pages, in_place=in_place)
+    return Engine(model, EngineOptions(proposer=kind(model, most), clock=lambda: 0.0, **options))
+
+
+def requests(**params: Any) -> dict[str, Asked]:
+    shared = (("max_tokens", 20), ("ignore_eos", True), *params.items())
+    return {f"r{index}": Asked(prompt, shared, index % 3) for index, prompt in enumerate(PROMPTS)}
+
+
+# So hot that model and head both draw almost evenly: with the same random numbers, most guesses come true.
+HOT = {"temperature": 40.0, "seed": 5}
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 0.9, "seed": 3}, HOT])
+def test_head_changes_no_token(params: dict[str, Any]) -> None:
+    tested, asked = engine(token_budget=11, min_shared_tokens=4), requests(**params)
+    found = run(tested, [each.request(name) for name, each in asked.items()])
+    assert {name: tuple(each.token_ids) for name, each in found.items()} == {
+        name: alone(each) for name, each in asked.items()
+    }
+    assert tested.statistics.drafted_tokens > 100
+    assert is_clean(tested)
+    if params is HOT:
+        assert tested.statistics.accepted_tokens > 0.3 * tested.statistics.drafted_tokens
+
+
+@torch.inference_mode()
+def test_guesses_are_those_of_torch() -> None:
+    tested, model, head = engine(Recorded, min_shared_tokens=10**6), model_of(case_of("llama")).hf, torch_head()
+    proposer = tested._options.proposer
+    assert isinstance(proposer, Recorded)
+    proposer.guesses = []
+    run(tested, [each.request(name) for name, each in requests(**HOT).items()])
+    assert len(proposer.guesses) > 40
+    for known, drafts, logits in proposer.guesses[::3]:
+        states = model(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
+        hidden = head.fuse(torch.cat([states[layer] for layer in LAYERS], -1))
+        ids = known[1:]
+        for draft, ours in zip(drafts, logits, strict=True):
+            theirs, next_hidden = head(torch.tensor([ids]), hidden)
+            assert relative_rms(ours, theirs[0, -1]) < 1e-5
+            ids, hidden = [*ids, draft], torch.cat([hidden, next_hidden[:, -1:]], 1)

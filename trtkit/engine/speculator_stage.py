@@ -1,0 +1,49 @@
+"""Write the head that guesses a language model's tokens as a network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.decoders import decoder_profiles, llm_options, open_decoder
+from trtkit.engine.room import Load, check_room
+from trtkit.engine.speculators import head_size
+from trtkit.engine.stages import WrittenNetwork
+from trtkit.jobs.events import Phase
+from trtkit.jobs.steps import Steps
+from trtkit.network.graph import Graph
+from trtkit.resolve import resolve
+
+if TYPE_CHECKING:
+    from trtkit.backends import Backend
+    from trtkit.engine.stages import StageRequest
+    from trtkit.jobs.job import Context
+
+
+def write_speculator(request: StageRequest, backend: Backend, context: Context) -> WrittenNetwork:
+    """Read the head, and the embedding that it shares with its model, and write its network."""
+    steps = Steps(context.report)
+    context.report(Phase("read speculator"))
+    opened = open_decoder(resolve(ModelConfig.model_validate_json(request.config)), request.quantized)
+    head = opened.head
+    assert head is not None
+    spec, size = head.spec, head_size(opened.config, head)
+    layers = ", ".join(map(str, spec.fusion.layers))
+    tokens = f"{spec.draft_vocab_size} of {spec.decoder.vocab_size} tokens"
+    kind = f"EAGLE-3, {size.parameters / 1e6:.1f} M parameters, {tokens}"
+    steps.add("speculator", f"{kind}; reads the hidden states that layers {layers} of the model begin with")
+    check_room(Load(size.weight_bytes), request.folder)
+    graph = opened.write_head(Graph(backend, severity=context.severity))
+    profiles = decoder_profiles(graph.inputs, llm_options(opened.config))
+    return WrittenNetwork(
+        graph.network,
+        graph.builder,
+        profiles,
+        {name: shapes.opt for name, shapes in profiles[0].items()},
+        {request.stage.part_names[0]: graph.network.num_layers},
+        tuple(steps.done),
+        size.weight_bytes,
+        lambda _counted: size,
+        inputs=tuple(graph.inputs),
+        held=(graph,),
+    )

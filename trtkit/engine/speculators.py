@@ -1,0 +1,87 @@
+"""The head that guesses a language model's tokens: which models and configs can have one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtkit.dtypes import dtype_of
+from trtkit.engine.speculator_source import open_speculator
+from trtkit.engine.stages import DecoderSize
+from trtkit.errors import ConfigError, Problem
+from trtkit.models.parallel import SINGLE, grid_of
+from trtkit.models.speculator import fusion_weights, head_weights
+from trtkit.network.host_array import Array
+
+if TYPE_CHECKING:
+    from trtkit.config.schema import ModelConfig
+    from trtkit.engine.speculator_source import OpenedSpeculator
+    from trtkit.models.spec import DecoderSpec
+
+_KEY = "llm.speculator"
+
+
+class Joined(Mapping[str, Array]):
+    """Weights of two sources by path, read when asked for."""
+
+    def __init__(self, weights: Mapping[str, Array], others: Mapping[str, Array]) -> None:
+        self._weights, self._others = weights, others
+
+    def __getitem__(self, path: str) -> Array:
+        return self._others[path] if path in self._others else self._weights[path]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._weights
+        yield from self._others
+
+    def __len__(self) -> int:
+        return len(self._weights) + len(self._others)
+
+
+def open_head(config: ModelConfig, spec: DecoderSpec, *, has_quantized_caches: bool) -> OpenedSpeculator | None:
+    """Open the head that the config names; None if it names none.
+
+    Raises ConfigError for a model or config that no head fits, and what `open_speculator` does.
+    """
+    folder = None if config.llm is None else config.llm.speculator
+    if folder is None:
+        return None
+    problems = [Problem(what, _KEY) for what in _obstacles(config, spec) if what]
+    if has_quantized_caches:
+        problems.append(Problem("the checkpoint's caches are quantized, and the head's cache has no scales", _KEY))
+    if problems:
+        raise ConfigError("a head that guesses tokens does not work here", problems, "leave `llm.speculator` out")
+    return open_speculator(Path(folder), spec)
+
+
+def _obstacles(config: ModelConfig, spec: DecoderSpec) -> Iterator[str]:
+    """Yield why no head can guess tokens of a model."""
+    embedding, block = spec.embedding, spec.block
+    if grid_of(config) != SINGLE:
+        yield "`parallel`: hidden states and caches of a head are not shared by several ranks"
+    if config.llm is not None and config.llm.inputs == "embeds":
+        yield "`llm.inputs: embeds`: a head reads token ids"
+    if config.build.weight_streaming:
+        yield "`build.weight_streaming`: a head's weights are not streamed"
+    if spec.states:
+        yield "the model has recurrent states, which a head's guesses would have to be rewound in"
+    if spec.reads_encoder:
+        yield "the model reads an encoder"
+    if block.streams is not None or block.is_post_norm:
+        yield "the model's layers do not pass on one hidden state before its norm"
+    if embedding.scale != 1 or embedding.positions is not None or embedding.norm is not None:
+        yield "the model scales, norms or adds positions to its embedding, which heads were not trained on"
+
+
+def head_size(config: ModelConfig, head: OpenedSpeculator) -> DecoderSize:
+    """Return what a head holds in memory: its weights, with its copy of the embedding, and its cache."""
+    dtype = dtype_of(config.precision)
+    sizes = {weight.path: math.prod(weight.shape) for weight in head_weights(head.spec)}
+    shared = 0 if head.has_own_table else sizes["embedding.weight"]
+    held = sum(sizes.values())
+    own = held - shared + sum(math.prod(weight.shape) for weight in fusion_weights(head.spec))
+    per_token = dtype.size_bytes(head.spec.decoder.cached_elements)
+    length = 0 if config.llm is None else config.llm.max_sequence_length
+    return DecoderSize("eagle3", own, dtype.size_bytes(held), per_token, per_token * length)

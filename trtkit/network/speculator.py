@@ -1,0 +1,105 @@
+"""Build an EAGLE-3 head: a network of one layer that guesses the next token from the model's hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.dtypes import FP32, INT32
+from trtkit.network.blocks.attention import attention_block
+from trtkit.network.blocks.mixer import Attending
+from trtkit.network.blocks.mixture import feed_forward_block
+from trtkit.network.blocks.norm import norm_block
+from trtkit.network.blocks.weights import Weights
+from trtkit.network.input_spec import BATCH, NEW_TOKENS, Axis, InputSpec
+from trtkit.network.layer_inputs import LayerInputs
+from trtkit.network.ops.arithmetic import cast
+from trtkit.network.ops.gather import embedding, reorder, token_at
+from trtkit.network.ops.mask import lowest
+from trtkit.network.ops.shape import concat, take
+from trtkit.network.scheduled_inputs import scheduled_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.models.speculator import FusionSpec, SpeculatorSpec
+    from trtkit.network.decoder_options import DecoderOptions
+    from trtkit.network.graph import Graph, Tensor
+    from trtkit.network.host_array import Array
+
+DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN = "draft_hidden_states", "next_draft_hidden_states"
+"""What a head reads of each token before the one that it embeds, and what model and head give for it: [B, S, D]."""
+
+
+def fused(weights: Weights, inputs: Sequence[Tensor], spec: FusionSpec) -> Tensor:
+    """Join hidden states [B, S, D] of the layers that a head reads; return what it reads, [B, S, its D]."""
+    with weights.graph.scope("speculator"):
+        states = [inputs[layer] for layer in spec.layers]
+        if spec.norm is not None and spec.is_normed_apart:
+            states = [norm_block(weights, f"fc_norm.{index}", x, spec.norm) for index, x in enumerate(states)]
+        x = concat(states, -1)
+        if spec.norm is not None and not spec.is_normed_apart:
+            x = norm_block(weights, "input_norm", x, spec.norm)
+        return replace(weights, low_rank=None).linear("fc", x, has_bias=spec.has_bias)
+
+
+def build_speculator(
+    graph: Graph, spec: SpeculatorSpec, known: Any, arrays: Mapping[str, Array], options: DecoderOptions
+) -> None:
+    """Add a head to an empty graph, with its inputs and outputs.
+
+    Position i of its cache is of token i + 1 and the model's hidden states after token i. Inputs are those of a decoder
+    of one layer (`build_decoder`), whose `input_ids` are the next tokens, and `draft_hidden_states` [B, S, D].
+    Outputs, of the tokens at `last_token_index`: `logits` [B, V] in fp32, lowest for tokens that the head cannot guess,
+    and `next_draft_hidden_states` [B, D], which the next guess is made from; and the layer's cache.
+
+    known: [V'], the model's tokens that the head can guess, in its order.
+    """
+    decoder, index = spec.decoder, spec.layer_index
+    weights, D = Weights(graph, arrays, options.dtype), decoder.hidden_size
+    ids = graph.take(InputSpec("input_ids", options.ids_dtype.name, (BATCH, NEW_TOKENS), "request"))
+    axes = (BATCH, NEW_TOKENS, Axis("hidden_size", D))
+    hidden = graph.take(InputSpec(DRAFT_HIDDEN, options.dtype.name, axes, "stage"))
+    memory = LayerInputs(weights, options, scheduled_inputs(graph, decoder, options)).of(index, decoder.layers[0])
+    assert isinstance(memory, Attending)
+    with graph.scope("embedding"):
+        embedded = embedding(ids, weights.get("weight"))
+    with graph.scope(f"layers.{index}"):
+        x, present = _layer(weights, (embedded, hidden), spec, memory)
+    for name, tensor in present.items():
+        graph.output(tensor, f"present_{name}_{index}")
+    x = token_at(x, graph.take(InputSpec("last_token_index", INT32.name, (BATCH,), "scheduler")))
+    assert decoder.head.norm is not None
+    normed = norm_block(weights, "final_norm", x, decoder.head.norm)
+    graph.output(normed if spec.has_normed_output else x, NEXT_DRAFT_HIDDEN)
+    with graph.scope("lm_head"):
+        logits = cast(weights.product(normed, None), FP32)
+        graph.output(
+            logits if len(known) == decoder.vocab_size else _of_all(logits, known, decoder.vocab_size), "logits"
+        )
+
+
+def _of_all(logits: Tensor, known: Any, vocab_size: int) -> Tensor:
+    """Return logits [B, V] from those of the tokens `known` [V']; the others are never guessed."""
+    places = np.full(vocab_size, len(known), np.int32)
+    places[known] = np.arange(len(known))
+    padded = concat([logits, take(logits, -1, 0, 1) * 0.0 + lowest(FP32)], -1)
+    return reorder(padded, places)
+
+
+def _layer(
+    weights: Weights, inputs: tuple[Tensor, Tensor], spec: SpeculatorSpec, memory: Attending
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Apply the head's layer to embeddings and hidden states [B, S, D]; return [B, S, D] and its cache."""
+    layer, norm = spec.decoder.layers[0], spec.decoder.block.norm
+    embedded, hidden = inputs
+    normed = norm_block(weights, "hidden_norm", hidden, norm)
+    joined = concat([norm_block(weights, "attention_norm", embedded, norm), normed], -1)
+    attended, present = attention_block(weights, joined, layer.attention, memory.positions, memory.past)
+    x = (normed if spec.has_normed_residual else hidden) + attended
+    assert layer.feed_forward is not None
+    return x + feed_forward_block(weights, norm_block(weights, "mlp_norm", x, norm), layer.feed_forward), dict(
+        present.caches
+    )
