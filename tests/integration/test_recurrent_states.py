@@ -26,6 +26,8 @@ from trtkit.runtime.generation import DraftProposer, LookupProposer
 
 PROMPT = random.Random(7).choices(range(3, 67), k=30)
 DRAFT = "qwen3_5_text"
+GUESSED = {"lookup": {"temperature": 0}, "draft": {"temperature": 0.9, "seed": 3}}
+REQUESTS = 32
 ONE_OF_EACH = ("lfm2", "qwen3_5_text", "mamba2")  # kinds of states
 WORK: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -61,7 +63,7 @@ def test_requests_that_come_and_go_get_what_each_gets_alone(kind: str, model_typ
     asked: dict[str, Asked] = {}
     found: dict[str, tuple[str, list[int]]] = {}
     for step in range(10_000):
-        if len(asked) < 60 and r.random() < 0.8:
+        if len(asked) < REQUESTS and r.random() < 0.8:
             done = [name for name, (reason, tokens) in found.items() if reason != "abort" and tokens]
             name = f"r{len(asked)}"
             parent = r.choice(done[-4:]) if done and r.random() < 0.6 else None
@@ -70,7 +72,7 @@ def test_requests_that_come_and_go_get_what_each_gets_alone(kind: str, model_typ
         if step % 17 == 16:
             tested.cancel(r.choice(sorted(asked.keys() - found.keys()) or ["nobody"]))
         found |= {each.request.id: (each.reason, each.token_ids) for each in tested.step()}
-        if len(found) == 60:
+        if len(found) == REQUESTS:
             break
     assert not tested.step()  # one may still be in flight
     for name, (reason, tokens) in found.items():
@@ -181,16 +183,16 @@ def test_quantized_caches_are_refused(model_type: str) -> None:
         graph_of(model, options)
 
 
-@families
 @pytest.mark.parametrize(
-    ("kind", "params"), [("lookup", {"temperature": 0}), ("draft", {"temperature": 0.9, "seed": 3})], ids=str
+    ("kind", "model_type"),
+    slow_unless(lambda kind, family: kind == "lookup" or family in ONE_OF_EACH, itertools.product(GUESSED, RECURRENT)),
 )
-def test_speculation_changes_no_token(model_type: str, kind: str, params: dict[str, Any]) -> None:
+def test_speculation_changes_no_token(kind: str, model_type: str) -> None:
     """Rows accept different numbers of guesses; a draft model has states of its own, too."""
     proposer = LookupProposer(5, shortest=1) if kind == "lookup" else DraftProposer(decoder(DRAFT, SLOTS), 3)
     tested = engine(SLOTS, model_type, proposer=proposer)
     prompts = [tuple([5, 6, 7, 8] * 3), (11, 12, 13), tuple(range(20, 50)), (9,) * 10]
-    own = (("max_tokens", 15), ("ignore_eos", True), *params.items())
+    own = (("max_tokens", 15), ("ignore_eos", True), *GUESSED[kind].items())
     asked = {f"r{index}": Asked(prompt, own) for index, prompt in enumerate(prompts)}
     found = run(tested, [each.request(name) for name, each in asked.items()])
     for name, each in asked.items():

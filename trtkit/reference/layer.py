@@ -142,4 +142,5 @@ def axes_of(mask: int) -> tuple[int, ...]:
 
 def sizes(value: Tensor) -> list[int]:
     """Return the values of a shape tensor."""
-    return [int(item) for item in value.reshape(-1).tolist()]
+    numbers: list[int] = value.reshape(-1).tolist()
+    return numbers

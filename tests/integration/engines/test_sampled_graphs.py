@@ -9,6 +9,7 @@ import pytest
 
 from tests import tiny_llm
 from tests.integration.engines.planted import planted
+from tests.selection import slow_unless
 from trtkit.bundle.bundle import Bundle, open_bundle
 from trtkit.runtime.decoder import open_execution
 from trtkit.runtime.generation import Engine, EngineOptions, Request
@@ -150,7 +151,7 @@ def test_the_step_after_a_prompt_is_launched_before_its_first_token_arrives(bund
     assert events == ["run 3", "run 1", "arrived", "run 1", "arrived", "arrived"]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in list(MISTAKES)[::4], MISTAKES))
 def test_a_planted_mistake_is_seen(name: str, bundle: Bundle, expected: dict[str, Any], gpu: Simulated) -> None:
     gpu.plans.add(bundle)
     with planted(*MISTAKES[name]):

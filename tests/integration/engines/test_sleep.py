@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import tiny_llm
+from tests.selection import slow_unless
 from trtkit import LLM, AsyncLLM, SamplingParams
 from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import load_config
@@ -37,7 +38,9 @@ def answers(llm: LLM) -> list[tuple[int, ...]]:
     return [output.outputs[0].token_ids for output in llm.generate(tiny_llm.PROMPTS, PARAMS)]
 
 
-@pytest.mark.parametrize("options", [{}, {"lookup": 3}, {"draft": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", slow_unless(lambda options: not options, [{}, {"lookup": 3}, {"draft": True}]), ids=str
+)
 def test_memory_goes_and_comes_back_with_the_same_answers(
     options: dict[str, Any], bundle: Path, gpu: Simulated
 ) -> None:

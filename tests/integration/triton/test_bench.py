@@ -29,7 +29,7 @@ def url(served: Served, protocol: str = "grpc") -> str:
     return f"{protocol}://{served.grpc if protocol == 'grpc' else served.http}"
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", ["grpc", pytest.param("http", marks=pytest.mark.slow)])
 def test_a_served_model_gives_the_same_tokens_and_their_times(tiny_folder: Path, served: Served, protocol: str) -> None:
     work = synthetic_work(Lengths(12, 6, 4, 2), 7, 200)
     found = ServedText(Endpoint(url(served, protocol), "chat")).serve(work, Schedule("closed", 3))

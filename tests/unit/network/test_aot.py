@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.selection import slow_unless
 from trtkit.dtypes import FP16, FP32, DType
 from trtkit.errors import BackendError
 from trtkit.network.aot import COMPUTE_CAPABILITIES, compile_kernel, load_kernels, portable_ptx
@@ -60,8 +62,14 @@ def test_parameters_that_nobody_declared_are_an_error() -> None:
         portable_ptx(HEADER, 1)
 
 
-@pytest.mark.parametrize("dtype", [FP32, FP16], ids=str)
-@pytest.mark.parametrize("capability", COMPUTE_CAPABILITIES)
+@pytest.mark.parametrize(
+    ("dtype", "capability"),
+    slow_unless(
+        lambda dtype, capability: dtype is FP16 or capability == COMPUTE_CAPABILITIES[0],
+        itertools.product((FP32, FP16), COMPUTE_CAPABILITIES),
+    ),
+    ids=str,
+)
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_compile_at_their_typical_size(name: str, capability: int, dtype: DType) -> None:
     op = find(name)

@@ -64,11 +64,13 @@ def squeeze(layer: Layer) -> Lowered:
     return Lowered(lambda x: x.squeeze(stated), is_view=True)
 
 
-def unsqueeze(_layer: Layer) -> Lowered:
+def unsqueeze(layer: Layer) -> Lowered:
     """Insert axes of size 1 at the output's axes that input 1 names."""
+    known = layer.known_input(1)
+    stated = None if known is None else sizes(known)
 
     def run(x: Tensor, axes: Tensor) -> Tensor:
-        places = sizes(axes)
+        places = sizes(axes) if stated is None else stated
         rank = x.dim() + len(places)
         for axis in sorted(place % rank for place in places):
             x = x.unsqueeze(axis)

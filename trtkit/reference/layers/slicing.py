@@ -11,6 +11,7 @@ from trtkit.reference.layer import Layer, Lowered, Tensor, sizes
 
 START, SIZE, STRIDE, FILL, AXES = 1, 2, 3, 4, 5
 """Input numbers of ISliceLayer::setInput."""
+_MOST_VIEWS = 256  # that a layer remembers, by the shapes and numbers it was given
 
 
 def slice_layer(layer: Layer) -> Lowered:
@@ -31,55 +32,60 @@ def slice_layer(layer: Layer) -> Lowered:
         if known is not None:
             stated[index] = tuple(sizes(known))
 
+    given = [index for index, own in stated.items() if own is None and layer.has_input(index)]
+    views: dict[tuple[object, ...], tuple[slice, ...]] = {}
+
     def run(x: Tensor, *optional: Tensor | None) -> Tensor:
-        def value(index: int) -> list[int] | None:
-            own = stated[index]
-            return sizes(optional[index - 1]) if own is None and has(index) else own and list(own)  # type: ignore
-
-        def has(index: int) -> bool:
-            return index <= len(optional) and optional[index - 1] is not None
-
-        start, size, stride = _on_every_axis(x, (value(START), value(SIZE), value(STRIDE)), value(AXES))
-        inside = _clipped(x, start, size, stride)
-        if inside is not None:
-            return inside
-        fill = optional[FILL - 1] if has(FILL) else None
-        return _sampled(x, (start, size, stride), mode, fill)
+        numbers = {index: tuple(sizes(optional[index - 1])) for index in given}  # type: ignore[arg-type]
+        key = (x.shape, *numbers.values())
+        if (view := views.get(key)) is not None:
+            return x[view]
+        now = {**stated, **numbers}
+        start, size, stride = _on_every_axis(x, (now[START], now[SIZE], now[STRIDE]), now[AXES])
+        if not _is_inside(x, start, size, stride):
+            return _sampled(x, (start, size, stride), mode, optional[FILL - 1] if len(optional) >= FILL else None)
+        if any(step <= 0 and count > 1 for step, count in zip(stride, size, strict=True)):
+            return _indexed(x, start, size, stride)
+        if len(views) == _MOST_VIEWS:
+            views.clear()
+        views[key] = view = tuple(map(_slice, start, size, stride))
+        return x[view]
 
     return Lowered(run, is_view=True)
 
 
 def _on_every_axis(
-    x: Tensor, stated: tuple[list[int] | None, ...], axes: list[int] | None
+    x: Tensor, stated: tuple[tuple[int, ...] | None, ...], axes: tuple[int, ...] | None
 ) -> tuple[list[int], list[int], list[int]]:
     """Return start, size and stride for all axes of x; an axis not named is taken whole."""
     rank = x.dim()
     defaults = ([0] * rank, list(x.shape), [1] * rank)
-    if axes is None:
-        start, size, stride = (own if own is not None else whole for own, whole in zip(stated, defaults, strict=True))
-        return start, size, stride
     for whole, own in zip(defaults, stated, strict=True):
         if own is not None:
-            for axis, item in zip(axes, own, strict=True):
+            for axis, item in zip(range(rank) if axes is None else axes, own, strict=True):
                 whole[axis % rank] = item
     return defaults
 
 
-def _clipped(x: Tensor, start: list[int], size: list[int], stride: list[int]) -> Tensor | None:
-    """Return the slice as a view, or by one index per axis, where no element lies outside; None otherwise."""
-    for axis, count in enumerate(size):
-        last = start[axis] + (count - 1) * stride[axis]
-        if count > 0 and not (min(start[axis], last) >= 0 and max(start[axis], last) < x.shape[axis]):
-            return None
-    for axis, count in enumerate(size):
-        if count == x.shape[axis] and (stride[axis] == 1 or count <= 1):
-            continue
-        if stride[axis] > 0 or count == 0:
-            step = max(stride[axis], 1)
-            first = min(start[axis], x.shape[axis]) if count else 0
-            x = x[(slice(None),) * axis + (slice(first, first + (count - 1) * step + 1 if count else first, step),)]
-        else:
-            x = x.index_select(axis, _positions(start[axis], count, stride[axis], x.device))
+def _is_inside(x: Tensor, start: list[int], size: list[int], stride: list[int]) -> bool:
+    """Whether no element of a slice lies outside x."""
+    for length, first, count, step in zip(x.shape, start, size, stride, strict=True):
+        last = first + (count - 1) * step
+        if count > 0 and not (min(first, last) >= 0 and max(first, last) < length):
+            return False
+    return True
+
+
+def _slice(start: int, count: int, stride: int) -> slice:
+    """Return what a slice reads along one axis, as an index."""
+    return slice(start, start + (count - 1) * stride + 1, max(stride, 1)) if count else slice(0, 0)
+
+
+def _indexed(x: Tensor, start: list[int], size: list[int], stride: list[int]) -> Tensor:
+    """Return the slice by one index for each axis, some of them backward or many times the same."""
+    for axis, (first, count, step) in enumerate(zip(start, size, stride, strict=True)):
+        if (first, count, step) != (0, x.shape[axis], 1):
+            x = x.index_select(axis, _positions(first, count, step, x.device))
     return x
 
 
