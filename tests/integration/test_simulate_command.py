@@ -99,6 +99,18 @@ def test_pages_that_are_copied_are_read_again_and_written(trtkit: Callable[..., 
     assert copied - in_place == pytest.approx(1e3 * 2 * 520 * 512 * 1024 / 4.8e12, rel=0.02)
 
 
+def test_a_plan_counts_copies_of_pages_as_the_simulation_does(trtkit: Callable[..., Ran]) -> None:
+    """512 + 33 tokens are 528.5 on average while decoding: 529, in whole pages 544."""
+    words = ("llama-2-7b", "--gpu", "h200", "--input-len", 512, "--output-len", 33)
+    one = ("--rate", 1, "--requests", 1, "--prefill-budget", 4096, "--kv", "paged")
+    result = simulated(trtkit, *words, *one)["result"]
+    plan = trtkit("plan", *words, "--set", "llm.kv=paged", "--concurrency", 1, "--json").json()["gpus"][0]
+    linear = trtkit("plan", *words, "--json").json()["gpus"][0]
+    assert plan["tpot"]["ms"] == pytest.approx(result["tpot"]["mean_ms"], rel=0.002)
+    assert plan["ttft"]["ms"] == pytest.approx(result["ttft"]["mean_ms"], rel=0.001)
+    assert plan["tpot"]["ms"] - linear["tpot"]["ms"] == pytest.approx(1e3 * (3 * 544 - 529) * 2**19 / 4.8e12)
+
+
 def test_tables_and_a_page_show_the_figures(trtkit: Callable[..., Ran], times: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     words = ("--times", times, "--rate", 4, "--requests", 200, "--kv", "paged", "--html", page, "--goodput", "ttft:500")

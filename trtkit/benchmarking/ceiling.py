@@ -67,7 +67,7 @@ def phase_layers(
     """Return the layers of a call at (B, S, T), timed a few times, and those that are furthest from their floors."""
     counts = counts.of_step(point)
     layers = layer_times(counts, point, roof, median_seconds(run_once))
-    whole = (counts.flops.at(point), counts.fused_bytes.at(point))
+    whole = (counts.flops.at(point), counts.moved_bytes.at(point))
     return PhaseLayers(name, *whole, layers, largest_gaps(layers))
 
 

@@ -20,8 +20,10 @@ from trtkit.benchmarking.text_server import EngineServer
 from trtkit.engine.decoders import llm_options
 from trtkit.jobs.events import Phase
 from trtkit.models.parallel import SINGLE
+from trtkit.models.registry import decoder_spec
 from trtkit.planning.count_decoder import place_of
 from trtkit.planning.jobs import COUNT_DECODER, CountRequest
+from trtkit.planning.paged import copied_pages
 from trtkit.planning.roofline import floor
 from trtkit.runtime.decoder import Call
 from trtkit.sources.safetensors_folder import read_json
@@ -110,7 +112,10 @@ def _counts(bundle: Bundle, runner: Runner) -> Counts:
     config, quantized = bundle.manifest.config, bundle.network_record().quantization
     length, fields = llm_options(config).max_sequence_length, read_json(where)
     request = CountRequest(bundle.manifest.backend.name, config, fields, str(where), length, quantized, by_layer=True)
-    return runner.run(COUNT_DECODER, request)
+    counts, spec = runner.run(COUNT_DECODER, request), decoder_spec(fields, str(where))
+    has_8_bit_caches = quantized is not None and quantized.kv_cache is not None
+    pages = copied_pages(config, request.backend, spec, has_8_bit_caches=has_8_bit_caches)
+    return counts if pages is None else counts.with_gathered_pages(pages)
 
 
 def _load(result: TextResult) -> _Load | None:

@@ -88,10 +88,7 @@ def _model(plan: LlmReport) -> Table:
     table.add_row("workload", lengths + limit)
     for phase, text in (("prefill", "one prompt"), ("decode", f"one step with batch {work.concurrency}")):
         table.add_row(phase, f"{text}: {_step_text(plan.step[phase])}")
-    full, used = (plan.kv_window[window] for window in ("full", "used"))
-    reads = f"{size_text(full.bytes)} of caches in a decode step (slots of {full.tokens} tokens)"
-    less = f"{size_text(used.bytes)} with `llm.kv_window: used` ({used.tokens})"
-    table.add_row("reads", f"{reads}, {less}")
+    table.add_row("reads", _reads_text(plan))
     check = plan.formulas.decode_flops
     share = f"{check.ratio:.4f} of the counted work"
     table.add_row("formula", f"2 P + 4 N H T L: {count_text(check.formula)}FLOP per token, {share}")
@@ -101,6 +98,16 @@ def _model(plan: LlmReport) -> Table:
     parts = ", ".join(f"{name.replace('_', ' ')} {size_text(size)}" for name, size in sizes.items())
     table.add_row("memory", f"{size_text(need.total)}: {parts}, reserve")
     return table
+
+
+def _reads_text(plan: LlmReport) -> str:
+    """Return what attention is given to read of caches."""
+    full, used = plan.kv_window.get("full"), plan.kv_window["used"]
+    if full is None:
+        copied = ", copied first" if plan.work.copies_pages else ""
+        return f"{size_text(used.bytes)} of caches in a decode step ({used.tokens} tokens of each request{copied})"
+    reads = f"{size_text(full.bytes)} of caches in a decode step (slots of {full.tokens} tokens)"
+    return f"{reads}, {size_text(used.bytes)} with `llm.kv_window: used` ({used.tokens})"
 
 
 def _network(plan: VisionReport) -> Table:

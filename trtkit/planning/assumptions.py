@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trtkit.planning.count_network import CountedNetwork
     from trtkit.planning.counts import Mixture
     from trtkit.planning.decoder_model import DecoderModel, Workload
+    from trtkit.planning.paged import CopiedPages
 
 _ALWAYS = (
     "times are floors: the published dense rate and bandwidth reached in full, no launch, no transfer from the host",
@@ -20,15 +21,24 @@ _ALWAYS = (
     "fp32 products run as TF32 where the GPU has it, as TensorRT does by default",
 )
 
+_LINEAR = (
+    "caches are linear and as long as needed; attention computes and reads all of a cache, masked parts too; the "
+    "row `reads` has what an engine's attention is given, by `llm.kv_window`"
+)
 
-def llm_assumptions(model: DecoderModel, work: Workload, mixture: Mixture | None = None) -> list[str]:
-    """Return what holds for a plan of an LLM. mixture: of which a step reads the chosen experts only."""
+
+def llm_assumptions(
+    model: DecoderModel, work: Workload, mixture: Mixture | None = None, pages: CopiedPages | None = None
+) -> list[str]:
+    """Return what holds for a plan of an LLM.
+
+    mixture: of which a step reads the chosen experts only. pages: that a step copies; None if caches are linear.
+    """
     notes = [
         f"prompts of {work.input_len} tokens are prefilled whole for times, {work.chunk} tokens a step for memory; "
         "all requests start together",
         f"decoding is timed at {work.mean_length} cached tokens, the mean; a slot holds {work.length}",
-        "caches are linear and as long as needed; attention computes and reads all of a cache, masked parts too; the "
-        "row `reads` has what an engine's attention is given, by `llm.kv_window`",
+        _LINEAR if pages is None else _pages_note(work, pages),
         "other formats are arithmetic: engines are quantized as `quantize` in a config or the checkpoint says",
         f"several GPUs: links at their published bandwidth, {GPUS_PER_NODE} GPUs a node and InfiniBand between nodes, "
         "rings with NCCL's constants, nothing overlapped with computing; prompts pass a pipeline in parts, decode "
@@ -41,7 +51,7 @@ def llm_assumptions(model: DecoderModel, work: Workload, mixture: Mixture | None
         notes.append(_experts_note(model, mixture))
     if model.quantized:
         notes.append("quantized layers compute in the type of codes and inputs; input factors (AWQ) are not counted")
-    if model.keeps_new:
+    if model.kv_dtype.bits == 8:
         notes.append(
             "8-bit caches also need room for one step's new keys and values, and are read in "
             f"{model.dtype} by one layer at a time"
@@ -49,6 +59,18 @@ def llm_assumptions(model: DecoderModel, work: Workload, mixture: Mixture | None
     if model.has_windows:
         notes.append("sliding layers cache all tokens, as trtkit's engines do")
     return notes
+
+
+def _pages_note(work: Workload, pages: CopiedPages) -> str:
+    """Say what caches in pages take, and which of them a step copies."""
+    takes = f"caches are pages of {work.page_tokens} tokens, of which a sequence takes whole ones, and one is nobody's"
+    if not pages.layers:
+        return f"{takes}; attention reads them where they are"
+    layers = "all layers" if pages.share == 1 else f"{pages.layers} layers, {float(pages.share):.0%} of the caches,"
+    return (
+        f"{takes}; {layers} read, write and read again the pages of each sequence in every step, as if each ran "
+        "in a call of its own: the row `reads` has what an engine's attention is given"
+    )
 
 
 def _experts_note(model: DecoderModel, mixture: Mixture | None) -> str:

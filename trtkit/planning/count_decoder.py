@@ -63,14 +63,15 @@ _ATTENTION_GROUPS = {
 def count_decoder(request: CountRequest, context: Context) -> Counts:
     """Count the network of a config.
 
-    If it takes a limited number of new tokens, counts are exact for one and for that many, and for multiples what so
-    many calls take; layers of which some numbers grow with its square or cube lie on a line between.
+    Caches are linear; `Counts.with_gathered_pages` is what pages change. If the network takes a limited number of new
+    tokens, counts are exact for one and for that many, and for multiples what so many calls take; layers of which some
+    numbers grow with its square or cube lie on a line between.
     """
     backend, spec = load_backend(request.backend), decoder_spec(request.fields, request.where)
     options, first = network_options(resolve(request.config)), _first_length(spec, request.length)
     lora = llm_options(request.config).lora
     adapted, ranks = (frozenset[str](), 0) if lora is None else (adapted_layers(spec, lora), lora.max_rank_sum)
-    plain = replace(options, experts="all", adapted=adapted)  # whose counts are multilinear
+    plain = replace(options, experts="all", adapted=adapted, page_tokens=None)  # whose counts are multilinear
     most = spec.most_new_tokens
     points = sample_points((1, 1, first), _STEP, 1 if most is None else most - 1)
     check = (3, 5 if most is None else most, first + _STEP)

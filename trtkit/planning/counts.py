@@ -7,18 +7,21 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, TypeVar
 
-from trtkit.planning.multilinear import Multilinear, total
+from trtkit.planning.multilinear import NOTHING, Multilinear, total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trtkit.planning.multilinear import Point
+    from trtkit.planning.paged import CopiedPages
     from trtkit.planning.traffic import GroupCost, NetworkCost
 
 
 _Point = TypeVar("_Point")
 EXPERTS = "experts"
 """The group of all that is done for each expert."""
+PAGE_COPIES = "page copies"
+"""The group of copies of pages."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Counts:
 
     fused_bytes: the least that it moves; cache_bytes: the part that is read from caches. alive: bytes of results that
     are alive at each step that differs from the others. mixture: None if every step reads all weights.
+    copied_bytes: of caches in pages, which a step copies before attention reads them; largest_copy: those of one layer.
     """
 
     groups: tuple[Group, ...]
@@ -76,6 +80,8 @@ class Counts:
     cache_bytes: Multilinear
     alive: tuple[Multilinear, ...]
     mixture: Mixture | None = None
+    copied_bytes: Multilinear = NOTHING
+    largest_copy: Multilinear = NOTHING
 
     def of_step(self, point: Point) -> Counts:
         """Return what a step at (B, S, T) costs, which reads chosen experts only."""
@@ -90,10 +96,18 @@ class Counts:
         )
         return replace(self, groups=groups, fused_bytes=fused, mixture=None)
 
+    def with_gathered_pages(self, pages: CopiedPages) -> Counts:
+        """Return the counts of a network whose layers copy pages: what they cached is read, written and read."""
+        copied = self.cache_bytes.scaled(pages.share)
+        group = Group(PAGE_COPIES, pages.layers, NOTHING, {}, copied + copied, 0)
+        groups = (*self.groups, *([group] if pages.layers else []))
+        largest = self.cache_bytes.scaled(pages.largest)
+        return replace(self, groups=groups, copied_bytes=copied, largest_copy=largest)
+
     @property
-    def with_gathered_pages(self) -> Counts:
-        """The counts of a network that copies pages next to each other: what is cached is read, written and read."""
-        return replace(self, fused_bytes=total([self.fused_bytes, self.cache_bytes, self.cache_bytes]))
+    def moved_bytes(self) -> Multilinear:
+        """The least that a step moves: copies of pages are written and read besides."""
+        return total([self.fused_bytes, self.copied_bytes, self.copied_bytes])
 
     @property
     def flops(self) -> Multilinear:
@@ -114,9 +128,12 @@ class Counts:
         return sum(group.weight_bytes for group in self.groups)
 
     def activation_bytes(self, point: Point) -> int:
-        """Return the most bytes of results that are alive at once, copies of chosen experts too, nothing fused."""
-        copied = 0 if self.mixture is None else round(self.mixture.copied_bytes * self.mixture.share(point))
-        return copied + max((poly.at(point) for poly in self.alive), default=0)
+        """Return the most bytes of results that are alive at once, nothing fused.
+
+        Copies are among them: of chosen experts, and of a layer's pages, as they are and followed by new tokens.
+        """
+        experts = 0 if self.mixture is None else round(self.mixture.copied_bytes * self.mixture.share(point))
+        return max(experts, 2 * self.largest_copy.at(point)) + max((poly.at(point) for poly in self.alive), default=0)
 
 
 def counts_of(

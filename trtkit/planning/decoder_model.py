@@ -11,6 +11,7 @@ from trtkit.errors import PlanError
 from trtkit.models.feed_forward import MoeSpec
 from trtkit.models.weights import model_weights
 from trtkit.network.input_spec import kv_window
+from trtkit.planning.paged import whole_pages
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantized_model import describe
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
     from trtkit.planning.counts import Counts
     from trtkit.planning.formats import Format
+    from trtkit.planning.multilinear import Point
     from trtkit.quantized_model import QuantizedModel
 
 Json = dict[str, Any]
@@ -30,7 +32,8 @@ DEFAULT_INPUT, DEFAULT_OUTPUT = 512, 128
 class Workload:
     """Requests of equal lengths, in tokens, `concurrency` of them at once. chunk: prompt tokens of one prefill step.
 
-    slot_length: tokens that a slot has room for.
+    slot_length: tokens that a slot has room for. page_tokens: of pages, 0 if caches are linear. copies_pages: whether a
+    step copies them, so that attention reads whole ones.
     """
 
     input_len: int
@@ -38,6 +41,8 @@ class Workload:
     concurrency: int
     chunk: int
     slot_length: int
+    page_tokens: int = 0
+    copies_pages: bool = False
 
     @property
     def length(self) -> int:
@@ -52,7 +57,22 @@ class Workload:
     @property
     def read_lengths(self) -> dict[str, int]:
         """Cached tokens of a slot that attention is given to read at the mean length, by `llm.kv_window`."""
-        return {"full": self.slot_length, "used": kv_window(self.mean_length, self.slot_length)}
+        if self.page_tokens and not self.copies_pages:
+            return {"used": self.mean_length}
+        used = kv_window(self.mean_length, self.slot_length)
+        return {"used": self._read(used)} if self.page_tokens else {"full": self.slot_length, "used": used}
+
+    def prefill(self, batch: int = 1) -> Point:
+        """Return the (B, S, T) of a step that prefills so many whole prompts."""
+        return batch, self.input_len, self._read(self.input_len)
+
+    def decode(self, batch: int | None = None) -> Point:
+        """Return the (B, S, T) of a decode step at the mean length, of all requests unless their number is given."""
+        return self.concurrency if batch is None else batch, 1, self._read(self.mean_length)
+
+    def _read(self, tokens: int) -> int:
+        """Return how many tokens of a sequence attention reads at least."""
+        return whole_pages(tokens, self.page_tokens) * self.page_tokens if self.copies_pages else tokens
 
 
 @dataclass(frozen=True)
@@ -62,7 +82,8 @@ class DecoderModel:
     active_parameters: those that compute one token: all, but of a mixture of experts the chosen ones.
     looked_up: parameters of tables that no product reads. max_length: the longest sequence that model, or engine, was
     made for; 0 for no limit. layers: how many. attention: of each layer that has it. state_bytes: of one sequence's
-    recurrent states. adapter_bytes: of all resident LoRA adapters. saved_bytes: what quantized weights save.
+    recurrent states. adapter_bytes: of all resident LoRA adapters.
+    page_tokens: of pages, 0 if caches are linear. saved_bytes: what quantized weights save.
     cache_dtype: None for the model's own.
     quantized: what is quantized, in words.
     """
@@ -84,6 +105,7 @@ class DecoderModel:
     types: tuple[str, ...] = ()
     quantized: str = ""
     adapter_bytes: int = 0
+    page_tokens: int = 0
 
     @property
     def has_windows(self) -> bool:
@@ -103,7 +125,12 @@ class DecoderModel:
     @property
     def keeps_new(self) -> bool:
         """Whether new keys and values need room next to the caches."""
-        return self.kv_dtype.bits == 8
+        return self.kv_dtype.bits == 8 or self.page_tokens > 0
+
+    def slot_bytes(self, length: int) -> int:
+        """Return the cache and recurrent states of one sequence of `length` tokens."""
+        held = whole_pages(length, self.page_tokens) * self.page_tokens if self.page_tokens else length
+        return self.kv_bytes_per_token * held + self.state_bytes
 
     def takes(self, form: Format) -> bool:
         """Whether weights and caches can have a format."""
@@ -113,7 +140,7 @@ class DecoderModel:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token in all layers; caches are linear, windows do not shorten them."""
+        """Keys and values of one token in all layers; windows do not shorten them."""
         return self.kv_dtype.size_bytes(sum(layer.cached_elements for layer in self.attention))
 
     def windowed_kv_bytes(self, length: int) -> int:

@@ -72,7 +72,9 @@ def in_format(counts: Counts, dtype: DType, form: Format) -> Counts:
     )
     groups = tuple(_group(group, dtype, form) for group in counts.groups)
     mixture = counts.mixture if form.weight_bits is None else None  # quantized experts are all read
-    return replace(counts, groups=groups, fused_bytes=Multilinear(rest) + cache, cache_bytes=cache, mixture=mixture)
+    own = replace(counts, groups=groups, fused_bytes=Multilinear(rest) + cache, cache_bytes=cache, mixture=mixture)
+    copied, largest = (_scaled(poly, kept) for poly in (counts.copied_bytes, counts.largest_copy))
+    return replace(own, copied_bytes=copied, largest_copy=largest)
 
 
 def _group(group: Group, dtype: DType, form: Format) -> Group:

@@ -67,9 +67,9 @@ def _times(question: Question, gpu: PlannedGpu, share: GridShare) -> tuple[float
     A prompt passes the stages in parts, of which each reads the weights; a decode step passes them whole.
     """
     work, stages = question.work, share.grid.pipeline
-    prompt, parts = floor(share.counts, (1, work.input_len, work.input_len), gpu), prefill_parts(stages, work.input_len)
+    prompt, parts = floor(share.counts, work.prefill(), gpu), prefill_parts(stages, work.input_len)
     first = max((prompt.compute_s or 0.0) / parts, prompt.memory_s) / stages * (parts + stages - 1)
-    decode = floor(share.counts, (work.concurrency, 1, work.mean_length), gpu).seconds
+    decode = floor(share.counts, work.decode(), gpu).seconds
     first_links, _ = link_seconds(question, gpu, share, work.input_len, 1)
     decode_links, _ = link_seconds(question, gpu, share, work.concurrency, work.concurrency)
     return first + first_links, decode + decode_links
@@ -81,7 +81,7 @@ def _plan(question: Question, gpu: PlannedGpu, share: GridShare) -> GridPlan:
     sizes = share.weight_bytes, share.kv_per_token
     adapters = adapter_bytes(question.spec, question.lora, model.dtype, rank_spec(question.spec, grid, 0))
     own = Footprint(share.counts, *sizes, work.chunk, model.vocab_size, model.keeps_new, share.state_bytes)
-    footprint = replace(own, adapters=adapters)
+    footprint = replace(own, adapters=adapters, page_tokens=model.page_tokens)
     need = footprint.need(work.concurrency, work.length)
     ttft, tpot = _times(question, gpu, share)
     links_s, sent = link_seconds(question, gpu, share, work.concurrency, work.concurrency)

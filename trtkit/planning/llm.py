@@ -45,7 +45,7 @@ def plan_llm(question: Question, gpu: PlannedGpu, demand: Demand = NO_DEMAND) ->
         largest_batch=batch,
         largest_context=context,
         largest_context_is_the_models=context == model.max_length > 0,
-        compute_bound_batch=compute_bound_batch(counts, work.mean_length, gpu),
+        compute_bound_batch=compute_bound_batch(counts, work.decode()[2], gpu),
         compute_bound_batch_without_caches=compute_bound_batch(counts, 0, gpu),
         speed=speed,
         tpot_by_kv_window={
@@ -63,9 +63,8 @@ def plan_llm(question: Question, gpu: PlannedGpu, demand: Demand = NO_DEMAND) ->
 def speeds(question: Question, gpu: PlannedGpu, batch: int, price_per_hour: float | None = None) -> LlmSpeed:
     """Return times and throughput of `batch` requests at once: all prompts, then every token of all answers."""
     work, counts = question.work, question.counts
-    first = floor(counts, (1, work.input_len, work.input_len), gpu)
-    prefill = floor(counts, (batch, work.input_len, work.input_len), gpu)
-    decode = floor(counts, (batch, 1, work.mean_length), gpu)
+    first, prefill = (floor(counts, work.prefill(size), gpu) for size in (1, batch))
+    decode = floor(counts, work.decode(batch), gpu)
     seconds = prefill.seconds + (work.output_len - 1) * decode.seconds
     per_s = batch * work.output_len / seconds
     return LlmSpeed(
@@ -73,7 +72,7 @@ def speeds(question: Question, gpu: PlannedGpu, batch: int, price_per_hour: floa
         ttft=first,
         ttft_of_all=prefill,
         tpot=decode,
-        tpot_unfused_ms=1e3 * unfused_s(counts, (batch, 1, work.mean_length), gpu),
+        tpot_unfused_ms=1e3 * unfused_s(counts, work.decode(batch), gpu),
         request_ms=1e3 * seconds,
         decode_tokens_per_second=batch / decode.seconds,
         output_tokens_per_second=per_s,
@@ -91,7 +90,7 @@ def footprint_of(model: DecoderModel, counts: Counts, chunk: int) -> Footprint:
     """Return what the model keeps on one GPU. chunk: new tokens of each slot in a prefill step."""
     sizes = model.weight_bytes, model.kv_bytes_per_token
     own = Footprint(counts, *sizes, chunk, model.vocab_size, model.keeps_new, model.state_bytes)
-    return replace(own, adapters=model.adapter_bytes)
+    return replace(own, adapters=model.adapter_bytes, page_tokens=model.page_tokens)
 
 
 def _batches(most: int) -> list[int]:
@@ -108,13 +107,14 @@ def _in_format(question: Question, gpu: PlannedGpu, form: Format) -> FormatPlan:
     kv = model.kv_bytes_per_token * (form.kv_bits or model.dtype.bits) // model.dtype.bits
     keeps_new = form.kv_bits is not None or model.keeps_new
     weights, sizes = model.weight_bytes - saved, (work.chunk, model.vocab_size)
-    footprint = Footprint(counts, weights, kv, *sizes, keeps_new, model.state_bytes, model.adapter_bytes)
+    own = Footprint(counts, weights, kv, *sizes, keeps_new, model.state_bytes, model.adapter_bytes)
+    footprint = replace(own, page_tokens=model.page_tokens)
     return FormatPlan(
         name=form.name,
         weight_bytes=footprint.weights,
         kv_bytes_per_token=kv,
         fits=footprint.need(work.concurrency, work.length).total <= gpu.memory_bytes,
         largest_batch=footprint.largest_batch(work.length, gpu.memory_bytes),
-        ttft=floor(counts, (1, work.input_len, work.input_len), gpu),
-        tpot=floor(counts, (work.concurrency, 1, work.mean_length), gpu),
+        ttft=floor(counts, work.prefill(), gpu),
+        tpot=floor(counts, work.decode(), gpu),
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from trtkit.planning.paged import whole_pages
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -43,9 +45,10 @@ class Footprint:
     """What a decoder-only LLM keeps on one GPU.
 
     weights: bytes. kv_per_token: bytes, of all layers. chunk: new tokens of each slot in a prefill step, which the
-    activations follow from. keeps_new: engines with caches in eight bits give a step's keys and values apart.
-    vocab_size: of the logits that are sampled. state_bytes: of a slot's recurrent states, which engines write apart.
-    adapters: bytes of resident LoRA adapters.
+    activations follow from. keeps_new: engines whose caches have eight bits or pages give a step's keys and values
+    apart. vocab_size: of the logits that are sampled. state_bytes: of a slot's recurrent states, which engines write
+    apart. adapters: bytes of resident LoRA adapters. page_tokens: of pages, of which each sequence takes whole ones,
+    and nobody one; 0 if caches are linear.
     """
 
     counts: Counts
@@ -56,12 +59,16 @@ class Footprint:
     keeps_new: bool = False
     state_bytes: int = 0
     adapters: int = 0
+    page_tokens: int = 0
 
     def need(self, batch: int, length: int) -> Need:
         """Return what `batch` slots of `length` tokens need."""
         new = min(self.chunk, length)
         activations = self.counts.activation_bytes((batch, new, length))
-        tokens = batch * (length + new) if self.keeps_new else batch * length
+        tokens = batch * length
+        if self.page_tokens:
+            tokens = (batch * whole_pages(length, self.page_tokens) + 1) * self.page_tokens
+        tokens += batch * new if self.keeps_new else 0
         caches = self.kv_per_token * tokens + 2 * self.state_bytes * batch
         return Need(self.weights, caches, activations, sampling_bytes(batch, self.vocab_size), self.adapters)
 

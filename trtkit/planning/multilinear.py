@@ -41,6 +41,9 @@ class Multilinear:
         return Multilinear(tuple(a + b for a, b in pairs))
 
 
+NOTHING = Multilinear()
+
+
 def total(parts: Sequence[Multilinear]) -> Multilinear:
     """Return the sum."""
     return Multilinear(tuple(sum(column) for column in zip(*(part.coefficients for part in parts), strict=True)))

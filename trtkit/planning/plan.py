@@ -20,6 +20,7 @@ from trtkit.planning.decoder_model import decoder_model, formulas, workload
 from trtkit.planning.jobs import COUNT_DECODER, CountRequest
 from trtkit.planning.llm import plan_llm
 from trtkit.planning.load import Demand
+from trtkit.planning.paged import copied_pages
 from trtkit.planning.quantized_by import quantized_of
 from trtkit.planning.question import Question
 from trtkit.planning.report import CacheRead, LayerGroup, LayerWork, LlmReport, StepWork, VisionReport
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from trtkit.planning.counts import Counts, Group
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.multilinear import Point
+    from trtkit.planning.paged import CopiedPages
     from trtkit.planning.report import Report
     from trtkit.planning.source import PlannedModel
     from trtkit.quantized_model import QuantizedModel
@@ -68,7 +70,10 @@ def make_plan(model: PlannedModel, request: PlanRequest, runner: Runner) -> Repo
 
 
 def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Question:
-    """Count a language model's network, and return it with the work it is to do. Raises TrtkitError."""
+    """Count a language model's network, and return it with the work it is to do, caches as if they were linear.
+
+    Raises TrtkitError.
+    """
     assert planned.fields is not None
     spec = decoder_spec(planned.fields, planned.where)
     options, dtype = llm_options(planned.config), dtype_of(planned.config.precision)
@@ -90,9 +95,9 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
 
 
 def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> LlmReport:
-    question = llm_question(planned, request, runner)
+    question, pages = _in_pages(llm_question(planned, request, runner), planned)
     model, counts, work = question.model, question.counts, question.work
-    points = {"prefill": (1, work.input_len, work.input_len), "decode": (work.concurrency, 1, work.mean_length)}
+    points = {"prefill": work.prefill(), "decode": work.decode()}
     windowed = model.windowed_kv_bytes(work.length)
     return LlmReport(
         model=model,
@@ -107,25 +112,30 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
         step={name: _step(counts, point) for name, point in points.items()},
         formulas=formulas(model, counts, work),
         gpus=tuple(plan_llm(question, gpu, request.demand(gpu)) for gpu in request.gpus),
-        assumptions=(*_notes(planned), *llm_assumptions(model, work, counts.mixture)),
+        assumptions=(*_notes(planned), *llm_assumptions(model, work, counts.mixture, pages)),
     )
 
 
 def _notes(planned: PlannedModel) -> list[str]:
-    """Return what is to be said of a language model's source and of its caches."""
+    """Return what is to be said of a language model's source and of its speculator."""
     options, notes = llm_options(planned.config), [*planned.notes]
     if options.speculator is not None:
         notes.append(
             "the head that guesses tokens is left out: its weights with a copy of the embedding, its cache, its time"
         )
-    page = options.page_size
-    if page is None:
-        return notes
-    return [
-        *notes,
-        f"the engine's caches are paged: a sequence takes up to {page - 1} tokens more than it has, and TensorRT "
-        "copies the pages in use before attention reads them, which times leave out",
-    ]
+    return notes
+
+
+def _in_pages(question: Question, planned: PlannedModel) -> tuple[Question, CopiedPages | None]:
+    """Return the question with caches in pages, and what steps copy of them, if the config has such caches."""
+    model, spec = question.model, question.spec
+    pages = copied_pages(planned.config, planned.backend, spec, has_8_bit_caches=model.kv_dtype.bits == 8)
+    size = llm_options(planned.config).page_size
+    if pages is None or size is None:
+        return question, None
+    work = replace(question.work, page_tokens=size, copies_pages=pages.layers > 0)
+    counts = question.counts.with_gathered_pages(pages)
+    return replace(question, model=replace(model, page_tokens=size), counts=counts, work=work), pages
 
 
 def _plan_vision(planned: PlannedModel, request: PlanRequest, runner: Runner) -> VisionReport:
@@ -192,7 +202,7 @@ def _step(counts: Counts, point: Point) -> StepWork:
     return StepWork(
         flops=counts.flops.at(point),
         products={dtype: poly.at(point) for dtype, poly in counts.products.items()},
-        fused_bytes=counts.fused_bytes.at(point),
+        fused_bytes=counts.moved_bytes.at(point),
         cache_bytes=counts.cache_bytes.at(point),
         activation_bytes=activation_bytes,
     )

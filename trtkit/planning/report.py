@@ -208,7 +208,7 @@ class LlmReport(_Report):
     @property
     def slot_bytes(self) -> int:
         """Cache and recurrent states of one slot at the end."""
-        return self.model.kv_bytes_per_token * self.work.length + self.model.state_bytes
+        return self.model.slot_bytes(self.work.length)
 
     def to_json(self) -> Json:
         """Return the form that users get."""

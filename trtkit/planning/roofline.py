@@ -48,7 +48,7 @@ class Floor:
 def floor(counts: Counts, point: Point, gpu: Roof) -> Floor:
     """Return the least time of a network that is fused as well as can be, at (B, S, T)."""
     counts = counts.of_step(point)
-    memory_s = counts.fused_bytes.at(point) / gpu.bandwidth_bytes_per_s
+    memory_s = counts.moved_bytes.at(point) / gpu.bandwidth_bytes_per_s
     return Floor(_compute_s(counts.products, point, gpu), memory_s)
 
 

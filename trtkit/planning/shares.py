@@ -10,6 +10,7 @@ from trtkit.errors import ConfigError
 from trtkit.models.feed_forward import MoeSpec
 from trtkit.models.parallel import SINGLE, Grid, check_grid, rank_spec
 from trtkit.models.weights import model_weights
+from trtkit.planning.counts import PAGE_COPIES
 from trtkit.planning.multilinear import Multilinear
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _DIVIDED = (
     "latent expansion",
     "attention",
     "kv cache update",
+    PAGE_COPIES,
     "output projection",
     "recurrent layers",
     "mlp",
@@ -72,13 +74,17 @@ def tensor_share(counts: Counts, spec: DecoderSpec, gpus: int, dtype: DType) -> 
     saved = divided - divided // gpus
     own = rank_spec(spec, Grid(gpus), 0)
     kept = own.cached_elements / spec.cached_elements if spec.cached_elements else 1.0
-    cache = Multilinear(tuple(round(kept * c) for c in counts.cache_bytes.coefficients))
+    cache, copied, largest = (
+        Multilinear(tuple(round(kept * c) for c in poly.coefficients))
+        for poly in (counts.cache_bytes, counts.copied_bytes, counts.largest_copy)
+    )
     rest = tuple(a - b for a, b in zip(counts.fused_bytes.coefficients, counts.cache_bytes.coefficients, strict=True))
     states = 2 * (spec.state_bytes(dtype) - own.state_bytes(dtype))  # each row's are read and written
     fused = Multilinear((rest[0] - saved, *rest[1:4], rest[4] - states, *rest[5:])) + cache
     groups = tuple(_divided(group, gpus) if group.name in _DIVIDED else group for group in counts.groups)
     mixture = counts.mixture and replace(counts.mixture, copied_bytes=counts.mixture.copied_bytes // gpus)
-    return replace(counts, groups=groups, fused_bytes=fused, cache_bytes=cache, mixture=mixture)
+    share = replace(counts, groups=groups, fused_bytes=fused, cache_bytes=cache, mixture=mixture)
+    return replace(share, copied_bytes=copied, largest_copy=largest)
 
 
 def rank_bytes(model: DecoderModel, spec: DecoderSpec, grid: Grid) -> tuple[int, int]:

@@ -56,7 +56,7 @@ def _plan(question: Question, gpu: PlannedGpu, footprint: Footprint, weights: in
     stream_s = 1e-9 * streamed / known_links().links[gpu.host_link].gb_per_s
 
     def gpu_s(batch: int) -> float:
-        return floor(question.counts, (batch, 1, work.mean_length), gpu).seconds
+        return floor(question.counts, work.decode(batch), gpu).seconds
 
     batch = footprint.largest_batch(work.length, gpu.memory_bytes)
     hidden = largest(lambda size: gpu_s(size) < stream_s, LARGEST_BATCH) + 1  # its step takes as long as the copy

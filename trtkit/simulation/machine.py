@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from trtkit.errors import SimulationError
 from trtkit.planning.llm import footprint_of
+from trtkit.planning.paged import ALL_COPIED
 from trtkit.simulation.times import RooflineTimes
 
 if TYPE_CHECKING:
@@ -66,6 +67,6 @@ def machine_of(question: Question, gpu: PlannedGpu, options: MachineOptions, cac
         what = f"{gpu.name} has room for {max(0, cache_tokens)} cached tokens with {slots} sequences at once"
         raise SimulationError(what, "--slots", "use fewer")
     copy_s = token_bytes / options.host_bytes_per_s
-    counts = counts.with_gathered_pages if caches == "paged" else counts
+    counts = counts.with_gathered_pages(ALL_COPIED) if caches == "paged" else counts
     times = RooflineTimes(counts, gpu, options.efficiency, options.overhead_s, copy_s)
     return Machine(times, slots, work.slot_length, cache_tokens, token_bytes)

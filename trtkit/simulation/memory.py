@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from trtkit.planning.paged import whole_pages
+
 if TYPE_CHECKING:
     from trtkit.simulation.requests import SimulatedRequest
 
@@ -214,7 +216,7 @@ class PagedMemory:
         return int(crossings @ self._phases)
 
     def _count(self, tokens: int) -> int:
-        return -(-tokens // self.page_tokens)
+        return whole_pages(tokens, self.page_tokens)
 
     def _allocate(self, number: int, pages: int) -> None:
         self._make_free(pages)

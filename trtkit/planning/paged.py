@@ -1,0 +1,61 @@
+"""Caches in pages: what sequences take, and what a step copies before attention reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from trtkit.engine.decoders import llm_options, network_options
+from trtkit.engine.plugins import reads_pages_in_place
+from trtkit.models.attention import AttentionSpec
+from trtkit.network.paged_layers import layers_in_place
+from trtkit.resolve import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.config.schema import ModelConfig
+    from trtkit.models.spec import DecoderSpec
+
+
+@dataclass(frozen=True)
+class CopiedPages:
+    """Layers that copy their pages next to each other; the others read them in place.
+
+    layers: how many copy. share, largest: which part of the caches' bytes they copy, and which part one copies at most.
+    """
+
+    layers: int
+    share: Fraction
+    largest: Fraction
+
+
+ALL_COPIED = CopiedPages(1, Fraction(1), Fraction(0))
+"""Of a network whose layers all copy, whatever its activations take."""
+
+
+def whole_pages(tokens: int, page_tokens: int) -> int:
+    """Return how many pages a sequence of `tokens` tokens takes."""
+    return -(-tokens // page_tokens)
+
+
+def copied_pages(config: ModelConfig, backend: str, spec: DecoderSpec, *, has_8_bit_caches: bool) -> CopiedPages | None:
+    """Return what steps of a config's engine copy; None if its caches are linear.
+
+    Raises ConfigError if plugins are to read pages in place always and the backend called so has none.
+    """
+    if llm_options(config).page_size is None:
+        return None
+    attentions = {index: layer.mixer for index, layer in spec.numbered_layers if isinstance(layer.mixer, AttentionSpec)}
+    in_place: frozenset[int] = frozenset()
+    if reads_pages_in_place(config, backend) and not has_8_bit_caches:
+        in_place = layers_in_place(spec, replace(network_options(resolve(config)), has_pages_in_place=True))
+    return _copied({index: each.cached_elements for index, each in attentions.items() if each.caches}, in_place)
+
+
+def _copied(cached: Mapping[int, int], in_place: frozenset[int]) -> CopiedPages:
+    """Return which share of the caches is copied. cached: elements of a token by layer."""
+    copied = [each for index, each in cached.items() if index not in in_place]
+    all_ = sum(cached.values()) or 1
+    return CopiedPages(len(copied), Fraction(sum(copied), all_), Fraction(max(copied, default=0), all_))
