@@ -12,11 +12,12 @@ say trtkit run bundles/efficientnet-lite0 "$cat" --output bundles/drawn
 say trtkit build all-minilm-l6-v2
 printf 'A kitten plays with wool.\nThe cat is chasing a toy.\nShares fell by three percent.\n' > bundles/sentences.txt
 say trtkit run bundles/all-minilm-l6-v2 bundles/sentences.txt
-say trtkit build llama
+say trtkit build llama --set llm.kv=paged
 say trtkit verify bundles/llama --no-corners
 say trtkit generate bundles/llama "What is the capital of France?" --stats
 say trtkit build llama --set quantize.method=int8_wo -o bundles/llama-int8
 say trtkit eval bundles/llama-int8 --compare bundles/llama --perplexity README.md --windows 1
+say trtkit simulate llama-3.1-8b --gpu h200 --kv paged --rate 30 --requests 500 --max-length 8192 --goodput ttft:1000
 
 printf '\n\033[1m$ trtkit serve bundles/llama --quiet &\033[0m\n'
 trtkit serve bundles/llama --quiet > bundles/serve.log 2>&1 &
