@@ -19,26 +19,51 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.network.record import NetworkRecord
 
+FILE = click.Path(path_type=Path, dir_okay=False)
 EPILOG = """\b
 Examples:
   trtkit inspect model.onnx
   trtkit inspect ppocr-rec --precision fp16
-  trtkit inspect bundles/efficientnet-lite0 --layers"""
+  trtkit inspect bundles/efficientnet-lite0 --layers
+  trtkit inspect bundles/llama --fusion --html kernels.html"""
 
 
 @click.command(epilog=EPILOG)
 @model_argument()
 @model_options
 @click.option("--layers", is_flag=True, help="List every layer.")
+@click.option("--fusion", is_flag=True, help="Build a bundle's networks again to list their kernels.")
+@click.option("--html", type=FILE, help="With --fusion: write a page with the network as a graph.")
+@click.option("--measured", type=FILE, multiple=True, help="With --html: JSON of verify or bench to color by.")
 @json_option
 @quiet_option
-def command(path: str, target: str | None, overrides: Overrides, layers: bool, as_json: bool, quiet: bool) -> None:
+def command(
+    path: str,
+    target: str | None,
+    overrides: Overrides,
+    layers: bool,
+    fusion: bool,
+    html: Path | None,
+    measured: tuple[Path, ...],
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Show an ONNX file, a config's network before building, or a bundle.
 
     MODEL is a bundle, a config's name or YAML file, an .onnx or .gguf file, or a folder that transformers or
     TensorRT-LLM saved. FLOPs, bytes and sizes are
     counted at the `opt` shapes.
+
+    --fusion shows which layers of a bundle became which kernels of its engine,
+    and the bytes that fusing saves. No GPU is needed.
     """
+    if (html is not None or measured) and not fusion:
+        raise click.UsageError("--html and --measured go with --fusion")
+    if measured and html is None:
+        raise click.UsageError("--measured goes with --html")
+    if fusion:
+        _show_fusion(read_model(path, overrides, target), html, measured, as_json=as_json, quiet=quiet)
+        return
     from trtkit.cli.tables import Inspected, inspect_tables, show
 
     kind, backend, model, network = _record(read_model(path, overrides, target), quiet=quiet or as_json)
@@ -49,6 +74,17 @@ def command(path: str, target: str | None, overrides: Overrides, layers: bool, a
         click.echo(json.dumps({"kind": kind, **own, "network": network.to_json(), "quantized": quantized}))
         return
     show(inspect_tables(Inspected(kind, model, network, quantized), every_layer=layers))
+
+
+def _show_fusion(
+    model: Bundle | ModelConfig, html: Path | None, measured: tuple[Path, ...], *, as_json: bool, quiet: bool
+) -> None:
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.cli.inspect_fusion import show_fusion
+
+    if not isinstance(model, Bundle):
+        raise click.UsageError("--fusion needs a bundle: only an engine has kernels; run `trtkit build` first")
+    show_fusion(model, html, measured, as_json=as_json, quiet=quiet)
 
 
 def _record(model: Bundle | ModelConfig, *, quiet: bool) -> tuple[str, str, ModelRecord, NetworkRecord]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.stages import Prepared, StageRequest, StageResult
+from trtkit.engine.stages import Prepared, StageKernels, StageRequest, StageResult
 from trtkit.jobs.events import Step
 from trtkit.jobs.job import Job
 from trtkit.quantization.jobs import QuantizeRequest
@@ -51,6 +51,7 @@ class QuantizedVision:
 DIGEST = Job("trtkit.engine.digest:digest", ModelConfig, Digests, activity="reading the model")
 PREPARE = Job("trtkit.engine.prepare:prepare", PrepareRequest, Prepared, activity="reading the model")
 BUILD_STAGE = Job("trtkit.engine.stage_job:build_stage", StageRequest, StageResult, uses_tensorrt=True)
+LIST_KERNELS = Job("trtkit.engine.kernel_job:list_kernels", StageRequest, StageKernels, uses_tensorrt=True)
 # It parses too, but only to explain what another job has refused: its own crash is not explained.
 DIAGNOSE = Job("trtkit.engine.diagnose:diagnose", DiagnoseRequest, type(None))
 QUANTIZE_VISION = Job("trtkit.engine.quantize_vision:quantize_vision", QuantizeRequest, QuantizedVision)

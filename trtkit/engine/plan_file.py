@@ -29,12 +29,16 @@ _ALLOCATES = ("NON_ZERO", "NMS", "TRIP_LIMIT", "CONDITION")
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """How to build, and where to. log: the file with what TensorRT prints in this process."""
+    """How to build, and where to. log: the file with what TensorRT prints in this process.
+
+    is_detailed: whether the engine, and TensorRT's verbose log, tell of which layers each kernel was made.
+    """
 
     profiles: tuple[ResolvedProfile, ...]
     options: PlanOptions
     plan: Path
     log: Path
+    is_detailed: bool = False
 
 
 def write_plan(
@@ -96,6 +100,8 @@ def _builder_config(backend: Backend, network: WrittenNetwork, request: PlanRequ
     """Return TensorRT's builder config with options, target and profiles set."""
     trt, options, builder = backend.trt, request.options, network.builder
     config = builder.create_builder_config()
+    if request.is_detailed:
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     config.clear_flag(trt.BuilderFlag.TF32)  # on by default: fp32 would have the 10-bit mantissas of TF32
     if options.sparse_weights:
         config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def build_stage(request: StageRequest, context: Context) -> StageResult:
     """Write a stage's network, describe it at its `opt` shapes, and build it if a plan is wanted."""
-    backend, options, write = load_backend(request.backend), request.options, _writer(request)
+    backend, options, write = load_backend(request.backend), request.options, stage_writer(request)
     started = time.perf_counter()
     network = write(request, backend, context)
     written = time.perf_counter()
@@ -51,7 +51,7 @@ def build_stage(request: StageRequest, context: Context) -> StageResult:
     )
 
 
-def _writer(request: StageRequest) -> Callable[[StageRequest, Backend, Context], WrittenNetwork]:
+def stage_writer(request: StageRequest) -> Callable[[StageRequest, Backend, Context], WrittenNetwork]:
     """Return what writes the stage's network; the others are not imported."""
     match request.stage.writer:
         case "parser":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.jobs.events import Step
 from trtkit.models.model import Writer
 from trtkit.network.input_spec import InputSpec
+from trtkit.network.kernels import Kernel
 from trtkit.network.profile import ResolvedProfile
 from trtkit.network.record import NetworkRecord
 
@@ -163,6 +164,14 @@ class StageResult:
     inputs: tuple[InputSpec, ...] = ()
     decoder: DecoderSize | None = None
     plan: BuiltPlan | None = None
+
+
+@dataclass(frozen=True)
+class StageKernels:
+    """What a stage's networks became. records: described at the `opt` shapes of each profile. kernels: of them all."""
+
+    records: tuple[NetworkRecord, ...]
+    kernels: tuple[Kernel, ...]
 
 
 @dataclass(frozen=True, eq=False)

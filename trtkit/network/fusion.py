@@ -1,0 +1,218 @@
+"""What fusing saves: which tensors of a network never reach memory because a kernel makes and uses them."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from trtkit.network.kernels import Kernel
+    from trtkit.network.record import LayerRecord, NetworkRecord
+
+
+_BLOCK = re.compile(r"\.\d+(?=/|$)")
+_ENDING = re.compile(r"_myl\d+_\d+$")
+
+
+@dataclass(frozen=True)
+class FusedKernel:
+    """A kernel with the names of its layers. Of a layer in several kernels, the first has the operations and bytes.
+
+    code: the name of the code that TensorRT generated for it, if it did. bytes_apart: what its layers read and write if
+    each is a kernel. bytes_saved: how much of that it keeps to itself.
+    """
+
+    name: str
+    kind: str
+    code: str
+    layers: tuple[str, ...]
+    flops: int
+    bytes_apart: int
+    bytes_saved: int
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A profile's network as kernels. phase: `prefill` or `decode` of a language model, empty for others.
+
+    shapes: of its inputs, at which bytes are counted.
+    absent: layers in no kernel: constants, views, and what TensorRT computed when it built. bytes_apart: what the other
+    layers read and write if each is a kernel; bytes_saved: how much of that kernels keep to themselves.
+    generated_kernels: how many pieces of code TensorRT generated; confirmed_kernels: how many of them the plan has.
+    """
+
+    stage: str
+    phase: str
+    shapes: dict[str, tuple[int, ...]]
+    layers: int
+    kernels: tuple[FusedKernel, ...]
+    absent: tuple[str, ...]
+    bytes_apart: int
+    bytes_saved: int
+    generated_kernels: int = 0
+    confirmed_kernels: int = 0
+
+    @property
+    def title(self) -> str:
+        """The stage and the phase."""
+        return f"{self.stage}, {self.phase}" if self.phase else self.stage
+
+
+def fuse(stage: str, network: NetworkRecord, kernels: Sequence[Kernel], phase: str = "") -> Fusion:
+    """Return what the kernels of one profile made of a network that is described at its shapes."""
+    computing = [replace(each, layers=_with_inputs(each.layers, network)) for each in kernels if each.computes]
+    of_layer: dict[int, set[int]] = defaultdict(set)
+    for number, kernel in enumerate(computing):
+        for index in kernel.layers:
+            of_layer[index].add(number)
+    saved = _Traffic(network, of_layer).saved()
+    first = {index: min(numbers) for index, numbers in of_layer.items()}
+    fused = []
+    for number, kernel in enumerate(computing):
+        own = [index for index in kernel.layers if first[index] == number]
+        layers = [network.layers[index] for index in own]
+        fused.append(
+            FusedKernel(
+                kernel.name,
+                kernel.kind,
+                kernel.code,
+                tuple(network.layers[index].name for index in kernel.layers),
+                sum(layer.flops for layer in layers),
+                sum(layer.bytes_moved for layer in layers),
+                sum(saved[index] for index in own),
+            )
+        )
+    absent = tuple(layer.name for index, layer in enumerate(network.layers) if index not in of_layer)
+    apart = sum(kernel.bytes_apart for kernel in fused)
+    return Fusion(stage, phase, network.shapes, len(network.layers), tuple(fused), absent, apart, sum(saved))
+
+
+def compare_with_plan(fusion: Fusion, plan: Path) -> Fusion:
+    """Return the fusion with how many of its generated kernels a plan has: the name of one holds a hash of its code."""
+    codes = {kernel.code for kernel in fusion.kernels if kernel.code}
+    with plan.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        confirmed = sum(data.find(code.encode()) >= 0 for code in codes)
+    return replace(fusion, generated_kernels=len(codes), confirmed_kernels=confirmed)
+
+
+def _with_inputs(indices: Sequence[int], network: NetworkRecord) -> tuple[int, ...]:
+    """Add the first half of each attention, which TensorRT does not name: an attention is two layers, named alike."""
+    names = {network.layers[index].name for index in indices}
+    halves = (
+        index
+        for index, layer in enumerate(network.layers)
+        if layer.type == "ATTENTION_INPUT" and layer.name.removesuffix("Input") + "Output" in names
+    )
+    return tuple(dict.fromkeys((*indices, *halves)))
+
+
+class _Traffic:
+    """Who makes and who reads each tensor, seen through layers that are in no kernel."""
+
+    def __init__(self, network: NetworkRecord, of_layer: Mapping[int, set[int]]) -> None:
+        self._layers, self._of_layer = network.layers, of_layer
+        self._outputs = {tensor.name for tensor in network.outputs}
+        self._makers = {tensor.name: index for index, layer in enumerate(network.layers) for tensor in layer.outputs}
+        self._readers: dict[str, list[int]] = defaultdict(list)
+        for index, layer in enumerate(network.layers):
+            for tensor in layer.inputs:
+                self._readers[tensor.name].append(index)
+        self._sources: dict[str, set[int]] = {}
+        for layer in network.layers:
+            for tensor in layer.outputs:
+                self._sources[tensor.name] = self._makers_of(tensor.name)
+        self._sinks: dict[str, list[set[int]]] = {}
+        for layer in reversed(network.layers):
+            for tensor in layer.outputs:
+                self._sinks[tensor.name] = self._read_by(tensor.name)
+
+    def saved(self) -> list[int]:
+        """Return the bytes that each layer does not move, since another one of its kernel makes or takes them."""
+        return [self._saved(index, layer) for index, layer in enumerate(self._layers)]
+
+    def _saved(self, index: int, layer: LayerRecord) -> int:
+        own = self._of_layer.get(index)
+        if not own:
+            return 0
+        reads = sum(each.size_bytes for each in layer.inputs if own & self._sources.get(each.name, set()))
+        return reads + sum(each.size_bytes for each in layer.outputs if self._stays(each.name, own))
+
+    def _stays(self, name: str, own: set[int]) -> bool:
+        """Whether whatever reads a tensor is in a kernel that made it."""
+        return name not in self._outputs and all(own & kernels for kernels in self._sinks[name])
+
+    def _makers_of(self, name: str) -> set[int]:
+        """Return the kernels in which a tensor is made; none for constants and inputs."""
+        maker = self._makers.get(name)
+        if maker is None:
+            return set()
+        own = self._of_layer.get(maker)
+        return own or _union(self._sources.get(each.name, set()) for each in self._layers[maker].inputs)
+
+    def _read_by(self, name: str) -> list[set[int]]:
+        """Return the kernels of each reader of a tensor, an empty set if the network gives it."""
+        readers: list[set[int]] = []
+        for reader in self._readers[name]:
+            if own := self._of_layer.get(reader):
+                readers.append(own)
+                continue
+            for tensor in self._layers[reader].outputs:
+                readers += [set()] if tensor.name in self._outputs else self._sinks.get(tensor.name, [])
+        return readers
+
+
+def _union(sets: Iterable[set[int]]) -> set[int]:
+    return set().union(*sets)
+
+
+@dataclass(frozen=True)
+class KernelGroup:
+    """Kernels of the same layers in repeated blocks. text: those layers, with `layers.*` for `layers.7`."""
+
+    count: int
+    kind: str
+    text: str
+    flops: int
+    bytes_apart: int
+    bytes_saved: int
+
+
+def grouped(fusion: Fusion) -> list[KernelGroup]:
+    """Return the kernels of a fusion, those of repeated blocks together; in the order of the first of each."""
+    groups: dict[tuple[str, str], list[FusedKernel]] = defaultdict(list)
+    for kernel in fusion.kernels:
+        groups[kernel.kind, _text(kernel)].append(kernel)
+    return [
+        KernelGroup(
+            len(kernels),
+            kind,
+            text,
+            sum(kernel.flops for kernel in kernels),
+            sum(kernel.bytes_apart for kernel in kernels),
+            sum(kernel.bytes_saved for kernel in kernels),
+        )
+        for (kind, text), kernels in groups.items()
+    ]
+
+
+def _text(kernel: FusedKernel) -> str:
+    """Return the layers of a kernel in words: names of two or fewer in a scope, the number of more."""
+    scopes: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(dict.fromkeys(_BLOCK.sub(".*", name) for name in kernel.layers)):
+        scope, _, last = name.rpartition("/")
+        scopes[scope].append(last)
+    if not scopes:
+        return f"added by TensorRT: {_ENDING.sub('', kernel.name)}"
+    words = []
+    for scope, names in scopes.items():
+        if scope and len(names) > 2:
+            words.append(f"{scope} ({len(names)} layers)")
+        else:
+            words += [f"{scope}/{name}" if scope else name for name in names]
+    return ", ".join(words)

@@ -1,0 +1,162 @@
+"""The fusion of a bundle's networks as one HTML page: tables of kernels, and each network as a graph to explore."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtkit.network.fusion import grouped
+from trtkit.report.cells import percent, quantity, size
+from trtkit.report.graph_layout import layered
+from trtkit.report.page import facts, page, section, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from trtkit.network.fusion import Fusion
+    from trtkit.network.record import LayerRecord, NetworkRecord
+    from trtkit.report.cells import Value
+    from trtkit.report.page import Origin
+
+_NUMBERED = re.compile(r"\blayers\.\d+\b")
+_HALF = re.compile(r"_Attention(Input|Output)$")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What other commands measured of layers, by their names: relative RMS errors, and the time of one call."""
+
+    errors: Mapping[str, float] = field(default_factory=dict)
+    times_ms: Mapping[str, float] = field(default_factory=dict)
+
+    def error(self, layer: str) -> float | None:
+        """Return a layer's error, None if it was not measured."""
+        return self.errors.get(layer)
+
+    def time_ms(self, layer: str) -> float | None:
+        """Return a layer's time, None if it was not measured. Repeated layers and an attention's halves share one."""
+        own = self.times_ms.get(layer)
+        return own if own is not None else self.times_ms.get(_HALF.sub("", _NUMBERED.sub("layers.*", layer)))
+
+    def knows(self, layer: str) -> bool:
+        """Whether anything was measured of a layer."""
+        return self.error(layer) is not None or self.time_ms(layer) is not None
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A layer as graph.js draws it: in column x and row y. kernels: their numbers. output: types and shapes."""
+
+    x: int
+    y: int
+    kernels: list[int]
+    name: str
+    type: str
+    precision: str
+    output: str
+    bytes: int
+    flops: int
+    error: float | None
+    ms: float | None
+
+
+def fusion_page(
+    name: str, fusions: Sequence[tuple[Fusion, NetworkRecord]], measured: Sequence[Measured], origin: Origin
+) -> str:
+    """Return a self-contained page. measured: for each fusion."""
+    parts = [f"<h1>{escape(f'Kernels of {name}')}</h1>"]
+    for (fusion, network), each in zip(fusions, measured, strict=True):
+        parts += section(_title(fusion), facts(_summary(fusion)), _graph(fusion, network, each), _kernels(fusion))
+    code = Path(__file__).with_name("graph.js").read_text(encoding="utf-8")
+    return page(f"kernels of {name}", [*parts, f"<script>{code}</script>"], origin)
+
+
+def _title(fusion: Fusion) -> str:
+    """Return the stage with the shapes of the inputs that are not caches."""
+    shapes = (f"{name} {list(shape)}" for name, shape in fusion.shapes.items() if not name.startswith("past_"))
+    return f"{fusion.title}: {', '.join(shapes)}" if fusion.shapes else fusion.title
+
+
+def _summary(fusion: Fusion) -> dict[str, Value]:
+    kinds = Counter(kernel.kind for kernel in fusion.kernels)
+    return {
+        "layers": fusion.layers,
+        "kernels": len(fusion.kernels),
+        "kinds of kernels": ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()),
+        "generated kernels in the bundle's engine": f"{fusion.confirmed_kernels} of {fusion.generated_kernels}",
+        "layers in no kernel": len(fusion.absent),
+        "bytes moved, layer by layer": size(fusion.bytes_apart),
+        "bytes saved by fusing": size(fusion.bytes_saved),
+        "share": percent(fusion.bytes_saved / fusion.bytes_apart) if fusion.bytes_apart else None,
+    }
+
+
+def _kernels(fusion: Fusion) -> str:
+    headers = ("kernels", "kind", "layers", "operations", "bytes apart", "bytes saved")
+    rows = [
+        (each.count, each.kind, each.text, quantity(each.flops, "OP"), size(each.bytes_apart), size(each.bytes_saved))
+        for each in grouped(fusion)
+    ]
+    return table(headers, rows)
+
+
+def _graph(fusion: Fusion, network: NetworkRecord, measured: Measured) -> str:
+    """Return a network as a figure that graph.js draws; constants are left out."""
+    kernels: dict[str, list[int]] = {}
+    for number, kernel in enumerate(fusion.kernels):
+        for layer in kernel.layers:
+            kernels.setdefault(layer, []).append(number)
+    layers = [layer for layer in network.layers if layer.type != "CONSTANT"]
+    makers = {tensor.name: index for index, layer in enumerate(layers) for tensor in layer.outputs}
+    reads = [sorted({makers[t.name] for t in layer.inputs if makers.get(t.name, index) < index})
+             for index, layer in enumerate(layers)]  # fmt: skip
+    nodes = [
+        _node(layer, place, kernels.get(layer.name, []), measured)
+        for layer, place in zip(layers, layered(reads), strict=True)
+    ]
+    edges = [[source, index] for index, sources in enumerate(reads) for source in sources]
+    named = [{"name": kernel.name, "kind": kernel.kind} for kernel in fusion.kernels]
+    text = json.dumps({"nodes": [asdict(node) for node in nodes], "edges": edges, "kernels": named}).replace(
+        "<", "\\u003c"
+    )
+    options = "".join(f"<option value='{key}'>{words}</option>" for key, words in _color_keys(nodes))
+    controls = f"<label>Color by <select>{options}</select></label> <input type='search' placeholder='Search layers'>"
+    caption = (
+        "A box is a layer: drag to move, scroll or pinch to zoom, click for details. Layers of one kernel have one "
+        "color; gray ones are in no kernel, or were not measured."
+    )
+    return (
+        f"<figure class='graph'><div>{controls} <span class='note found'></span></div><canvas tabindex='0'></canvas>"
+        f"<script type='application/json'>{text}</script><pre class='note'></pre>"
+        f"<figcaption>{caption}</figcaption></figure>"
+    )
+
+
+def _node(layer: LayerRecord, place: tuple[int, int], kernels: list[int], measured: Measured) -> _Node:
+    return _Node(
+        *place,
+        kernels,
+        layer.name,
+        layer.type.lower(),
+        layer.outputs[0].dtype if layer.outputs else "",
+        ", ".join(f"{tensor.dtype} {list(tensor.shape)}" for tensor in layer.outputs),
+        layer.bytes_moved,
+        layer.flops,
+        measured.error(layer.name),
+        measured.time_ms(layer.name),
+    )
+
+
+def _color_keys(nodes: Sequence[_Node]) -> Iterator[tuple[str, str]]:
+    """Yield by what layers can be colored: what was measured only if it was."""
+    yield from (("kernel", "kernel"), ("type", "type"), ("precision", "precision"), ("bytes", "bytes"))
+    yield ("flops", "operations")
+    if any(node.ms is not None for node in nodes):
+        yield "ms", "time"
+    if any(node.error is not None for node in nodes):
+        yield "error", "error"
