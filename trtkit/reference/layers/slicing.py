@@ -32,11 +32,11 @@ def slice_layer(layer: Layer) -> Lowered:
         if known is not None:
             stated[index] = tuple(sizes(known))
 
-    given = [index for index, own in stated.items() if own is None and layer.has_input(index)]
+    indices = [index for index, own in stated.items() if own is None and layer.has_input(index)]
     views: dict[tuple[object, ...], tuple[slice, ...]] = {}
 
     def run(x: Tensor, *optional: Tensor | None) -> Tensor:
-        numbers = {index: tuple(sizes(optional[index - 1])) for index in given}  # type: ignore[arg-type]
+        numbers = {index: tuple(sizes(optional[index - 1])) for index in indices}  # type: ignore[arg-type]
         key = (x.shape, *numbers.values())
         if (view := views.get(key)) is not None:
             return x[view]
