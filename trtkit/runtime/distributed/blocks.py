@@ -73,6 +73,41 @@ class GroupBlocks:
         return torch.empty(count, self.size_bytes, dtype=torch.uint8)
 
 
+class NoBlocks:
+    """A CacheBlocks of a rank whose layers have no attention: it has no part of blocks, but says where they are.
+
+    blocks_of_slot: how many blocks a slot has on the other ranks.
+    """
+
+    size_bytes = 0
+    is_waited_for = True
+
+    def __init__(self, tokens: int, blocks_of_slot: int) -> None:
+        self.tokens, self._blocks_of_slot = tokens, blocks_of_slot
+
+    def places(self, slot: int, first: int, count: int) -> list[int]:
+        """Return where a slot's blocks are: numbers over all slots."""
+        start = slot * self._blocks_of_slot + first
+        return list(range(start, start + count))
+
+    def save(self, places: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:  # noqa: ARG002
+        """Copy nothing; see CacheBlocks."""
+        return lambda: True
+
+    def load(self, places: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
+        """Copy nothing; see CacheBlocks."""
+
+    def last_copy(self) -> None:
+        """Return None: nothing is copied."""
+
+    def settle(self) -> None:
+        """Return at once."""
+
+    def memory(self, count: int) -> torch.Tensor:
+        """Return rows of no bytes."""
+        return torch.empty(count, 0, dtype=torch.uint8)
+
+
 def part_of(own: CacheBlocks, places: Sequence[int]) -> torch.Tensor:
     """Return this rank's part of blocks, [N, size_bytes], on the host."""
     part = own.memory(len(places))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtkit.runtime.decoder.saved import CacheForm, SavedSequence, check_saved, check_tokens
-from trtkit.runtime.distributed.blocks import GroupBlocks
+from trtkit.runtime.distributed.blocks import GroupBlocks, NoBlocks
 from trtkit.runtime.distributed.messages import Command, Message
 
 if TYPE_CHECKING:
@@ -120,7 +120,9 @@ class GroupCache:
 
     def blocks(self, tokens: int) -> GroupBlocks | None:
         """Return what copies blocks of so many tokens to and from rank 0's host; None for recurrent states."""
-        own = None if self.has_slot_memory else self._own.blocks(tokens)
+        if self.has_slot_memory:
+            return None
+        own = self._own.blocks(tokens) if self._own.specs else NoBlocks(tokens, self._own.max_length // tokens)
         return None if own is None else GroupBlocks(own, self._parts, self._channel, self._run)
 
     def check(self, saved: SavedSequence) -> None:

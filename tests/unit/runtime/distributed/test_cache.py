@@ -11,9 +11,10 @@ import torch
 
 from trtkit.network.input_spec import Axis, InputSpec
 from trtkit.runtime.decoder import Call
+from trtkit.runtime.decoder.kv_cache import KvCache
 from trtkit.runtime.decoder.paged_cache import PagedCache
 from trtkit.runtime.decoder.saved import CacheArray
-from trtkit.runtime.distributed.blocks import GroupBlocks
+from trtkit.runtime.distributed.blocks import GroupBlocks, load_part, part_of
 from trtkit.runtime.distributed.cache import GroupCache
 from trtkit.runtime.distributed.messages import Command, Message
 from trtkit.runtime.distributed.serve import _Server
@@ -44,6 +45,37 @@ def test_rows_run_by_length_only_where_no_stage_needs_them_together(
 ) -> None:
     call = Call(0, np.array([[3], [4]]), np.array([400, 5]), np.array([1, 1]))
     assert group(arrays).place(call).runs_together != is_parted
+
+
+def test_a_first_stage_without_attention_keeps_the_blocks_of_the_others() -> None:
+    """Two slots of 48 tokens, of which the second's last two blocks go to rank 0's host and come back."""
+    linear = InputSpec(
+        "past_key_0",
+        "fp32",
+        (Axis("batch"), Axis("key_value_heads", 1), Axis("cached_tokens", 48), Axis("head_dim", 2)),
+        "cache",
+    )
+    own, other = (KvCache(specs, (2, 48), lambda _: torch.float32) for specs in ([], [linear]))
+    cached = torch.arange(2 * 48 * 2, dtype=torch.float32).reshape(2, 1, 48, 2)
+    held = other.view(slice(0, 2))["past_key_0"]
+    held.copy_(cached)
+    theirs = other.blocks(16)
+    assert theirs is not None
+    channel = SimpleNamespace(receive=lambda *_: part_of(theirs, [4, 5]))
+
+    def run(message: Message, work: Callable[[], None]) -> None:
+        work()
+        if message.command == Command.LOAD_BLOCKS:
+            load_part(theirs, 1, message)
+
+    blocks = GroupCache(own, [(), (KEYS,)], channel, run).blocks(16)  # type: ignore[arg-type]
+    assert blocks is not None
+    assert (blocks.size_bytes, blocks.places(1, 1, 2)) == (theirs.size_bytes, theirs.places(1, 1, 2))
+    rows = blocks.memory(2)
+    assert blocks.save([4, 5], list(rows))()
+    held[1, :, 16:] = -1.0
+    blocks.load([4, 5], list(rows))
+    assert torch.equal(held, cached)
 
 
 def test_a_stage_without_attention_has_no_part_of_blocks() -> None:
