@@ -107,6 +107,13 @@ class Adapters:
         is_resident = adapter.id.number in self._table.residents
         return is_resident or self._table.to_evict(adapter.rank, running) is not None
 
+    def beside(self, adapter: LoadedAdapter, running: Collection[int]) -> set[int]:
+        """Return which adapters in use requests may still begin with while one waits that cannot be held.
+
+        running: numbers of adapters in use.
+        """
+        return self._table.to_keep(adapter.rank, running)
+
     def hold(self, adapter: LoadedAdapter, running: Collection[int]) -> None:
         """Bring an adapter that `can_hold` into the device's memory, in place of those used longest ago."""
         if self._table.use(adapter.id.number):

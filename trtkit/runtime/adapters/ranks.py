@@ -48,6 +48,19 @@ class RankTable:
                 free += len(ranks)
         return chosen if free >= needed else None
 
+    def to_keep(self, needed: int, running: Collection[int]) -> set[int]:
+        """Return which of the running adapters leave room for `needed` ranks, however long they run.
+
+        Those in use stay the same or become fewer while nobody else begins, so one that waits for the ranks gets them
+        when the requests of all others have ended.
+        """
+        kept, free = set(), self.count - needed
+        for adapter in sorted(each for each in self._ranks if each in running):
+            if len(self._ranks[adapter]) <= free:
+                kept.add(adapter)
+                free -= len(self._ranks[adapter])
+        return kept
+
     def take(self, adapter: int, count: int) -> list[int]:
         """Give an adapter `count` free ranks, the lowest; return them."""
         self._free.sort(reverse=True)

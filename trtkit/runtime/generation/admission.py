@@ -27,14 +27,35 @@ def admit_waiting(state: State, waiting: Waiting[Request], min_shared_tokens: in
     """
     while (request := waiting.first()) is not None:
         if not state.can_hold(request):
+            _let_pass(state, waiting, request, min_shared_tokens)
             return
         if state.slots.free < request.slots and not _make_room(state, waiting, request, land):
             return
         if not _make_pages(state, waiting, request, land):
             return
-        waiting.begin(request)
-        state.hold(request)
-        _admit(state, request, min_shared_tokens)
+        _begin(state, waiting, request, min_shared_tokens)
+
+
+def _let_pass(state: State, waiting: Waiting[Request], first: Request, min_shared_tokens: int) -> None:
+    """Give free slots to requests behind the first, which waits for room for its adapter, if they do not delay it.
+
+    Nobody is preempted for them. The first one gets the next slot as soon as there is room for its adapter.
+    """
+    if not state.slots.free:
+        return
+    for request in waiting.in_turn():
+        if request is first or not state.is_harmless(request, first):
+            continue
+        if state.slots.free < request.slots or not can_admit(state, request):
+            return
+        _begin(state, waiting, request, min_shared_tokens)
+
+
+def _begin(state: State, waiting: Waiting[Request], request: Request, min_shared_tokens: int) -> None:
+    """Let a request leave the queue and run."""
+    waiting.begin(request)
+    state.hold(request)
+    _admit(state, request, min_shared_tokens)
 
 
 def _make_room(state: State, waiting: Waiting[Request], request: Request, land: Callable[[], None]) -> bool:

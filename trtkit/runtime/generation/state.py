@@ -115,6 +115,13 @@ class State:
         adapter = request.adapter
         return self.adapters is None or adapter is None or self.adapters.can_hold(adapter, self.running.adapters)
 
+    def is_harmless(self, request: Request, first: Request) -> bool:
+        """Whether a request keeps no ranks that `first` waits for: it has no adapter, or one that may stay in use."""
+        running, adapter = self.running.adapters, first.adapter
+        if self.adapters is None or adapter is None or request.adapter is None:
+            return True
+        return request.adapter.id.number in self.adapters.beside(adapter, running)
+
     def hold(self, request: Request) -> None:
         """Bring the adapter of a request that `can_hold` into the device's memory."""
         if self.adapters is not None and request.adapter is not None:

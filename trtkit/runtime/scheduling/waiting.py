@@ -126,6 +126,16 @@ class Waiting(Generic[T]):
             del self._lanes[key]
         return None
 
+    def in_turn(self) -> list[T]:
+        """Return all requests in order; of users with shares, those of who was served least first."""
+        entries = [
+            ((key, self._used(user), rank), place.request)
+            for key, users in self._lanes.items()
+            for user, heap in users.items()
+            for rank, _, place in heap
+        ]
+        return [request for _, request in sorted(entries, key=lambda entry: entry[0]) if request is not None]
+
     def begin(self, request: T) -> None:
         """Remove a request that gets a slot. Who was first when room was made for it may not be any more."""
         if not request.turn.has_begun and self._shares is not None:
@@ -208,6 +218,10 @@ class Waiting(Generic[T]):
         self._places.pop(request.turn.arrival).request = None
         if self._shares is not None:
             self._shares.remove(request.scheduling.user)
+
+    def _used(self, user: str) -> float:
+        """Return what a user's share has come to; 0 if nobody has shares."""
+        return 0.0 if self._shares is None else self._shares.used(user)
 
     def _next_user(self, users: dict[str, list[tuple[Rank, int, _Place[T]]]]) -> str:
         """Return the user who was served least; among equals, whose request comes first."""
