@@ -29,7 +29,6 @@ from trtkit.models.parallel import grid_of
 from trtkit.models.registry import ARCHITECTURES
 from trtkit.network.graph import Graph
 from trtkit.resolve import resolve
-from trtkit.sources.quantized import mxfp4
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,7 +83,7 @@ def _describe_source(opened: OpenedDecoder, size: DecoderSize, steps: Steps) -> 
 
 def _experts_note(opened: OpenedDecoder) -> str:
     """Say what becomes of experts in a format that TensorRT lacks; empty if there are none."""
-    if opened.source.quantized_by != mxfp4.METHOD:
+    if not opened.source.has_mxfp4:
         return ""
     if llm_options(opened.config).experts == "all":
         return "experts dequantized from MXFP4, exactly in bf16 and fp32"

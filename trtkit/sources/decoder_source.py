@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.errors import SourceError, reader
 from trtkit.sources import package_file
 from trtkit.sources.checkpoint import Checkpoint
-from trtkit.sources.gguf.blocks import KEPT
+from trtkit.sources.gguf.blocks import KEPT, KEPT_EXPERTS
 from trtkit.sources.gguf.config import family_of, hf_config
 from trtkit.sources.gguf.file import read_gguf
 from trtkit.sources.gguf.tokenizer import gguf_tokenizer
@@ -46,6 +46,7 @@ class DecoderSource:
     quantized_by: who quantized the checkpoint, whose quantized layers are `QuantizedMatrix`; empty where none are.
     kv_cache: how its caches are quantized; None where they are not.
     note: what was kept in few bits and what was not, for those who read the build's steps.
+    has_mxfp4: whether experts are in MXFP4.
     folder: the Hugging Face folder, if transformers itself reads it alike; None for quantized and other checkpoints.
     """
 
@@ -57,6 +58,7 @@ class DecoderSource:
     quantized_by: str = ""
     kv_cache: KvQuantization | None = None
     note: str = ""
+    has_mxfp4: bool = False
     folder: Path | None = None
 
 
@@ -88,34 +90,39 @@ def open_hf_folder(folder: Path) -> DecoderSource:
     files = (path, *weight_files, *tokenizer.files)
     is_plain = quantized.method in ("", mxfp4.METHOD) and quantized.kv_cache is None and has_usual_names(folder)
     opened = DecoderSource(config, Checkpoint(arrays), files, str(path), tokenizer, folder=folder if is_plain else None)
-    return replace(opened, quantized_by=quantized.method, kv_cache=quantized.kv_cache)
+    is_mxfp4 = quantized.method == mxfp4.METHOD
+    return replace(opened, quantized_by=quantized.method, kv_cache=quantized.kv_cache, has_mxfp4=is_mxfp4)
 
 
 @reader
 def open_gguf(path: Path, *, keep_quantized: bool = False) -> DecoderSource:
     """Open a GGUF file: metadata as a Hugging Face config, tensors dequantized as they are read, the tokenizer rebuilt.
 
-    keep_quantized: linear layers in Q8_0, Q4_0 and Q4_1 stay so. Raises SourceError for damaged files, for
-    architectures, tensor types and tokenizers that are not supported, and where there is nothing to keep.
+    keep_quantized: linear layers and experts stay as they are where there is a form for their types. Raises SourceError
+    for damaged files, for architectures, tensor types and tokenizers that are not supported, and where there is nothing
+    to keep.
     """
     file = read_gguf(path)
     family = family_of(file)
     config = hf_config(file, family)
     weights = hf_weights(file, family, config, keep_quantized=keep_quantized)
-    note = _kept(file, weights) if keep_quantized else ""
     opened = DecoderSource(config, Checkpoint(weights), (path,), str(path), gguf_tokenizer(file))
-    return replace(opened, quantized_by="llama.cpp", note=note) if keep_quantized else opened
+    if not keep_quantized:
+        return opened
+    has_mxfp4 = any(tensor.type == "MXFP4" for tensor in file.tensors.values() if len(tensor.shape) == 3)
+    return replace(opened, quantized_by="llama.cpp", note=_kept(file, weights), has_mxfp4=has_mxfp4)
 
 
 def _kept(file: GgufFile, weights: Mapping[str, StoredArray]) -> str:
     """Say how many matrices stay in few bits, and which types do not. Raises SourceError where none does."""
     kept = sum(array.is_quantized for array in weights.values())
-    others = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) > 1} - set(KEPT)
+    kinds = {2: KEPT, 3: KEPT_EXPERTS}
+    others = {each.type for each in file.tensors.values() if each.type not in kinds.get(len(each.shape), (each.type,))}
     listed = ", ".join(sorted(others))
     if not kept:
         what = f"no linear layer is of a type that TensorRT has a form for: {', '.join(KEPT)}"
         raise SourceError(what, str(file.path), f"remove `quantize`: {listed or 'all'} are dequantized then")
-    rest = f"; {listed}, tables and experts dequantized" if listed else "; tables and experts dequantized"
+    rest = f"; {listed} and tables dequantized" if listed else "; tables dequantized"
     return f"{kept} matrices kept as stored{rest}"
 
 

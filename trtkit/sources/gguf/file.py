@@ -17,7 +17,7 @@ import numpy as np
 from trtkit.errors import SourceError
 from trtkit.files import open_regular
 from trtkit.sources.checkpoint import StoredArray
-from trtkit.sources.gguf.blocks import KEPT, TERNARY, block_matrix
+from trtkit.sources.gguf.blocks import KEPT, KEPT_EXPERTS, TERNARY, block_matrix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,13 +58,18 @@ class GgufFile:
         tensor = self.tensors[name]
         return StoredArray(tensor.shape, lambda: self._read(tensor, slice(None)))
 
-    def stored_matrix(self, name: str) -> StoredArray:
-        """Return a matrix that is kept in few bits where TensorRT has its type's form, otherwise as `stored` does."""
+    def stored_matrix(self, name: str, expert: int | None = None) -> StoredArray:
+        """Return a matrix, or one expert's, kept in few bits where there is a form for its type, else dequantized."""
         tensor = self.tensors[name]
-        if tensor.type not in KEPT or len(tensor.shape) != 2:
-            return self.stored(name)
-        read: Any = lambda: block_matrix(self._bytes(tensor).reshape(tensor.shape[0], -1), tensor.type)  # noqa: E731
-        return StoredArray(tensor.shape, read, is_quantized=True)
+        types, rank = (KEPT, 2) if expert is None else (KEPT_EXPERTS, 3)
+        if tensor.type not in types or len(tensor.shape) != rank:
+            return self.stored(name) if expert is None else self.stored_row(name, expert)
+
+        def read() -> Any:
+            rows = self._bytes(tensor).reshape(*tensor.shape[:-1], -1)
+            return block_matrix(rows if expert is None else rows[expert], tensor.type)
+
+        return StoredArray(tensor.shape[-2:], read, is_quantized=True)
 
     def stored_row(self, name: str, index: int) -> StoredArray:
         """Return entry `index` of a tensor's first axis, without reading the others."""

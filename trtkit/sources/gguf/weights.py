@@ -130,7 +130,7 @@ class _Reader:
         experts = self.family.experts
         parts = _PARTS if module == _GATE_UP and set(_PARTS) <= experts.keys() else (module,)
         for expert in range(self.file.tensors[name].shape[0] if parts[0] in experts else 0):
-            stored = self.file.stored_row(name, expert)
+            stored = (self.file.stored_matrix if self.keep_quantized else self.file.stored_row)(name, expert)
             rows = stored.shape[0] // len(parts) if stored.shape else 1
             for index, part in enumerate(parts):
                 own = stored if len(parts) == 1 else take_rows(stored, index * rows, rows)

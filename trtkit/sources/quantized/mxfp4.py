@@ -20,6 +20,8 @@ from trtkit.sources.huggingface.stacked_experts import GATE_UP
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from trtkit.arrays import Array
+
 METHOD = "mxfp4"
 BLOCK = 32
 _BIAS, _NAN = 127, 255
@@ -64,9 +66,14 @@ def _experts(
 
 
 def _matrix(blocks: StoredArray, scales: StoredArray, expert: int, rows: slice) -> QuantizedMatrix:
-    """Read one expert's matrix. rows: those that it has. Raises SourceError for a scale that is not a number."""
+    """Read one expert's matrix. rows: those that it has. Raises what `powers_of_two` does."""
     exponents = scales.read()[expert][rows]
+    codes = np.ascontiguousarray(blocks.read()[expert][rows]).reshape(len(exponents), -1)
+    return QuantizedMatrix("mxfp4", codes, powers_of_two(exponents))
+
+
+def powers_of_two(exponents: Array) -> Array:
+    """Return scales in fp32 from their exponents, which are bytes. Raises SourceError for one that is not a number."""
     if np.any(exponents == _NAN):
         raise SourceError("a scale is not a number", fix="copy the checkpoint's files again")
-    codes = np.ascontiguousarray(blocks.read()[expert][rows]).reshape(len(exponents), -1)
-    return QuantizedMatrix("mxfp4", codes, np.ldexp(np.float32(1), exponents.astype(np.int32) - _BIAS))
+    return np.ldexp(np.float32(1), exponents.astype(np.int32) - _BIAS)

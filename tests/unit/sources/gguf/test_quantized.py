@@ -17,7 +17,7 @@ from tests.decoders import Model, Runner, T, builds, model_of, relative_rms, rtx
 from tests.unit.sources.gguf.dense_cases import falcon_keys
 from tests.unit.sources.gguf.recurrent_cases import qwen35_keys
 from tests.unit.sources.gguf.sparse_cases import granite_shared_keys
-from tests.unit.sources.gguf.stored_cases import changed
+from tests.unit.sources.gguf.stored_cases import GPT_OSS, changed, gpt_oss_keys
 from tests.unit.sources.gguf.write_gguf import write_model, write_tensor
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import FP16, FP32
@@ -133,6 +133,45 @@ def test_a_model_that_stays_as_stored_computes_what_the_dequantized_one_does(
     assert builds(graph)
 
 
+GPT_OSS_TYPES = {"gate_exps": "MXFP4", "up_exps": "MXFP4", "down_exps": "MXFP4"}
+MIXTRAL = case("mixtral-32", "mixtral", **SIZES, num_local_experts=5, num_experts_per_tok=2, sliding_window=None)
+MIXTRAL_TYPES = {"gate_exps": "Q4_0", "up_exps": "Q4_1", "down_exps": "Q8_0"}
+
+
+@pytest.mark.parametrize("experts", ["auto", "chosen", "all"])
+@pytest.mark.parametrize(
+    ("arch", "family", "more", "types"),
+    [("GPT_OSS", GPT_OSS, gpt_oss_keys, GPT_OSS_TYPES), ("LLAMA", MIXTRAL, FAMILIES[0][2], MIXTRAL_TYPES)],
+    ids=["gpt_oss", "mixtral"],
+)
+def test_experts_that_stay_as_stored_compute_what_dequantized_ones_do(
+    arch: str, family: Case, more: Any, types: dict[str, str], experts: Any, tmp_path: Path
+) -> None:
+    """A prompt chooses all experts, steps of one token fewer; each type is read in its own form."""
+
+    def kind(name: str) -> str:
+        return next((type_ for part, type_ in types.items() if part in name and name.endswith("weight")), "F32")
+
+    model = model_of(family)
+    path = written(tmp_path, arch, model, more, kind)
+    opened, plain = open_gguf(path, keep_quantized=True), open_gguf(path)
+    kept = {name for name in opened.checkpoint if isinstance(opened.checkpoint[name], QuantizedMatrix)}
+    assert len(kept) == 2 * 5 * 3
+    assert opened.note.startswith("30 matrices kept as stored; ")
+    for name in kept:
+        np.testing.assert_array_equal(opened.checkpoint[name].weights(), plain.checkpoint[name])
+    with torch.inference_mode():
+        want = causal_lm(plain)(IDS).logits
+    options = DecoderOptions(FP32, T, has_all_logits=True, experts=experts)
+    graph = Graph(rtx())
+    build_decoder(graph, model.spec, find_weights(model.spec, opened.checkpoint), options)
+    runner = Runner(graph)
+    runner.reset(2)
+    parts = [runner.step(part)["logits"] for part in (IDS[:, :17], *IDS[:, 17:].split(1, 1))]
+    assert relative_rms(torch.cat(parts, 1), want) < 1e-4
+    assert builds(graph)
+
+
 WIDE = {"hidden_size": 96, "intermediate_size": 64, "shared_intermediate_size": 64}
 MOVED = [
     ("FALCON", changed("falcon-40b", hidden_size=96), falcon_keys(6, 2)),
@@ -168,7 +207,7 @@ def test_a_config_asks_for_it(tmp_path: Path) -> None:
     path = written(tmp_path, *(FAMILIES[0][0], model_of(FAMILIES[0][1]), FAMILIES[0][2]))
     opened = open_config_source(config_of(path, method="as_stored"))
     assert opened.quantized_by == "llama.cpp"
-    assert opened.note == "13 matrices kept as stored; Q5_0, tables and experts dequantized"
+    assert opened.note == "13 matrices kept as stored; Q5_0 and tables dequantized"
     assert (open_config_source(config_of(path)).quantized_by, open_config_source(config_of(path)).note) == ("", "")
 
 
