@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import resource
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +26,6 @@ from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.conftest import Ran
     from tests.simulated_tensorrt import Simulated
@@ -213,6 +215,24 @@ def churn(models: Models, llm: LLM, count: int) -> None:
     while frontend.jobs:
         frontend.step()
     frontend.step()
+
+
+def resident_mib() -> float:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+@pytest.mark.slow
+def test_four_hundred_more_loads_and_unloads_leave_memory_flat(models: Models, gpu: Simulated) -> None:
+    """The tolerance is half of what the matrices of 400 adapters take: 3.3 MiB."""
+    sizes = [(models.adapter(rank) / "adapter_model.safetensors").stat().st_size for rank in RANKS]
+    leaked_mib = 400 * sum(sizes) / len(sizes) / 2**20
+    with opened(models, "paged", "reference", gpu, max_queue=400) as llm:
+        churn(models, llm, 100)
+        early = resident_mib()
+        churn(models, llm, 400)
+        grown = resident_mib() - early
+    assert grown < leaked_mib / 2
 
 
 @CACHES
