@@ -15,6 +15,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from tests import hybrids, models, tiny_llm, tiny_vlm
 from tests.docs import DOCS, blocks, run_script
+from tests.eagle3 import Head, fields_of, save_head
 from tests.pages import Page, rows, svg
 from trtkit.planning.source import find_model
 
@@ -47,6 +48,19 @@ def test_adapters_take_memory_and_are_read_once_a_step(tiny: Path, trtkit: Calla
     grids = trtkit(*words, "--set", "llm.lora.max_rank_sum=24", "--set", "parallel.tensor=2").json()["gpus"][0]["grids"]
     halves = [grid["memory_per_gpu"]["adapters_bytes"] for grid in grids if grid["tensor"] == 2]
     assert matrices / 2 < halves[0] < matrices
+
+
+def test_a_head_takes_memory(tiny: Path, workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    head = Head(fields_of(320, hidden_size=48, draft_vocab_size=200, eagle_aux_hidden_state_layer_ids=[0, 1]), layers=2)
+    save_head(workspace / "head", head, ids=list(range(200)))
+    words = ("plan", tiny, "--gpu", "h200", "--input-len", 20, "--output-len", 12, "--concurrency", 3)
+    with_head = (*words, "--set", f"llm.speculator={workspace / 'head'}")
+    plain, plan = (trtkit(*each, "--json").json()["gpus"][0]["memory"] for each in (words, with_head))
+    weights, cached = sum(weight.numel() for weight in head.parameters()), 3 * 32 * 2 * 2 * 8
+    assert plan["speculator_bytes"] == 4 * (weights + cached)
+    logits = plan["activations_bytes"] - plain["activations_bytes"]  # of all tokens, which guesses are checked by
+    assert plan["total_bytes"] - plain["total_bytes"] == 4 * (weights + cached) + logits
+    assert "speculator" in trtkit(*with_head).out
 
 
 def test_llm_is_planned_for_without_its_weights(tiny: Path, trtkit: Callable[..., Ran]) -> None:

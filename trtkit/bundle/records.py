@@ -206,8 +206,8 @@ class EncoderRecord(StrictModel):
 class SpeculatorRecord(StrictModel):
     """What the stage `speculator` holds: the head that guesses tokens.
 
-    model_type: `eagle3`. weight_bytes: with the table of embeddings that it shares with the model, of which it has a
-    copy. kv_bytes_per_token, kv_bytes_per_slot: in addition to the model's.
+    model_type: `eagle3`. weight_bytes: with its copy of the embedding, if it reads the model's, and with the projection
+    in the model's network. kv_bytes_per_token, kv_bytes_per_slot: in addition to the model's.
     """
 
     model_type: str

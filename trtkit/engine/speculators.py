@@ -76,12 +76,11 @@ def _obstacles(config: ModelConfig, spec: DecoderSpec) -> Iterator[str]:
 
 
 def head_size(config: ModelConfig, head: OpenedSpeculator) -> DecoderSize:
-    """Return what a head holds in memory: its weights, with its copy of the embedding, and its cache."""
+    """Return what a head takes: its cache, its weights with a copy of the embedding, and the model's `fc` for it."""
     dtype = dtype_of(config.precision)
     sizes = {weight.path: math.prod(weight.shape) for weight in head_weights(head.spec)}
-    shared = 0 if head.has_own_table else sizes["embedding.weight"]
-    held = sum(sizes.values())
-    own = held - shared + sum(math.prod(weight.shape) for weight in fusion_weights(head.spec))
+    held = sum(sizes.values()) + sum(math.prod(weight.shape) for weight in fusion_weights(head.spec))
+    own = held if head.has_own_table else held - sizes["embedding.weight"]
     per_token = dtype.size_bytes(head.spec.decoder.cached_elements)
     length = 0 if config.llm is None else config.llm.max_sequence_length
     return DecoderSize("eagle3", own, dtype.size_bytes(held), per_token, per_token * length)

@@ -84,7 +84,7 @@ class DecoderModel:
     made for; 0 for no limit. layers: how many. attention: of each layer that has it. state_bytes: of one sequence's
     recurrent states. adapter_bytes: of all resident LoRA adapters.
     page_tokens: of pages, 0 if caches are linear. saved_bytes: what quantized weights save.
-    cache_dtype: None for the model's own.
+    cache_dtype: None for the model's own. head_bytes, head_kv_bytes_per_token: of the head that guesses tokens.
     quantized: what is quantized, in words.
     """
 
@@ -106,6 +106,8 @@ class DecoderModel:
     quantized: str = ""
     adapter_bytes: int = 0
     page_tokens: int = 0
+    head_bytes: int = 0
+    head_kv_bytes_per_token: int = 0
 
     @property
     def has_windows(self) -> bool:

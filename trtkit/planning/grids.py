@@ -81,7 +81,8 @@ def _plan(question: Question, gpu: PlannedGpu, share: GridShare) -> GridPlan:
     sizes = share.weight_bytes, share.kv_per_token
     adapters = adapter_bytes(question.spec, question.lora, model.dtype, rank_spec(question.spec, grid, 0))
     own = Footprint(share.counts, *sizes, work.chunk, model.vocab_size, model.keeps_new, share.state_bytes)
-    footprint = replace(own, adapters=adapters, page_tokens=model.page_tokens)
+    head, per_token = model.head_bytes, model.head_kv_bytes_per_token
+    footprint = replace(own, adapters=adapters, page_tokens=model.page_tokens, head=head, head_per_token=per_token)
     need = footprint.need(work.concurrency, work.length)
     ttft, tpot = _times(question, gpu, share)
     links_s, sent = link_seconds(question, gpu, share, work.concurrency, work.concurrency)

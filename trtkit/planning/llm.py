@@ -90,6 +90,8 @@ def footprint_of(model: DecoderModel, counts: Counts, chunk: int) -> Footprint:
     """Return what the model keeps on one GPU. chunk: new tokens of each slot in a prefill step."""
     sizes = model.weight_bytes, model.kv_bytes_per_token
     own = Footprint(counts, *sizes, chunk, model.vocab_size, model.keeps_new, model.state_bytes)
+    head, per_token = model.head_bytes, model.head_kv_bytes_per_token
+    own = replace(own, head=head, head_per_token=per_token)
     return replace(own, adapters=model.adapter_bytes, page_tokens=model.page_tokens)
 
 
@@ -106,9 +108,9 @@ def _in_format(question: Question, gpu: PlannedGpu, form: Format) -> FormatPlan:
     saved = quantized_bytes(question.counts, model.dtype, form.weight_bits)
     kv = model.kv_bytes_per_token * (form.kv_bits or model.dtype.bits) // model.dtype.bits
     keeps_new = form.kv_bits is not None or model.keeps_new
-    weights, sizes = model.weight_bytes - saved, (work.chunk, model.vocab_size)
-    own = Footprint(counts, weights, kv, *sizes, keeps_new, model.state_bytes, model.adapter_bytes)
-    footprint = replace(own, page_tokens=model.page_tokens)
+    weights = model.weight_bytes - saved
+    own = footprint_of(model, counts, work.chunk)
+    footprint = replace(own, weights=weights, kv_per_token=kv, keeps_new=keeps_new)
     return FormatPlan(
         name=form.name,
         weight_bytes=footprint.weights,

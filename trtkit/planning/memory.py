@@ -28,12 +28,14 @@ class Need:
     activations: int
     sampling: int = 0
     adapters: int = 0
+    speculator: int = 0
     reserve: int = RESERVE_BYTES
 
     @property
     def total(self) -> int:
         """The sum."""
-        return self.weights + self.kv_cache + self.activations + self.sampling + self.adapters + self.reserve
+        computing = self.weights + self.kv_cache + self.activations + self.sampling
+        return computing + self.adapters + self.speculator + self.reserve
 
     def to_json(self) -> Json:
         """Return all parts with their sum."""
@@ -49,6 +51,7 @@ class Footprint:
     apart. vocab_size: of the logits that are sampled. state_bytes: of a slot's recurrent states, which engines write
     apart. adapters: bytes of resident LoRA adapters. page_tokens: of pages, of which each sequence takes whole ones,
     and nobody one; 0 if caches are linear.
+    head, head_per_token: bytes of the head that guesses tokens.
     """
 
     counts: Counts
@@ -60,6 +63,8 @@ class Footprint:
     state_bytes: int = 0
     adapters: int = 0
     page_tokens: int = 0
+    head: int = 0
+    head_per_token: int = 0
 
     def need(self, batch: int, length: int) -> Need:
         """Return what `batch` slots of `length` tokens need."""
@@ -68,9 +73,11 @@ class Footprint:
         tokens = batch * length
         if self.page_tokens:
             tokens = (batch * whole_pages(length, self.page_tokens) + 1) * self.page_tokens
+        head = self.head + self.head_per_token * tokens
         tokens += batch * new if self.keeps_new else 0
         caches = self.kv_per_token * tokens + 2 * self.state_bytes * batch
-        return Need(self.weights, caches, activations, sampling_bytes(batch, self.vocab_size), self.adapters)
+        sampling = sampling_bytes(batch, self.vocab_size)
+        return Need(self.weights, caches, activations, sampling, self.adapters, head)
 
     def largest_batch(self, length: int, memory_bytes: int) -> int:
         """Return the most slots of `length` tokens that fit, 0 where not even one does."""

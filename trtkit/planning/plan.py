@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import llm_options
+from trtkit.engine.speculators import head_size, open_head
 from trtkit.errors import PlanError
 from trtkit.lora.targets import adapter_bytes
 from trtkit.models.parallel import grid_of
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trtkit.jobs.runner import Runner
+    from trtkit.models.spec import DecoderSpec
     from trtkit.planning.counts import Counts, Group
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.multilinear import Point
@@ -78,7 +80,9 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
     spec = decoder_spec(planned.fields, planned.where)
     options, dtype = llm_options(planned.config), dtype_of(planned.config.precision)
     model = decoder_model(planned.name, spec, dtype, planned.max_length)
+    weights, cached = _head_bytes(planned, spec)
     model = replace(model, adapter_bytes=adapter_bytes(spec, options.lora, dtype))
+    model = replace(model, head_bytes=weights, head_kv_bytes_per_token=cached)
     quantized = quantized_of(planned, spec)
     if quantized is not None:
         model = model.quantized_as(spec, quantized)
@@ -116,13 +120,26 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
     )
 
 
+def _head_bytes(planned: PlannedModel, spec: DecoderSpec) -> tuple[int, int]:
+    """Return the weights of the head that guesses tokens, and its cache of one token; zeros if there is none.
+
+    Raises what `open_head` does for a head that does not fit.
+    """
+    record = None if planned.bundle is None else planned.bundle.manifest.decoder
+    if record is not None and record.speculator is not None:
+        return record.speculator.weight_bytes, record.speculator.kv_bytes_per_token
+    head = open_head(planned.config, spec, has_quantized_caches=False)
+    if head is None:
+        return 0, 0
+    size = head_size(planned.config, head)
+    return size.weight_bytes, size.kv_bytes_per_token
+
+
 def _notes(planned: PlannedModel) -> list[str]:
     """Return what is to be said of a language model's source and of its speculator."""
     options, notes = llm_options(planned.config), [*planned.notes]
     if options.speculator is not None:
-        notes.append(
-            "the head that guesses tokens is left out: its weights with a copy of the embedding, its cache, its time"
-        )
+        notes.append("the head's weights and cache are counted; times are those without guesses, on one GPU")
     return notes
 
 
