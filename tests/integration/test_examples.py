@@ -46,7 +46,7 @@ def run_readme(topic: str, folder: Path) -> str:
 
 
 def test_every_example_has_commands() -> None:
-    wanted = {"classification", "ocr", "llm-chat", "custom-decoder", "custom-op", "detr3d", "serving"}
+    wanted = {"classification", "ocr", "llm-chat", "custom-decoder", "custom-op", "detr3d", "serving", "distillation"}
     assert set(TOPICS) == wanted
     index = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| \[([\w-]+)\]\(\1\) \|", index, re.MULTILINE)) == wanted
@@ -54,7 +54,7 @@ def test_every_example_has_commands() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topic", sorted(set(TOPICS) - {"classification", "ocr"}))
+@pytest.mark.parametrize("topic", sorted(set(TOPICS) - {"classification", "ocr", "distillation"}))
 def test_an_example_prints_what_its_readme_shows(topic: str, tmp_path: Path) -> None:
     run_readme(topic, tmp_path)
 
@@ -74,6 +74,16 @@ def test_the_ocr_example_reads_the_same_text_in_both_runtimes(tmp_path: Path) ->
     assert "Region-based segmentation\nLet us first determine markers of the coins and the\n" in printed
     again = blocks(ROOT / "examples" / "ocr" / "README.md", "bash")[-1].rstrip() + " --runtime onnxruntime"
     assert run_script(again, tmp_path) == text
+
+
+@pytest.mark.slow
+def test_the_distillation_example_runs(tmp_path: Path) -> None:
+    """With two steps of training; that training helps is tested on a tiny model (test_distillation.py)."""
+    commands = "\n".join(blocks(ROOT / "examples" / "distillation" / "README.md", "bash"))
+    assert commands.count("--steps 64") == 2
+    printed = run_script(commands.replace("--steps 64", "--steps 2"), tmp_path)
+    assert printed.count("step 2 of 2") == 2
+    assert printed.count("same top token") == 3
 
 
 def test_the_op_of_the_custom_op_example_is_unknown_without_its_folder(
