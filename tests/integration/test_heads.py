@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.decoders import model_of, relative_rms
-from tests.generation import SLOTS, Asked, _pages, alone, case_of, is_clean, run
+from tests.generation import PAGE_TOKENS, SLOTS, Asked, _pages, alone, case_of, is_clean, run
 from tests.heads import LAYERS, decoder_with_head, torch_head
 from trtkit.runtime.generation import Engine, EngineOptions, HeadProposer
 
@@ -61,7 +61,8 @@ HOT = {"temperature": 40.0, "seed": 5}
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 0.9, "seed": 3}, HOT])
 def test_head_changes_no_token(params: dict[str, Any]) -> None:
-    tested, asked = engine(token_budget=11, min_shared_tokens=4), requests(**params)
+    host = {"host_cache_bytes": 10**6, "host_block_tokens": PAGE_TOKENS}
+    tested, asked = engine(token_budget=11, min_shared_tokens=4, **host), requests(**params)
     found = run(tested, [each.request(name) for name, each in asked.items()])
     assert {name: tuple(each.token_ids) for name, each in found.items()} == {
         name: alone(each) for name, each in asked.items()

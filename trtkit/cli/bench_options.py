@@ -100,7 +100,7 @@ SERVER_NAMES = ("concurrency", "request_rate", "arrivals", "requests", "objectiv
 LOAD_NAMES = (
     "trace", "speed", "rounds", "prompts", "input_tokens", "output_tokens", "input_deviation", "output_deviation",
     "shared_tokens", "prefixes", "slots", "cache_gib", "host_cache_gib", "cache_dir", "cache_dir_gib",
-    "prefill_budget", "schedule", "lookup", "draft", "aiperf",
+    "prefill_budget", "schedule", "speculate", "lookup", "draft", "aiperf",
 )  # fmt: skip
 VISION_NAMES = ("batches", "min_runs", "min_seconds", "max_seconds", "warmup")
 
