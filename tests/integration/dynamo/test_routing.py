@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import tiny_chat
 from tests.dynamo import MODEL, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-STEMS, LENGTH, ROUNDS = "abc", 60, 6
+STEMS, LENGTH, ROUNDS = "abc", 64, 6  # four pages of 16
 
 
 def computed(bundle: Path, router: str) -> float:
@@ -25,8 +26,10 @@ def computed(bundle: Path, router: str) -> float:
 
 
 @pytest.mark.slow
-def test_each_beginning_is_computed_once_where_the_router_knows_the_caches(chat_bundle: Path) -> None:
-    by_cache, in_turn = computed(chat_bundle, "kv"), computed(chat_bundle, "round-robin")
+@pytest.mark.parametrize("kv", ["linear", "paged"])
+def test_each_beginning_is_computed_once_where_the_router_knows_the_caches(kv: str, tmp_path: Path) -> None:
+    bundle = tiny_chat.build(tmp_path, f"llm.kv={kv}")
+    by_cache, in_turn = computed(bundle, "kv"), computed(bundle, "round-robin")
     alone = len(STEMS) * (LENGTH + ROUNDS)
     assert by_cache < 1.5 * alone
     assert in_turn > 1.9 * len(STEMS) * LENGTH
