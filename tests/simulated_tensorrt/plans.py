@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from trtkit.backends import load_backend
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.stages import bundle_stages
+from trtkit.models.model import SPECULATOR
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx
 from trtkit.resolve import resolve
-from trtkit.runtime.decoder.network import bundle_network
+from trtkit.runtime.decoder.network import bundle_head_network, bundle_network
 from trtkit.runtime.stages import reference_stages
 
 if TYPE_CHECKING:
@@ -91,6 +92,9 @@ def _network(bundle: Bundle, index: int, rank: int) -> PlannedNetwork:
             profiles = stage.ranks[rank].profiles if stage.ranks else profiles
             ranks = manifest.grid.stage_ranks
             return PlannedNetwork(backend, written.graph.network, written.graph.constants, profiles, written, ranks)
+        if manifest.stages[index].name == SPECULATOR:
+            head = bundle_head_network(bundle)
+            return PlannedNetwork(backend, head.graph.network, head.graph.constants, profiles, head)
         onnx = bundle.onnx_path(manifest.stages[index].name)
         parsed = parse_onnx(backend, onnx, "ERROR")
         return PlannedNetwork(backend, parsed.definition, constants_from_onnx(onnx), profiles, parsed)

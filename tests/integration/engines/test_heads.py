@@ -1,0 +1,54 @@
+"""A bundle's head on the simulated runtime: its engine beside the model's, in one stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tests import tiny_llm
+from tests.eagle3 import Head, fields_of, save_head
+from trtkit import LLM, SamplingParams
+from trtkit.bundle.bundle import open_bundle
+from trtkit.config.load import load_config
+from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import new_runner
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.simulated_tensorrt import Simulated
+
+PARAMS = [
+    SamplingParams(temperature=t, seed=seed, max_tokens=14, ignore_eos=True)
+    for seed, t in enumerate((0.0, 0.8, 30.0, 0.0))
+]
+
+
+@pytest.fixture(scope="module", params=["linear", "paged"])
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("heads")
+    tiny_llm.save(folder / "model", num_hidden_layers=6)
+    torch.manual_seed(2)
+    vocabulary = len(tiny_llm.tokenizer())
+    save_head(folder / "head", Head(fields_of(vocabulary, hidden_size=48, eagle_aux_hidden_state_layer_ids=[1, 3, 5])))
+    sizes = f"max_batch_size: 3, max_sequence_length: 64, max_prefill_length: 8, kv: {request.param}"
+    text = f"source: {{hf: {folder}/model}}\nprecision: fp32\nllm: {{{sizes}, speculator: {folder}/head}}\n"
+    (folder / "m.yaml").write_text(text)
+    return build_bundle(load_config(str(folder / "m.yaml")), folder / "bundle", new_runner()).bundle.path
+
+
+def answers(bundle: Path, runtime: str, **options: Any) -> tuple[list[tuple[int, ...]], tuple[int, int]]:
+    """Return the tokens of requests that share batches and prefixes, and how many were guessed and accepted."""
+    with LLM(bundle, runtime=runtime, **options) as llm:
+        found = [output.outputs[0].token_ids for output in llm.generate(tiny_llm.PROMPTS * 3, PARAMS * 3)]
+        return found, (llm.statistics.drafted_tokens, llm.statistics.accepted_tokens)
+
+
+def test_engines_guess_what_the_reference_networks_do(bundle: Path, gpu: Simulated) -> None:
+    gpu.plans.add(open_bundle(bundle))
+    found, guessed = answers(bundle, "tensorrt")
+    assert (found, guessed) == answers(bundle, "reference")
+    assert guessed[0] > guessed[1] > 0
+    assert found == answers(bundle, "tensorrt", speculate=0)[0]
