@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,12 @@ from tests.decoders import model_of
 from tests.generation import SLOTS, Asked, alone, case_of, decoder, engine, run, settings
 from trtkit.errors import RequestError
 from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.runtime.sampling.settings import Settings
+    from trtkit.runtime.sequences import Ints, Sequences
 
 pytestmark = pytest.mark.usefixtures("caches")
 
@@ -64,6 +70,25 @@ def test_speculative_draws_follow_the_models_distribution(count: int) -> None:
     observed = np.append(pairs[common], pairs[~common].sum())
     wanted = np.append(expected[common], expected[~common].sum())
     assert chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 1e-3
+
+
+class Wrong(LookupProposer):
+    """Guesses that are always there, and hardly ever come true."""
+
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:  # noqa: ARG002
+        return np.tile(np.arange(3, 3 + most), (len(slots), 1))
+
+
+def test_guesses_leave_a_long_prompt_alone_that_a_padded_call_covers() -> None:
+    """Rows that CUDA graphs add to a call write behind what is cached, also where little room is left."""
+    greedy = (("temperature", 0), ("ignore_eos", True))
+    long = Asked(tuple((np.arange(62) * 37 % 61 + 3).tolist()), (*greedy, ("max_tokens", 3)))
+    tested = engine(SLOTS, proposer=Wrong(5), token_budget=18)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tested.execution, "rows_to_run", lambda first, _rows: SLOTS - first)
+        short = [Asked((7 + index,), (*greedy, ("max_tokens", 25))) for index in range(3)]
+        found = run(tested, [each.request(str(index)) for index, each in enumerate([*short, long])])
+    assert tuple(found["3"].token_ids) == alone(long)
 
 
 def test_speculation_without_all_logits_is_refused() -> None:

@@ -51,8 +51,7 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
 
 def decode_call(state: State, ready: Ints, drafts: Ints | None = None) -> Call:
     """Return the call for `ready` and idle slots between and after them: what those write lies after their tokens."""
-    sequences, first = state.slots.sequences, int(ready[0])
-    rows = slice(first, first + state.execution.rows_to_run(first, int(ready[-1]) + 1 - first))
+    sequences, rows = state.slots.sequences, _rows(state, ready)
     starts, at = state.slots.cached[rows], ready - rows.start
     width = 1 if drafts is None else 1 + drafts.shape[1]
     ids, counts = np.zeros((len(starts), width), np.int64), np.zeros(len(starts), np.int64)
@@ -65,10 +64,15 @@ def decode_call(state: State, ready: Ints, drafts: Ints | None = None) -> Call:
     return Call(rows.start, ids, starts, counts, sequences.soft, adapters=sequences.adapters[rows])
 
 
+def _rows(state: State, ready: Ints) -> slice:
+    """Return the slots that a call for `ready` covers."""
+    first = int(ready[0])
+    return slice(first, first + state.execution.rows_to_run(first, int(ready[-1]) + 1 - first))
+
+
 def _drafts(state: State, ready: Ints, proposer: Proposer) -> Ints | None:
     """Return guesses [R, K], -1 behind a row's last; None where there are none, or no room for them."""
-    sequences, running = state.slots.sequences, state.running
-    rows = slice(int(ready[0]), int(ready[-1]) + 1)
+    sequences, running, rows = state.slots.sequences, state.running, _rows(state, ready)
     longest = int(state.slots.cached[rows][state.slots.is_running[rows]].max())
     room = min(state.execution.max_length - longest, state.execution.max_prefill_length) - 1
     most = min(proposer.most, room)
