@@ -23,10 +23,14 @@ PROMPTS = [tuple([5, 6, 7, 8] * 3), (11, 12, 13), tuple(range(20, 50)), (9,) * 1
 PROMPTS += [(*range(20, 45), 7), (5, 6, 7, 8, 5, 6)]
 
 
+Guess = tuple[list[int], list[int], list[torch.Tensor]]
+"""The tokens before a guess, the guess, and the logits of its tokens."""
+
+
 class Recorded(HeadProposer):
     """A proposer whose logits and guesses can be seen."""
 
-    guesses: list[tuple[list[int], list[int], list[torch.Tensor]]]
+    guesses: list[Guess]
 
     def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
         self.logits: list[torch.Tensor] = []
@@ -73,15 +77,21 @@ def test_head_changes_no_token(params: dict[str, Any]) -> None:
         assert tested.statistics.accepted_tokens > 0.3 * tested.statistics.drafted_tokens
 
 
-@torch.inference_mode()
-def test_guesses_are_those_of_torch() -> None:
-    tested, model, head = engine(Recorded, min_shared_tokens=10**6), model_of(case_of("llama")).hf, torch_head()
+def recorded(asked: dict[str, Asked]) -> list[Guess]:
+    """Return what a head guessed for requests that share nothing."""
+    tested = engine(Recorded, min_shared_tokens=10**6)
     proposer = tested._options.proposer
     assert isinstance(proposer, Recorded)
     proposer.guesses = []
-    run(tested, [each.request(name) for name, each in requests(**HOT).items()])
-    assert len(proposer.guesses) > 40
-    for known, drafts, logits in proposer.guesses[::3]:
+    run(tested, [each.request(name) for name, each in asked.items()])
+    return proposer.guesses
+
+
+@torch.inference_mode()
+def check(guesses: Sequence[Guess]) -> None:
+    """Compare the logits of guesses with those of torch."""
+    model, head = model_of(case_of("llama")).hf, torch_head()
+    for known, drafts, logits in guesses:
         states = model(torch.tensor([known[:-1]]), output_hidden_states=True).hidden_states
         hidden = head.fuse(torch.cat([states[layer] for layer in LAYERS], -1))
         ids = known[1:]
@@ -89,3 +99,19 @@ def test_guesses_are_those_of_torch() -> None:
             theirs, next_hidden = head(torch.tensor([ids]), hidden)
             assert relative_rms(ours, theirs[0, -1]) < 1e-5
             ids, hidden = [*ids, draft], torch.cat([hidden, next_hidden[:, -1:]], 1)
+
+
+def test_guesses_are_those_of_torch() -> None:
+    guesses = recorded(requests(**HOT))
+    assert len(guesses) > 40
+    check(guesses[::3])
+
+
+def test_guesses_for_others_leave_a_prompt_alone_that_is_being_read() -> None:
+    """Its slot lies between theirs: rows for it write behind its tokens."""
+    shared = (*HOT.items(), ("ignore_eos", True))
+    asked = {f"r{slot}": Asked((5 + slot,), (("max_tokens", 4 if slot == 1 else 40), *shared)) for slot in range(SLOTS)}
+    asked["late"] = Asked(tuple(range(3, 55)), (("max_tokens", 8), *shared))
+    guesses = [each for each in recorded(asked) if len(each[0]) > 52]
+    assert guesses
+    check(guesses)

@@ -75,6 +75,7 @@ class HeadProposer:
         rows, active = waits.nonzero()[0], slots[waits]
         if not active.size:
             return drafts
+        self._guesses.sequences.lengths[:] = sequences.lengths  # behind which the rows of other slots write
         for row in rows.tolist():
             self._guesses.begin(sequences, int(slots[row]), settings[row])
         assert self._hidden is not None
