@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ from trtkit.verification.verify import verify_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.conftest import Ran
 
 VOCABULARY = len(tiny_llm.tokenizer())
 PROMPTS = [*tiny_llm.PROMPTS, [7, 8, 9] * 9]
@@ -165,3 +168,18 @@ def test_config_that_a_head_does_not_work_with_is_refused(changes: dict[str, Any
 def test_logits_of_the_last_token_are_refused() -> None:
     with pytest.raises(ValueError, match="`speculator` needs `logits: all`"):
         config_of(Path("any"), llm={"logits": "last"})
+
+
+@pytest.mark.slow
+def test_kernels_of_the_head_are_listed_apart_from_the_models(folder: Path, trtkit: Callable[..., Ran]) -> None:
+    bundle = build_bundle(config_of(folder), folder / "fused", new_runner()).bundle
+    errors, page = folder / "errors.json", folder / "page.html"
+    errors.write_text(json.dumps({"layers": [{"layer": "embedding/gather", "relative_rms_error": 0.125}]}))
+    ran = trtkit("inspect", bundle.path, "--fusion", "--json", "--html", page, "--measured", errors)
+    titles = [(fusion["stage"], fusion["phase"]) for fusion in ran.json()["fusions"]]
+    assert titles == [(stage, phase) for stage in ("speculator", "llm") for phase in ("prefill", "decode")]
+    graphs = [
+        json.loads(text) for text in re.findall(r"<script type='application/json'>(.*?)</script>", page.read_text())
+    ]
+    marked = [sum(node["error"] is not None for node in graph["nodes"]) for graph in graphs]
+    assert marked == [0, 0, 1, 1]

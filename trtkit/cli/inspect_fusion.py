@@ -37,8 +37,12 @@ def show_fusion(bundle: Bundle, html: Path | None, measured: Sequence[Path], *, 
     if html is not None:
         from trtkit.report.fusion import fusion_page
 
-        check_layers(reports, [(fusion, [layer.name for layer in network.layers]) for fusion, network in results])
-        marks = [measured_of(reports, fusion) for fusion in fusions]
+        # Of a language model's bundle, the model alone is measured; other networks have layers of the same names.
+        stages = bundle.manifest.stages[-1:] if bundle.manifest.decoder is not None else bundle.manifest.stages
+        names = {stage.name for stage in stages}
+        own = [(fusion, [each.name for each in network.layers]) for fusion, network in results if fusion.stage in names]
+        check_layers(reports, own)
+        marks = [measured_of(reports if fusion.stage in names else (), fusion) for fusion in fusions]
         write_output(html, fusion_page(bundle.manifest.name, results, marks, page_origin(bundle)))
     if as_json:
         click.echo(json.dumps({"kind": "fusion", "fusions": [asdict(fusion) for fusion in fusions]}))

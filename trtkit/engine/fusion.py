@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtkit.network.record import NetworkRecord
 
 
-_PHASES = ("prefill", "decode")  # the profiles of a language model, as `decoder_profiles` gives them
+_PHASES = ("prefill", "decode")  # the profiles of a language model and of its head, as `decoder_profiles` gives them
 
 
 def bundle_fusions(bundle: Bundle, runner: Runner) -> Iterator[tuple[Fusion, NetworkRecord]]:
@@ -45,6 +45,6 @@ def bundle_fusions(bundle: Bundle, runner: Runner) -> Iterator[tuple[Fusion, Net
             raise BuildError(what, stage.name, "leave out `--fusion`")
         for profile, record in enumerate(listed.records):
             kernels = [kernel for kernel in listed.kernels if kernel.profile == profile]
-            phase = _PHASES[profile] if stage.writer == "decoder" else ""
+            phase = _PHASES[profile] if stage.writer in ("decoder", "speculator") else ""
             fusion = fuse(stage.name, record, kernels, phase)
             yield compare_with_plan(fusion, bundle.engine_path(stage.name)), record
