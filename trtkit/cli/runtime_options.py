@@ -80,7 +80,7 @@ _FLAGS = {
     "token_budget": "--prefill-budget",
     "speculate": "--speculate",
     "lookup": "--lookup",
-    "speculation": "--speculate, --lookup, --draft",
+    "speculation": "--lookup, --draft",
     "adapter": "--lora",
 }
 CANCELLED = 130

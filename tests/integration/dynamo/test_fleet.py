@@ -59,9 +59,11 @@ def kill_worker(served: Served, number: int) -> None:
 def test_an_answer_goes_on_when_its_worker_dies(served: Served, client: OpenAI, local: LLM) -> None:
     settings: Any = {"max_tokens": 80, "temperature": 0.0, "extra_body": {"ignore_eos": True}}
     (wanted,) = answers(local, "a", max_tokens=80, temperature=0.0, ignore_eos=True)
-    stream = complete(client, "a", stream=True, **settings)
-    texts = [next(iter(stream)).choices[0].text]
-    busy = [index for index in range(2) if served.busy_slots(index)]
+    for _ in range(20):  # until its end has not come before the workers have said which one is busy
+        stream = complete(client, "a", stream=True, **settings)
+        texts = [next(iter(stream)).choices[0].text]
+        if busy := [index for index in range(2) if served.busy_slots(index)]:
+            break
     assert len(busy) == 1
     kill_worker(served, busy[0])
     texts += [piece.choices[0].text for piece in stream if piece.choices]

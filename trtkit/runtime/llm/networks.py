@@ -65,7 +65,7 @@ def _guessed_by_head(text: TextBundle, options: RuntimeOptions) -> int:
         fix = "build with `llm.speculator`, or use `--lookup` or `--draft`"
         raise RequestError("the bundle has no head that guesses tokens", "speculate", fix)
     if options.speculate and others:
-        raise RequestError("`speculate` cannot be combined with `draft` or `lookup`", "speculation", "choose one")
+        raise RequestError("cannot be combined with `draft` or `lookup`", "speculate", "choose one")
     return options.speculate
 
 
