@@ -57,6 +57,7 @@ class SimulatedContext:
 
     def __init__(self, engine: SimulatedEngine, config: RuntimeConfig) -> None:
         self.engine, self._config = engine, config
+        self._memory = engine.device.allocate((engine.device_memory_size_v2,), torch.uint8)
         self.error_recorder: Any = None
         self.profiler: Any = None
         self.profile = 0

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from trtkit.reference import Rank
     from trtkit.runtime.host_device import HostDevice
 
+ACTIVATION_BYTES, SCRATCH_BYTES = 1 << 15, 1 << 12
+"""What a context takes of the device. Nothing is computed there: activations are the reference executor's."""
+
 
 class Errors:
     """Where errors go: to the recorder that is set, else to the logger, as TensorRT's do."""
@@ -112,6 +115,11 @@ class SimulatedEngine:
     def streamable_weights_size(self) -> int:
         """Bytes of weights that may stay on the host; 0 if the engine was built without the flag."""
         return self.network.weight_bytes if self.network.is_streamable else 0
+
+    @property
+    def device_memory_size_v2(self) -> int:
+        """Bytes on the device that a context takes; more if weights are streamed through them."""
+        return ACTIVATION_BYTES + (SCRATCH_BYTES if self.is_streaming else 0)
 
     @property
     def weight_streaming_budget_v2(self) -> int:

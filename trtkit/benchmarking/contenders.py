@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from trtkit.benchmarking.request import BenchRequest
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.decoder import Runtime
+    from trtkit.runtime.weight_budget import WeightBudget
 
     Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
@@ -63,7 +64,7 @@ def own_contender(
     name: str = "trtkit",
     *,
     has_cuda_graphs: bool | None = None,
-    weight_budget_gib: float | None = None,
+    weight_budget_gib: WeightBudget | None = None,
 ) -> Contender:
     """Return the bundle: its engine on the GPU that is here, or the reference executor. runtime: as `open_model`'s.
 

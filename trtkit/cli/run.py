@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from trtkit.runtime.model import RuntimeName
     from trtkit.runtime.predict import Answered
+    from trtkit.runtime.weight_budget import WeightBudget
 
 EPILOG = """\b
 Examples:
@@ -56,7 +57,7 @@ def command(
     top_k: int,
     every: int,
     runtime: RuntimeName,
-    weight_budget_gib: float | None,
+    weight_budget_gib: WeightBudget | None,
     as_json: bool,
     quiet: bool,
 ) -> None:

@@ -18,11 +18,20 @@ if TYPE_CHECKING:
 
 _RUNTIMES = ("auto", "tensorrt", "reference")
 _SCHEDULES = ("fcfs", "priority", "mlfq")
+
+
+class _WeightBudget(click.FloatRange):
+    """GiB, or the word `auto`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "auto" else super().convert(value, param, ctx)
+
+
 weight_budget_option = click.option(
     "--weight-budget",
     "weight_budget_gib",
-    type=click.FloatRange(0),
-    metavar="GIB",
+    type=_WeightBudget(0),
+    metavar="GIB|auto",
     help="GPU memory for weights; the others are streamed from host memory.",
 )
 cache_gib_option = click.option(

@@ -100,6 +100,11 @@ class Device(Protocol):
     name: str
     memory_bytes: int
 
+    @property
+    def free_bytes(self) -> int:
+        """Memory that nobody has taken, in this process or another."""
+        ...
+
     def stream(self) -> Stream:
         """Return a new stream."""
         ...
@@ -164,6 +169,11 @@ class CudaDevice:
     def __init__(self) -> None:
         self.name: str = torch.cuda.get_device_name()
         self.memory_bytes: int = torch.cuda.mem_get_info()[1]
+
+    @property
+    def free_bytes(self) -> int:
+        """What the driver says; memory that torch keeps for later is taken (`release_memory`)."""
+        return int(torch.cuda.mem_get_info()[0])
 
     def stream(self) -> Stream:
         """Return a new stream."""

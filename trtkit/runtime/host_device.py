@@ -68,6 +68,11 @@ class HostDevice:
         """Memory that somebody still owns."""
         return sum(self._sizes.values())
 
+    @property
+    def free_bytes(self) -> int:
+        """The rest of its memory."""
+        return self.memory_bytes - self.allocated_bytes
+
     def holds(self, address: int, size_bytes: int) -> bool:
         """Whether memory that somebody still owns is at `address`, and as much as that."""
         return any(start <= address and address + size_bytes <= start + size for start, size in self._sizes.items())

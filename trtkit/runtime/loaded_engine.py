@@ -86,6 +86,14 @@ class LoadedEngine:
         """Whether weights stay in host memory: each enqueue then waits for the engine, and no CUDA graph holds it."""
         return bool(self.streamable_bytes) and int(self._engine.weight_streaming_budget_v2) < self.streamable_bytes
 
+    @property
+    def pending_context_bytes(self) -> int:
+        """GPU memory that the contexts of profiles that have not run yet will take, as TensorRT says, at this budget.
+
+        Each is made for the largest profile: `ExecutionContextAllocationStrategy.STATIC`.
+        """
+        return (self.profiles - len(self._contexts)) * int(self._engine.device_memory_size_v2)
+
     def stream_weights(self, budget_bytes: int) -> None:
         """Keep `budget_bytes` of the weights on the GPU, before there is a context. Raises RequestError, BackendError.
 

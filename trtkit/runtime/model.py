@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.stages import StagesExecution
     from trtkit.runtime.tasks.answers import Answer
+    from trtkit.runtime.weight_budget import WeightBudget
 
 RuntimeName = Literal["reference", "onnxruntime", "tensorrt", "auto"]
 
@@ -95,7 +96,7 @@ def open_model(
     runtime: RuntimeName = "reference",
     *,
     has_cuda_graphs: bool = False,
-    weight_budget_gib: float | None = None,
+    weight_budget_gib: WeightBudget | None = None,
 ) -> Model:
     """Open a bundle, given by its folder or as `open_bundle` returned it.
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests import tiny_llm
 from tests.models import classifier, save
+from tests.simulated_tensorrt.runtime import SCRATCH_BYTES
 from trtkit import LLM
 from trtkit.backends import load_backend
 from trtkit.bundle.bundle import open_bundle
@@ -17,8 +18,10 @@ from trtkit.config.load import config_for_source, load_config
 from trtkit.engine.build import build_bundle
 from trtkit.errors import BackendError, RequestError
 from trtkit.jobs.runner import new_runner
+from trtkit.models.parallel import Grid
 from trtkit.runtime.loaded_engine import LoadedEngine
 from trtkit.runtime.model import open_model
+from trtkit.runtime.weight_budget import weight_budget_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,11 +72,43 @@ def test_tokens_and_memory_at_a_budget(share: float, bundle: Path, gpu: Simulate
         llm.generate("do not", tiny_llm.GREEDY)
         (engine,) = gpu.runtimes[-1].engines
         assert engine.weight_streaming_budget_v2 == budget
-        assert whole - gpu.device.allocated_bytes == weight_bytes(bundle) - budget
         is_streaming = share < 1
+        scratch = SCRATCH_BYTES * len(engine.contexts) * is_streaming
+        assert whole - gpu.device.allocated_bytes == weight_bytes(bundle) - budget - scratch
         assert llm.frontend.execution.is_asynchronous is not is_streaming
         assert bool(llm.frontend.execution._graphs) is not is_streaming
     assert answers(bundle, runtime="tensorrt", weight_budget_gib=budget / GIB) == answers(bundle, runtime="reference")
+
+
+def used(bundle: Path, gpu: Simulated, **options: Any) -> tuple[int, int, list[tuple[int, ...]]]:
+    """Return what an automatic budget is, how much of the device is in use then, and the tokens of answers."""
+    gc.collect()
+    gpu.runtimes.clear()
+    with LLM(bundle, runtime="tensorrt", weight_budget_gib="auto", **options) as llm:
+        budget = gpu.runtimes[0].engines[0].weight_streaming_budget_v2
+        outputs = llm.generate(tiny_llm.PROMPTS * 2, tiny_llm.GREEDY)
+        in_use, is_streaming = gpu.device.allocated_bytes, budget < weight_bytes(bundle)
+        assert llm.frontend.execution.is_asynchronous is not is_streaming
+        assert bool(llm.frontend.execution._graphs) is not is_streaming
+    return budget, in_use, [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("has_draft", [False, True], ids=["alone", "with a draft"])
+def test_an_automatic_budget_is_what_everything_else_leaves(has_draft: bool, bundle: Path, gpu: Simulated) -> None:
+    gpu.plans.add(open_bundle(bundle))
+    options = {"host_cache_gib": 0, "draft": bundle if has_draft else None}
+    weights, expected = weight_bytes(bundle), answers(bundle, runtime="reference")
+    budget, whole, tokens = used(bundle, gpu, **options)
+    assert (budget, tokens) == (weights, expected)
+    share = 0.8 if has_draft else 0.4
+    gpu.device.memory_bytes = int((whole - (1 - share) * weights) / 0.9)  # a tenth stays free
+    budget, in_use, tokens = used(bundle, gpu, **options)
+    scratch = 2 * SCRATCH_BYTES
+    assert budget == pytest.approx(share * weights - scratch, abs=16)
+    assert in_use == pytest.approx(0.9 * gpu.device.memory_bytes, abs=16)
+    assert tokens == expected
+    gpu.device.memory_bytes = whole - weights
+    assert used(bundle, gpu, **options)[::2] == (0, expected)
 
 
 def test_a_budget_comes_before_the_contexts_and_a_graph_holds_no_stream(bundle: Path, gpu: Simulated) -> None:
@@ -110,8 +145,8 @@ def test_budgets_that_are_refused(
         f"weight_budget_gib: 1 GiB are more than all weights that can be streamed, {gib} GiB\n"
         "fix: give less, or leave it out to keep all weights on the GPU"
     )
-    for runtime in ("tensorrt", "reference"):
-        ran = trtkit("generate", llm_bundle, "a", "--runtime", runtime, "--weight-budget", 0.1, "-q")
+    for runtime, budget in (("tensorrt", 0.1), ("reference", 0.1), ("tensorrt", "auto")):
+        ran = trtkit("generate", llm_bundle, "a", "--runtime", runtime, "--weight-budget", budget, "-q")
         assert (ran.code, ran.err) == (
             2,
             "error: --weight-budget: the engine was built with all weights on the GPU\n"
@@ -120,10 +155,39 @@ def test_budgets_that_are_refused(
     words = ["deploy", llm_bundle, "--repository", tmp_path / "models", "--set", "llm.weight_budget_gib=0.1"]
     assert "weight_budget_gib: the engine was built with all weights on the GPU" in trtkit(*words).err
     assert not (tmp_path / "models").exists()
+    with pytest.raises(RequestError, match="weight_budget_gib: `most` is not a budget"):
+        LLM(bundle, weight_budget_gib="most")
     with pytest.raises(RequestError, match="-1 GiB"):
         LLM(bundle, weight_budget_gib=-1)
     ran = trtkit("bench", bundle, "--weight-budget", 0, "--cuda-graphs")
     assert "--cuda-graphs cannot be combined with --weight-budget" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("images", object(), "`auto` is for decoders alone"),
+        ("encoder", object(), "`auto` is for decoders alone"),
+        ("grid", Grid(tensor=2), "`auto` is for one GPU; the bundle has 2 ranks"),
+    ],
+)
+def test_automatic_budgets_that_are_refused(
+    name: str, value: object, reason: str, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_bundle(bundle)
+    monkeypatch.setattr(type(opened.manifest), name, property(lambda _: value))
+    with pytest.raises(RequestError, match=f"weight_budget_gib: {reason}"):
+        weight_budget_bytes(opened, "auto")
+
+
+def test_a_deployment_may_have_an_automatic_budget(bundle: Path, tmp_path: Path, trtkit: Callable[..., Ran]) -> None:
+    words = ("deploy", bundle, "--repository", tmp_path / "models", "--name", "chat")
+    assert trtkit(*words, "--set", "llm.weight_budget_gib=auto").code == 0
+    assert '"weight_budget_gib": "auto"' in "".join(
+        path.read_text() for path in (tmp_path / "models/chat").rglob("*.json")
+    )
+    ran = trtkit(*words, "--set", "llm.weight_budget_gib=-1")
+    assert (ran.code, "weight_budget_gib" in ran.err) == (2, True)
 
 
 def test_a_model_of_arrays(picture_model: Path, gpu: Simulated, tmp_path: Path, trtkit: Callable[..., Ran]) -> None:
@@ -136,6 +200,8 @@ def test_a_model_of_arrays(picture_model: Path, gpu: Simulated, tmp_path: Path, 
     ran = trtkit("run", picture_model, saved, "--weight-budget", 1, "-q")
     assert ran.code == 2
     assert ran.err.startswith("error: --weight-budget: 1 GiB are more than all weights that can be streamed")
+    ran = trtkit("run", picture_model, saved, "--weight-budget", "auto", "-q")
+    assert ran.err.startswith("error: --weight-budget: `auto` is for decoders alone")
     expected = open_model(picture_model).run(inputs)
     half = weight_bytes(picture_model) // 2
     for graphs in (False, True):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.runtime.scheduling import ScheduleName
+    from trtkit.runtime.weight_budget import WeightBudget
 
 Router = Literal["kv", "round-robin", "least-loaded", "power-of-two", "random"]
 
@@ -24,7 +25,7 @@ class FleetOptions:
     for the others. prefill_bundle: another build of the same model that these run, with its own slots and memory; see
     `check_prefill_bundle`. slots: sequences that a worker decodes at once; the engine's number if None.
     cache_gib: memory for paged caches on each GPU. host_cache_gib: each worker's host memory for what they cannot hold.
-    weight_budget_gib: memory for weights on each GPU; for all of them if None.
+    weight_budget_gib: memory for weights on each GPU; for all of them if None, what else is left free with "auto".
     cache_dir: folder in which each worker has one that keeps all of this too, up to `cache_dir_gib`.
     max_queue: requests that wait for a slot at each worker. schedule: which of them is next. shares: weights of users,
     by name; None if users do not matter. router: how requests are spread over several workers.
@@ -43,7 +44,7 @@ class FleetOptions:
     slots: int | None = None
     cache_gib: float | None = None
     host_cache_gib: float = 2.0
-    weight_budget_gib: float | None = None
+    weight_budget_gib: WeightBudget | None = None
     cache_dir: Path | None = None
     cache_dir_gib: float = 16.0
     max_queue: int = 512

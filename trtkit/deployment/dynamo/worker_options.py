@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtkit.runtime.scheduling import SCHEDULES
+
+if TYPE_CHECKING:
+    from trtkit.runtime.weight_budget import WeightBudget
 
 MODULE = "trtkit.deployment.dynamo.worker"
 BLOCK_SIZE = 16
@@ -24,7 +28,7 @@ def worker_parser() -> argparse.ArgumentParser:
     parser.add_argument("--slots", type=int, help="sequences at once; the engine's number by default")
     parser.add_argument("--cache-gib", type=float, help="memory for paged caches on each GPU")
     parser.add_argument("--host-cache-gib", type=float, default=2.0, help="host memory for what the caches cannot hold")
-    parser.add_argument("--weight-budget-gib", type=float, help="memory for weights on each GPU")
+    parser.add_argument("--weight-budget-gib", type=_budget, help="memory for weights on each GPU, or `auto`")
     parser.add_argument("--cache-dir", type=Path, help="folder that keeps caches for later runs")
     parser.add_argument("--cache-dir-gib", type=float, default=16.0, help="largest size of that folder's files")
     parser.add_argument("--max-queue", type=int, default=512, help="prompts that may wait for a slot")
@@ -41,6 +45,11 @@ def worker_parser() -> argparse.ArgumentParser:
     parser.add_argument("--transfer-s", type=float, default=10, help="decode: how long one may take to arrive")
     parser.add_argument("--no-kv-routing", dest="has_kv_routing", action="store_false")
     return parser
+
+
+def _budget(text: str) -> WeightBudget:
+    """Return GiB, or `auto`."""
+    return "auto" if text == "auto" else float(text)
 
 
 def _adapter(text: str) -> tuple[str, str]:

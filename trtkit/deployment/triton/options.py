@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError, model_validator
 
@@ -44,8 +44,8 @@ class LlmServing(StrictModel):
     host_cache_gib: StrictFloat | StrictInt = Field(
         2.0, ge=0, description="Host memory for caches that do not fit on the GPU; 0 for none."
     )
-    weight_budget_gib: StrictFloat | StrictInt | None = Field(
-        None, ge=0, description="GPU memory for weights; the others are streamed from host memory. All if unset."
+    weight_budget_gib: Annotated[StrictFloat | StrictInt, Field(ge=0)] | Literal["auto"] | None = Field(
+        None, description="GPU memory for weights; the others are streamed from host memory. All if unset."
     )
     cache_dir: StrictStr | None = Field(
         None, description="Folder that keeps caches for later runs; each instance has a subfolder."

@@ -54,12 +54,12 @@ class EngineDecoder:
         options, specs, cache, slots = plan.options, plan.inputs, cache_file(plan.file.sha256), size.slots
         check_alignment(plan, slots)
         self._stream = (size.pool.model and size.pool.model.stream) or device.stream()
-        self._engine = LoadedEngine(backend, plan.file.path, self._stream, cache, is_captured=has_cuda_graphs)
+        self.engine = LoadedEngine(backend, plan.file.path, self._stream, cache, is_captured=has_cuda_graphs)
         self.slots = slots
         self.max_prefill_length = options.max_prefill_length
         self.hidden = next((spec for spec in specs if spec.name in (HIDDEN_STATES, DRAFT_HIDDEN)), None)
         has_all_logits = options.logits == "all" and size.pool.model is None
-        self._outputs = OutputMemory(self._stream, self._engine.outputs, has_all_logits=has_all_logits)
+        self._outputs = OutputMemory(self._stream, self.engine.outputs, has_all_logits=has_all_logits)
         self.has_all_logits = self._outputs.has_all_logits
         self.head: StageExecution | None = None
         self.next_hidden: torch.Tensor | None = None
@@ -80,7 +80,7 @@ class EngineDecoder:
         self._has_cuda_graphs = has_cuda_graphs
         self._communicator: Communicator | None = None
         self._room = 0
-        self._reserve(slots)
+        self.reserve(slots)
         self.description = f"{backend.name} {backend.version} on {device.name}"
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
@@ -90,7 +90,7 @@ class EngineDecoder:
         self.cache.advance(call.rows, call.starts, call.counts)
         self.cache.begin(call)
         self._stream.wait_for_current()  # which may still read the last call's logits
-        self._reserve(call.ids.size)
+        self.reserve(call.ids.size)
         if call.runs_together:
             self._run(call, draw)
         else:
@@ -132,8 +132,8 @@ class EngineDecoder:
 
         Steps are then neither captured nor overlapped: a launch waits for its weights.
         """
-        self._engine.stream_weights(budget_bytes)
-        self.is_asynchronous = not self._engine.is_streaming
+        self.engine.stream_weights(budget_bytes)
+        self.is_asynchronous = not self.engine.is_streaming
         self._has_cuda_graphs = self._has_cuda_graphs and self.is_asynchronous
 
     def rows_to_run(self, first_slot: int, rows: int) -> int:
@@ -147,7 +147,7 @@ class EngineDecoder:
         call = self.cache.place(call)
         self.cache.positions[call.rows] = -1  # what is timed need not go on from anything
         rows, size = call.ids.shape
-        self._reserve(rows * size)
+        self.reserve(rows * size)
         self._copy_inputs(call)
         return self._context(size).layer_seconds(partial(self._launch, self._step(call)))
 
@@ -155,7 +155,7 @@ class EngineDecoder:
         """Let the engine's collectives reach the other ranks: its contexts in an order that is the same on all."""
         self._communicator = communicator
         for profile in (_PREFILL, _DECODE):
-            self._engine.context(profile).set_communicator(communicator)
+            self.engine.context(profile).set_communicator(communicator)
 
     def abort(self) -> None:
         """Let go of collectives that wait for a rank that is gone; from any thread."""
@@ -169,7 +169,7 @@ class EngineDecoder:
         self._graphs.clear()
         if self.head is not None:
             self.head.close()
-        self._engine.close()
+        self.engine.close()
         self.cache.close()
         self._own.close()
         if self._communicator is not None:
@@ -177,9 +177,9 @@ class EngineDecoder:
 
     def _context(self, size: int) -> Context:
         """Return the context of the profile for `size` new tokens a row."""
-        return self._engine.context(_DECODE if size == 1 else _PREFILL)
+        return self.engine.context(_DECODE if size == 1 else _PREFILL)
 
-    def _reserve(self, tokens: int) -> None:
+    def reserve(self, tokens: int) -> None:
         """Make room for calls of `tokens` new tokens: inputs, logits and, with caches in eight bits, what they get."""
         if tokens <= self._room:
             return

@@ -78,14 +78,14 @@ class DraftProposer:
     def __init__(self, execution: DecoderExecution, most: int) -> None:
         if most < 1:
             raise RequestError(f"cannot guess {most} tokens", "draft", "give 1 or more")
-        self.most, self._execution = most, execution
+        self.most, self.execution = most, execution
         self._guesses = Guesses(execution)
         self._cached = np.zeros(execution.slots, np.int64)
 
     def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
         """Let the draft model read what is new and go on from it."""
         drafts = np.full((len(slots), most), _NONE, np.int64)
-        can = sequences.lengths[slots] + most <= self._execution.max_length
+        can = sequences.lengths[slots] + most <= self.execution.max_length
         rows, active = np.flatnonzero(can), slots[can]
         if not active.size:
             return drafts
@@ -103,17 +103,17 @@ class DraftProposer:
 
         Recurrent states go back to before the last guesses, or begin again if earlier tokens differ.
         """
-        ids, own, cache = sequences.ids(slot), self._guesses.sequences, self._execution.cache
-        known = min(int(self._cached[slot]), len(ids) - 1, self._execution.max_length - 1)
+        ids, own, cache = sequences.ids(slot), self._guesses.sequences, self.execution.cache
+        known = min(int(self._cached[slot]), len(ids) - 1, self.execution.max_length - 1)
         is_other = own.tokens[slot, :known] != ids[:known]
         start = int(is_other.argmax()) if is_other.any() else known
         if cache.has_states:
             cache.rewind([slot])
             start = int(cache.positions[slot]) if cache.positions[slot] <= start else 0
         self._guesses.begin(sequences, slot, settings)
-        for first in range(start, len(ids) - 1, self._execution.max_prefill_length):
-            chunk = ids[None, first : min(first + self._execution.max_prefill_length, len(ids) - 1)]
-            self._execution.forward(Call(slot, chunk, np.array([first]), np.array([chunk.shape[1]])))
+        for first in range(start, len(ids) - 1, self.execution.max_prefill_length):
+            chunk = ids[None, first : min(first + self.execution.max_prefill_length, len(ids) - 1)]
+            self.execution.forward(Call(slot, chunk, np.array([first]), np.array([chunk.shape[1]])))
         self._cached[slot] = len(ids) - 1
         if cache.has_states:
             cache.mark(slice(slot, slot + 1))
@@ -121,10 +121,10 @@ class DraftProposer:
     def _next(self, slots: Ints) -> Ints:
         """Draw one more token for each slot."""
         rows, own = slice(int(slots[0]), int(slots[-1]) + 1), self._guesses.sequences
-        starts, at = np.minimum(self._cached[rows], self._execution.max_length - 1), slots - rows.start
+        starts, at = np.minimum(self._cached[rows], self.execution.max_length - 1), slots - rows.start
         ids, counts = np.zeros((len(starts), 1), np.int64), np.zeros(len(starts), np.int64)
         ids[at, 0], counts[at] = own.tokens[slots, starts[at]], 1
-        logits = self._execution.forward(Call(rows.start, ids, starts, counts))
+        logits = self.execution.forward(Call(rows.start, ids, starts, counts))
         logits = logits[:, 0] if logits.dim() == 3 else logits
         tokens = self._guesses.draw(logits[at.tolist()], slots)
         self._cached[slots] += 1

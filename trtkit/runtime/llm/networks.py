@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import RequestError
-from trtkit.runtime.decoder import ExecutionOptions, open_execution
+from trtkit.runtime.decoder import ExecutionOptions, engine_device, open_execution
 from trtkit.runtime.encoded import open_encoder
 from trtkit.runtime.generation import DraftProposer, HeadProposer, LookupProposer
 from trtkit.runtime.vision_language import open_tower
+from trtkit.runtime.weight_budget import weight_budget_bytes
 
 if TYPE_CHECKING:
     from trtkit.runtime.decoder import DecoderExecution
@@ -37,17 +38,24 @@ class Networks:
 
 def open_networks(text: TextBundle, options: RuntimeOptions) -> Networks:
     """Open a bundle's networks. Raises GenerationError, RequestError or BundleError if they cannot be opened."""
+    weight_budget_bytes(text.bundle, options.weight_budget_gib)
     how = ExecutionOptions(
         options.has_cuda_graphs,
         options.needs_all_logits,
         options.cache_gib,
-        options.weight_budget_gib,
+        None if options.weight_budget_gib == "auto" else options.weight_budget_gib,
         has_head=_guessed_by_head(text, options) > 0,
     )
     execution = open_execution(text.bundle, options.runtime, options.slots, how)
     tower = None if text.images is None else open_tower(text.bundle, options.runtime)
     encoder = None if text.encoded is None else open_encoder(text.bundle, options.runtime)
-    return Networks(execution, tower, encoder, _proposer(options, execution, _guessed_by_head(text, options)))
+    proposer = _proposer(options, execution, _guessed_by_head(text, options))
+    if options.weight_budget_gib == "auto" and (device := engine_device(options.runtime)) is not None:
+        from trtkit.runtime.decoder.automatic_budget import keep_weights_that_fit
+
+        draft = proposer.execution if isinstance(proposer, DraftProposer) else None
+        keep_weights_that_fit(execution, draft, device)
+    return Networks(execution, tower, encoder, proposer)
 
 
 def _guessed_by_head(text: TextBundle, options: RuntimeOptions) -> int:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from trtkit.runtime.decoder import Runtime
     from trtkit.runtime.scheduling import ScheduleName, ScheduleOptions
+    from trtkit.runtime.weight_budget import WeightBudget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,8 @@ class RuntimeOptions:
     engine's number if None. cache_gib: memory for paged caches on each GPU; as much as full slots would take if None.
     host_cache_gib: host memory for what the caches have no room for; 0: none. cache_dir: folder where all of that is
     written too, up to `cache_dir_gib`, and found by the next process.
-    weight_budget_gib: GPU memory for an engine's weights, of which the others stay in host memory; all if None.
+    weight_budget_gib: GPU memory for an engine's weights, of which the others stay in host memory; all if None,
+    and with "auto" as many as everything else leaves room for.
     prefill_budget: new tokens per step. schedule: which request runs next, by name or with its options.
     max_queue: maximum requests that wait for a slot.
     speculate: number of tokens that the bundle's own head guesses, if it has one; 0 for none.
@@ -36,7 +38,7 @@ class RuntimeOptions:
     slots: int | None = None
     cache_gib: float | None = None
     host_cache_gib: float = 2.0
-    weight_budget_gib: float | None = None
+    weight_budget_gib: WeightBudget | None = None
     cache_dir: str | Path | None = None
     cache_dir_gib: float = 16.0
     prefill_budget: int | None = None

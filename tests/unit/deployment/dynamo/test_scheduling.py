@@ -31,6 +31,11 @@ def test_annotations_that_make_no_sense_are_refused(annotation: str, said: str) 
         read_scheduling({"annotations": [annotation]})
 
 
+@pytest.mark.parametrize(("text", "budget"), [("auto", "auto"), ("0.5", 0.5)])
+def test_a_worker_is_told_its_weight_budget(text: str, budget: float | str) -> None:
+    assert worker_parser().parse_args(["b", "--weight-budget-gib", text]).weight_budget_gib == budget
+
+
 def test_a_worker_is_told_the_schedule_and_the_shares() -> None:
     options = worker_parser().parse_args(["b", "--schedule", "mlfq", "--share", "a=3", "--share=*=0.5"])
     assert (options.schedule, dict(options.shares)) == ("mlfq", {"a": 3.0, "*": 0.5})
