@@ -49,7 +49,7 @@ def test_users_mistake_comes_back_as_the_error_that_was_raised(kind: Callable[..
 def test_our_own_mistake_comes_back_with_its_traceback(kind: Callable[..., Runner]) -> None:
     with pytest.raises(TrtkitError) as caught:
         kind().run(Job(DIGEST.function, dict[str, Any], Digests), {})
-    assert caught.value.what == "internal error: AttributeError(\"'dict' object has no attribute 'source'\")"
+    assert caught.value.what.startswith("internal error: AttributeError(\"'dict' object has no attribute")
     assert caught.value.where == "job digest"
     assert caught.value.fix.startswith("report it with these lines:\n")
     assert "AttributeError: 'dict' object" in caught.value.fix
