@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.models.rope import yarn_growth
+from trtkit.models.rope import original_length, yarn_growth
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +30,12 @@ def rope_tables(rope: RopeSpec, length: int) -> tuple[np.ndarray[Any, Any], np.n
     frequencies = -frequencies if rope.is_reversed else frequencies
     angles = np.arange(length, dtype=np.float64)[:, None] * frequencies
     return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
+
+
+def counted_length(rope: RopeSpec, length: int) -> int:
+    """Return what tables depend on of the longest sequence: engines for which this is the same turn positions alike."""
+    lengths = {"dynamic": max(length, rope.max_position_embeddings), "longrope": int(length > original_length(rope))}
+    return lengths.get(rope.scaling, 0)
 
 
 def section_axes(rope: RopeSpec) -> NDArray[np.int64]:
