@@ -46,7 +46,8 @@ def run_readme(topic: str, folder: Path) -> str:
 
 
 def test_every_example_has_commands() -> None:
-    wanted = {"classification", "ocr", "llm-chat", "custom-decoder", "custom-op", "detr3d", "serving", "distillation"}
+    wanted = {"classification", "ocr", "llm-chat", "custom-decoder", "custom-op", "detr3d", "serving"}
+    wanted |= {"distillation", "speculation"}
     assert set(TOPICS) == wanted
     index = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| \[([\w-]+)\]\(\1\) \|", index, re.MULTILINE)) == wanted
@@ -54,7 +55,7 @@ def test_every_example_has_commands() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topic", sorted(set(TOPICS) - {"classification", "ocr", "distillation"}))
+@pytest.mark.parametrize("topic", sorted(set(TOPICS) - {"classification", "ocr", "distillation", "speculation"}))
 def test_an_example_prints_what_its_readme_shows(topic: str, tmp_path: Path) -> None:
     run_readme(topic, tmp_path)
 
@@ -84,6 +85,18 @@ def test_the_distillation_example_runs(tmp_path: Path) -> None:
     printed = run_script(commands.replace("--steps 64", "--steps 2"), tmp_path)
     assert printed.count("step 2 of 2") == 2
     assert printed.count("same top token") == 3
+
+
+@pytest.mark.slow
+def test_the_speculation_example_runs(tmp_path: Path) -> None:
+    """With little training; that guesses of a trained head come true is tested on a tiny model (test_train_head.py)."""
+    *commands, compared = blocks(ROOT / "examples" / "speculation" / "README.md", "bash")
+    script = "\n".join(commands)
+    assert script.count("--steps 240") == 1
+    printed = run_script(script.replace("--steps 240", "--steps 2 --tokens 4096"), tmp_path)
+    assert "step 2 of 2" in printed
+    guessing, plain = (run_script(command, tmp_path) for command in compared.splitlines())
+    assert guessing == plain
 
 
 def test_the_op_of_the_custom_op_example_is_unknown_without_its_folder(
