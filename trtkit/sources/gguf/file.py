@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.arrays import Array
+    from trtkit.quantized_matrix import QuantizedMatrix
 
 _AGAIN = "copy or download the file again"
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
@@ -65,11 +66,11 @@ class GgufFile:
         if tensor.type not in types or len(tensor.shape) != rank:
             return self.stored(name) if expert is None else self.stored_row(name, expert)
 
-        def read() -> Any:
+        def read() -> QuantizedMatrix:
             rows = self._bytes(tensor).reshape(*tensor.shape[:-1], -1)
             return block_matrix(rows if expert is None else rows[expert], tensor.type)
 
-        return StoredArray(tensor.shape[-2:], read, is_quantized=True)
+        return StoredArray(tensor.shape[-2:], read, is_quantized=True)  # type: ignore[arg-type]
 
     def stored_row(self, name: str, index: int) -> StoredArray:
         """Return entry `index` of a tensor's first axis, without reading the others."""
