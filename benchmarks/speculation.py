@@ -1,0 +1,147 @@
+"""Speculation at batch 1: SmolLM2 without guesses, with lookup, and with the head that examples/speculation trains.
+
+The head is kept in the cache folder and not trained again. The tables go into examples/speculation/README.md.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.measure import interleaved, summary, write, write_between
+from benchmarks.quantize_llm import texts
+from trtkit import LLM, SamplingParams
+from trtkit.engine.cache import cache_folder
+from trtkit.runtime.generation import HeadProposer
+
+Json = dict[str, Any]
+ROOT = Path(__file__).parents[1]
+FOLDER = cache_folder().parent / "trtkit-benchmarks" / "speculation"
+BUNDLE, STEPS = FOLDER / "fp16", 240
+PROMPTS, PROMPT, ANSWER, REPEATS = 2, 128, 40, 3
+"""Prompts of each text, tokens of a prompt and of its answer, and how often each is answered."""
+VARIANTS: dict[str, Json] = {
+    "none": {"speculate": 0},
+    "`--lookup 3`": {"speculate": 0, "lookup": 3},
+    **{f"EAGLE-3, `--speculate {count}`": {"speculate": count} for count in (1, 3)},
+}
+
+
+def run(*words: str | Path) -> str:
+    """Run a command in the folder with one thread; return what it prints."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(words, cwd=FOLDER, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return ran.stdout
+
+
+def prepare() -> list[str]:
+    """Train the head and build, unless that was done; return what training printed. Both use one thread."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    log = FOLDER / "train.log"
+    run(sys.executable, ROOT / "examples/distillation/texts.py")
+    if not log.is_file():
+        script = ROOT / "examples/speculation/train.py"
+        log.write_text(run(sys.executable, script, "llama", "train.txt", "head", "--steps", str(STEPS)))
+    if not (BUNDLE / "manifest.json").is_file():
+        words = ("--set", "llm.logits=all", "--set", "llm.speculator=head", "-o", BUNDLE, "--quiet")
+        run(Path(sys.executable).with_name("trtkit"), "build", "llama", *words)
+    return log.read_text().splitlines()
+
+
+def prompts(llm: LLM, text: str) -> list[list[int]]:
+    """Return token ids from places spread over a text."""
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.encode(text)
+    return [list(ids[start : start + PROMPT]) for start in range(0, len(ids) - PROMPT, len(ids) // PROMPTS)][:PROMPTS]
+
+
+def answer(llm: LLM, asked: list[list[int]]) -> Json:
+    """Answer prompts one after another; return tokens, steps of the model after prefill, and times."""
+    params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
+    outputs = [llm.generate([prompt], params)[0] for prompt in asked]
+    tokens = sum(len(output.outputs[0].token_ids) - 1 for output in outputs)
+    accepted = sum(output.metrics.accepted_tokens for output in outputs)
+    seconds = sum((output.metrics.tpot_s or 0) * (len(output.outputs[0].token_ids) - 1) for output in outputs)
+    return {
+        "seconds": seconds,
+        "answers": [output.outputs[0].token_ids for output in outputs],
+        "tokens_per_second": tokens / seconds,
+        "tokens_per_step": tokens / (tokens - accepted),
+        "ms_per_step": 1000 * seconds / (tokens - accepted),
+    }
+
+
+def measure() -> Json:
+    """Measure all variants in turn, on prompts of both texts."""
+    opened = {name: LLM(BUNDLE, runtime="reference", slots=1, **options) for name, options in VARIANTS.items()}
+    unseen = {"held-out topics": (FOLDER / "held-out.txt").read_text(encoding="utf-8"), "KJV": texts()["KJV"][:40000]}
+    figures: Json = {}
+    for text, content in unseen.items():
+        asked = prompts(opened["none"], content)
+        samples = interleaved({name: partial(answer, llm, asked) for name, llm in opened.items()}, REPEATS, 0)
+        figures[text] = {name: summarized(runs) for name, runs in samples.items()}
+        for name, runs in samples.items():
+            assert all(each["answers"] == samples["none"][0]["answers"] for each in runs), name
+    return figures
+
+
+def summarized(runs: list[Json]) -> Json:
+    """Return the figures of repeated runs; how many guesses are right is the same in each."""
+    rates = {key: summary([each[key] for each in runs]) for key in ("tokens_per_second", "ms_per_step")}
+    return {"tokens_per_step": round(runs[0]["tokens_per_step"], 3), **rates}
+
+
+def table(figures: Json) -> str:
+    """Return the figures as Markdown."""
+    columns = ("tokens per step", "ms per step", "tokens/s")
+    lines = [f"| guesses | {' | '.join(f'{text}: {column}' for text in figures for column in columns)} |"]
+    lines.append("| --- |" + " --: |" * len(columns) * len(figures))
+    for name in VARIANTS:
+        cells = [name]
+        for variants in figures.values():
+            row, plain = variants[name], variants["none"]["tokens_per_second"]["median"]
+            rate = row["tokens_per_second"]["median"]
+            cells += [f"{row['tokens_per_step']:.2f}", f"{row['ms_per_step']['median']:.0f}"]
+            cells.append(f"{rate:.1f} ({rate / plain:.2f}x)")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def head_share() -> float:
+    """Return the share of decoding time that the head takes for three guesses, after a warm-up."""
+    spent: list[float] = []
+    propose = HeadProposer.propose
+
+    def timed(*arguments: Any) -> Any:
+        began = time.perf_counter()
+        drafts = propose(*arguments)
+        spent.append(time.perf_counter() - began)
+        return drafts
+
+    with LLM(BUNDLE, runtime="reference", slots=1, speculate=3) as llm:
+        asked = prompts(llm, (FOLDER / "held-out.txt").read_text(encoding="utf-8"))
+        answer(llm, asked)
+        with patch.object(HeadProposer, "propose", timed):
+            seconds = answer(llm, asked)["seconds"]
+    share: float = round(sum(spent) / seconds, 3)
+    return share
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    log, figures = prepare(), measure()
+    about = {"training": log, "prompt": PROMPT, "answer": ANSWER, "head_share": head_share()}
+    write("speculation", {**about, "texts": figures})
+    write_between(ROOT / "examples/speculation/README.md", "speculation", table(figures))
+
+
+if __name__ == "__main__":
+    main()
