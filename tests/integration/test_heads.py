@@ -108,7 +108,7 @@ def test_guesses_are_those_of_torch() -> None:
 
 
 def test_guesses_for_others_leave_a_prompt_alone_that_is_being_read() -> None:
-    """Its slot lies between theirs: rows for it write behind its tokens."""
+    """Its slot lies between theirs, so the head's rows for it must write after its tokens."""
     shared = (*HOT.items(), ("ignore_eos", True))
     asked = {f"r{slot}": Asked((5 + slot,), (("max_tokens", 4 if slot == 1 else 40), *shared)) for slot in range(SLOTS)}
     asked["late"] = Asked(tuple(range(3, 55)), (("max_tokens", 8), *shared))

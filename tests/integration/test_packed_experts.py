@@ -1,4 +1,4 @@
-"""Experts in few bits, of which a step copies the chosen ones' codes and computes their numbers."""
+"""Experts in few bits: a step gathers the codes of the chosen ones and computes their numbers."""
 
 from __future__ import annotations
 

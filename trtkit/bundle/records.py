@@ -203,7 +203,17 @@ class EncoderRecord(StrictModel):
         return "an encoder-decoder model" if self.audio is None else "a speech recognizer"
 
 
-class SpeculatorRecord(StrictModel):
+class SizeRecord(StrictModel):
+    """What a decoder-only network weighs, in the engine's precision; KV of one slot is at the engine's full length."""
+
+    parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_per_slot: int
+    state_bytes_per_slot: int = 0
+
+
+class SpeculatorRecord(SizeRecord):
     """What the stage `speculator` holds: the head that guesses tokens.
 
     model_type: `eagle3`. weight_bytes: with its copy of the embedding, if it reads the model's, and with the projection
@@ -211,15 +221,10 @@ class SpeculatorRecord(StrictModel):
     """
 
     model_type: str
-    parameters: int
-    weight_bytes: int
-    kv_bytes_per_token: int
-    kv_bytes_per_slot: int
-    state_bytes_per_slot: int = 0
 
 
-class DecoderRecord(StrictModel):
-    """A decoder-only LLM in the engine's precision; KV of one slot is at the engine's full length.
+class DecoderRecord(SizeRecord):
+    """A decoder-only LLM.
 
     weight_bytes, kv_bytes_per_token, kv_bytes_per_slot, state_bytes_per_slot (recurrent states, and what layers read of
     an encoder): what all ranks hold together.
@@ -227,11 +232,6 @@ class DecoderRecord(StrictModel):
     encoder: of an encoder-decoder model. speculator: the head that guesses tokens, if there is one.
     """
 
-    parameters: int
-    weight_bytes: int
-    kv_bytes_per_token: int
-    kv_bytes_per_slot: int
-    state_bytes_per_slot: int = 0
     embeddings: FileRecord | None = None
     images: ImagesRecord | None = None
     encoder: EncoderRecord | None = None

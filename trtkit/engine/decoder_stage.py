@@ -54,19 +54,12 @@ def write_decoder(request: StageRequest, backend: Backend, context: Context) -> 
     if request.rank == 0:
         _carry(opened, request.folder, steps)
     is_quantized = bool(opened.source.quantized_by)
-    return WrittenNetwork(
-        graph.network,
-        graph.builder,
-        profiles,
-        {name: shapes.opt for name, shapes in profiles[0].items()},
-        {request.stage.part_names[0]: graph.network.num_layers},
-        tuple(steps.done),
-        size.weight_bytes,
-        lambda counted: replace(size, weight_bytes=counted) if is_quantized else size,
-        graph.quantized,
-        None if opened.source.kv_cache is None else opened.source.kv_cache.format,
-        tuple(graph.inputs),
-        (graph,),
+    return replace(
+        WrittenNetwork.of_decoder(graph, request.stage, profiles, size),
+        steps=tuple(steps.done),
+        size=lambda counted: replace(size, weight_bytes=counted) if is_quantized else size,
+        quantized=graph.quantized,
+        kv_cache=None if opened.source.kv_cache is None else opened.source.kv_cache.format,
     )
 
 

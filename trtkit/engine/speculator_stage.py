@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.config.schema import ModelConfig
@@ -35,15 +36,4 @@ def write_speculator(request: StageRequest, backend: Backend, context: Context) 
     check_room(Load(size.weight_bytes), request.folder)
     graph = opened.write_head(Graph(backend, severity=context.severity))
     profiles = decoder_profiles(graph.inputs, llm_options(opened.config))
-    return WrittenNetwork(
-        graph.network,
-        graph.builder,
-        profiles,
-        {name: shapes.opt for name, shapes in profiles[0].items()},
-        {request.stage.part_names[0]: graph.network.num_layers},
-        tuple(steps.done),
-        size.weight_bytes,
-        lambda _counted: size,
-        inputs=tuple(graph.inputs),
-        held=(graph,),
-    )
+    return replace(WrittenNetwork.of_decoder(graph, request.stage, profiles, size), steps=tuple(steps.done))

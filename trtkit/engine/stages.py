@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from trtkit.bundle.bundle import Bundle
+    from trtkit.network.graph import Graph
     from trtkit.quantization_methods import CacheFormat
     from trtkit.quantized_model import LayerForm
 
@@ -195,6 +196,23 @@ class WrittenNetwork:
     kv_cache: CacheFormat | None = None
     inputs: tuple[InputSpec, ...] = ()
     held: tuple[Any, ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of_decoder(
+        cls, graph: Graph, stage: PreparedStage, profiles: tuple[ResolvedProfile, ...], size: DecoderSize
+    ) -> WrittenNetwork:
+        """Return a decoder's network, or that of its head, as written into `graph`."""
+        return cls(
+            graph.network,
+            graph.builder,
+            profiles,
+            {name: shapes.opt for name, shapes in profiles[0].items()},
+            {stage.part_names[0]: graph.network.num_layers},
+            weight_bytes=size.weight_bytes,
+            size=lambda _counted: size,
+            inputs=tuple(graph.inputs),
+            held=(graph,),
+        )
 
 
 def bundle_stages(bundle: Bundle) -> tuple[PreparedStage, ...]:

@@ -78,7 +78,17 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     embedded = _embed(weights, spec, options)
     if options.adapted:
         weights = replace(weights, low_rank=LowRankInputs(graph, options.dtype, options.adapted))
-    read, streams, vectors = LayerInputs(weights, options, embedded.inputs), spec.block.streams, embedded.vectors
+    x = _layers(weights, spec, options, embedded)
+    if spec.is_last_stage:
+        _head(weights, spec, options, x, embedded.table)
+    else:
+        graph.output(x, NEXT_HIDDEN_STATES)
+
+
+def _layers(weights: Weights, spec: DecoderSpec, options: DecoderOptions, embedded: _Embedded) -> Tensor:
+    """Add all layers, their caches and states; return the last hidden state [B, S, D]."""
+    graph, streams, vectors = weights.graph, spec.block.streams, embedded.vectors
+    read = LayerInputs(weights, options, embedded.inputs)
     x = embedded.x if streams is None else to_streams(weights, embedded.x, streams)
     befores = []  # what each layer reads
     for index, layer in spec.numbered_layers:
@@ -91,11 +101,7 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
             graph.output(tensor, f"present_{name}_{index}")
     if options.fusion is not None:
         graph.output(fused(weights, befores, options.fusion), NEXT_DRAFT_HIDDEN)
-    x = x if streams is None else from_streams(weights, x, streams)
-    if spec.is_last_stage:
-        _head(weights, spec, options, x, embedded.table)
-    else:
-        graph.output(x, NEXT_HIDDEN_STATES)
+    return x if streams is None else from_streams(weights, x, streams)
 
 
 def _check(spec: DecoderSpec, options: DecoderOptions) -> None:

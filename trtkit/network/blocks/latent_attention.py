@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 class LatentHeads:
     """What a layer makes of its new tokens, and the parts of `kv_b`.
 
-    queries: [B, N, S, nope_dim + R]. vector: what is cached, [B, 1, S, C + R]: C elements that keys and values come
-    from, and R that turn. keys: [1, N, nope_dim, C]. values: [1, N, value_dim, C].
+    queries: [B, N, S, nope_dim + R]; absorbed, [B, N, S, C + R]. vector: what is cached, [B, 1, S, C + R]: C elements
+    that keys and values come from, and R that turn. keys: [1, N, nope_dim, C]. values: [1, N, value_dim, C].
     """
 
     queries: Tensor
@@ -44,19 +44,15 @@ class LatentHeads:
 
     def attending(self, queries: Tensor, cached: Tensor) -> QKV:
         """Return what attention is between. queries: scaled. cached: [B, 1, T, C + R]."""
-        rank, nope, turning = self.keys.shape[3], self.keys.shape[2], self.queries.shape[3] - self.keys.shape[2]
-        graph = queries.graph
-        if self.is_expanded:
-            with graph.scope("kv_b"):
-                vectors, k_rope = split(cached, -1, (rank, turning))
-                keys = matmul(vectors, self.keys, transpose_b=True)
-                values = matmul(vectors, self._filled_values(), transpose_b=True)
-                every_head = graph.constant(np.ones((1, keys.shape[1], 1, 1), np.float32), "heads", cached.dtype)
-            return queries, concat([keys, k_rope * every_head], -1), values
-        q_nope, q_rope = split(queries, -1, (nope, turning))
+        if not self.is_expanded:
+            return queries, cached, cached
+        graph, (nope, rank) = queries.graph, self.keys.shape[2:]
         with graph.scope("kv_b"):
-            absorbed = matmul(q_nope, self.keys)
-        return concat([absorbed, q_rope], -1), cached, cached
+            vectors, k_rope = split(cached, -1, (rank, queries.shape[3] - nope))
+            keys = matmul(vectors, self.keys, transpose_b=True)
+            values = matmul(vectors, self._filled_values(), transpose_b=True)
+            every_head = graph.constant(np.ones((1, keys.shape[1], 1, 1), np.float32), "heads", cached.dtype)
+        return queries, concat([keys, k_rope * every_head], -1), values
 
     def outputs(self, attended: Tensor) -> Tensor:
         """Return each head's output [B, N, S, value_dim] from what attention returned."""
@@ -90,6 +86,7 @@ def latent_heads(
     with x.graph.scope("kv_b"):
         by_head = (1, spec.num_attention_heads, latent.sizes["kv_b"], spec.latent_rank)
         keys, values = split(reshape(weights.get("weight"), by_head), 2, (latent.nope_dim, latent.value_dim))
+        nope = nope if is_expanded else matmul(nope, keys)
     return LatentHeads(concat([nope, q_rope], -1), concat([vector, k_rope], -1), keys, values, is_expanded)
 
 

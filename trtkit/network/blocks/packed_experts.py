@@ -1,4 +1,4 @@
-"""Experts' matrices in few bits, of which a step copies the chosen ones' codes and computes their numbers.
+"""Experts' matrices in few bits: a step gathers the codes of the chosen ones and computes their numbers.
 
 TensorRT takes codes of its own narrow types nowhere but right before they are dequantized. As 32-bit words they are
 integers like others: those of chosen experts are gathered, divided into bytes, and each byte is looked up in a table of

@@ -37,7 +37,7 @@ def admit_waiting(state: State, waiting: Waiting[Request], min_shared_tokens: in
 
 
 def _let_pass(state: State, waiting: Waiting[Request], first: Request, min_shared_tokens: int) -> None:
-    """Give free slots to requests behind the first, which waits for room for its adapter, if they do not delay it.
+    """Let requests pass the first, which waits for room for its adapter, and take free slots if they cannot delay it.
 
     Nobody is preempted for them. The first one gets the next slot as soon as there is room for its adapter.
     """

@@ -40,7 +40,7 @@ class Guesses:
             self._admitted[slot] = settings
 
     def draw(self, logits: torch.Tensor, slots: Ints) -> Ints:
-        """Return the guesses of `slots` [R] from logits [R, V], and go on with them; negative where there is none."""
+        """Return guesses for `slots` [R] from logits [R, V], and append them to the sequences; negative for none."""
         tokens = self._sampler.sample(logits, slots).tokens
         self.sequences.append(slots, np.maximum(tokens, 0))
         return tokens

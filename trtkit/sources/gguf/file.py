@@ -60,7 +60,7 @@ class GgufFile:
         return StoredArray(tensor.shape, lambda: self._read(tensor, slice(None)))
 
     def stored_matrix(self, name: str, expert: int | None = None) -> StoredArray:
-        """Return a matrix, or one expert's, kept in few bits where there is a form for its type, else dequantized."""
+        """Return a matrix, or that of one expert: as stored if there is a form for its type, otherwise dequantized."""
         tensor = self.tensors[name]
         types, rank = (KEPT, 2) if expert is None else (KEPT_EXPERTS, 3)
         if tensor.type not in types or len(tensor.shape) != rank:
