@@ -20,7 +20,7 @@ from benchmarks.measure import interleaved, summary, write, write_between
 from benchmarks.quantize_llm import texts
 from trtkit import LLM, SamplingParams
 from trtkit.engine.cache import cache_folder
-from trtkit.runtime.generation import HeadProposer
+from trtkit.runtime.generation import Eagle3Proposer
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]
@@ -118,7 +118,7 @@ def table(figures: Json) -> str:
 def head_share() -> float:
     """Return the share of decoding time that the head takes for three guesses, after a warm-up."""
     spent: list[float] = []
-    propose = HeadProposer.propose
+    propose = Eagle3Proposer.propose
 
     def timed(*arguments: Any) -> Any:
         began = time.perf_counter()
@@ -129,7 +129,7 @@ def head_share() -> float:
     with LLM(BUNDLE, runtime="reference", slots=1, speculate=3) as llm:
         asked = prompts(llm, (FOLDER / "held-out.txt").read_text(encoding="utf-8"))
         answer(llm, asked)
-        with patch.object(HeadProposer, "propose", timed):
+        with patch.object(Eagle3Proposer, "propose", timed):
             seconds = answer(llm, asked)["seconds"]
     share: float = round(sum(spent) / seconds, 3)
     return share

@@ -14,12 +14,12 @@ from tests.decoders import model_of, rtx
 from tests.eagle3 import Head, fields_of, save_head
 from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS, case_of
 from trtkit.dtypes import FP32
-from trtkit.engine.speculator_source import open_speculator
+from trtkit.engine.speculators.source import open_speculator
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
-from trtkit.network.speculator import build_speculator
+from trtkit.network.speculators.registry import build_speculator
 from trtkit.runtime.decoder import DecoderNetwork, ReferenceDecoder
 from trtkit.runtime.decoder.pool_size import PoolSize
 
@@ -46,7 +46,7 @@ def networks(page_tokens: int | None, *, in_place: bool) -> tuple[DecoderNetwork
     graph, head = Graph(rtx()), Graph(rtx())
     weights = {**find_weights(model.spec, model.checkpoint), **fusion}
     build_decoder(graph, model.spec, weights, replace(own_options, fusion=read.spec.fusion))
-    build_speculator(head, read.spec, read.ids, own, options)
+    build_speculator(head, (read.spec, read.ids), own, options)
     sizes, is_paged = (67, LENGTH, MAX_PREFILL), page_tokens is not None
     return (
         DecoderNetwork(rtx(), graph, *sizes, has_all_logits=True, has_read_only_caches=is_paged),

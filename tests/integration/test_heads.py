@@ -10,7 +10,7 @@ import torch
 from tests.decoders import model_of, relative_rms
 from tests.generation import PAGE_TOKENS, SLOTS, Asked, _pages, alone, case_of, is_clean, run
 from tests.heads import LAYERS, decoder_with_head, torch_head
-from trtkit.runtime.generation import Engine, EngineOptions, HeadProposer
+from trtkit.runtime.generation import Eagle3Proposer, Engine, EngineOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ Guess = tuple[list[int], list[int], list[torch.Tensor]]
 """The tokens before a guess, the guess, and the logits of its tokens."""
 
 
-class Recorded(HeadProposer):
+class Recorded(Eagle3Proposer):
     """A proposer whose logits and guesses can be seen."""
 
     guesses: list[Guess]
@@ -48,7 +48,7 @@ class Recorded(HeadProposer):
         return logits
 
 
-def engine(kind: type[HeadProposer] = HeadProposer, most: int = 3, **options: Any) -> Engine:
+def engine(kind: type[Eagle3Proposer] = Eagle3Proposer, most: int = 3, **options: Any) -> Engine:
     pages, in_place = _pages[-1]
     model = decoder_with_head(SLOTS, pages, in_place=in_place)
     return Engine(model, EngineOptions(proposer=kind(model, most), clock=lambda: 0.0, **options))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trtkit
+from trtkit.models.speculators.registry import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,3 +78,12 @@ def test_no_modules_import_each_other() -> None:
 
 def _module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_kinds_of_heads_do_not_import_each_other() -> None:
+    """What two kinds need goes into a module without a kind's name."""
+    modules = {_module(path) for path in ROOT.rglob("*.py")}
+    for path in ROOT.rglob("*.py"):
+        if path.stem in KINDS:
+            others = tuple(f".{kind}" for kind in KINDS if kind != path.stem)
+            assert not [name for name in _imports(path, modules) if others and name.endswith(others)], path

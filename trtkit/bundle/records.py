@@ -216,11 +216,13 @@ class SizeRecord(StrictModel):
 class SpeculatorRecord(SizeRecord):
     """What the stage `speculator` holds: the head that guesses tokens.
 
-    model_type: `eagle3`. weight_bytes: with its copy of the embedding, if it reads the model's, and with the projection
-    in the model's network. kv_bytes_per_token, kv_bytes_per_slot: in addition to the model's.
+    model_type: the kind of head, such as `eagle3`. weight_bytes: with its copies of the model's weights, and with the
+    projection in the model's network. kv_bytes_per_token, kv_bytes_per_slot: in addition to the model's. most_tokens:
+    that it can guess in a step; None for any number.
     """
 
     model_type: str
+    most_tokens: int | None = None
 
 
 class DecoderRecord(SizeRecord):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trtkit.config.llm import LlmOptions
 from trtkit.dtypes import dtype_of
 from trtkit.engine.plugins import reads_pages_in_place
-from trtkit.engine.speculators import Joined, open_head
+from trtkit.engine.speculators.head import Joined, open_head
 from trtkit.engine.stages import DecoderSize
 from trtkit.errors import ConfigError, Problem
 from trtkit.lora.merge import open_language_model
@@ -23,7 +23,7 @@ from trtkit.models.weights import find_weights, model_weights, stored_spec
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.profile import ProfileShapes
-from trtkit.network.speculator import build_speculator
+from trtkit.network.speculators.registry import build_speculator
 from trtkit.sources import decoder_source
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.config.schema import ModelConfig
-    from trtkit.engine.speculator_source import OpenedSpeculator
+    from trtkit.engine.speculators.opened import OpenedSpeculator
     from trtkit.models.model import Model
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.graph import Graph
@@ -99,17 +99,21 @@ class OpenedDecoder:
         """Return how the network is written for a backend. Raises ConfigError for plugins that it lacks."""
         in_place = reads_pages_in_place(self.config, backend)
         fusion = None if self.head is None else self.head.spec.fusion
-        options = network_options(self.model, logits)
         return replace(
-            options, kv_cache=self.source.kv_cache, adapted=self.adapted, has_pages_in_place=in_place, fusion=fusion
+            network_options(self.model, logits),
+            kv_cache=self.source.kv_cache,
+            adapted=self.adapted,
+            has_pages_in_place=in_place,
+            fusion=fusion,
+            gives_last_hidden=self.head is not None and fusion is None,
         )
 
     def write_head(self, graph: Graph) -> Graph:
         """Write the network of the head that guesses tokens into the empty `graph`."""
         head = self.head
         assert head is not None
-        table = {} if head.has_own_table else {"embedding.weight": self.all_weights()["embedding.weight"]}
-        build_speculator(graph, head.spec, head.ids, {**head.own, **table}, network_options(self.model))
+        arrays = head.weights(self.all_weights() if head.borrowed else {})
+        build_speculator(graph, (head.spec, head.ids), arrays, network_options(self.model))
         return graph
 
 

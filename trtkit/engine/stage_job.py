@@ -63,7 +63,7 @@ def stage_writer(request: StageRequest) -> Callable[[StageRequest, Backend, Cont
 
             return write_parts
         case "speculator":
-            from trtkit.engine.speculator_stage import write_speculator
+            from trtkit.engine.speculators.stage import write_speculator
 
             return write_speculator
         case "decoder":

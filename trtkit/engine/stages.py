@@ -127,6 +127,7 @@ class DecoderSize:
     """What a language model weighs, in the engine's precision; KV of one slot is at the engine's full length.
 
     parameters: of the whole model; the rest is what one rank holds. state_bytes_per_slot: recurrent states.
+    most_tokens: that a head can guess in a step; None for any number, and for other networks.
     """
 
     model_type: str
@@ -135,6 +136,7 @@ class DecoderSize:
     kv_bytes_per_token: int
     kv_bytes_per_slot: int
     state_bytes_per_slot: int = 0
+    most_tokens: int | None = None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from trtkit.network.ops.linear import linear
 from trtkit.network.ops.shape import take
 from trtkit.network.rope_tables import sinusoid_table
 from trtkit.network.scheduled_inputs import scheduled_inputs
-from trtkit.network.speculator import NEXT_DRAFT_HIDDEN, fused
+from trtkit.network.speculators.eagle3 import fused
+from trtkit.network.speculators.names import NEXT_DRAFT_HIDDEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,8 +63,8 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     Outputs: `logits` in fp32, and for each cache its `present_<name>_<i>`, which shares the input's memory.
     Layers with a state take `past_<state>_<i>` [B, ...] and give `present_<state>_<i>`, the state after the first
     `token_counts` [B] of a row's new tokens. Where `write_indices` is 0, a sequence begins, with zeros for a state.
-    With a `fusion`, `next_draft_hidden_states` [B, S, D'] is what a head that guesses tokens reads, see
-    `build_speculator`.
+    `next_draft_hidden_states` [B, S, D'] is what a head that guesses tokens reads, of a `fusion` or with
+    `gives_last_hidden`.
     Layers that read an encoder take `cross_key_<i>`, `cross_value_<i>` [B, N, length, H], which stay as they are, and
     `cross_mask` [B, length] if requests fill different numbers of places.
     With `adapted` layers, see `LowRankInputs`.
@@ -199,12 +200,16 @@ def _position(weights: Weights, x: Tensor, specs: tuple[DecoderSpec, DecoderOpti
 def _head(weights: Weights, spec: DecoderSpec, options: DecoderOptions, x: Tensor, table: Tensor | None) -> None:
     """Add final norm, projection and outputs. x: the last hidden state. table: the embedding's, if it is tied."""
     graph, head = weights.graph, spec.head
+    is_normed = head.norm is None
+    if head.norm is not None and (options.has_hidden_states or options.gives_last_hidden):
+        x, is_normed = norm_block(weights, "final_norm", x, head.norm), True
     if options.has_hidden_states:
-        x = norm_block(weights, "final_norm", x, head.norm) if head.norm is not None else x
         graph.output(x, "hidden_states")
+    if options.gives_last_hidden:
+        graph.output(x, NEXT_DRAFT_HIDDEN)
     if not options.has_all_logits:
         x = token_at(x, graph.take(InputSpec("last_token_index", INT32.name, (BATCH,), "scheduler")))
-    if head.norm is not None and not options.has_hidden_states:
+    if head.norm is not None and not is_normed:
         x = norm_block(weights, "final_norm", x, head.norm)
     with graph.scope("lm_head"):
         bias = weights.get("bias", x.rank) if head.has_bias else None

@@ -9,7 +9,7 @@ from trtkit.dtypes import FP16, INT32
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
-    from trtkit.models.speculator import FusionSpec
+    from trtkit.models.speculators.spec import FusionSpec
     from trtkit.quantized_matrix import KvQuantization
     from trtkit.quantized_model import ExpertsRead
 
@@ -42,6 +42,7 @@ class DecoderOptions:
     kv_cache: 8-bit caches, with each layer's scales. They are read-only.
     adapted: paths of linear layers that add what adapters give, whose matrices are inputs.
     fusion: what a head that guesses tokens reads of the layers' hidden states, if there is one.
+    gives_last_hidden: let a head read the hidden state after the final norm instead.
 
     `present_*` of a read-only cache holds only the new keys and values, [B, K, S, H], which the runtime writes into it.
     """
@@ -64,6 +65,7 @@ class DecoderOptions:
     kv_cache: KvQuantization | None = None
     adapted: frozenset[str] = frozenset()
     fusion: FusionSpec | None = None
+    gives_last_hidden: bool = False
 
     @property
     def has_read_only_caches(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import llm_options
-from trtkit.engine.speculators import head_size, open_head
+from trtkit.engine.speculators.head import head_size, open_head
 from trtkit.errors import PlanError
 from trtkit.lora.targets import adapter_bytes
 from trtkit.models.parallel import grid_of

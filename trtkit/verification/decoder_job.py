@@ -34,14 +34,14 @@ from trtkit.verification.report import Agreement, Check, Corner, LayerError, Out
 from trtkit.verification.rounded_inputs import round_inputs
 from trtkit.verification.signal import hollow_outputs
 from trtkit.verification.slices import limits_of
-from trtkit.verification.speculator_reference import SpeculatorReference, head_pairs
+from trtkit.verification.speculators import HEAD_PAIRS
 from trtkit.verification.stepper import Stepper
 from trtkit.verification.subject import tolerance_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.engine.speculator_source import OpenedSpeculator
+    from trtkit.engine.speculators.opened import OpenedSpeculator
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
     from trtkit.network.host_array import Array
@@ -104,10 +104,9 @@ class DecoderVerifier:
             return self.network
         return decoder_network(self.backend, self._decoder)
 
-    def embedding(self) -> Array:
-        """Return the table [V, D] that the head embeds tokens with."""
-        weights = self._decoder.all_weights() if self.head is None or not self.head.has_own_table else self.head.own
-        return weights["embedding.weight"]
+    def head_weights(self, head: OpenedSpeculator) -> dict[str, Array]:
+        """Return the weights of the head's network, of which some may be the model's."""
+        return head.weights(self._decoder.all_weights() if head.borrowed else {})
 
     def engine_stepper(self) -> Stepper:
         """Return what steps that network, or those of all ranks."""
@@ -233,10 +232,10 @@ def _ranks_corner(verifier: DecoderVerifier, prompts: list[Prompt]) -> Corner:
 
 
 def _head_corner(verifier: DecoderVerifier, prompts: list[Prompt], head: OpenedSpeculator) -> Corner:
-    """Compare the logits of the head that guesses tokens with those of transformers' layers."""
+    """Compare the logits of the head that guesses tokens with those of its reference."""
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
-    reference = SpeculatorReference(head, verifier.embedding())
-    pairs = head_pairs(verifier.decoder, (verifier.reference.model, reference), head.ids, longest.ids)
+    opened = head, verifier.head_weights(head)
+    pairs = HEAD_PAIRS[head.spec.kind](verifier.decoder, verifier.reference.model, opened, longest.ids)
     return _corner("guesses of the head", {"input_ids": (1, len(longest.ids))}, pairs, verifier)
 
 

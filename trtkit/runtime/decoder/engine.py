@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES
-from trtkit.network.speculator import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
+from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.runtime.decoder.adapters import adapter_memory
 from trtkit.runtime.decoder.call import step_inputs
 from trtkit.runtime.decoder.kv_cache import NewTokens

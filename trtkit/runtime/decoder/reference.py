@@ -9,7 +9,7 @@ import torch
 
 from trtkit.dtypes import DTYPES
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
-from trtkit.network.speculator import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
+from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
 from trtkit.runtime.decoder.adapters import adapter_memory

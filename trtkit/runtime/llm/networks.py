@@ -10,11 +10,12 @@ from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import RequestError
 from trtkit.runtime.decoder import ExecutionOptions, engine_device, open_execution
 from trtkit.runtime.encoded import open_encoder
-from trtkit.runtime.generation import DraftProposer, HeadProposer, LookupProposer
+from trtkit.runtime.generation import HEAD_PROPOSERS, DraftProposer, LookupProposer
 from trtkit.runtime.vision_language import open_tower
 from trtkit.runtime.weight_budget import weight_budget_bytes
 
 if TYPE_CHECKING:
+    from trtkit.bundle.records import SpeculatorRecord
     from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.encoded.encoder import Encoder
     from trtkit.runtime.generation.proposers import Proposer
@@ -49,7 +50,7 @@ def open_networks(text: TextBundle, options: RuntimeOptions) -> Networks:
     execution = open_execution(text.bundle, options.runtime, options.slots, how)
     tower = None if text.images is None else open_tower(text.bundle, options.runtime)
     encoder = None if text.encoded is None else open_encoder(text.bundle, options.runtime)
-    proposer = _proposer(options, execution, _guessed_by_head(text, options))
+    proposer = _proposer(text, options, execution)
     if options.weight_budget_gib == "auto" and (device := engine_device(options.runtime)) is not None:
         from trtkit.runtime.decoder.automatic_budget import keep_weights_that_fit
 
@@ -63,30 +64,40 @@ def _guessed_by_head(text: TextBundle, options: RuntimeOptions) -> int:
 
     Raises RequestError for a number without a head, and for two ways to guess.
     """
-    decoder, others = text.bundle.manifest.decoder, options.draft is not None or options.lookup > 0
-    has_head = decoder is not None and decoder.speculator is not None
+    head, others = _head(text), options.draft is not None or options.lookup > 0
+    most = None if head is None else head.most_tokens
     if options.speculate is None:
-        return HEAD_TOKENS if has_head and not others else 0
+        return 0 if head is None or others else min(HEAD_TOKENS, most or HEAD_TOKENS)
     if options.speculate < 0:
         raise RequestError(f"{options.speculate} tokens to guess", "speculate", "give 0 or more")
-    if options.speculate and not has_head:
+    if options.speculate and head is None:
         fix = "build with `llm.speculator`, or use `--lookup` or `--draft`"
         raise RequestError("the bundle has no head that guesses tokens", "speculate", fix)
     if options.speculate and others:
         raise RequestError("cannot be combined with `draft` or `lookup`", "speculate", "choose one")
+    if most is not None and options.speculate > most:
+        what = f"{options.speculate} tokens to guess; the bundle's heads guess {most}"
+        raise RequestError(what, "speculate", f"give {most} or less")
     return options.speculate
 
 
-def _proposer(options: RuntimeOptions, execution: DecoderExecution, count: int) -> Proposer | None:
-    """Return what guesses tokens ahead. count: how many tokens a head guesses."""
+def _head(text: TextBundle) -> SpeculatorRecord | None:
+    """Return what the manifest says of the head that guesses tokens, if the bundle has one."""
+    decoder = text.bundle.manifest.decoder
+    return None if decoder is None else decoder.speculator
+
+
+def _proposer(text: TextBundle, options: RuntimeOptions, execution: DecoderExecution) -> Proposer | None:
+    """Return what guesses tokens ahead."""
+    head, count = _head(text), _guessed_by_head(text, options)
     if options.lookup < 0 or options.draft_tokens < 1:
         raise RequestError("a negative number of tokens to guess", "lookup", "give 0 or more")
     if options.draft is not None and options.lookup:
         raise RequestError("`draft` and `lookup` cannot be combined", "speculation", "choose one")
     if options.draft is not None:
         return DraftProposer(_draft(Path(options.draft), options, execution), options.draft_tokens)
-    if count:
-        return HeadProposer(execution, count)
+    if head is not None and count:
+        return HEAD_PROPOSERS[head.model_type](execution, count)
     return LookupProposer(options.lookup) if options.lookup else None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.decoders import decoder_profiles, llm_options, open_decoder
 from trtkit.engine.room import Load, check_room
-from trtkit.engine.speculators import head_size
+from trtkit.engine.speculators.head import head_size
 from trtkit.engine.stages import WrittenNetwork
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
@@ -28,11 +28,8 @@ def write_speculator(request: StageRequest, backend: Backend, context: Context) 
     opened = open_decoder(resolve(ModelConfig.model_validate_json(request.config)), request.quantized)
     head = opened.head
     assert head is not None
-    spec, size = head.spec, head_size(opened.config, head)
-    layers = ", ".join(map(str, spec.fusion.layers))
-    tokens = f"{spec.draft_vocab_size} of {spec.decoder.vocab_size} tokens"
-    kind = f"EAGLE-3, {size.parameters / 1e6:.1f} M parameters, {tokens}"
-    steps.add("speculator", f"{kind}; reads the hidden states that layers {layers} of the model begin with")
+    size = head_size(opened.config, head)
+    steps.add("speculator", f"{size.parameters / 1e6:.1f} M parameters, {head.spec.description}")
     check_room(Load(size.weight_bytes), request.folder)
     graph = opened.write_head(Graph(backend, severity=context.severity))
     profiles = decoder_profiles(graph.inputs, llm_options(opened.config))

@@ -20,17 +20,16 @@ from trtkit.network.ops.gather import embedding, reorder, token_at
 from trtkit.network.ops.mask import lowest
 from trtkit.network.ops.shape import concat, take
 from trtkit.network.scheduled_inputs import scheduled_inputs
+from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trtkit.models.speculator import FusionSpec, SpeculatorSpec
+    from trtkit.models.speculators.eagle3 import Eagle3Spec
+    from trtkit.models.speculators.spec import FusionSpec
     from trtkit.network.decoder_options import DecoderOptions
     from trtkit.network.graph import Graph, Tensor
     from trtkit.network.host_array import Array
-
-DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN = "draft_hidden_states", "next_draft_hidden_states"
-"""What a head reads of each token before the one that it embeds, and what model and head give for it: [B, S, D]."""
 
 
 def fused(weights: Weights, inputs: Sequence[Tensor], spec: FusionSpec) -> Tensor:
@@ -45,8 +44,8 @@ def fused(weights: Weights, inputs: Sequence[Tensor], spec: FusionSpec) -> Tenso
         return replace(weights, low_rank=None).linear("fc", x, has_bias=spec.has_bias)
 
 
-def build_speculator(
-    graph: Graph, spec: SpeculatorSpec, known: Any, arrays: Mapping[str, Array], options: DecoderOptions
+def build_eagle3(
+    graph: Graph, spec: Eagle3Spec, known: Any, arrays: Mapping[str, Array], options: DecoderOptions
 ) -> None:
     """Add a head to an empty graph, with its inputs and outputs.
 
@@ -90,7 +89,7 @@ def _of_all(logits: Tensor, known: Any, vocab_size: int) -> Tensor:
 
 
 def _layer(
-    weights: Weights, inputs: tuple[Tensor, Tensor], spec: SpeculatorSpec, memory: Attending
+    weights: Weights, inputs: tuple[Tensor, Tensor], spec: Eagle3Spec, memory: Attending
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Apply the head's layer to embeddings and hidden states [B, S, D]; return [B, S, D] and its cache."""
     layer, norm = spec.decoder.layers[0], spec.decoder.block.norm

@@ -14,21 +14,22 @@ from tests.decoders import model_of, relative_rms, rtx
 from tests.eagle3 import Head, fields_of, save_head
 from tests.generation import case_of
 from trtkit.dtypes import FP32
-from trtkit.engine.speculator_source import open_speculator
+from trtkit.engine.speculators.source import open_speculator
 from trtkit.models.weights import find_weights
 from trtkit.network.blocks.weights import Weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.network.input_spec import BATCH, NEW_TOKENS, Axis, InputSpec
-from trtkit.network.speculator import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN, build_speculator, fused
+from trtkit.network.speculators.eagle3 import build_eagle3, fused
+from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.reference import Executor, Options
-from trtkit.verification.speculator_reference import SpeculatorReference
+from trtkit.verification.speculators.eagle3 import Eagle3Reference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.engine.speculator_source import OpenedSpeculator
+    from trtkit.engine.speculators.opened import OpenedSpeculator
 
 T = 24
 GOLDEN = Path(__file__).parents[2] / "golden" / "speculators"
@@ -93,8 +94,8 @@ def test_chains_of_guesses_match_the_library(form: str) -> None:
     assert read.spec.fusion.layers == (1, 2, 4)
     feed = {f"hidden_{layer}": state for layer, state in zip((1, 2, 4), states, strict=True)}
     hidden = executor(fused_network, read)[1].run(feed)["fused"]
-    graph, run = executor(build_speculator, read.spec, read.ids, read.own, DecoderOptions(FP32, T))
-    theirs = SpeculatorReference(read, read.own["embedding.weight"])  # what `trtkit verify` compares with
+    graph, run = executor(build_eagle3, read.spec, read.ids, read.own, DecoderOptions(FP32, T))
+    theirs = Eagle3Reference(read, read.own)  # what `trtkit verify` compares with
     of_each = {layer: state[0] for layer, state in zip((1, 2, 4), states, strict=True)}
     assert relative_rms(theirs.fuse(of_each), hidden[0]) < 1e-5
     assert relative_rms(theirs(ids[0].tolist(), hidden[0])[0], known["logits"][0]) < 1e-5
@@ -130,7 +131,7 @@ def test_head_matches_torch(form: str, tmp_path: Path) -> None:
     assert read.spec.fusion.layers == ((0,) if form == "norms" else (1,))  # in `eagle_config`, the output of layer 0
     options = DecoderOptions(FP32, T)
     arrays = {"embedding.weight": head.embed_tokens.weight.numpy(), **read.own}
-    graph, run = executor(build_speculator, read.spec, read.ids, arrays, options)
+    graph, run = executor(build_eagle3, read.spec, read.ids, arrays, options)
     size, caches = read.spec.decoder.hidden_size, [spec for spec in graph.inputs if spec.is_kept]
     past = {spec.name: torch.full(spec.shape_at({"batch": 2}), 100.0) for spec in caches}
     ids, hidden = torch.randint(67, (2, 13)), torch.randn(2, 13, size)

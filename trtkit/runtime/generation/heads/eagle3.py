@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.sequences import Ints, Sequences
 
 
-class HeadProposer:
+class Eagle3Proposer:
     """What the head of the model's bundle guesses, each guess from the hidden state of the one before.
 
     Position i of the head's cache is of token i + 1 and the model's hidden states after token i. The cache lies beside

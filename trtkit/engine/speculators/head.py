@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import dtype_of
-from trtkit.engine.speculator_source import open_speculator
+from trtkit.engine.speculators.source import folder_kind, open_speculator
 from trtkit.engine.stages import DecoderSize
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.parallel import SINGLE, grid_of
-from trtkit.models.speculator import fusion_weights, head_weights
+from trtkit.models.speculators.registry import KINDS
 from trtkit.network.host_array import Array
 
 if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
-    from trtkit.engine.speculator_source import OpenedSpeculator
+    from trtkit.engine.speculators.opened import OpenedSpeculator
     from trtkit.models.spec import DecoderSpec
 
 _KEY = "llm.speculator"
@@ -48,7 +48,8 @@ def open_head(config: ModelConfig, spec: DecoderSpec, *, has_quantized_caches: b
     folder = None if config.llm is None else config.llm.speculator
     if folder is None:
         return None
-    problems = [Problem(what, _KEY) for what in _obstacles(config, spec) if what]
+    obstacles = (*_obstacles(config, spec), *KINDS[folder_kind(Path(folder))].obstacles(spec))
+    problems = [Problem(what, _KEY) for what in obstacles]
     if has_quantized_caches:
         problems.append(Problem("the checkpoint's caches are quantized, and the head's cache has no scales", _KEY))
     if problems:
@@ -57,8 +58,7 @@ def open_head(config: ModelConfig, spec: DecoderSpec, *, has_quantized_caches: b
 
 
 def _obstacles(config: ModelConfig, spec: DecoderSpec) -> Iterator[str]:
-    """Yield why no head can guess tokens of a model."""
-    embedding, block = spec.embedding, spec.block
+    """Yield why no head of any kind can guess tokens of a model."""
     if grid_of(config) != SINGLE:
         yield "`parallel`: hidden states and caches of a head are not shared by several ranks"
     if config.llm is not None and config.llm.inputs == "embeds":
@@ -69,18 +69,16 @@ def _obstacles(config: ModelConfig, spec: DecoderSpec) -> Iterator[str]:
         yield "the model has recurrent states, which a head's guesses would have to be rewound in"
     if spec.reads_encoder:
         yield "the model reads an encoder"
-    if block.streams is not None or block.is_post_norm:
-        yield "the model's layers do not pass on one hidden state before its norm"
-    if embedding.scale != 1 or embedding.positions is not None or embedding.norm is not None:
-        yield "the model scales, norms or adds positions to its embedding, which heads were not trained on"
 
 
 def head_size(config: ModelConfig, head: OpenedSpeculator) -> DecoderSize:
-    """Return what a head takes: its cache, its weights with a copy of the embedding, and the model's `fc` for it."""
-    dtype = dtype_of(config.precision)
-    sizes = {weight.path: math.prod(weight.shape) for weight in head_weights(head.spec)}
-    held = sum(sizes.values()) + sum(math.prod(weight.shape) for weight in fusion_weights(head.spec))
-    own = held if head.has_own_table else held - sizes["embedding.weight"]
-    per_token = dtype.size_bytes(head.spec.decoder.cached_elements)
+    """Return what a head takes: its cache, its weights with those that it borrows, and the model's for it."""
+    dtype, spec = dtype_of(config.precision), head.spec
+    sizes = {weight.path: math.prod(weight.shape) for weight in (*spec.head_weights(), *spec.fusion_weights())}
+    held, borrowed = sum(sizes.values()), sum(sizes[path] for path in head.borrowed)
+    per_token = dtype.size_bytes(spec.cached_elements)
     length = 0 if config.llm is None else config.llm.max_sequence_length
-    return DecoderSize("eagle3", own, dtype.size_bytes(held), per_token, per_token * length)
+    own = held - borrowed
+    return DecoderSize(
+        spec.kind, own, dtype.size_bytes(held), per_token, per_token * length, most_tokens=spec.most_tokens
+    )

@@ -6,24 +6,23 @@ Sources: https://arxiv.org/abs/2503.01840; config.json of SafeAILab's heads (`Ll
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import HeadSpec
+from trtkit.models.speculators.spec import FusionSpec
 from trtkit.models.weights import Weight, model_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trtkit.models.attention import NormSpec
     from trtkit.models.spec import DecoderSpec
+    from trtkit.models.speculators.spec import Fields
 
-Fields = Mapping[str, Any]
-"""Of a `config.json`."""
+EAGLE3 = "eagle3"
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 LAYERS = ("llama", "qwen3")
 """Families that a head's layer may be of."""
@@ -60,22 +59,7 @@ _IDLE = (
 
 
 @dataclass(frozen=True)
-class FusionSpec:
-    """What the model gives its head: hidden states of some layers side by side, projected to the head's size.
-
-    layers: whose inputs are read, which are the outputs of the layers before them; 0 reads the embedding. norm: before
-    the projection, of all together, or of each if `is_normed_apart`.
-    """
-
-    layers: tuple[int, ...]
-    hidden_size: int
-    norm: NormSpec | None = None
-    is_normed_apart: bool = False
-    has_bias: bool = False
-
-
-@dataclass(frozen=True)
-class SpeculatorSpec:
+class Eagle3Spec:
     """A head. decoder: its layer, numbered after those of the model, and sizes. draft_vocab_size: tokens it can guess.
 
     target_hidden_size: of the model. has_normed_residual: whether the layer adds to normed hidden states.
@@ -90,21 +74,67 @@ class SpeculatorSpec:
     has_normed_output: bool = False
 
     @property
+    def kind(self) -> str:
+        """Its name in manifests."""
+        return EAGLE3
+
+    @property
     def layer_index(self) -> int:
         """The number of the head's layer, whose caches follow those of the model's layers."""
         return self.decoder.first_layer
 
+    @property
+    def cached_elements(self) -> int:
+        """Elements that the cache of the layer holds of one token."""
+        return self.decoder.cached_elements
 
-def speculator_spec(fields: Fields, where: str, target: DecoderSpec) -> SpeculatorSpec:
+    @property
+    def most_tokens(self) -> int | None:
+        """None: each guess is made from the one before."""
+        return None
+
+    @property
+    def description(self) -> str:
+        """Return the kind, what it guesses and what it reads, for people."""
+        tokens = f"{self.draft_vocab_size} of {self.decoder.vocab_size} tokens"
+        layers = ", ".join(map(str, self.fusion.layers))
+        return f"EAGLE-3, {tokens}; reads the hidden states that layers {layers} of the model begin with"
+
+    def fusion_weights(self) -> Iterator[Weight]:
+        """Yield the weights that the model's network has for its head."""
+        fusion, size = self.fusion, self.target_hidden_size
+        count = len(fusion.layers)
+        yield Weight("speculator.fc.weight", "fc.weight", (fusion.hidden_size, count * size))
+        if fusion.has_bias:
+            yield Weight("speculator.fc.bias", "fc.bias", (fusion.hidden_size,))
+        if fusion.is_normed_apart:
+            names = [f"fc_norm.{index}.weight" for index in range(count)]
+            yield from (Weight(f"speculator.{name}", name, (size,)) for name in names)
+        elif fusion.norm is not None:
+            yield Weight("speculator.input_norm.weight", "input_norm.weight", (count * size,))
+
+    def head_weights(self) -> Iterator[Weight]:
+        """Yield the weights of the head's own network. Names are without what checkpoints put before the layer's."""
+        layer, size = f"layers.{self.layer_index}", self.decoder.hidden_size
+        shapes = {"lm_head.weight": (self.draft_vocab_size, size)}
+        joined = {f"{layer}.attention.{name}.weight" for name in "qkv"}  # read embeddings next to hidden states
+        for weight in model_weights(self.decoder):
+            shape = (weight.shape[0], 2 * size) if weight.path in joined else weight.shape
+            name = weight.name.removeprefix("model.").removeprefix(f"{layer}.")
+            yield replace(weight, name=name, shape=shapes.get(weight.path, shape))
+        yield Weight(f"{layer}.hidden_norm.weight", "hidden_norm.weight", (size,))
+
+
+def eagle3_spec(fields: Fields, where: str, target: DecoderSpec) -> Eagle3Spec:
     """Return the head that a `config.json` describes.
 
-    Raises SourceError for another kind of head, ProblemsError for fields that are not supported or unknown, and for
-    what differs from the model `target`.
+    Raises SourceError, ProblemsError for fields that are not supported or unknown, and for what differs from the model
+    `target`.
     """
     decoder = decoder_spec(layer_fields(fields, where), where)
     config = HfConfig(_unnested(fields, where), where)
     norm, count = decoder.block.norm, len(target.layers)
-    spec = SpeculatorSpec(
+    spec = Eagle3Spec(
         replace(decoder, first_layer=count, head=HeadSpec(norm, is_tied=False)),
         _fusion(config, count, decoder),
         int(config.get("draft_vocab_size", decoder.vocab_size)),
@@ -119,7 +149,7 @@ def speculator_spec(fields: Fields, where: str, target: DecoderSpec) -> Speculat
 
 
 def layer_fields(fields: Fields, where: str) -> dict[str, object]:
-    """Return the config of a head's layer, as of a model of one layer. Raises what `speculator_spec` does."""
+    """Return the config of a head's layer, as of a model of one layer. Raises what `eagle3_spec` does."""
     fields = _unnested(fields, where)
     _check_fixed(fields, where)
     left_out = {*_OWN, *_LAYER_IDS, *_FIXED, *_IDLE}
@@ -128,24 +158,26 @@ def layer_fields(fields: Fields, where: str) -> dict[str, object]:
     return {**{name: value for name, value in fields.items() if name not in left_out}, "num_hidden_layers": 1}
 
 
-def _kind(fields: Fields) -> str:
-    """Return what a `config.json` describes, in words; "" for an EAGLE-3 head."""
+def obstacles(target: DecoderSpec) -> Iterator[str]:
+    """Yield why no EAGLE-3 head can guess tokens of a model."""
+    embedding, block = target.embedding, target.block
+    if block.streams is not None or block.is_post_norm:
+        yield "the model's layers do not pass on one hidden state before its norm"
+    if embedding.scale != 1 or embedding.positions is not None or embedding.norm is not None:
+        yield "the model scales, norms or adds positions to its embedding, which heads were not trained on"
+
+
+def describes(fields: Fields) -> bool:
+    """Whether a `config.json` is that of an EAGLE-3 head."""
     named, kind = list(fields.get("architectures") or ()), fields.get("speculators_model_type")
-    if kind not in (None, "eagle3"):
-        return f"the config names `{kind}`"
-    if medusa := [name for name in fields if name.startswith("medusa")]:
-        return f"the config has `{medusa[0]}`: Medusa heads are not supported"
+    if kind is not None:
+        return bool(kind == EAGLE3)
     # SafeAILab's own files name the Llama whose layer the head has.
-    is_head = (
-        kind or set(named) & set(ARCHITECTURES) or (named == ["LlamaForCausalLM"] and "draft_vocab_size" in fields)
-    )
-    return "" if is_head else f"the config names {', '.join(f'`{name}`' for name in named) or 'no architecture'}"
+    return bool(set(named) & set(ARCHITECTURES)) or (named == ["LlamaForCausalLM"] and "draft_vocab_size" in fields)
 
 
 def _unnested(fields: Fields, where: str) -> dict[str, object]:
-    """Return the fields of either format on one level. Raises SourceError for another kind of head."""
-    if kind := _kind(fields):
-        raise SourceError(f"not an EAGLE-3 head: {kind}", where, f"give a head of one of {', '.join(ARCHITECTURES)}")
+    """Return the fields of either format on one level. Raises SourceError for a layer of another family."""
     layer, eagle = fields.get(_NESTED), fields.get("eagle_config") or {}
     if not isinstance(layer, dict | None) or not isinstance(eagle, dict):
         raise SourceError(f"`{_NESTED}` and `eagle_config` must be mappings", where)
@@ -203,7 +235,7 @@ def _layers(config: HfConfig, count: int) -> tuple[int, ...]:
     return layers
 
 
-def _check_target(spec: SpeculatorSpec, target: DecoderSpec, where: str) -> None:
+def _check_target(spec: Eagle3Spec, target: DecoderSpec, where: str) -> None:
     """Raise ProblemsError for each way in which a head does not fit the model."""
     pairs = (
         ("`vocab_size`", spec.decoder.vocab_size, target.vocab_size),
@@ -219,29 +251,3 @@ def _check_target(spec: SpeculatorSpec, target: DecoderSpec, where: str) -> None
         problems.append(Problem(what, where))
     if problems:
         raise ProblemsError("the head was made for another model", problems, "use a head of this model")
-
-
-def fusion_weights(spec: SpeculatorSpec) -> Iterator[Weight]:
-    """Yield the weights that the model's network has for its head."""
-    fusion, size = spec.fusion, spec.target_hidden_size
-    count = len(fusion.layers)
-    yield Weight("speculator.fc.weight", "fc.weight", (fusion.hidden_size, count * size))
-    if fusion.has_bias:
-        yield Weight("speculator.fc.bias", "fc.bias", (fusion.hidden_size,))
-    if fusion.is_normed_apart:
-        names = [f"fc_norm.{index}.weight" for index in range(count)]
-        yield from (Weight(f"speculator.{name}", name, (size,)) for name in names)
-    elif fusion.norm is not None:
-        yield Weight("speculator.input_norm.weight", "input_norm.weight", (count * size,))
-
-
-def head_weights(spec: SpeculatorSpec) -> Iterator[Weight]:
-    """Yield the weights of the head's own network. Names are without what checkpoints put before the layer's."""
-    layer, size = f"layers.{spec.layer_index}", spec.decoder.hidden_size
-    shapes = {"lm_head.weight": (spec.draft_vocab_size, size)}
-    joined = {f"{layer}.attention.{name}.weight" for name in "qkv"}  # read embeddings next to hidden states
-    for weight in model_weights(spec.decoder):
-        shape = (weight.shape[0], 2 * size) if weight.path in joined else weight.shape
-        name = weight.name.removeprefix("model.").removeprefix(f"{layer}.")
-        yield replace(weight, name=name, shape=shapes.get(weight.path, shape))
-    yield Weight(f"{layer}.hidden_norm.weight", "hidden_norm.weight", (size,))

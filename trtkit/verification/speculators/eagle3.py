@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import GenerationError
-from trtkit.models.speculator import head_weights
+from trtkit.models.speculators.eagle3 import Eagle3Spec
 from trtkit.runtime.decoder import Call
 
 if TYPE_CHECKING:
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
     from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-    from trtkit.engine.speculator_source import OpenedSpeculator
-    from trtkit.models.speculator import Fields
+    from trtkit.engine.speculators.opened import OpenedSpeculator
+    from trtkit.models.speculators.spec import Fields
     from trtkit.network.host_array import Array
     from trtkit.runtime.decoder import ReferenceDecoder
-    from trtkit.runtime.sequences import Ints
 
 _GUESSES = 2
 """Made from the head's own hidden states, after those of the model."""
 
 
-class SpeculatorReference:
-    """A head in fp32 on the CPU. table: the embedding [V, D] that it reads."""
+class Eagle3Reference:
+    """A head in fp32 on the CPU. arrays: the weights of its network by path."""
 
-    def __init__(self, head: OpenedSpeculator, table: Array) -> None:
+    def __init__(self, head: OpenedSpeculator, arrays: Mapping[str, Array]) -> None:
         import torch
 
+        assert isinstance(head.spec, Eagle3Spec)
         layer, rotary, config = _layer(head.layer_fields)
-        self._spec, self._weights = head.spec, _tensors({**head.fusion, **head.own, "embedding.weight": table})
+        self._spec, self._weights = head.spec, _tensors({**head.fusion, **arrays})
         self._layer, self._rotary, self._eps = layer, rotary, config.rms_norm_eps
         for name in "qkv":
             rows, columns = self._of_layer(f"attention.{name}.weight").shape
             wide = torch.nn.Linear(columns, rows, bias=bool(config.attention_bias))
             setattr(self._layer.self_attn, f"{name}_proj", wide)
-        own = {each.name: each.path for each in head_weights(head.spec) if each.path.startswith("layers.")}
+        own = {each.name: each.path for each in head.spec.head_weights() if each.path.startswith("layers.")}
         self._hidden_norm = self._weights[own.pop("hidden_norm.weight")]
         self._layer.load_state_dict({name: self._weights[path] for name, path in own.items()})
 
@@ -105,20 +105,20 @@ def _tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
     return {path: torch.from_numpy(np.array(array, np.float32)) for path, array in arrays.items()}
 
 
-def head_pairs(
-    model: ReferenceDecoder, reference: tuple[PreTrainedModel, SpeculatorReference], known: Ints, ids: Sequence[int]
+def eagle3_pairs(
+    model: ReferenceDecoder,
+    reference: PreTrainedModel,
+    opened: tuple[OpenedSpeculator, Mapping[str, Array]],
+    ids: Sequence[int],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return a head's logits and its reference's: after a prompt's pieces, and after its own guesses.
-
-    reference: transformers' model, and the head. known: the model's tokens that the head can guess.
-    """
+    """Return a head's logits and its reference's: after a prompt's pieces, and after its own guesses."""
     import torch
 
-    head, torch_head, count = model.head, reference[1], len(ids)
+    head, torch_head, known, count = model.head, Eagle3Reference(*opened), opened[0].ids, len(ids)
     if head is None or count < 3:
         raise GenerationError("a head needs a prompt of three tokens", "inputs", "give a longer text")
     with torch.inference_mode():
-        states = reference[0](torch.tensor([list(ids)]), output_hidden_states=True).hidden_states
+        states = reference(torch.tensor([list(ids)]), output_hidden_states=True).hidden_states
         theirs_hidden = torch_head.fuse([state[0] for state in states])[: count - 1]
         model.forward(Call(0, np.array([ids]), np.zeros(1, np.int64), np.array([count])))
         assert model.next_hidden is not None

@@ -1,0 +1,47 @@
+"""Which kind of head a `config.json` describes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.errors import SourceError
+from trtkit.models.speculators import eagle3
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from trtkit.models.spec import DecoderSpec
+    from trtkit.models.speculators.spec import Fields
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of head.
+
+    title: for people. describes: whether a `config.json` is that of such a head. sign: what it then has, for people.
+    obstacles: yields why no such head can guess tokens of a model.
+    """
+
+    title: str
+    describes: Callable[[Fields], bool]
+    sign: str
+    obstacles: Callable[[DecoderSpec], Iterable[str]]
+
+
+KINDS = {
+    eagle3.EAGLE3: Kind(
+        "EAGLE-3", eagle3.describes, f"`architectures` of {', '.join(eagle3.ARCHITECTURES)}", eagle3.obstacles
+    ),
+}
+
+
+def kind_of(fields: Fields, where: str) -> str:
+    """Return the kind of head that a `config.json` describes. Raises SourceError if it is none of them."""
+    for name, kind in KINDS.items():
+        if kind.describes(fields):
+            return name
+    named = fields.get("speculators_model_type") or fields.get("architectures") or fields.get("model_type") or ()
+    names = ", ".join(f"`{name}`" for name in ([named] if isinstance(named, str) else named)) or "no architecture"
+    fix = "give a head of one of these kinds: " + "; ".join(f"{kind.title}, {kind.sign}" for kind in KINDS.values())
+    raise SourceError(f"not a head of a kind that is supported: the config names {names}", where, fix)

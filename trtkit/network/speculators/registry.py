@@ -1,0 +1,29 @@
+"""Which function writes the network of which kind of head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.models.speculators.eagle3 import EAGLE3
+from trtkit.network.speculators.eagle3 import build_eagle3
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from trtkit.models.speculators.spec import SpeculatorSpec
+    from trtkit.network.decoder_options import DecoderOptions
+    from trtkit.network.graph import Graph
+    from trtkit.network.host_array import Array
+
+_WRITERS: dict[str, Callable[..., None]] = {EAGLE3: build_eagle3}
+
+
+def build_speculator(
+    graph: Graph, head: tuple[SpeculatorSpec, Any], arrays: Mapping[str, Array], options: DecoderOptions
+) -> None:
+    """Add a head to an empty graph, with the inputs and outputs of its kind.
+
+    head: what it computes, and [V'], the model's tokens that it can guess, in its order.
+    """
+    spec, known = head
+    _WRITERS[spec.kind](graph, spec, known, arrays, options)

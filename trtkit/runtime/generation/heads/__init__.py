@@ -1,0 +1,19 @@
+"""What guesses with the head of a model's bundle, for each kind of head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.models.speculators.eagle3 import EAGLE3
+from trtkit.runtime.generation.heads.eagle3 import Eagle3Proposer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.generation.proposers import Proposer
+
+HEAD_PROPOSERS: dict[str, Callable[[DecoderExecution, int], Proposer]] = {EAGLE3: Eagle3Proposer}
+"""By the kind that a manifest names: from a model whose head is open, and the number of tokens to guess."""
+
+__all__ = ["HEAD_PROPOSERS", "Eagle3Proposer"]

@@ -1,0 +1,28 @@
+"""References of heads that guess a language model's tokens, and comparisons of their networks with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.models.speculators.eagle3 import EAGLE3
+from trtkit.verification.speculators.eagle3 import eagle3_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+    from transformers import PreTrainedModel
+
+    from trtkit.arrays import Array
+    from trtkit.engine.speculators.opened import OpenedSpeculator
+    from trtkit.runtime.decoder import ReferenceDecoder
+
+Opened = tuple["OpenedSpeculator", "Mapping[str, Array]"]
+"""A head, and the weights of its network by path."""
+Pairs = list[tuple["torch.Tensor", "torch.Tensor"]]
+"""Logits of a head and those of its reference."""
+
+HEAD_PAIRS: dict[str, Callable[[ReferenceDecoder, PreTrainedModel, Opened, Sequence[int]], Pairs]] = {
+    EAGLE3: eagle3_pairs
+}
+"""By kind: compares the head of a model's network with its reference, after transformers' model, on a prompt."""
