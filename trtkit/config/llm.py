@@ -55,7 +55,8 @@ class LlmOptions(StrictModel):
         "values of all heads, expanded in each call, which is fast for prompts.",
     )
     speculator: str | None = Field(
-        None, description="Folder of an EAGLE-3 head, which guesses tokens ahead; `logits` is `all` then."
+        None,
+        description="Folder of a head that guesses tokens: EAGLE-3, or Gemma 4's assistant; `logits` is `all` then.",
     )
     experts: Literal["auto", "chosen", "all"] = Field(
         "auto",

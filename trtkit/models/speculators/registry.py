@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.speculators import eagle3
+from trtkit.models.speculators import eagle3, gemma4_assistant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -32,6 +32,12 @@ class Kind:
 KINDS = {
     eagle3.EAGLE3: Kind(
         "EAGLE-3", eagle3.describes, f"`architectures` of {', '.join(eagle3.ARCHITECTURES)}", eagle3.obstacles
+    ),
+    gemma4_assistant.GEMMA4_ASSISTANT: Kind(
+        "Gemma 4's assistant",
+        gemma4_assistant.describes,
+        f"`model_type` of {gemma4_assistant.GEMMA4_ASSISTANT}",
+        gemma4_assistant.obstacles,
     ),
 }
 

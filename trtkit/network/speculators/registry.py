@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trtkit.models.speculators.eagle3 import EAGLE3
+from trtkit.models.speculators.gemma4_assistant import GEMMA4_ASSISTANT
 from trtkit.network.speculators.eagle3 import build_eagle3
+from trtkit.network.speculators.gemma4_assistant import build_assistant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from trtkit.network.graph import Graph
     from trtkit.network.host_array import Array
 
-_WRITERS: dict[str, Callable[..., None]] = {EAGLE3: build_eagle3}
+_WRITERS: dict[str, Callable[..., None]] = {EAGLE3: build_eagle3, GEMMA4_ASSISTANT: build_assistant}
 
 
 def build_speculator(

@@ -68,6 +68,7 @@ class EngineDecoder:
         self.vocab_size = self._outputs.vocab_size
         self.cache = open_cache(specs, (slots, options.max_sequence_length), dtype_of, self._stream, size.pool)
         self._own = self.cache.part(specs)  # without a head's
+        self._written = [spec for spec in self._own.specs if spec.updated]  # a head may only read caches
         self.max_length = self.cache.max_length
         self._new_states = {  # the engine must not write where it still reads
             spec.name: self._stream.empty((slots, *spec.shape[1:]), dtype_of(spec)) for spec in self.cache.states
@@ -190,7 +191,7 @@ class EngineDecoder:
             positions = torch.arange(self.max_length, dtype=torch.int32)
             self._stream.run(partial(self._inputs["key_positions"].copy_, positions))
         read_only = [
-            spec for spec in self._own.specs if self.cache.page_tokens is not None or dtype_of(spec).itemsize == 1
+            spec for spec in self._written if self.cache.page_tokens is not None or dtype_of(spec).itemsize == 1
         ]
         sizes = {spec.name: spec.size_of("key_value_heads") * spec.size_of("head_dim") for spec in read_only}
         self._new = {
@@ -273,7 +274,8 @@ class EngineDecoder:
         for spec in self._own.specs:
             cache = caches[spec.name]
             context.set_input(spec.name, tuple(cache.shape), cache)
-            context.set_address(spec.updated, self._new.get(spec.name, cache))
+            if spec.updated:
+                context.set_address(spec.updated, self._new.get(spec.name, cache))
         for spec in self.cache.encoded:
             context.set_input(spec.name, tuple(caches[spec.name].shape), caches[spec.name])
         for spec in self.cache.states:
@@ -290,7 +292,7 @@ class EngineDecoder:
         """Write new keys and values behind those of each slot."""
         shapes = {
             spec.name: (step.rows, spec.size_of("key_value_heads"), step.size, spec.size_of("head_dim"))
-            for spec in self._own.specs
+            for spec in self._written
         }
         new = {name: self._new[name][: math.prod(shape)].view(shape) for name, shape in shapes.items()}
         _, starts, counts, _, _ = self._rows[: step.rows].long().unbind(1)

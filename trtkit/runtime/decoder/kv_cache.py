@@ -58,9 +58,7 @@ class KvCache:
         stream: Stream | None = None,
     ) -> None:
         kept = [spec for spec in specs if spec.is_kept]
-        self.specs = [spec for spec in kept if spec.feeder == "cache"]
-        self.states = [spec for spec in kept if spec.feeder == "state"]
-        self.encoded = [spec for spec in kept if spec.feeder == "encoder"]
+        self.specs, self.states, self.encoded = _by_feeder(kept)
         self.positions = np.zeros(sizes[0], np.int64)
         self.slots, self.max_length = sizes
         self.model = ""
@@ -81,11 +79,10 @@ class KvCache:
 
         follows: of a head that guesses tokens, whose calls are not those that slots are for.
         """
-        part, names = copy.copy(self), {spec.name for spec in specs}
+        part, kept = copy.copy(self), [spec for spec in specs if spec.is_kept]
         part.follows = follows
-        for kind in ("specs", "states", "encoded"):
-            setattr(part, kind, [spec for spec in getattr(self, kind) if spec.name in names])
-        part._arrays = {name: array for name, array in self._arrays.items() if name in names}
+        part.specs, part.states, part.encoded = _by_feeder(kept)
+        part._arrays = {spec.name: self._arrays[spec.name] for spec in kept}
         return part
 
     @property
@@ -280,6 +277,11 @@ class KvCache:
             work()
         else:
             self._stream.run(work)
+
+
+def _by_feeder(kept: Sequence[InputSpec]) -> list[list[InputSpec]]:
+    """Return the inputs for caches, for states and for what an encoder made."""
+    return [[spec for spec in kept if spec.feeder == feeder] for feeder in ("cache", "state", "encoder")]
 
 
 def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

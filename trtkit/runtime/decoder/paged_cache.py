@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trtkit.network.input_spec import kv_window
-from trtkit.runtime.decoder.cache_size import bytes_of_page, copies_pages, page_tokens_of
+from trtkit.runtime.decoder.cache_size import bytes_of_page, copies_pages, page_tokens_of, with_head
 from trtkit.runtime.decoder.call import CallPages
 from trtkit.runtime.decoder.host_blocks import LocalBlocks
 from trtkit.runtime.decoder.kv_cache import KvCache, codes
@@ -167,7 +167,7 @@ def open_cache(
     specs = list(specs)
     if pool.model is not None:
         return pool.model.part(specs, follows=True)
-    specs += [spec for spec in pool.head if spec.is_kept]
+    specs = with_head(specs, pool.head)
     if page_tokens_of(specs) is not None:
         return PagedCache(specs, sizes, dtype_of, stream, pool)
     return KvCache(specs, sizes, dtype_of, stream)

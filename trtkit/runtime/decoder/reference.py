@@ -85,7 +85,7 @@ class ReferenceDecoder:
         outputs = self._executor.run(self._inputs(call))
         self.cache.keep(call.rows, {spec.name: outputs[spec.updated] for spec in self.cache.states})
         if self._appends:
-            new = {spec.name: outputs[spec.updated] for spec in self._own.specs}
+            new = {spec.name: outputs[spec.updated] for spec in self._own.specs if spec.updated}
             starts, counts = torch.from_numpy(call.starts), torch.from_numpy(call.counts)
             table = None if call.pages is None else torch.from_numpy(call.pages.table)
             self.cache.append(NewTokens(call.first_slot, starts, counts, table), new)

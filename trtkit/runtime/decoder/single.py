@@ -12,7 +12,7 @@ from trtkit.models.model import SPECULATOR
 from trtkit.models.parallel import rank_spec
 from trtkit.models.rank_weights import RankWeights
 from trtkit.runtime import device as devices
-from trtkit.runtime.decoder.cache_size import bytes_of_page, page_tokens_of
+from trtkit.runtime.decoder.cache_size import bytes_of_page, page_tokens_of, with_head
 from trtkit.runtime.decoder.network import bundle_head_network, bundle_network, bundle_spec
 from trtkit.runtime.decoder.pool_size import CacheSize, PoolSize
 from trtkit.runtime.decoder.reference import ReferenceDecoder
@@ -154,7 +154,7 @@ def _pages(bundle: Bundle, options: OpenOptions) -> int | None:
         return None
     stage = bundle.manifest.stages[-1]
     ranks = [[record.spec for record in each.inputs] for each in (stage.ranks or [stage])]
-    ranks[0] += _head_inputs(bundle, options)
+    ranks[0] = with_head(ranks[0], _head_inputs(bundle, options))
     if page_tokens_of(ranks[0]) is None:
         fix = "build with `--set llm.kv=paged`, or limit the slots"
         raise RequestError("the engine's caches are linear: each slot has its own memory", "cache_gib", fix)

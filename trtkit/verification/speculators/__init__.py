@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtkit.models.speculators.eagle3 import EAGLE3
+from trtkit.models.speculators.gemma4_assistant import GEMMA4_ASSISTANT
 from trtkit.verification.speculators.eagle3 import eagle3_pairs
+from trtkit.verification.speculators.gemma4_assistant import assistant_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +25,7 @@ Pairs = list[tuple["torch.Tensor", "torch.Tensor"]]
 """Logits of a head and those of its reference."""
 
 HEAD_PAIRS: dict[str, Callable[[ReferenceDecoder, PreTrainedModel, Opened, Sequence[int]], Pairs]] = {
-    EAGLE3: eagle3_pairs
+    EAGLE3: eagle3_pairs,
+    GEMMA4_ASSISTANT: assistant_pairs,
 }
 """By kind: compares the head of a model's network with its reference, after transformers' model, on a prompt."""

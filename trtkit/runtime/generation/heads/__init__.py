@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtkit.models.speculators.eagle3 import EAGLE3
+from trtkit.models.speculators.gemma4_assistant import GEMMA4_ASSISTANT
 from trtkit.runtime.generation.heads.eagle3 import Eagle3Proposer
+from trtkit.runtime.generation.heads.gemma4_assistant import AssistantProposer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,7 +15,10 @@ if TYPE_CHECKING:
     from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.generation.proposers import Proposer
 
-HEAD_PROPOSERS: dict[str, Callable[[DecoderExecution, int], Proposer]] = {EAGLE3: Eagle3Proposer}
+HEAD_PROPOSERS: dict[str, Callable[[DecoderExecution, int], Proposer]] = {
+    EAGLE3: Eagle3Proposer,
+    GEMMA4_ASSISTANT: AssistantProposer,
+}
 """By the kind that a manifest names: from a model whose head is open, and the number of tokens to guess."""
 
-__all__ = ["HEAD_PROPOSERS", "Eagle3Proposer"]
+__all__ = ["HEAD_PROPOSERS", "AssistantProposer", "Eagle3Proposer"]

@@ -1,0 +1,91 @@
+"""Guesses of Gemma 4's assistant, which reads the model's caches and the hidden state that it has just computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.errors import RequestError
+from trtkit.runtime.decoder import Call
+from trtkit.runtime.device import to_device
+from trtkit.runtime.generation.guesses import Guesses
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.sampling.settings import Settings
+    from trtkit.runtime.sequences import Ints, Sequences
+
+
+class AssistantProposer:
+    """What the assistant in the model's bundle guesses, each guess from the token and the hidden state before it.
+
+    It writes nothing to caches: all guesses of a step read the same keys, from the same position, that of the last
+    token, which the model has not read yet. So a slot only keeps the model's hidden state after the token before.
+    A slot whose tokens were replaced in the meantime has no guesses for a step.
+
+    Source: transformers, `SinglePositionMultiTokenCandidateGenerator`, which lets the first guess see the key of a
+    guess that the model has just rejected; here it does not.
+    """
+
+    def __init__(self, model: DecoderExecution, most: int) -> None:
+        if most < 1:
+            raise RequestError(f"cannot guess {most} tokens", "speculate", "give 1 or more, or 0 for none")
+        assert model.head is not None
+        self.most, self._model, self._head = most, model, model.head
+        self._guesses = Guesses(model.head)
+        self._hidden: torch.Tensor | None = None  # [slots, D]
+        self._read, self._versions = np.zeros(model.slots, np.int64), np.full(model.slots, -1)
+
+    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+        """Keep the hidden state of each slot's last token."""
+        hidden, rows = self._model.next_hidden, (counts > 0).nonzero()[0]
+        assert hidden is not None
+        if self._hidden is None:
+            self._hidden = hidden.new_zeros(self._model.slots, hidden.shape[-1])
+        slots = call.rows.start + rows
+        row, last, slot = (to_device(each, hidden.device) for each in (rows, counts[rows] - 1, slots))
+        self._hidden[slot] = hidden[row, last]
+        self._read[slots] = (call.starts + counts)[rows]
+        self._versions[slots] = sequences.versions[slots]
+
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
+        """Let the assistant guess, and go on from its guesses."""
+        drafts, lengths = np.full((len(slots), most), -1, np.int64), sequences.lengths[slots]
+        can = (self._versions[slots] == sequences.versions[slots]) & (self._read[slots] == lengths - 1)
+        can &= (lengths > 1) & (lengths - 2 + most < self._head.max_length)
+        rows, active = can.nonzero()[0], slots[can]
+        if not active.size:
+            return drafts
+        for row in rows.tolist():
+            self._guesses.begin(sequences, int(slots[row]), settings[row])
+        assert self._hidden is not None
+        tokens, hidden = (
+            sequences.tokens[active, lengths[can] - 1],
+            self._hidden[to_device(active, self._hidden.device)],
+        )
+        for index in range(most):
+            logits, hidden = self._run(sequences, active, tokens, hidden)
+            drafts[rows, index] = self._guesses.draw(logits, active)
+            tokens = np.maximum(drafts[rows, index], 0)
+        return drafts
+
+    def _run(
+        self, sequences: Sequences, slots: Ints, tokens: Ints, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits [R, V] and the next hidden states [R, D] for tokens [R] of sorted slots, and hidden states."""
+        first = int(slots[0])
+        total = self._head.rows_to_run(first, int(slots[-1]) + 1 - first)
+        at, (ids, starts, counts) = slots - first, np.zeros((3, total), np.int64)
+        # A call's lengths include its new token. This one is not cached, so the one before stands for it.
+        ids[at], starts[at], counts[at] = tokens, sequences.lengths[slots] - 2, 1
+        places = to_device(at, hidden.device)
+        states = hidden.new_zeros(total, 1, hidden.shape[-1])
+        states[places, 0] = hidden
+        logits = self._head.forward(Call(first, ids[:, None], starts, counts, hidden=states))
+        assert self._head.next_hidden is not None
+        return logits[places], self._head.next_hidden[places]
