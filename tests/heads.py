@@ -1,4 +1,4 @@
-"""Tiny Llamas with EAGLE-3 heads, in fp64."""
+"""Tiny Llamas with heads of each kind, in fp64."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from tests.decoders import model_of, rtx
 from tests.eagle3 import Head, fields_of, save_head
 from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS, case_of
+from tests.medusa import save_random
 from trtkit.dtypes import FP32
 from trtkit.engine.speculators.source import open_speculator
 from trtkit.models.weights import find_weights
@@ -35,17 +36,28 @@ def torch_head() -> Head:
     return Head(fields, layers=len(LAYERS)).eval()
 
 
+def saved_head(folder: Path, kind: str) -> Path:
+    """Write a head of a kind for the tiny Llama."""
+    return save_head(folder, torch_head()) if kind == "eagle3" else save_random(folder, (42, 67), heads=4)
+
+
 @cache
-def networks(page_tokens: int | None, *, in_place: bool) -> tuple[DecoderNetwork, DecoderNetwork]:
+def networks(page_tokens: int | None, kind: str, *, in_place: bool) -> tuple[DecoderNetwork, DecoderNetwork]:
     """Return the model's network and its head's. in_place: the model reads pages where they are."""
     model, options = model_of(case_of("llama")), DecoderOptions(FP32, LENGTH, page_tokens=page_tokens)
     own_options = replace(options, has_all_logits=True, has_pages_in_place=in_place)
     with TemporaryDirectory() as folder:
-        read = open_speculator(save_head(Path(folder), torch_head()), model.spec)
+        read = open_speculator(saved_head(Path(folder), kind), model.spec)
         fusion, own = ({path: np.array(array) for path, array in each.items()} for each in (read.fusion, read.own))
     graph, head = Graph(rtx()), Graph(rtx())
+    own_options = replace(own_options, fusion=read.spec.fusion, gives_last_hidden=read.spec.fusion is None)
     weights = {**find_weights(model.spec, model.checkpoint), **fusion}
-    build_decoder(graph, model.spec, weights, replace(own_options, fusion=read.spec.fusion))
+    build_decoder(
+        graph,
+        model.spec,
+        weights,
+        replace(own_options, fusion=read.spec.fusion, gives_last_hidden=read.spec.fusion is None),
+    )
     build_speculator(head, (read.spec, read.ids), own, options)
     sizes, is_paged = (67, LENGTH, MAX_PREFILL), page_tokens is not None
     return (
@@ -54,9 +66,11 @@ def networks(page_tokens: int | None, *, in_place: bool) -> tuple[DecoderNetwork
     )
 
 
-def decoder_with_head(slots: int, pages: int | None, *, in_place: bool = False) -> ReferenceDecoder:
+def decoder_with_head(
+    slots: int, pages: int | None, kind: str = "eagle3", *, in_place: bool = False
+) -> ReferenceDecoder:
     """Return the tiny Llama with its head. pages: of its caches; None for linear ones."""
-    network, head = networks(None if pages is None else PAGE_TOKENS, in_place=in_place)
+    network, head = networks(None if pages is None else PAGE_TOKENS, kind, in_place=in_place)
     model = ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages, head=tuple(head.graph.inputs)))
     model.head = ReferenceDecoder(head, slots, widen="fp64", pool=PoolSize(model=model.cache))
     return model

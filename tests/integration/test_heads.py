@@ -9,11 +9,15 @@ import torch
 
 from tests.decoders import model_of, relative_rms
 from tests.generation import PAGE_TOKENS, SLOTS, Asked, _pages, alone, case_of, is_clean, run
-from tests.heads import LAYERS, decoder_with_head, torch_head
-from trtkit.runtime.generation import Eagle3Proposer, Engine, EngineOptions
+from tests.heads import LAYERS, decoder_with_head, saved_head, torch_head
+from trtkit.engine.speculators.source import open_speculator
+from trtkit.runtime.generation import HEAD_PROPOSERS, Eagle3Proposer, Engine, EngineOptions
+from trtkit.runtime.generation.heads import MedusaProposer
+from trtkit.verification.speculators.medusa import medusa_logits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from trtkit.runtime.sampling.settings import Settings
     from trtkit.runtime.sequences import Ints, Sequences
@@ -48,10 +52,13 @@ class Recorded(Eagle3Proposer):
         return logits
 
 
-def engine(kind: type[Eagle3Proposer] = Eagle3Proposer, most: int = 3, **options: Any) -> Engine:
+def engine(
+    kind: str = "eagle3", proposer: type[Eagle3Proposer | MedusaProposer] | None = None, **options: Any
+) -> Engine:
     pages, in_place = _pages[-1]
-    model = decoder_with_head(SLOTS, pages, in_place=in_place)
-    return Engine(model, EngineOptions(proposer=kind(model, most), clock=lambda: 0.0, **options))
+    model = decoder_with_head(SLOTS, pages, kind, in_place=in_place)
+    guesser = (proposer or HEAD_PROPOSERS[kind])(model, 3)
+    return Engine(model, EngineOptions(proposer=guesser, clock=lambda: 0.0, **options))
 
 
 def requests(**params: Any) -> dict[str, Asked]:
@@ -63,10 +70,11 @@ def requests(**params: Any) -> dict[str, Asked]:
 HOT = {"temperature": 40.0, "seed": 5}
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 0.9, "seed": 3}, HOT])
-def test_head_changes_no_token(params: dict[str, Any]) -> None:
+def test_head_changes_no_token(kind: str, params: dict[str, Any]) -> None:
     host = {"host_cache_bytes": 10**6, "host_block_tokens": PAGE_TOKENS}
-    tested, asked = engine(token_budget=11, min_shared_tokens=4, **host), requests(**params)
+    tested, asked = engine(kind, token_budget=11, min_shared_tokens=4, **host), requests(**params)
     found = run(tested, [each.request(name) for name, each in asked.items()])
     assert {name: tuple(each.token_ids) for name, each in found.items()} == {
         name: alone(each) for name, each in asked.items()
@@ -79,7 +87,7 @@ def test_head_changes_no_token(params: dict[str, Any]) -> None:
 
 def recorded(asked: dict[str, Asked]) -> list[Guess]:
     """Return what a head guessed for requests that share nothing."""
-    tested = engine(Recorded, min_shared_tokens=10**6)
+    tested = engine(proposer=Recorded, min_shared_tokens=10**6)
     proposer = tested._options.proposer
     assert isinstance(proposer, Recorded)
     proposer.guesses = []
@@ -115,3 +123,31 @@ def test_guesses_for_others_leave_a_prompt_alone_that_is_being_read() -> None:
     guesses = [each for each in recorded(asked) if len(each[0]) > 52]
     assert guesses
     check(guesses)
+
+
+class RecordedMedusa(MedusaProposer):
+    """A proposer whose guesses can be seen."""
+
+    guesses: list[tuple[list[int], list[int]]]
+
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
+        drafts = super().propose(sequences, slots, settings, most)
+        for row in (drafts >= 0).any(1).nonzero()[0].tolist():
+            self.guesses.append((sequences.ids(int(slots[row])).tolist(), drafts[row].tolist()))
+        return drafts
+
+
+@torch.inference_mode()
+def test_each_medusa_head_guesses_the_token_at_its_distance(tmp_path: Path) -> None:
+    tested = engine("medusa", RecordedMedusa, min_shared_tokens=10**6)
+    proposer = tested._options.proposer
+    assert isinstance(proposer, RecordedMedusa)
+    proposer.guesses = []
+    run(tested, [each.request(name) for name, each in requests(temperature=0).items()])
+    head = open_speculator(saved_head(tmp_path, "medusa"), model_of(case_of("llama")).spec)
+    assert len(proposer.guesses) > 40
+    for known, drafts in proposer.guesses[::3]:
+        # The model has not read the last token: the hidden state before gave it, and gives those after it.
+        hidden = model_of(case_of("llama")).hf.model(torch.tensor([known[:-1]])).last_hidden_state[0]
+        logits = medusa_logits(head.spec, head.own, hidden)
+        assert drafts == logits[: len(drafts), -1].argmax(-1).tolist()

@@ -56,7 +56,8 @@ class LlmOptions(StrictModel):
     )
     speculator: str | None = Field(
         None,
-        description="Folder of a head that guesses tokens: EAGLE-3, or Gemma 4's assistant; `logits` is `all` then.",
+        description="Folder of a head that guesses tokens: EAGLE-3, Medusa, or Gemma 4's assistant; `logits` is `all` "
+        "then.",
     )
     experts: Literal["auto", "chosen", "all"] = Field(
         "auto",

@@ -9,6 +9,7 @@ import torch
 
 from tests import tiny_llm
 from tests.eagle3 import Head, fields_of, save_head
+from tests.medusa import save_random
 from trtkit import LLM, SamplingParams
 from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import load_config
@@ -26,14 +27,22 @@ PARAMS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["linear", "paged"])
+KINDS = [("eagle3", "linear"), ("eagle3", "paged"), ("medusa", "linear"), ("medusa", "paged")]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids="-".join)
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("heads")
     tiny_llm.save(folder / "model", num_hidden_layers=6)
     torch.manual_seed(2)
     vocabulary = len(tiny_llm.tokenizer())
-    save_head(folder / "head", Head(fields_of(vocabulary, hidden_size=48, eagle_aux_hidden_state_layer_ids=[1, 3, 5])))
-    sizes = f"max_batch_size: 3, max_sequence_length: 64, max_prefill_length: 8, kv: {request.param}"
+    kind, kv = request.param
+    if kind == "medusa":
+        save_random(folder / "head", (48, vocabulary), heads=4)
+    else:
+        fields = fields_of(vocabulary, hidden_size=48, eagle_aux_hidden_state_layer_ids=[1, 3, 5])
+        save_head(folder / "head", Head(fields))
+    sizes = f"max_batch_size: 3, max_sequence_length: 64, max_prefill_length: 8, kv: {kv}"
     text = f"source: {{hf: {folder}/model}}\nprecision: fp32\nllm: {{{sizes}, speculator: {folder}/head}}\n"
     (folder / "m.yaml").write_text(text)
     return build_bundle(load_config(str(folder / "m.yaml")), folder / "bundle", new_runner()).bundle.path

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from trtkit.engine.speculators.eagle3 import open_eagle3
 from trtkit.engine.speculators.gemma4_assistant import open_assistant
+from trtkit.engine.speculators.medusa import open_medusa
 from trtkit.engine.speculators.opened import HeadFolder
 from trtkit.errors import reader
 from trtkit.models.speculators.eagle3 import EAGLE3
 from trtkit.models.speculators.gemma4_assistant import GEMMA4_ASSISTANT
+from trtkit.models.speculators.medusa import MEDUSA
 from trtkit.models.speculators.registry import kind_of
 from trtkit.sources.safetensors_folder import read_folder, read_json
 from trtkit.sources.speculator_folder import speculator_config
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from trtkit.engine.speculators.opened import OpenedSpeculator
     from trtkit.models.spec import DecoderSpec
 
-_OPEN = {EAGLE3: open_eagle3, GEMMA4_ASSISTANT: open_assistant}
+_OPEN = {EAGLE3: open_eagle3, GEMMA4_ASSISTANT: open_assistant, MEDUSA: open_medusa}
 
 
 @reader

@@ -14,6 +14,7 @@ from trtkit.models.hf_config import HfConfig
 from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import HeadSpec
 from trtkit.models.speculators.spec import FusionSpec
+from trtkit.models.speculators.target import check_target
 from trtkit.models.weights import Weight, model_weights
 
 if TYPE_CHECKING:
@@ -142,7 +143,11 @@ def eagle3_spec(fields: Fields, where: str, target: DecoderSpec) -> Eagle3Spec:
         has_normed_residual=bool(config.get("norm_before_residual", False)),
         has_normed_output=bool(config.get("norm_output", False)),
     )
-    _check_target(spec, target, where)
+    sizes = (
+        ("`vocab_size`", spec.decoder.vocab_size, target.vocab_size),
+        ("`target_hidden_size`, or `hidden_size`", spec.target_hidden_size, target.hidden_size),
+    )
+    check_target(sizes, ("draft_vocab_size", spec.draft_vocab_size, spec.decoder.vocab_size), where)
     if any(each.sliding_window for each in decoder.attentions):
         raise SourceError("a head whose layer slides is not supported", where)
     return spec
@@ -233,21 +238,3 @@ def _layers(config: HfConfig, count: int) -> tuple[int, ...]:
         what = f"hidden states of layers {list(layers)} cannot be read from a model of {count} layers"
         raise SourceError(what, config.where, f"name different layers from 0 to {count - 1} in `{_LAYER_IDS[0]}`")
     return layers
-
-
-def _check_target(spec: Eagle3Spec, target: DecoderSpec, where: str) -> None:
-    """Raise ProblemsError for each way in which a head does not fit the model."""
-    pairs = (
-        ("`vocab_size`", spec.decoder.vocab_size, target.vocab_size),
-        ("`target_hidden_size`, or `hidden_size`", spec.target_hidden_size, target.hidden_size),
-    )
-    problems = [
-        Problem(f"{name} of the head is {own}, the model's is {other}", where)
-        for name, own, other in pairs
-        if own != other
-    ]
-    if not 0 < spec.draft_vocab_size <= spec.decoder.vocab_size:
-        what = f"`draft_vocab_size` is {spec.draft_vocab_size}, of {spec.decoder.vocab_size} tokens"
-        problems.append(Problem(what, where))
-    if problems:
-        raise ProblemsError("the head was made for another model", problems, "use a head of this model")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.speculators import eagle3, gemma4_assistant
+from trtkit.models.speculators import eagle3, gemma4_assistant, medusa
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,6 +39,7 @@ KINDS = {
         f"`model_type` of {gemma4_assistant.GEMMA4_ASSISTANT}",
         gemma4_assistant.obstacles,
     ),
+    medusa.MEDUSA: Kind("Medusa", medusa.describes, "`medusa_num_heads`", medusa.obstacles),
 }
 
 

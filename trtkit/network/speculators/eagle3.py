@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from trtkit.dtypes import FP32, INT32
 from trtkit.network.blocks.attention import attention_block
 from trtkit.network.blocks.mixer import Attending
@@ -16,11 +14,11 @@ from trtkit.network.blocks.weights import Weights
 from trtkit.network.input_spec import BATCH, NEW_TOKENS, Axis, InputSpec
 from trtkit.network.layer_inputs import LayerInputs
 from trtkit.network.ops.arithmetic import cast
-from trtkit.network.ops.gather import embedding, reorder, token_at
-from trtkit.network.ops.mask import lowest
-from trtkit.network.ops.shape import concat, take
+from trtkit.network.ops.gather import embedding, token_at
+from trtkit.network.ops.shape import concat
 from trtkit.network.scheduled_inputs import scheduled_inputs
 from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
+from trtkit.network.speculators.vocabulary import of_all_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,17 +73,7 @@ def build_eagle3(
     graph.output(normed if spec.has_normed_output else x, NEXT_DRAFT_HIDDEN)
     with graph.scope("lm_head"):
         logits = cast(weights.product(normed, None), FP32)
-        graph.output(
-            logits if len(known) == decoder.vocab_size else _of_all(logits, known, decoder.vocab_size), "logits"
-        )
-
-
-def _of_all(logits: Tensor, known: Any, vocab_size: int) -> Tensor:
-    """Return logits [B, V] from those of the tokens `known` [V']; the others are never guessed."""
-    places = np.full(vocab_size, len(known), np.int32)
-    places[known] = np.arange(len(known))
-    padded = concat([logits, take(logits, -1, 0, 1) * 0.0 + lowest(FP32)], -1)
-    return reorder(padded, places)
+        graph.output(of_all_tokens(logits, known, decoder.vocab_size), "logits")
 
 
 def _layer(

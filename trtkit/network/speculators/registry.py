@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.models.speculators.eagle3 import EAGLE3
 from trtkit.models.speculators.gemma4_assistant import GEMMA4_ASSISTANT
+from trtkit.models.speculators.medusa import MEDUSA
 from trtkit.network.speculators.eagle3 import build_eagle3
 from trtkit.network.speculators.gemma4_assistant import build_assistant
+from trtkit.network.speculators.medusa import build_medusa
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -17,7 +19,11 @@ if TYPE_CHECKING:
     from trtkit.network.graph import Graph
     from trtkit.network.host_array import Array
 
-_WRITERS: dict[str, Callable[..., None]] = {EAGLE3: build_eagle3, GEMMA4_ASSISTANT: build_assistant}
+_WRITERS: dict[str, Callable[..., None]] = {
+    EAGLE3: build_eagle3,
+    GEMMA4_ASSISTANT: build_assistant,
+    MEDUSA: build_medusa,
+}
 
 
 def build_speculator(

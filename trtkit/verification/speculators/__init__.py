@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from trtkit.models.speculators.eagle3 import EAGLE3
 from trtkit.models.speculators.gemma4_assistant import GEMMA4_ASSISTANT
+from trtkit.models.speculators.medusa import MEDUSA
 from trtkit.verification.speculators.eagle3 import eagle3_pairs
 from trtkit.verification.speculators.gemma4_assistant import assistant_pairs
+from trtkit.verification.speculators.medusa import medusa_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,5 +29,6 @@ Pairs = list[tuple["torch.Tensor", "torch.Tensor"]]
 HEAD_PAIRS: dict[str, Callable[[ReferenceDecoder, PreTrainedModel, Opened, Sequence[int]], Pairs]] = {
     EAGLE3: eagle3_pairs,
     GEMMA4_ASSISTANT: assistant_pairs,
+    MEDUSA: medusa_pairs,
 }
 """By kind: compares the head of a model's network with its reference, after transformers' model, on a prompt."""

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from trtkit.models.speculators.eagle3 import EAGLE3
 from trtkit.models.speculators.gemma4_assistant import GEMMA4_ASSISTANT
+from trtkit.models.speculators.medusa import MEDUSA
 from trtkit.runtime.generation.heads.eagle3 import Eagle3Proposer
 from trtkit.runtime.generation.heads.gemma4_assistant import AssistantProposer
+from trtkit.runtime.generation.heads.medusa import MedusaProposer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 HEAD_PROPOSERS: dict[str, Callable[[DecoderExecution, int], Proposer]] = {
     EAGLE3: Eagle3Proposer,
     GEMMA4_ASSISTANT: AssistantProposer,
+    MEDUSA: MedusaProposer,
 }
 """By the kind that a manifest names: from a model whose head is open, and the number of tokens to guess."""
 
-__all__ = ["HEAD_PROPOSERS", "AssistantProposer", "Eagle3Proposer"]
+__all__ = ["HEAD_PROPOSERS", "AssistantProposer", "Eagle3Proposer", "MedusaProposer"]

@@ -10,6 +10,7 @@ from trtkit.errors import RequestError
 from trtkit.runtime.decoder import Call
 from trtkit.runtime.device import to_device
 from trtkit.runtime.generation.guesses import Guesses
+from trtkit.runtime.generation.heads.last_hidden import LastHidden
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,36 +39,24 @@ class AssistantProposer:
         assert model.head is not None
         self.most, self._model, self._head = most, model, model.head
         self._guesses = Guesses(model.head)
-        self._hidden: torch.Tensor | None = None  # [slots, D]
-        self._read, self._versions = np.zeros(model.slots, np.int64), np.full(model.slots, -1)
+        self._hidden = LastHidden(model)
 
     def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
         """Keep the hidden state of each slot's last token."""
-        hidden, rows = self._model.next_hidden, (counts > 0).nonzero()[0]
-        assert hidden is not None
-        if self._hidden is None:
-            self._hidden = hidden.new_zeros(self._model.slots, hidden.shape[-1])
-        slots = call.rows.start + rows
-        row, last, slot = (to_device(each, hidden.device) for each in (rows, counts[rows] - 1, slots))
-        self._hidden[slot] = hidden[row, last]
-        self._read[slots] = (call.starts + counts)[rows]
-        self._versions[slots] = sequences.versions[slots]
+        self._hidden.observe(sequences, call, counts)
 
     def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
         """Let the assistant guess, and go on from its guesses."""
         drafts, lengths = np.full((len(slots), most), -1, np.int64), sequences.lengths[slots]
-        can = (self._versions[slots] == sequences.versions[slots]) & (self._read[slots] == lengths - 1)
+        can = self._hidden.waits(sequences, slots)
         can &= (lengths > 1) & (lengths - 2 + most < self._head.max_length)
         rows, active = can.nonzero()[0], slots[can]
         if not active.size:
             return drafts
         for row in rows.tolist():
             self._guesses.begin(sequences, int(slots[row]), settings[row])
-        assert self._hidden is not None
-        tokens, hidden = (
-            sequences.tokens[active, lengths[can] - 1],
-            self._hidden[to_device(active, self._hidden.device)],
-        )
+        states, tokens = self._hidden.states, sequences.tokens[active, lengths[can] - 1]
+        hidden = states[to_device(active, states.device)]
         for index in range(most):
             logits, hidden = self._run(sequences, active, tokens, hidden)
             drafts[rows, index] = self._guesses.draw(logits, active)
