@@ -37,6 +37,12 @@ weight_budget_option = click.option(
 cache_gib_option = click.option(
     "--cache-gib", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Memory for paged caches per GPU."
 )
+speculate_option = click.option(
+    "--speculate",
+    type=int,
+    metavar="N",
+    help="Draft tokens of the bundle's own head; 0 for none.  [default: 3 if it has one]",
+)
 _OPTIONS = (
     click.option("--runtime", type=click.Choice(_RUNTIMES), default="auto", help="Runtime.  [default: auto]"),
     click.option("--slots", type=int, metavar="N", help="Concurrent sequences.  [default: the engine's]"),
@@ -64,12 +70,7 @@ _OPTIONS = (
         default="priority",
         help="Which request runs next; `mlfq` favors short ones.  [default: priority]",
     ),
-    click.option(
-        "--speculate",
-        type=int,
-        metavar="N",
-        help="Draft tokens of the bundle's own head; 0 for none.  [default: 3 if it has one]",
-    ),
+    speculate_option,
     click.option("--lookup", type=int, default=0, metavar="N", help="Prompt lookup decoding with N draft tokens."),
     click.option(
         "--draft",

@@ -51,6 +51,7 @@ _OF_BUNDLES = [
 ]  # fmt: skip
 _OF_BUNDLES += [
     "weight_budget_gib",
+    "speculate",
     "lora",
     "schedule",
     "shares",

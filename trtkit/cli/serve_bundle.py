@@ -39,6 +39,7 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
     from trtkit.deployment.dynamo.prefill_bundle import check_prefill_bundle
     from trtkit.deployment.ports import free_ports
     from trtkit.runtime.adapters import check_adapters
+    from trtkit.runtime.head_tokens import head_tokens
     from trtkit.runtime.weight_budget import weight_budget_bytes
 
     model = read_model(path)
@@ -46,6 +47,7 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
         check_prefill_bundle(open_bundle(options["prefill_bundle"]), open_bundle(model.path))
     with faults_by_flag():
         weight_budget_bytes(open_bundle(model.path), options["weight_budget_gib"])
+        head_tokens(open_bundle(model.path), options["speculate"])
     name = options.pop("name") or model.path.resolve().name
     with faults_by_flag():
         check_adapters(open_bundle(model.path), options["lora"], name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtkit.cli.runtime_options import cache_gib_option, lora_option, weight_budget_option
+from trtkit.cli.runtime_options import cache_gib_option, lora_option, speculate_option, weight_budget_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,7 @@ _BUNDLE = (
     click.option("--slots", type=click.IntRange(1), help="Sequences at once per worker.  [default: the engine's]"),
     cache_gib_option,
     weight_budget_option,
+    speculate_option,
     click.option(
         "--host-cache-gib",
         type=click.FloatRange(0),

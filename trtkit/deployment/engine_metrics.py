@@ -14,6 +14,8 @@ COUNTERS = {
     "imported_tokens": "Tokens of prompts, among those found in a cache, that another engine computed.",
     "restored_tokens": "Tokens of prompts, among those found in a cache, that host memory had.",
     "file_tokens": "Tokens of prompts, among those that host memory had, that were read from files.",
+    "drafted_tokens": "Tokens that were guessed ahead.",
+    "accepted_tokens": "Tokens, among those guessed ahead, that the model then chose.",
     "swaps": "Sequences that gave their slot to another and whose caches the host kept; others are computed again.",
     "preemptions": "Sequences that gave their slot to another and came back later.",
 }

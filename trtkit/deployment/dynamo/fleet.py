@@ -170,6 +170,7 @@ class Fleet:
         )
         for flag, value in (
             *(() if is_apart else of_engine),
+            ("--speculate", options.speculate),
             ("--host-cache-gib", options.host_cache_gib),
             ("--cache-dir", None if options.cache_dir is None else options.cache_dir / _name(number)),
             ("--cache-dir-gib", options.cache_dir_gib),

@@ -26,6 +26,7 @@ class FleetOptions:
     `check_prefill_bundle`. slots: sequences that a worker decodes at once; the engine's number if None.
     cache_gib: memory for paged caches on each GPU. host_cache_gib: each worker's host memory for what they cannot hold.
     weight_budget_gib: memory for weights on each GPU; for all of them if None, what else is left free with "auto".
+    speculate: tokens that the bundle's own head guesses, 0 for none; 3 if None and it has one.
     cache_dir: folder in which each worker has one that keeps all of this too, up to `cache_dir_gib`.
     max_queue: requests that wait for a slot at each worker. schedule: which of them is next. shares: weights of users,
     by name; None if users do not matter. router: how requests are spread over several workers.
@@ -45,6 +46,7 @@ class FleetOptions:
     cache_gib: float | None = None
     host_cache_gib: float = 2.0
     weight_budget_gib: WeightBudget | None = None
+    speculate: int | None = None
     cache_dir: Path | None = None
     cache_dir_gib: float = 16.0
     max_queue: int = 512

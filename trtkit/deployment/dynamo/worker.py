@@ -98,7 +98,7 @@ class BundleWorker(LLMEngine):
         own, shares = self._options, self._options.shares
         schedule = ScheduleOptions(own.schedule, dict(shares) if shares else None)
         names = ("slots", "cache_gib", "host_cache_gib", "cache_dir", "cache_dir_gib", "weight_budget_gib", "max_queue")
-        options = {name: getattr(own, name) for name in names}
+        options = {name: getattr(own, name) for name in (*names, "speculate")}
         options |= {"schedule": schedule, "detokenizes": False, "lora": dict(own.lora or ())}
         self._llm = await asyncio.to_thread(AsyncLLM, own.bundle, on_step=self._after_step, **options)
         frontend = self._llm.thread.frontend

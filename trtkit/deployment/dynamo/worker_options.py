@@ -29,6 +29,7 @@ def worker_parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache-gib", type=float, help="memory for paged caches on each GPU")
     parser.add_argument("--host-cache-gib", type=float, default=2.0, help="host memory for what the caches cannot hold")
     parser.add_argument("--weight-budget-gib", type=_budget, help="memory for weights on each GPU, or `auto`")
+    parser.add_argument("--speculate", type=int, help="draft tokens of the bundle's own head; 0 for none")
     parser.add_argument("--cache-dir", type=Path, help="folder that keeps caches for later runs")
     parser.add_argument("--cache-dir-gib", type=float, default=16.0, help="largest size of that folder's files")
     parser.add_argument("--max-queue", type=int, default=512, help="prompts that may wait for a slot")

@@ -11,6 +11,7 @@ from trtkit.deployment.triton.model_config import Section
 from trtkit.deployment.triton.served import ServedModel
 from trtkit.errors import DeployError
 from trtkit.runtime.adapters import check_adapters
+from trtkit.runtime.head_tokens import head_tokens
 from trtkit.runtime.weight_budget import weight_budget_bytes
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
     manifest = bundle.manifest
     _check(options)
     weight_budget_bytes(bundle, options.llm.weight_budget_gib)
+    head_tokens(bundle, options.llm.speculate)
     llm = manifest.config.llm
     slots = options.llm.slots or (llm.max_batch_size if llm is not None else 1)
     adapters = options.llm.lora or {}

@@ -53,6 +53,9 @@ class LlmServing(StrictModel):
     cache_dir_gib: StrictFloat | StrictInt = Field(16.0, gt=0, description="Maximum size of its files, per instance.")
     max_queue: StrictInt = Field(256, ge=1, description="Maximum requests waiting for a slot; others are rejected.")
     prefill_budget: StrictInt | None = Field(None, ge=1, description="New prompt tokens per step.")
+    speculate: StrictInt | None = Field(
+        None, ge=0, description="Draft tokens of the bundle's own head, 0 for none; 3 if unset and it has one."
+    )
     schedule: ScheduleName = Field("priority", description="Which waiting request runs next.")
     shares: dict[str, StrictFloat | StrictInt] | None = Field(
         None, description="Weights of users, `*` for all others; users do not matter if unset."

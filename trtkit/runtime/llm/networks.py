@@ -11,20 +11,17 @@ from trtkit.errors import RequestError
 from trtkit.runtime.decoder import ExecutionOptions, engine_device, open_execution
 from trtkit.runtime.encoded import open_encoder
 from trtkit.runtime.generation import HEAD_PROPOSERS, DraftProposer, LookupProposer
+from trtkit.runtime.head_tokens import head_tokens
 from trtkit.runtime.vision_language import open_tower
 from trtkit.runtime.weight_budget import weight_budget_bytes
 
 if TYPE_CHECKING:
-    from trtkit.bundle.records import SpeculatorRecord
     from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.encoded.encoder import Encoder
     from trtkit.runtime.generation.proposers import Proposer
     from trtkit.runtime.llm.options import RuntimeOptions
     from trtkit.runtime.llm.text_bundle import TextBundle
     from trtkit.runtime.vision_language.tower import VisionTower
-
-HEAD_TOKENS = 3
-"""Tokens that a bundle's head guesses in a step, unless the user says otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,44 +57,21 @@ def open_networks(text: TextBundle, options: RuntimeOptions) -> Networks:
 
 
 def _guessed_by_head(text: TextBundle, options: RuntimeOptions) -> int:
-    """Return how many tokens the bundle's head guesses: by default some, unless something else guesses.
-
-    Raises RequestError for a number without a head, and for two ways to guess.
-    """
-    head, others = _head(text), options.draft is not None or options.lookup > 0
-    most = None if head is None else head.most_tokens
-    if options.speculate is None:
-        return 0 if head is None or others else min(HEAD_TOKENS, most or HEAD_TOKENS)
-    if options.speculate < 0:
-        raise RequestError(f"{options.speculate} tokens to guess", "speculate", "give 0 or more")
-    if options.speculate and head is None:
-        fix = "build with `llm.speculator`, or use `--lookup` or `--draft`"
-        raise RequestError("the bundle has no head that guesses tokens", "speculate", fix)
-    if options.speculate and others:
-        raise RequestError("cannot be combined with `draft` or `lookup`", "speculate", "choose one")
-    if most is not None and options.speculate > most:
-        what = f"{options.speculate} tokens to guess; the bundle's heads guess {most}"
-        raise RequestError(what, "speculate", f"give {most} or less")
-    return options.speculate
-
-
-def _head(text: TextBundle) -> SpeculatorRecord | None:
-    """Return what the manifest says of the head that guesses tokens, if the bundle has one."""
-    decoder = text.bundle.manifest.decoder
-    return None if decoder is None else decoder.speculator
+    """Return how many tokens the bundle's head guesses. Raises what `head_tokens` does."""
+    return head_tokens(text.bundle, options.speculate, has_others=options.draft is not None or options.lookup > 0)
 
 
 def _proposer(text: TextBundle, options: RuntimeOptions, execution: DecoderExecution) -> Proposer | None:
     """Return what guesses tokens ahead."""
-    head, count = _head(text), _guessed_by_head(text, options)
+    decoder, count = text.bundle.manifest.decoder, _guessed_by_head(text, options)
     if options.lookup < 0 or options.draft_tokens < 1:
         raise RequestError("a negative number of tokens to guess", "lookup", "give 0 or more")
     if options.draft is not None and options.lookup:
         raise RequestError("`draft` and `lookup` cannot be combined", "speculation", "choose one")
     if options.draft is not None:
         return DraftProposer(_draft(Path(options.draft), options, execution), options.draft_tokens)
-    if head is not None and count:
-        return HEAD_PROPOSERS[head.model_type](execution, count)
+    if decoder is not None and decoder.speculator is not None and count:
+        return HEAD_PROPOSERS[decoder.speculator.model_type](execution, count)
     return LookupProposer(options.lookup) if options.lookup else None
 
 

@@ -54,7 +54,7 @@ class LlmModel:
         options = {name: settings[name] for name in (*names, "prefill_budget")}
         if settings["cache_dir"] is not None:
             options["cache_dir"] = Path(settings["cache_dir"]) / args["model_instance_name"]
-        options["lora"] = settings.get("lora")
+        options |= {name: settings.get(name) for name in ("lora", "speculate")}
         options["schedule"] = ScheduleOptions(settings["schedule"], settings["shares"])
         self._engine = EngineThread(version_folder(args) / "bundle", **options)
         encode = partial(self._engine.frontend.reader.encode, add_special_tokens=False)

@@ -1,0 +1,39 @@
+"""How many tokens a bundle's own head guesses in a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from trtkit.bundle.bundle import Bundle
+
+HEAD_TOKENS = 3
+"""Tokens that a bundle's head guesses in a step, unless the user says otherwise."""
+_OPTION = "speculate"
+
+
+def head_tokens(bundle: Bundle, speculate: int | None, *, has_others: bool = False) -> int:
+    """Return how many tokens the bundle's head guesses: `speculate`, or by default some if it has a head.
+
+    has_others: whether something else guesses. Raises RequestError for a number without a head or above what the head
+    can guess, and for two ways to guess.
+    """
+    decoder = bundle.manifest.decoder
+    head = None if decoder is None else decoder.speculator
+    most = None if head is None else head.most_tokens
+    if speculate is None:
+        return 0 if head is None or has_others else min(HEAD_TOKENS, most or HEAD_TOKENS)
+    if speculate < 0:
+        raise RequestError(f"{speculate} tokens to guess", _OPTION, "give 0 or more")
+    if speculate and head is None:
+        fix = "build with `llm.speculator`, or use `--lookup` or `--draft`"
+        raise RequestError("the bundle has no head that guesses tokens", _OPTION, fix)
+    if speculate and has_others:
+        raise RequestError("cannot be combined with `draft` or `lookup`", _OPTION, "choose one")
+    if most is not None and speculate > most:
+        raise RequestError(
+            f"{speculate} tokens to guess; the bundle's heads guess {most}", _OPTION, f"give {most} or less"
+        )
+    return speculate
