@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("assistant")
     save_model(folder / "model")
     clusters = {"use_ordered_embeddings": True, "num_centroids": 16, "centroid_intermediate_top_k": 3}
-    save_assistant(folder / "assistant", assistant({"vocab_size": VOCABULARY}, **clusters))
+    save_assistant(folder / "assistant", assistant({"vocab_size": VOCABULARY}, **clusters).bfloat16())  # as published
     return folder
 
 
@@ -57,7 +57,7 @@ def with_transformers(folder: Path, prompt: str) -> tuple[int, ...]:
     """Return what transformers answers greedily with the assistant."""
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     with all_layers_may_share():
-        theirs = Gemma4AssistantForCausalLM.from_pretrained(folder / "assistant").eval()
+        theirs = Gemma4AssistantForCausalLM.from_pretrained(folder / "assistant", dtype=torch.float32).eval()
     theirs.generation_config.num_assistant_tokens = 3
     ids = torch.tensor([tiny_llm.tokenizer()(prompt).input_ids])
     answer = model.generate(ids, assistant_model=theirs, do_sample=False, max_new_tokens=14)

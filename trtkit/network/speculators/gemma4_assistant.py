@@ -65,15 +65,15 @@ def build_assistant(
     assert spec.decoder.head.norm is not None
     x = reshape(norm_block(weights, "final_norm", x, spec.decoder.head.norm), (0, spec.decoder.hidden_size))
     graph.output(weights.linear("post_projection", x), NEXT_DRAFT_HIDDEN)
-    graph.output(cast(_logits(weights, x, spec.clusters), FP32), "logits")
+    graph.output(_logits(weights, x, spec.clusters), "logits")
 
 
 def _logits(weights: Weights, x: Tensor, clusters: ClusterSpec | None) -> Tensor:
-    """Return logits [B, V] of x [B, D]."""
+    """Return logits [B, V] of x [B, D] in fp32."""
     if clusters is not None:
         return _of_best_clusters(weights, x, clusters)
     with x.graph.scope("lm_head"):
-        return weights.product(x, None)
+        return cast(weights.product(x, None), FP32)
 
 
 def _model_caches(graph: Graph, spec: AssistantSpec, options: DecoderOptions) -> dict[int, Attending]:
@@ -123,7 +123,7 @@ def _read(
 
 
 def _of_best_clusters(weights: Weights, x: Tensor, clusters: ClusterSpec) -> Tensor:
-    """Return logits [B, V] of the tokens in the best clusters of x [B, D]; all others are 1 below the lowest of them.
+    """Return logits [B, V] of tokens in the best clusters of x [B, D]; those of others are 1 below the lowest of them.
 
     Rows of the matrix are stored cluster by cluster, so that only those of the best are read.
     """
@@ -137,7 +137,7 @@ def _of_best_clusters(weights: Weights, x: Tensor, clusters: ClusterSpec) -> Ten
         rows = weights.array("weight")[order].reshape(*size, -1)
         matrix = entries(graph.constant(rows, "weight", weights.dtype), 0, best)
         matrix = reshape(matrix, (0, -1, x.shape[-1]))
-        logits = reshape(matmul(matrix, unsqueeze(x, 2)), (0, -1))
+        logits = cast(reshape(matmul(matrix, unsqueeze(x, 2)), (0, -1)), FP32)
         others = max_over(logits * -1.0, -1) * -1.0 - 1.0  # [B, 1]
-        filled = others + graph.constant(np.zeros((1, order.size), np.float32), "zeros", weights.dtype)
+        filled = others + graph.constant(np.zeros((1, order.size), np.float32), "zeros")
         return scatter_last(filled, reshape(tokens, (0, -1)), logits)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import torch
     from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, PreTrainedModel
+    from transformers.models.gemma4_assistant.modeling_gemma4_assistant import Gemma4AssistantOutput
 
     from trtkit.engine.speculators.opened import OpenedSpeculator
     from trtkit.network.host_array import Array
@@ -30,8 +31,8 @@ def new_assistant(config: Gemma4AssistantConfig) -> Gemma4AssistantForCausalLM:
     """Return an assistant with initial weights, in fp32."""
     from transformers import Gemma4AssistantForCausalLM
 
-    with all_layers_may_share():
-        return Gemma4AssistantForCausalLM._from_config(config, attn_implementation="eager").eval()
+    with all_layers_may_share():  # a config may name another type
+        return Gemma4AssistantForCausalLM._from_config(config, attn_implementation="eager").float().eval()
 
 
 @contextmanager
@@ -76,7 +77,10 @@ def assistant_pairs(
     opened: tuple[OpenedSpeculator, Mapping[str, Array]],
     ids: Sequence[int],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return an assistant's logits and its reference's: of guesses after a part of a prompt and after all of it."""
+    """Return what an assistant gives and what its reference does: after a part of a prompt and after all of it.
+
+    That is logits, and the hidden state for the next guess.
+    """
     import torch
 
     head, theirs, table, pairs = model.head, _reference(*opened), reference.get_input_embeddings(), []
@@ -92,12 +96,36 @@ def assistant_pairs(
                 logits = head.forward(Call(0, np.array([[token]]), at, np.ones(1, np.int64), hidden=own))
                 embeds = torch.cat([table(torch.tensor([[token]])), hidden], -1)
                 places = torch.tensor([[count]])
-                outputs = theirs(inputs_embeds=embeds, position_ids=places, shared_kv_states=shared)
-                pairs.append((logits.clone(), outputs.logits[0]))
+                inputs = {"inputs_embeds": embeds, "position_ids": places, "shared_kv_states": shared}
+                outputs = theirs(**inputs, output_hidden_states=True)
+                pairs.append(_pair(logits.clone(), theirs, outputs))
                 assert head.next_hidden is not None
-                hidden, own = outputs.last_hidden_state, head.next_hidden[:, None].clone()
+                pairs.append((head.next_hidden.clone(), outputs.last_hidden_state[0]))
+                hidden = outputs.last_hidden_state
+                own = hidden.to(own.dtype)  # so that errors of guesses do not add up
                 token = int(outputs.logits.argmax())
     return pairs
+
+
+def _pair(
+    logits: torch.Tensor, theirs: Gemma4AssistantForCausalLM, outputs: Gemma4AssistantOutput
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits [1, V] of a guess and the reference's.
+
+    Which clusters are the best is no continuous function. So of clustered tokens, those that have logits are compared,
+    next to the reference's scores of the clusters they are in, which must be the best scores.
+    """
+    import torch
+
+    if theirs.masked_embedding is None:
+        return logits, outputs.logits[0]
+    hidden, order = outputs.hidden_states[-1][0], theirs.masked_embedding.token_ordering
+    scores, clusters = theirs.masked_embedding.centroids(hidden)[0], theirs.masked_embedding.num_centroids
+    has_logits = logits[0] > logits.min()
+    chosen = has_logits[order].view(clusters, -1).any(1)
+    own = torch.cat([logits[0, has_logits], scores[chosen].sort().values])
+    best = scores.topk(theirs.masked_embedding.centroid_intermediate_top_k).values.sort().values
+    return own[None], torch.cat([theirs.lm_head(hidden)[0, has_logits], best])[None]
 
 
 def _reference(opened: OpenedSpeculator, arrays: Mapping[str, Array]) -> Gemma4AssistantForCausalLM:
