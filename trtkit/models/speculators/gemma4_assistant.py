@@ -8,15 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trtkit.errors import Problem, ProblemsError, SourceError
+from trtkit.errors import SourceError
 from trtkit.models.gemma_parts import unused_weights
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import HeadSpec
+from trtkit.models.speculators.target import check_target
 from trtkit.models.weights import Weight, model_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from trtkit.models.attention import AttentionSpec
     from trtkit.models.spec import DecoderSpec
@@ -138,11 +139,10 @@ def assistant_spec(fields: Fields, where: str, target: DecoderSpec) -> Assistant
         head=HeadSpec(own.head.norm, is_tied=False),
     )
     spec = AssistantSpec(decoder, size, target.embedding.scale, clusters)
-    problems = [*_misfits(spec, target), *_cluster_problems(spec)]
-    if problems:
-        raise ProblemsError(
-            "the assistant does not fit the model", [Problem(what, where) for what in problems], "use the model's own"
-        )
+    tokens = "vocab_size", decoder.vocab_size, target.vocab_size
+    check_target(_sizes(spec, target), tokens, where)
+    if clusters is not None:
+        _check_clusters(clusters, decoder.vocab_size, where)
     return spec
 
 
@@ -185,24 +185,20 @@ def _type(attention: AttentionSpec) -> str:
     return _FULL if attention.sliding_window is None else _SLIDING
 
 
-def _misfits(spec: AssistantSpec, target: DecoderSpec) -> Iterable[str]:
-    """Yield how an assistant does not fit the model."""
-    pairs = [
-        ("`vocab_size`", spec.decoder.vocab_size, target.vocab_size),
-        ("`backbone_hidden_size`", spec.target_hidden_size, target.hidden_size),
-    ]
+def _sizes(spec: AssistantSpec, target: DecoderSpec) -> Iterator[tuple[str, int, int]]:
+    """Yield what an assistant and its model must agree on: a name, the assistant's value, the model's."""
+    yield "`vocab_size`", spec.decoder.vocab_size, target.vocab_size
+    yield "`backbone_hidden_size`", spec.target_hidden_size, target.hidden_size
     for source, reader in spec.sources.items():
-        kind, owner = f"of layers of type `{_type(reader)}`", target.layers[source].attention
-        pairs += [
-            (f"the head size {kind}", reader.head_dim, owner.head_dim),
-            (f"the number of key/value heads {kind}", reader.num_key_value_heads, owner.num_key_value_heads),
-        ]
-    return (f"{name} is {own}, the model's is {other}" for name, own, other in pairs if own != other)
+        kind, owner = _type(reader), target.layers[source].attention
+        yield f"`{kind}`: the head size", reader.head_dim, owner.head_dim
+        yield f"`{kind}`: the number of key/value heads", reader.num_key_value_heads, owner.num_key_value_heads
 
 
-def _cluster_problems(spec: AssistantSpec) -> Iterator[str]:
-    if (clusters := spec.clusters) is not None:
-        if spec.decoder.vocab_size % clusters.count:
-            yield f"`num_centroids` is {clusters.count}, which does not divide {spec.decoder.vocab_size} tokens"
-        if clusters.top_k > clusters.count:
-            yield f"`centroid_intermediate_top_k` is {clusters.top_k}, of {clusters.count} clusters"
+def _check_clusters(clusters: ClusterSpec, vocab_size: int, where: str) -> None:
+    """Raise SourceError for clusters of different sizes, or fewer than are read."""
+    if clusters.count < 1 or vocab_size % clusters.count:
+        raise SourceError(f"`num_centroids` is {clusters.count}, which does not divide {vocab_size} tokens", where)
+    if not 0 < clusters.top_k <= clusters.count:
+        what = f"`centroid_intermediate_top_k` is {clusters.top_k}, of {clusters.count} clusters"
+        raise SourceError(what, where)
