@@ -1,7 +1,8 @@
 """A simulation against a real run: SmolLM2 served by Dynamo on this machine, and the same requests simulated.
 
-Step times are measured on the same server right before and after: prompts of several lengths one at a time, and one and
-all slots decoding. `python -m benchmarks.simulate_served` writes results/simulate_served.json.
+The requests come in several parts. Step times are measured on the same server before, between and after them: prompts
+of several lengths one at a time, and one and all slots decoding. Each part is simulated with the mean of the step times
+before and after it. `python -m benchmarks.simulate_served` writes results/simulate_served.json.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from openai import AsyncOpenAI
@@ -27,8 +28,11 @@ from trtkit.simulation.summary import summarize
 from trtkit.simulation.times import MeasuredTimes
 from trtkit.simulation.traffic import TrafficOptions, random_traffic
 
-SLOTS, PROMPTS, ROUNDS = 4, (8, 64, 192), 3
-LAW = TrafficOptions(0.2, 40, "poisson", 1.0, 64, 32, 32.0, 16.0, seed=3)
+if TYPE_CHECKING:
+    from trtkit.simulation.requests import Traffic
+
+SLOTS, PROMPTS, ROUNDS, PARTS = 4, (8, 64, 192), 4, 6
+LAW = TrafficOptions(0.5, 30, "poisson", 1.0, 64, 32, 32.0, 16.0, seed=3)
 
 
 @dataclass(frozen=True)
@@ -52,64 +56,85 @@ async def ask(client: AsyncOpenAI, number: int, inputs: int, outputs: int) -> Ti
     return Timed(first_s - started, (ended_s - first_s) / max(1, outputs - 1))
 
 
-async def calibrate(client: AsyncOpenAI, first: int) -> tuple[MeasuredTimes, float]:
-    """Return step times, and the seconds that a request spends outside the engine.
+@dataclass(frozen=True)
+class Calibration:
+    """Step times, and the seconds that a request spends outside the engine."""
 
-    Lines through the medians of prompts of three lengths, and of one and all slots decoding. A call for a prompt of no
-    tokens takes what a decode step of one row does; the rest is the frontend's time and the client's.
+    times: MeasuredTimes
+    outside_s: float
+
+
+async def calibrate(client: AsyncOpenAI, first: int) -> Calibration:
+    """Measure step times: lines through prompts of three lengths, and through one and all slots decoding.
+
+    A call for a prompt of no tokens takes what a decode step of one row does; the rest is the frontend's time and the
+    client's. first: the number of the first prompt.
     """
     numbers = iter(range(first, first + 1000))
-    ttfts = [
-        float(np.median([(await ask(client, next(numbers), size, 2)).ttft_s for _ in range(ROUNDS)]))
-        for size in PROMPTS
-    ]
-    token_s, call_s = np.polyfit(PROMPTS, ttfts, 1)
+    lengths = PROMPTS * ROUNDS
+    token_s, call_s = np.polyfit(lengths, [(await ask(client, next(numbers), size, 2)).ttft_s for size in lengths], 1)
     tpots = []
     for count in (1, SLOTS):
         rounds = [
             await asyncio.gather(*(ask(client, next(numbers), 8, 32) for _ in range(count))) for _ in range(ROUNDS)
         ]
-        tpots.append(float(np.median([each.tpot_s for timed in rounds for each in timed])))
+        tpots.append(float(np.mean([each.tpot_s for timed in rounds for each in timed])))
     row_s = max(0.0, (tpots[1] - tpots[0]) / (SLOTS - 1))
     own_s = min(float(call_s), tpots[0])
-    return MeasuredTimes(tpots[0] - row_s, row_s, 0.0, own_s, float(token_s)), float(call_s) - own_s
+    return Calibration(MeasuredTimes(tpots[0] - row_s, row_s, 0.0, own_s, float(token_s)), float(call_s) - own_s)
 
 
-async def play(client: AsyncOpenAI) -> list[Timed]:
-    """Send the traffic's requests when they are due."""
-    traffic, started = random_traffic(LAW, 256), time.perf_counter()
+def between(before: Calibration, after: Calibration) -> Calibration:
+    """Return the mean of two measurements."""
+    ends = asdict(after.times)
+    means = {name: (value + ends[name]) / 2 for name, value in asdict(before.times).items()}
+    return Calibration(MeasuredTimes(**means), (before.outside_s + after.outside_s) / 2)
+
+
+async def play(client: AsyncOpenAI, traffic: Traffic, first: int) -> list[Timed]:
+    """Send the requests of `traffic` when they are due. first: the number of the first prompt."""
+    started = time.perf_counter()
 
     async def due(number: int, at_s: float, inputs: int, outputs: int) -> Timed:
         await asyncio.sleep(max(0.0, at_s - (time.perf_counter() - started)))
-        return await ask(client, 10_000 + number, inputs, outputs)
+        return await ask(client, first + number, inputs, outputs)
 
     columns = zip(traffic.arrival_s, traffic.input_tokens, traffic.output_tokens, strict=True)
     return list(await asyncio.gather(*(due(i, float(t), int(n), int(m)) for i, (t, n, m) in enumerate(columns))))
 
 
+def simulated_ms(traffic: Traffic, calibration: Calibration) -> tuple[float, float]:
+    """Return the mean TTFT, with the time outside the engine, and the mean TPOT of simulated requests, in ms."""
+    fleet = FleetOptions(ReplicaOptions(calibration.times, SLOTS, 1024, 512))
+    summary = summarize(traffic, simulate(traffic, fleet), fleet, {})
+    return summary.ttft.mean_ms + 1e3 * calibration.outside_s, summary.tpot.mean_ms
+
+
 async def run(url: str) -> dict[str, Any]:
-    """Measure step times, play the traffic, measure again, and simulate it with the mean of both."""
+    """Play and simulate each part, with measurements of step times between them."""
     client = AsyncOpenAI(base_url=url, api_key="none", timeout=600.0, max_retries=0)
     await ask(client, 1, 8, 8)
-    before, outside_s = await calibrate(client, 100)
-    timed = await play(client)
-    after, outside_after_s = await calibrate(client, 50_000)
-    outside_ms = 1e3 * (outside_s + outside_after_s) / 2
-    mean = {name: (value + asdict(after)[name]) / 2 for name, value in asdict(before).items()}
-    traffic = random_traffic(LAW, 256)
-    fleet = FleetOptions(ReplicaOptions(MeasuredTimes(**mean), SLOTS, 1024, 512))
-    simulated = summarize(traffic, simulate(traffic, fleet), fleet, {})
-    ttft_s, tpot_s = (np.mean([getattr(each, name) for each in timed]) for name in ("ttft_s", "tpot_s"))
-    real = {"ttft_ms": 1e3 * ttft_s, "tpot_ms": 1e3 * tpot_s}
-    own = {"ttft_ms": simulated.ttft.mean_ms + outside_ms, "tpot_ms": simulated.tpot.mean_ms}
+    calibrations, measured, simulated = [await calibrate(client, 100)], [], []
+    for part in range(PARTS):
+        traffic = random_traffic(replace(LAW, seed=LAW.seed + part), 256)
+        timed = await play(client, traffic, 10_000 * (part + 1))
+        calibrations.append(await calibrate(client, 10_000 * (part + 1) + 5_000))
+        ttft_s, tpot_s = (np.mean([getattr(each, name) for each in timed]) for name in ("ttft_s", "tpot_s"))
+        measured.append((1e3 * float(ttft_s), 1e3 * float(tpot_s)))
+        simulated.append(simulated_ms(traffic, between(*calibrations[-2:])))
+    names = ("ttft_ms", "tpot_ms")
+    real, own = (
+        dict(zip(names, np.mean(rows, axis=0).round(2).tolist(), strict=True)) for rows in (measured, simulated)
+    )
     return {
-        "step_times_before": asdict(before),
-        "step_times_after": asdict(after),
-        "outside_the_engine_ms": round(outside_ms, 2),
+        "step_times": [asdict(each) for each in calibrations],
         "traffic": asdict(LAW),
-        "measured": {name: round(float(value), 2) for name, value in real.items()},
-        "simulated": {name: round(value, 2) for name, value in own.items()},
-        "simulated_over_measured": {name: round(own[name] / float(real[name]), 3) for name in own},
+        "parts": PARTS,
+        "measured_by_part": np.round(measured, 2).tolist(),
+        "simulated_by_part": np.round(simulated, 2).tolist(),
+        "measured": real,
+        "simulated": own,
+        "simulated_over_measured": {name: round(own[name] / real[name], 3) for name in names},
     }
 
 
