@@ -90,6 +90,26 @@ def test_a_model_on_a_gpu_takes_the_times_of_its_plan(trtkit: Callable[..., Ran]
     assert half["result"]["latency"]["mean_ms"] == pytest.approx(2 * result["latency"]["mean_ms"], rel=0.01)
 
 
+def test_a_model_on_several_gpus_takes_the_times_of_its_grid(trtkit: Callable[..., Ran]) -> None:
+    words = ("llama-2-7b", "--gpu", "h100", "--input-len", 500, "--output-len", 41)
+    settings = ("--set", "parallel.tensor=2", "--set", "parallel.pipeline=2")
+    load = ("--rate", 1, "--requests", 1, "--prefill-budget", 4096, "--price-per-hour", 2)
+    result = simulated(trtkit, *words, *settings, *load, "--replicas", 2)["result"]
+    plans = trtkit("plan", *words, "--concurrency", 1, "--json").json()["gpus"][0]["grids"]
+    plan = next(each for each in plans if (each["tensor"], each["pipeline"]) == (2, 2))
+    assert result["ttft"]["mean_ms"] == pytest.approx(1e3 * plan["ttft_s"], rel=0.01)
+    assert result["tpot"]["mean_ms"] == pytest.approx(1e3 * plan["tpot_s"], rel=0.01)
+    assert (result["gpus"], result["cost_per_month"]) == (8, 8 * 2 * 730)
+
+
+def test_caches_are_of_the_kind_that_the_config_says(trtkit: Callable[..., Ran]) -> None:
+    words = ("llama", "--gpu", "l4", "--rate", 1, "--requests", 3)
+    settings = ("--set", "llm.kv=paged", "--set", "llm.page_tokens=32", "--set", "llm.max_sequence_length=640")
+    of_config, asked = (simulated(trtkit, *words, *own) for own in (settings, ("--kv", "paged", "--page-tokens", 32)))
+    assert "pages of 32 tokens" in of_config["notes"][0]
+    assert of_config["result"] == asked["result"]
+
+
 def test_pages_that_are_copied_are_read_again_and_written(trtkit: Callable[..., Ran]) -> None:
     """Llama 2 7B caches 512 KiB a token in fp16; an H200 reads 4.8 TB a second. About 520 tokens are cached."""
     words = ("llama-2-7b", "--gpu", "h200", "--input-len", 500, "--output-len", 41, "--rate", 1, "--requests", 1)
@@ -157,8 +177,16 @@ def test_options_that_do_not_go_together_are_usage_errors(
             ("--times", "TIMES", "--rate", 50, "--requests", 50, "--find-gpus", "--goodput", "ttft:1"),
             "keep 0.0% of the requests within the objectives, and more would not help",
         ),
-        (("llama-2-70b", "--gpu", "l4", "--rate", 1), "llama-2-70b needs 139."),
+        (("mixtral-8x7b", "--gpu", "l4", "--rate", 1), "mixtral-8x7b needs 9"),
         (("llama-2-7b", "--gpu", "l4", "--rate", 1, "--slots", 500), "500 slots of 640 tokens do not fit L4; 24 do"),
+        (
+            ("llama-2-7b", "--gpu", "l4", "--rate", 1, "--set", "parallel.tensor=7"),
+            "parallel.tensor: 7: does not divide 32 query",
+        ),
+        (
+            ("mixtral-8x7b", "--gpu", "h200", "--rate", 1, "--set", "parallel.expert=2"),
+            "parallel.expert: expert parallelism is not simulated",
+        ),
     ],
 )
 def test_bad_input_is_refused(words: tuple[Any, ...], said: str, refuses: Callable[..., str], times: Path) -> None:

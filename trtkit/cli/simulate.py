@@ -93,7 +93,7 @@ def _simulate(path: str | None, options: Mapping[str, Any], runner: Runner) -> S
     if not options["find_gpus"]:
         return Simulation(run(fleet.replicas), (), objectives, notes)
     count, tried = find_replicas(run, options["attainment"])
-    chosen = next(summary for summary in tried if summary.gpus == count + fleet.prefill_replicas)
+    chosen = next(summary for summary in tried if summary.gpus == replace(fleet, replicas=count).gpus)
     return Simulation(chosen, tuple(tried), objectives, notes)
 
 

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from trtkit.jobs.runner import Runner
+    from trtkit.planning.question import Question
+    from trtkit.planning.source import PlannedModel
     from trtkit.simulation.fleet import FleetOptions
+    from trtkit.simulation.machine import Caches
     from trtkit.simulation.replica_options import ReplicaOptions
     from trtkit.simulation.requests import Traffic
 
@@ -45,7 +48,8 @@ _OPTIONS = (
     click.option("--trace", type=_FILE, metavar="FILE", help="Requests from a JSONL file or an Azure CSV."),
     click.option("--speed", type=_ABOVE, default=1.0, metavar="X", help="Speed-up of the trace."),
     click.option("--seed", type=int, default=0, metavar="N", help="Seed of the traffic.  [default: 0]"),
-    click.option("--replicas", type=_COUNT, default=1, metavar="N", help="Engines, a GPU each.  [default: 1]"),
+    click.option("--replicas", type=_COUNT, default=1, metavar="N",
+                 help="Engines, each on one GPU or those of `parallel`.  [default: 1]"),
     click.option("--prefill-replicas", type=click.IntRange(0), default=0, metavar="N",
                  help="More engines, which only compute prompts."),
     click.option("--router", type=click.Choice(["round-robin", "least-loaded", "prefix"]), default="least-loaded",
@@ -56,9 +60,11 @@ _OPTIONS = (
     click.option("--max-length", type=click.IntRange(2), metavar="N",
                  help="Tokens of a slot.  [default: the longest request]"),
     click.option("--prefill-budget", type=_COUNT, metavar="N", help="New tokens per step.  [default: 512]"),
-    click.option("--kv", type=click.Choice(["linear", "paged", "paged-in-place"]), default="linear",
-                 help="Caches: a slot per sequence, or pages, copied by each step or not.  [default: linear]"),
-    click.option("--page-tokens", type=_COUNT, default=16, metavar="N", help="Tokens of a page.  [default: 16]"),
+    click.option("--kv", type=click.Choice(["linear", "paged", "paged-in-place"]),
+                 help="Caches: a slot per sequence, or pages, copied by each step or not.  [default: as MODEL's config "
+                 "says]"),
+    click.option("--page-tokens", type=_COUNT, metavar="N",
+                 help="Tokens of a page.  [default: as MODEL's config says, or 16]"),
     click.option("--pages", type=_COUNT, metavar="N", help="Pages of a replica.  [default: what fits]"),
     click.option("--host-gb-per-s", type=_ABOVE, default=50.0, metavar="X",
                  help="Bandwidth to the host and to other replicas.  [default: 50]"),
@@ -71,7 +77,7 @@ _OPTIONS = (
 )  # fmt: skip
 _HOST_BYTES = 2 << 30  # as EngineOptions.host_cache_bytes
 _LONGEST = 1 << 20
-_MAX_PREFILL = 512
+_MAX_PREFILL, _PAGE_TOKENS = 512, 16
 
 
 def simulate_options(command: Command) -> Command:
@@ -121,14 +127,15 @@ def _measured(longest: int, options: Mapping[str, Any]) -> tuple[ReplicaOptions,
     from trtkit.simulation.times import read_times
 
     slots = options["slots"] or 8
-    pages = options["pages"] or -(-slots * longest // options["page_tokens"])
+    page_tokens = options["page_tokens"] or _PAGE_TOKENS
+    pages = options["pages"] or -(-slots * longest // page_tokens)
     replica = ReplicaOptions(
         read_times(options["times"]),
         slots,
         longest,
         budget=options["prefill_budget"],
-        pages=None if options["kv"] == "linear" else pages,
-        page_tokens=options["page_tokens"],
+        pages=None if options["kv"] in (None, "linear") else pages,
+        page_tokens=page_tokens,
         host_tokens=_LONGEST,
         schedule=ScheduleOptions(options["schedule"]),
     )
@@ -140,42 +147,75 @@ def _planned(
 ) -> tuple[ReplicaOptions, tuple[str, ...]]:
     """Return replicas that run a model on a GPU, with the times of its roofline."""
     from trtkit.errors import SimulationError
+    from trtkit.models.parallel import grid_of
     from trtkit.planning.gpus import find_gpus
     from trtkit.planning.plan import PlanRequest, llm_question
     from trtkit.planning.source import find_model
     from trtkit.runtime.scheduling import ScheduleOptions
-    from trtkit.simulation.machine import MachineOptions, machine_of
+    from trtkit.simulation.machine import MachineOptions, check_grid_is_simulated, machine_of
     from trtkit.simulation.replica_options import ReplicaOptions
 
     (gpu,) = find_gpus([options["gpu"]])
     model = find_model(path, options["overrides"], options["target"])
     if model.fields is None:
         raise SimulationError(f"`{model.name}` is not a language model", path, "simulate a language model")
+    check_grid_is_simulated(grid_of(model.config), gpu)
     longest = max(longest, model.max_length)
     question = llm_question(model, PlanRequest([gpu], longest - 1, 1, 1), runner)
-    is_paged = options["kv"] != "linear"
+    kv, page_tokens = _caches(model, question, options)
     share, overhead_s = options["efficiency"], options["overhead_ms"] / 1e3
-    own = MachineOptions(share, overhead_s, 1e9 * options["host_gb_per_s"], options["slots"])
-    machine = machine_of(question, gpu, own, options["kv"])
-    pages = options["pages"] or machine.cache_tokens // options["page_tokens"]
+    own = MachineOptions(share, overhead_s, 1e9 * options["host_gb_per_s"], _slots(model, options))
+    machine = machine_of(question, gpu, own, kv)
+    pages = options["pages"] or machine.cache_tokens // page_tokens
     replica = ReplicaOptions(
         machine.times,
         machine.slots,
         machine.slot_tokens,
         max(question.work.chunk, options["prefill_budget"] or _MAX_PREFILL),
         options["prefill_budget"],
-        pages if is_paged else None,
-        options["page_tokens"],
+        None if kv == "linear" else pages,
+        page_tokens,
         host_tokens=_HOST_BYTES // machine.token_bytes if machine.token_bytes else 0,
         schedule=ScheduleOptions(options["schedule"]),
+        gpus=machine.gpus,
     )
-    holds = f"{pages} pages of {options['page_tokens']} tokens" if is_paged else "each with room for the longest"
+    holds = "each with room for the longest" if kv == "linear" else f"{pages} pages of {page_tokens} tokens"
+    place = gpu.name if machine.gpus == 1 else f"{machine.gpus} {gpu.name}"
     notes = (
-        f"{question.model.name} in {question.model.dtype.name} on {gpu.name}: {machine.slots} sequences of at most "
+        f"{question.model.name} in {question.model.dtype.name} on {place}: {machine.slots} sequences of at most "
         f"{machine.slot_tokens} tokens at once, {holds}",
         f"steps at {share:.0%} of the roofline of published figures" + (", a lower bound" if share == 1 else ""),
     )
     return replica, notes
+
+
+def _caches(model: PlannedModel, question: Question, options: Mapping[str, Any]) -> tuple[Caches, int]:
+    """Return the kind of caches, and the tokens of a page, by the options or by the config of the model."""
+    from trtkit.engine.decoders import llm_options
+    from trtkit.planning.paged import copied_pages
+
+    own = llm_options(model.config).page_size
+    page_tokens = options["page_tokens"] or own or _PAGE_TOKENS
+    if options["kv"] is not None:
+        return options["kv"], page_tokens
+    has_8_bit_caches = question.model.kv_dtype.bits == 8
+    pages = copied_pages(model.config, model.backend, question.spec, has_8_bit_caches=has_8_bit_caches)
+    return "linear" if pages is None else "paged" if pages.layers else "paged-in-place", page_tokens
+
+
+def _slots(model: PlannedModel, options: Mapping[str, Any]) -> int | None:
+    """Return how many sequences run at once, None for as many as fit; a bundle has been built for a number of them."""
+    from trtkit.engine.decoders import llm_options
+    from trtkit.errors import SimulationError
+
+    slots: int | None = options["slots"]
+    if model.bundle is None:
+        return slots
+    most = llm_options(model.config).max_batch_size
+    if (slots or 0) > most:
+        what = f"{slots} slots: {model.where} was built for {most} sequences at once"
+        raise SimulationError(what, "--slots", "use fewer, or build with a larger `llm.max_batch_size`")
+    return slots or most
 
 
 def _with_blocks(replica: ReplicaOptions, traffic: Traffic) -> ReplicaOptions:

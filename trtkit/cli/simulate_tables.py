@@ -39,7 +39,7 @@ def _facts(result: Summary) -> dict[str, str]:
         "throughput": f"{result.requests_per_second:.4g} requests/s, "
         f"{result.output_tokens_per_second:,.0f} output tokens/s",
         "GPUs": f"{result.gpus}, computing {result.utilization:.0%} of the time",
-        "at once": f"{result.running:.1f} of a computing GPU on average, at most {result.most_running}; "
+        "at once": f"{result.running:.1f} of a computing replica on average, at most {result.most_running}; "
         f"{result.waiting:.1f} waiting",
         "preemptions": f"{result.preemptions:,}",
         "caches": f"{result.waste:.1%} of reserved memory unused; {result.shared:.1%} of prompt tokens cached already",

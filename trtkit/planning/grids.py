@@ -15,6 +15,7 @@ from trtkit.planning.roofline import floor
 if TYPE_CHECKING:
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.question import Question
+    from trtkit.planning.roofline import Floor
     from trtkit.planning.shares import GridShare
 
 _NETWORK = "infiniband"
@@ -43,6 +44,33 @@ def tensor_pays_up_to(question: Question, gpu: PlannedGpu) -> int | None:
     return shares[best].grid.tensor
 
 
+def own_share(question: Question) -> GridShare:
+    """Return what one GPU of the model's own grid holds and computes; of experts, what tensor parallelism gives it."""
+    grid = question.grid
+    return next(
+        each for each in question.shares if (each.grid.tensor, each.grid.pipeline) == (grid.tensor, grid.pipeline)
+    )
+
+
+def footprint_on(question: Question, share: GridShare) -> Footprint:
+    """Return what the model keeps on one GPU of a grid."""
+    model, sizes = question.model, (share.weight_bytes, share.kv_per_token)
+    adapters = adapter_bytes(question.spec, question.lora, model.dtype, rank_spec(question.spec, share.grid, 0))
+    chunk = question.work.chunk
+    own = Footprint(share.counts, *sizes, chunk, model.vocab_size, model.keeps_new, share.state_bytes)
+    head, per_token = model.head_bytes, model.head_kv_bytes_per_token
+    return replace(own, adapters=adapters, page_tokens=model.page_tokens, head=head, head_per_token=per_token)
+
+
+def passed_s(least: Floor, stages: int, tokens: int) -> float:
+    """Return how long prompts take to pass a pipeline, in parts that each read the weights. tokens: all new ones.
+
+    least: of one GPU as if it had all stages.
+    """
+    parts = prefill_parts(stages, tokens)
+    return max((least.compute_s or 0.0) / parts, least.memory_s) / stages * (parts + stages - 1)
+
+
 def link_seconds(question: Question, gpu: PlannedGpu, share: GridShare, tokens: int, rows: int) -> tuple[float, int]:
     """Return how long links take in a step of `tokens` new tokens, logits of `rows`, and what each GPU sends.
 
@@ -67,8 +95,7 @@ def _times(question: Question, gpu: PlannedGpu, share: GridShare) -> tuple[float
     A prompt passes the stages in parts, of which each reads the weights; a decode step passes them whole.
     """
     work, stages = question.work, share.grid.pipeline
-    prompt, parts = floor(share.counts, work.prefill(), gpu), prefill_parts(stages, work.input_len)
-    first = max((prompt.compute_s or 0.0) / parts, prompt.memory_s) / stages * (parts + stages - 1)
+    first = passed_s(floor(share.counts, work.prefill(), gpu), stages, work.input_len)
     decode = floor(share.counts, work.decode(), gpu).seconds
     first_links, _ = link_seconds(question, gpu, share, work.input_len, 1)
     decode_links, _ = link_seconds(question, gpu, share, work.concurrency, work.concurrency)
@@ -77,12 +104,8 @@ def _times(question: Question, gpu: PlannedGpu, share: GridShare) -> tuple[float
 
 def _plan(question: Question, gpu: PlannedGpu, share: GridShare) -> GridPlan:
     """Return what a grid gives."""
-    model, work, grid = question.model, question.work, share.grid
-    sizes = share.weight_bytes, share.kv_per_token
-    adapters = adapter_bytes(question.spec, question.lora, model.dtype, rank_spec(question.spec, grid, 0))
-    own = Footprint(share.counts, *sizes, work.chunk, model.vocab_size, model.keeps_new, share.state_bytes)
-    head, per_token = model.head_bytes, model.head_kv_bytes_per_token
-    footprint = replace(own, adapters=adapters, page_tokens=model.page_tokens, head=head, head_per_token=per_token)
+    work, grid = question.work, share.grid
+    footprint = footprint_on(question, share)
     need = footprint.need(work.concurrency, work.length)
     ttft, tpot = _times(question, gpu, share)
     links_s, sent = link_seconds(question, gpu, share, work.concurrency, work.concurrency)

@@ -13,8 +13,6 @@ from trtkit.network.paged_layers import layers_in_place
 from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from trtkit.config.schema import ModelConfig
     from trtkit.models.spec import DecoderSpec
 
@@ -31,10 +29,6 @@ class CopiedPages:
     largest: Fraction
 
 
-ALL_COPIED = CopiedPages(1, Fraction(1), Fraction(0))
-"""Of a network whose layers all copy, whatever its activations take."""
-
-
 def whole_pages(tokens: int, page_tokens: int) -> int:
     """Return how many pages a sequence of `tokens` tokens takes."""
     return -(-tokens // page_tokens)
@@ -47,15 +41,16 @@ def copied_pages(config: ModelConfig, backend: str, spec: DecoderSpec, *, has_8_
     """
     if llm_options(config).page_size is None:
         return None
-    attentions = {index: layer.mixer for index, layer in spec.numbered_layers if isinstance(layer.mixer, AttentionSpec)}
     in_place: frozenset[int] = frozenset()
     if reads_pages_in_place(config, backend) and not has_8_bit_caches:
         in_place = layers_in_place(spec, replace(network_options(resolve(config)), has_pages_in_place=True))
-    return _copied({index: each.cached_elements for index, each in attentions.items() if each.caches}, in_place)
+    return page_copies(spec, in_place)
 
 
-def _copied(cached: Mapping[int, int], in_place: frozenset[int]) -> CopiedPages:
-    """Return which share of the caches is copied. cached: elements of a token by layer."""
+def page_copies(spec: DecoderSpec, in_place: frozenset[int] = frozenset()) -> CopiedPages:
+    """Return what steps copy if all layers copy their pages, but those with the numbers `in_place`."""
+    attentions = {index: layer.mixer for index, layer in spec.numbered_layers if isinstance(layer.mixer, AttentionSpec)}
+    cached = {index: each.cached_elements for index, each in attentions.items() if each.caches}
     copied = [each for index, each in cached.items() if index not in in_place]
     all_ = sum(cached.values()) or 1
     return CopiedPages(len(copied), Fraction(sum(copied), all_), Fraction(max(copied, default=0), all_))

@@ -13,7 +13,7 @@ from trtkit.engine.decoders import llm_options
 from trtkit.engine.speculators.head import head_size, open_head
 from trtkit.errors import PlanError
 from trtkit.lora.targets import adapter_bytes
-from trtkit.models.parallel import grid_of
+from trtkit.models.parallel import SINGLE, check_grid, grid_of
 from trtkit.models.registry import decoder_spec
 from trtkit.planning.assumptions import llm_assumptions, vision_assumptions
 from trtkit.planning.count_network import count_bundle, count_config
@@ -94,8 +94,11 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
         chunk=min(options.max_prefill_length, spec.most_new_tokens or options.max_prefill_length),
         slot_length=options.max_sequence_length if is_sized else 0,
     )
+    grid = grid_of(planned.config)
+    if grid != SINGLE:
+        check_grid(spec, grid, planned.where)
     counts = _count(planned, quantized, work.length, runner)
-    return Question(model, counts, work, spec, grid_of(planned.config), options.lora)
+    return Question(model, counts, work, spec, grid, options.lora)
 
 
 def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> LlmReport:

@@ -38,9 +38,14 @@ class FleetOptions:
     transfer_s_per_token: float = 0.0
 
     @property
-    def gpus(self) -> int:
+    def engines(self) -> int:
         """All replicas."""
         return self.replicas + self.prefill_replicas
+
+    @property
+    def gpus(self) -> int:
+        """Those of all replicas."""
+        return self.engines * self.replica.gpus
 
 
 def simulate(traffic: Traffic, options: FleetOptions, on_progress: Callable[[int], None] = lambda _: None) -> Record:

@@ -1,18 +1,22 @@
-"""A GPU as replicas need it: step times from a model's counts, and how many sequences or pages its memory holds."""
+"""GPUs as replicas need them: step times from a model's counts, and how many sequences or pages their memory holds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from trtkit.errors import SimulationError
-from trtkit.planning.llm import footprint_of
-from trtkit.planning.paged import ALL_COPIED
-from trtkit.simulation.times import RooflineTimes
+from trtkit.models.parallel import SINGLE
+from trtkit.planning.grids import footprint_on, link_seconds, own_share
+from trtkit.planning.paged import page_copies
+from trtkit.simulation.times import RooflineTimes, no_links
 
 if TYPE_CHECKING:
+    from trtkit.models.parallel import Grid
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.question import Question
+    from trtkit.planning.shares import GridShare
 
 Caches = Literal["linear", "paged", "paged-in-place"]
 """Slots; pages that a step copies next to each other, as trtkit's networks do; pages that it reads where they lie."""
@@ -35,38 +39,69 @@ class MachineOptions:
 
 @dataclass(frozen=True)
 class Machine:
-    """A GPU that runs a model. cache_tokens: that its memory holds, all else subtracted. slots: sequences at once."""
+    """GPUs that run a model. slots: sequences at once. token_bytes: of a token's cache on all GPUs.
+
+    cache_tokens: what the memory of a GPU holds next to everything else, copies of pages among it.
+    """
 
     times: RooflineTimes
     slots: int
     slot_tokens: int
     cache_tokens: int
     token_bytes: int
+    gpus: int
 
 
 def machine_of(question: Question, gpu: PlannedGpu, options: MachineOptions, caches: Caches) -> Machine:
-    """Return a GPU that runs a planned model on its own. Raises SimulationError if that does not fit."""
-    model, counts, work, is_paged = question.model, question.counts, question.work, caches != "linear"
-    footprint = footprint_of(model, counts, work.chunk)
-    fitting = footprint.largest_batch(work.slot_length, gpu.memory_bytes)
+    """Return the GPUs that run a planned model: those of its grid. Raises SimulationError if it does not fit them."""
+    model, work, is_paged = question.model, question.work, caches != "linear"
+    check_grid_is_simulated(question.grid, gpu)
     if not all(gpu.takes(name) for name in (model.dtype.name, *model.types)):
         raise SimulationError(f"{gpu.name} does not take {model.dtype.name}", "--gpu", "choose another GPU")
+    share = own_share(question)
+    if caches == "paged":
+        share = replace(share, counts=share.counts.with_gathered_pages(page_copies(question.spec)))
+    footprint = footprint_on(question, share)
+    fitting = footprint.largest_batch(work.slot_length, gpu.memory_bytes)
     if not fitting:
         least = footprint.need(1, work.slot_length).total
-        what = f"{model.name} needs {least / 1e9:.1f} GB; {gpu.name} has {gpu.memory_bytes / 1e9:.1f} GB"
-        raise SimulationError(what, "--gpu", "choose a larger GPU, a quantized model or a smaller --max-length")
+        each = "" if question.grid == SINGLE else " on each GPU"
+        what = f"{model.name} needs {least / 1e9:.1f} GB{each}; {gpu.name} has {gpu.memory_bytes / 1e9:.1f} GB"
+        fix = "choose a larger GPU, a quantized model, a smaller --max-length, or several GPUs by `parallel`"
+        raise SimulationError(what, "--gpu", fix)
     slots = options.slots or (min(4 * fitting, _MOST_SLOTS) if is_paged else fitting)
     if slots > fitting and not is_paged:
         what = f"{slots} slots of {work.slot_length} tokens do not fit {gpu.name}; {fitting} do"
         raise SimulationError(what, "--slots", "use fewer, or --kv paged")
     need = footprint.need(slots, work.slot_length)
-    free = gpu.memory_bytes - (need.total - need.kv_cache) - 2 * model.state_bytes * slots
-    token_bytes = model.kv_bytes_per_token
+    free = gpu.memory_bytes - (need.total - need.kv_cache) - 2 * share.state_bytes * slots
+    token_bytes = share.kv_per_token
     cache_tokens = free // token_bytes if token_bytes else slots * work.slot_length
     if cache_tokens < work.slot_length:
         what = f"{gpu.name} has room for {max(0, cache_tokens)} cached tokens with {slots} sequences at once"
         raise SimulationError(what, "--slots", "use fewer")
-    copy_s = token_bytes / options.host_bytes_per_s
-    counts = counts.with_gathered_pages(ALL_COPIED) if caches == "paged" else counts
-    times = RooflineTimes(counts, gpu, options.efficiency, options.overhead_s, copy_s)
-    return Machine(times, slots, work.slot_length, cache_tokens, token_bytes)
+    times = RooflineTimes(
+        share.counts,
+        gpu,
+        options.efficiency,
+        options.overhead_s,
+        token_bytes / options.host_bytes_per_s,  # all ranks copy at the same time
+        share.grid.pipeline,
+        no_links if question.grid == SINGLE else partial(_links_s, question, gpu, share),
+    )
+    return Machine(times, slots, work.slot_length, cache_tokens, model.kv_bytes_per_token, question.grid.ranks)
+
+
+def check_grid_is_simulated(grid: Grid, gpu: PlannedGpu) -> None:
+    """Raise SimulationError for a grid whose steps cannot be timed."""
+    if grid.expert > 1:
+        what = "expert parallelism is not simulated"
+        raise SimulationError(what, "parallel.expert", "use parallel.tensor and parallel.pipeline")
+    if grid != SINGLE and not gpu.link:
+        what = f"the link between several {gpu.name} is not known"
+        raise SimulationError(what, "parallel", "choose a GPU whose link `trtkit plan --list-gpus` shows")
+
+
+def _links_s(question: Question, gpu: PlannedGpu, share: GridShare, tokens: int, rows: int) -> float:
+    """Return how long links take in a step of `tokens` new tokens and logits of `rows`."""
+    return link_seconds(question, gpu, share, tokens, rows)[0]

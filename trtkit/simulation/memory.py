@@ -48,6 +48,9 @@ class CacheMemory(Protocol):
     def fitting(self, tick: int, steps: int) -> int:
         """Return how many of `steps` decode steps there are pages for."""
 
+    def growth(self, tick: int, steps: int) -> int:
+        """Return how many tokens more are reserved after so many decode steps."""
+
     def grow(self, tick: int, steps: int) -> None:
         """Take the pages that so many decode steps need."""
 
@@ -94,6 +97,10 @@ class LinearMemory:
     def fitting(self, tick: int, steps: int) -> int:  # noqa: ARG002
         """Return `steps`."""
         return steps
+
+    def growth(self, tick: int, steps: int) -> int:  # noqa: ARG002
+        """Return 0: slots have their full length."""
+        return 0
 
     def grow(self, tick: int, steps: int) -> None:
         """Do nothing."""
@@ -202,6 +209,10 @@ class PagedMemory:
             middle = (low + high) // 2
             low, high = (middle, high) if self._needed(tick, middle) <= self.available else (low, middle)
         return low
+
+    def growth(self, tick: int, steps: int) -> int:
+        """Return the tokens of the pages that are taken; see CacheMemory."""
+        return self._needed(tick, steps) * self.page_tokens
 
     def grow(self, tick: int, steps: int) -> None:
         """Take the pages that so many decode steps need; see CacheMemory."""

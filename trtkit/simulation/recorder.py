@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class ReplicaState:
     """A replica when steps begin. decoding, reading, waiting: requests. cached_tokens: of those that run.
 
-    reserved_tokens: that its caches have places for.
+    reserved_tokens: that its caches have places for, on average until they end.
     """
 
     decoding: int

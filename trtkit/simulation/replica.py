@@ -96,7 +96,7 @@ class Replica:
         decoding = list(self.decoding.requests.values()) if self.waiting.counts else []
         reading = [self.reading[chunk.slot] for group in run.groups for chunk in group]
         idle = [each for each in self.reading.values() if each not in reading] if self.waiting.counts else []
-        self._recorder.pass_time(self._state(), run.begin_s, run.end_s, run.steps)
+        self._recorder.pass_time(self._state(run.steps), run.begin_s, run.end_s, run.steps)
         self._end_decoding(run)
         at_s, tokens = run.begin_s + run.decode_s, 0
         for group in run.groups:
@@ -276,10 +276,12 @@ class Replica:
         tokens, length = max(chunk.count for chunk in group), max(chunk.start + chunk.count for chunk in group)
         return self.options.times.prefill_s(len(group), tokens, length)
 
-    def _state(self) -> ReplicaState:
+    def _state(self, steps: int) -> ReplicaState:
+        """Return what holds before decode steps; of what is reserved, the mean of before and after."""
         cached = self.decoding.cached + (int(self.slots.cached[list(self.reading)].sum()) if self.reading else 0)
         counts = len(self.decoding), len(self.reading), len(self.waiting)
-        return ReplicaState(*counts, cached, self.memory.reserved_tokens)
+        reserved = self.memory.reserved_tokens + self.memory.growth(self.decoding.tick, steps) // 2
+        return ReplicaState(*counts, cached, reserved)
 
     def _running(self) -> list[SimulatedRequest]:
         return [*self.decoding.requests.values(), *self.reading.values()]

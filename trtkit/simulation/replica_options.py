@@ -18,7 +18,7 @@ class ReplicaOptions:
 
     budget: new tokens of a step; those of a call if None. pages: of page_tokens tokens; None for slots of full length.
     block_tokens: of prompts' blocks that are shared; 0 if nothing is. host_tokens: of preempted requests that the host
-    keeps. min_shared_tokens: the shortest beginning worth sharing.
+    keeps. min_shared_tokens: the shortest beginning worth sharing. gpus: that share the model.
     """
 
     times: StepTimes
@@ -32,3 +32,4 @@ class ReplicaOptions:
     host_tokens: int = 0
     min_shared_tokens: int = 16
     schedule: ScheduleOptions = DEFAULT_SCHEDULE
+    gpus: int = 1

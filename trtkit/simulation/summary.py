@@ -104,7 +104,7 @@ def summarize(
     per_s = 1 / duration_s if duration_s else 0.0
     gaps_s = float((latency - ttft)[has_gaps].sum() / max(1, (outputs - 1)[has_gaps].sum()))
     bins_s = record.bin_s
-    gpu_s = duration_s * options.gpus
+    engine_s = duration_s * options.engines
     times = {"ttft": ttft, "tpot": np.where(has_gaps, tpot, 0.0), "latency": latency}
     return Summary(
         requests=len(traffic),
@@ -118,7 +118,7 @@ def summarize(
         itl=Gaps(1e3 * gaps_s, *(1e3 * gap_percentile(record.gaps, share) for share in (0.5, 0.99))),
         latency=_distribution(latency),
         goodput=_goodput(times, objectives, len(traffic), per_s),
-        utilization=record.busy_s / gpu_s if gpu_s else 0.0,
+        utilization=record.busy_s / engine_s if engine_s else 0.0,
         running=record.row_s / record.busy_s if record.busy_s else 0.0,
         most_running=record.most_running,
         waiting=float(record.waiting_s.sum()) / (bins_s * BINS),

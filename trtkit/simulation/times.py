@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Protocol
 
 from trtkit.errors import SimulationError
+from trtkit.planning.grids import passed_s
 from trtkit.planning.roofline import floor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from trtkit.planning.counts import Counts
@@ -98,11 +100,17 @@ def read_times(path: Path) -> MeasuredTimes:
     return times
 
 
+def no_links(tokens: int, rows: int) -> float:  # noqa: ARG001
+    """Return 0: one GPU exchanges nothing."""
+    return 0.0
+
+
 @dataclass(frozen=True)
 class RooflineTimes:
-    """The least times of a network on a GPU, divided by the share of its rates that steps are assumed to reach.
+    """The least times of a network on its GPUs, divided by the share of their rates that steps are assumed to reach.
 
-    overhead_s: of each call, besides. copy_s_per_token: see StepTimes.
+    counts: of one GPU, as if it did the layers of all pipeline `stages`. overhead_s: of each call, besides.
+    copy_s_per_token: see StepTimes. links_s: what a step of new tokens, and logits of rows, takes to exchange.
     """
 
     counts: Counts
@@ -110,6 +118,8 @@ class RooflineTimes:
     efficiency: float = 1.0
     overhead_s: float = 0.0
     copy_s_per_token: float = 0.0
+    stages: int = 1
+    links_s: Callable[[int, int], float] = no_links
     _lines: dict[int, tuple[Line, Line]] = field(default_factory=dict, repr=False, compare=False)
 
     def decode_lines(self, batch: int) -> tuple[Line, Line]:
@@ -124,9 +134,10 @@ class RooflineTimes:
 
     def prefill_s(self, rows: int, tokens: int, length: int) -> float:
         """Return the seconds of a call for prompts; see StepTimes."""
-        return floor(self.counts, (rows, tokens, length), self.gpu).seconds / self.efficiency + self.overhead_s
+        computed_s = passed_s(floor(self.counts, (rows, tokens, length), self.gpu), self.stages, rows * tokens)
+        return (computed_s + self.links_s(rows * tokens, rows)) / self.efficiency + self.overhead_s
 
     def _line(self, batch: int, at_1: float, at_1025: float) -> Line:
         """Return the line through two steps, of one and of 1,025 cached tokens a row, the new one among them."""
         slope = (at_1025 - at_1) / 1024 / batch / self.efficiency
-        return at_1 / self.efficiency + self.overhead_s, slope
+        return (at_1 + self.links_s(batch, batch)) / self.efficiency + self.overhead_s, slope

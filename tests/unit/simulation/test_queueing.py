@@ -113,6 +113,13 @@ def test_pages_that_run_out_cost_preemptions_and_lose_no_request(schedule: str, 
     assert record.used <= record.reserved
 
 
+def test_pages_are_counted_while_an_answer_grows() -> None:
+    """One request, whose steps are simulated together: at most a page's places hold no token at any time."""
+    record = serve(Traffic(np.zeros(1), np.array([100]), np.array([700])), pages=70)
+    waste = (record.reserved - record.used) / record.busy_s
+    assert 0 <= waste <= 16
+
+
 def test_a_request_that_fits_no_replica_is_dropped() -> None:
     traffic = Traffic(np.zeros(2), np.array([100, 900]), np.array([10, 300]))
     record = serve(traffic, pages=70)
