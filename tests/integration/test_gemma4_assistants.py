@@ -68,6 +68,12 @@ def with_transformers(folder: Path, prompt: str) -> tuple[int, ...]:
 def test_bundle_with_an_assistant_answers_as_without(kv: str, folder: Path) -> None:
     config = config_of(folder, llm={"kv": kv})
     bundle = build_bundle(config, folder / kv, new_runner(), use_cache=False).bundle
+    record = bundle.manifest.decoder.speculator
+    assert (record.model_type, record.kv_bytes_per_token) == ("gemma4_assistant", 0)
+    inputs = bundle.manifest.stage("speculator").inputs
+    assert {each.name for each in inputs if each.feeder == "cache"} < {
+        each.name for each in bundle.manifest.stages[-1].inputs
+    }
     answers, guessed = {}, {}
     for speculate in (0, None, 5):
         with LLM(bundle, speculate=speculate) as llm:
@@ -131,6 +137,22 @@ def test_assistant_that_does_not_fit_is_refused(
     change(tmp_path / "assistant")
     with pytest.raises(TrtkitError, match=message):
         assert open_decoder(resolve(config_of(folder, tmp_path / "assistant"))).head
+
+
+@pytest.mark.slow
+def test_pages_of_an_assistant_are_the_models(folder: Path) -> None:
+    """A limit on memory gives as many pages with guesses as without, few enough that requests give way."""
+    bundle = build_bundle(config_of(folder, llm={"kv": "paged"}), folder / "few", new_runner()).bundle
+    params = [SamplingParams(temperature=30, seed=seed, max_tokens=40) for seed in range(len(PROMPTS))]
+    answers, pages = {}, {}
+    for speculate in (0, 3):
+        with LLM(bundle, speculate=speculate, cache_gib=6e-5) as llm:
+            answers[speculate] = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+            pages[speculate] = llm.frontend.execution.cache.view(slice(0, 1))["past_key_1"].shape[0]
+            assert llm.statistics.preemptions > 0
+            assert (llm.statistics.accepted_tokens > 0) == (speculate > 0)
+    assert answers[0] == answers[3]
+    assert pages[0] == pages[3]
 
 
 def test_models_without_assistants_are_refused(folder: Path, tmp_path: Path) -> None:

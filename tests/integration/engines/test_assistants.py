@@ -39,7 +39,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def answers(bundle: Path, runtime: str, **options: Any) -> tuple[list[tuple[int, ...]], tuple[int, int]]:
     """Return the tokens of requests that share batches and prefixes, and how many were guessed and accepted."""
     with LLM(bundle, runtime=runtime, **options) as llm:
-        outputs = [output.outputs[0].token_ids for output in llm.generate(tiny_llm.PROMPTS * 3, PARAMS * 3)]
+        outputs = [output.outputs[0].token_ids for output in llm.generate(tiny_llm.PROMPTS, PARAMS)]
         return outputs, (llm.statistics.drafted_tokens, llm.statistics.accepted_tokens)
 
 
