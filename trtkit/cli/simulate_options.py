@@ -162,9 +162,10 @@ def _planned(
     check_grid_is_simulated(grid_of(model.config), gpu)
     longest = max(longest, model.max_length)
     question = llm_question(model, PlanRequest([gpu], longest - 1, 1, 1), runner)
-    kv, page_tokens = _caches(model, question, options)
+    kv, own_page_tokens = _caches(model, question, options["kv"])
+    page_tokens = options["page_tokens"] or own_page_tokens
     share, overhead_s = options["efficiency"], options["overhead_ms"] / 1e3
-    own = MachineOptions(share, overhead_s, 1e9 * options["host_gb_per_s"], _slots(model, options))
+    own = MachineOptions(share, overhead_s, 1e9 * options["host_gb_per_s"], _slots(model, options["slots"]))
     machine = machine_of(question, gpu, own, kv)
     pages = options["pages"] or machine.cache_tokens // page_tokens
     replica = ReplicaOptions(
@@ -189,26 +190,24 @@ def _planned(
     return replica, notes
 
 
-def _caches(model: PlannedModel, question: Question, options: Mapping[str, Any]) -> tuple[Caches, int]:
+def _caches(model: PlannedModel, question: Question, kv: Caches | None) -> tuple[Caches, int]:
     """Return the kind of caches, and the tokens of a page, by the options or by the config of the model."""
     from trtkit.engine.decoders import llm_options
     from trtkit.planning.paged import copied_pages
 
-    own = llm_options(model.config).page_size
-    page_tokens = options["page_tokens"] or own or _PAGE_TOKENS
-    if options["kv"] is not None:
-        return options["kv"], page_tokens
+    page_tokens = llm_options(model.config).page_size or _PAGE_TOKENS
+    if kv is not None:
+        return kv, page_tokens
     has_8_bit_caches = question.model.kv_dtype.bits == 8
     pages = copied_pages(model.config, model.backend, question.spec, has_8_bit_caches=has_8_bit_caches)
     return "linear" if pages is None else "paged" if pages.layers else "paged-in-place", page_tokens
 
 
-def _slots(model: PlannedModel, options: Mapping[str, Any]) -> int | None:
+def _slots(model: PlannedModel, slots: int | None) -> int | None:
     """Return how many sequences run at once, None for as many as fit; a bundle has been built for a number of them."""
     from trtkit.engine.decoders import llm_options
     from trtkit.errors import SimulationError
 
-    slots: int | None = options["slots"]
     if model.bundle is None:
         return slots
     most = llm_options(model.config).max_batch_size
