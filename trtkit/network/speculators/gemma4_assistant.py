@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,7 +39,7 @@ _ONE = Axis("new_tokens", 1)
 
 
 def build_assistant(
-    graph: Graph, spec: AssistantSpec, _known: Any, arrays: Mapping[str, Array], options: DecoderOptions
+    graph: Graph, spec: AssistantSpec, _known: object, arrays: Mapping[str, Array], options: DecoderOptions
 ) -> None:
     """Add an assistant to an empty graph, with its inputs and outputs.
 
