@@ -5,6 +5,7 @@ Writes docs/custom-ops.md, and `compiled.json` into each op's folder.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -64,17 +65,18 @@ At the sizes of a known model. Triton's hidden parameters are taken out of the P
 
 
 def compiled(op: CustomOp) -> dict[str, Any]:
-    """Compile the op's kernel at its typical size for every target and type."""
+    """Compile the op's kernel at its typical sizes for every target and type; all of them start as many programs."""
     import triton
 
-    typical, kernels = op.part("cases").TYPICAL, load_kernels(op)
-    started = kernels.plan(typical.shapes, typical.attributes, triton.cdiv)
-    entries = []
-    for capability in COMPUTE_CAPABILITIES:
-        for dtype in (FP32, FP16):
+    typical, kernels, entries = op.typicals[0], load_kernels(op), []
+    for each in op.typicals:
+        started = kernels.plan(each.shapes, each.attributes, triton.cdiv)
+        model = {} if each is typical else {"model": each.model}
+        for capability, dtype in itertools.product(COMPUTE_CAPABILITIES, (FP32, FP16)):
             made = compile_kernel(kernels.to_compile(dtype, started), capability)
             figures = {name: getattr(made, name) for name in ("registers", "spill_bytes", "shared_bytes", "num_warps")}
-            entries.append({"target": made.target, "dtype": dtype.name, "parameters": made.parameters, **figures})
+            own = {"target": made.target, "dtype": dtype.name, "parameters": made.parameters}
+            entries.append({**model, **own, **figures})
     shapes = [list(shape) for shape in typical.shapes if shape is not None]
     size = {"model": typical.model, "shapes": shapes, "grid": list(started.grid)}
     return {"triton": triton.__version__, "size": size, "kernels": entries}
@@ -137,8 +139,8 @@ def kernel_rows(op: CustomOp, record: dict[str, Any]) -> Iterator[str]:
         figures = (entry[name] for name in ("registers", "spill_bytes", "shared_bytes", "num_warps"))
         numbers = " | ".join(map(str, figures))
         yield (
-            f"| {op.name} | {record['size']['model']} | {entry['target']} | {entry['dtype']} | {numbers} | "
-            f"{x} x {y} x {z} |"
+            f"| {op.name} | {entry.get('model', record['size']['model'])} | {entry['target']} | {entry['dtype']} | "
+            f"{numbers} | {x} x {y} x {z} |"
         )
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import ml_dtypes
 import numpy as np
 
 from trtkit.network.custom_op import Case, Typical
 
-from .op import PagedAttentionAttributes
+from .op import UNQUANTIZED, PagedAttentionAttributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy import ndarray
+
+
+SCALE = 0.03
+"""What one of a code stands for in cases with quantized keys and values."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Sizes:
     cached: tuple[int, ...]
     counts: tuple[int, ...]
     has_sinks: bool = False
+    quantization: str = UNQUANTIZED
 
 
 def inputs_of(sizes: Sizes) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
@@ -49,11 +55,20 @@ def inputs_of(sizes: Sizes) -> Callable[[np.random.Generator], Sequence[ndarray 
                 new[row, :, :count] = generator.standard_normal((shared, count, sizes.head_size))
             held.append((pool, new))
         sinks = generator.standard_normal(heads) if sizes.has_sinks else None
-        floats = (q, held[0][0], held[1][0], held[0][1], held[1][1], sinks)
-        *data, last = [None if x is None else x.astype(np.float32) for x in floats]
-        return [*data, *(np.array(x, np.int32) for x in (table, sizes.cached, sizes.counts)), last]
+        codes = [_coded(x, sizes.quantization) for x in (held[0][0], held[1][0], held[0][1], held[1][1])]
+        rows = [np.array(x, np.int32) for x in (table, sizes.cached, sizes.counts)]
+        return [q.astype(np.float32), *codes, *rows, None if sinks is None else sinks.astype(np.float32)]
 
     return make
+
+
+def _coded(x: ndarray, quantization: str) -> ndarray:
+    """Return numbers, or their codes where one stands for `SCALE`: rounded, and the largest for what is larger."""
+    if quantization == UNQUANTIZED:
+        return x.astype(np.float32)
+    if quantization == "int8":
+        return np.clip(np.rint(x / SCALE), -128, 127).astype(np.int8)
+    return np.clip(x / SCALE, -448, 448).astype(ml_dtypes.float8_e4m3fn)
 
 
 def _case(name: str, sizes: Sizes, attributes: PagedAttentionAttributes, dynamic: tuple[str, ...] = ()) -> Case:
@@ -85,14 +100,28 @@ CASES = (
         Sizes((37, 1), 1, 16, 128, 2, (140,), (1,), has_sinks=True),
         PagedAttentionAttributes(window=100),
     ),
+    _case(
+        "keys and values in int8, several tokens, sinks, dynamic sizes",
+        Sizes((4, 2), 3, 20, 16, 3, (33, 0, 9), (3, 2, 0), has_sinks=True, quantization="int8"),
+        PagedAttentionAttributes(quantization="int8", key_scale=SCALE, value_scale=SCALE),
+        _ALL,
+    ),
+    _case(
+        "keys and values in fp8, a window, capped scores",
+        Sizes((6, 2), 2, 24, 7, 5, (30, 11), (2, 1), quantization="fp8"),
+        PagedAttentionAttributes(9, 2.0, "fp8", key_scale=SCALE, value_scale=SCALE),
+    ),
 )
 
 _POOL, _NEW = (8192, 8, 16, 64), (16, 8, 1, 64)
-TYPICAL = Typical(
-    "Llama 3.2 1B, 16 sequences, one token each",
-    PagedAttentionAttributes(),
-    ((16, 32, 1, 64), _POOL, _POOL, _NEW, _NEW, (16, 512), (16,), (16,)),
+_SHAPES = ((16, 32, 1, 64), _POOL, _POOL, _NEW, _NEW, (16, 512), (16,), (16,), (32,))
+_MODEL = "Llama 3.2 1B, 16 sequences, one token each"
+TYPICAL = Typical(_MODEL, PagedAttentionAttributes(), _SHAPES)
+OTHER_TYPICALS = tuple(
+    Typical(f"{_MODEL}, caches in {code}", PagedAttentionAttributes(0, 0.0, code, SCALE, SCALE), _SHAPES)
+    for code in ("int8", "fp8")
 )
+"""Other settings for which the kernel is compiled."""
 LARGE = _case(
     "8 sequences of about 1000 tokens in pages of 16",
     Sizes((8, 2), 1, 64, 16, 64, (1000, 1023, 980, 1001, 7, 512, 640, 900), (1,) * 8),

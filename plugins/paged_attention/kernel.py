@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -24,8 +26,12 @@ _MOST_ROWS = 32
 _QUERY_ELEMENTS, _KEY_ELEMENTS = 4096, 2048
 _MOST_KEYS = 64
 _LEAST = 16  # size of each axis of a matrix product
-SCALARS = ("S", "K", "TABLE")
-_DATA = ("q_ptr", "key_pool_ptr", "value_pool_ptr", "new_key_ptr", "new_value_ptr")
+_SINKS = 8  # inputs before the sinks
+NO_SINK = -math.inf
+"""A sink that takes no share of the softmax."""
+SCALARS = ("S", "K", "TABLE", "KEY_SCALE", "VALUE_SCALE")
+_CACHED = ("key_pool_ptr", "value_pool_ptr", "new_key_ptr", "new_value_ptr")
+_CODES = {"int8": "*i8", "fp8": "*u8"}  # fp8 as bits: Triton has no such type for sm_80
 _INDICES = ("page_table_ptr", "cached_lengths_ptr", "counts_ptr")
 
 
@@ -42,17 +48,29 @@ def _sum(a, b):
 
 
 @triton.jit
-def _step(q, state, keys, values, position, rows, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr):
-    """Add a block of keys to a running softmax. keys: [SIZE, KEYS], values: [KEYS, SIZE], as pointers.
+def _real(x, like, CODE: tl.constexpr):
+    """Return keys or values in the type of `like`, which holds each code exactly; those in fp8 come as bits."""
+    if CODE == "fp8":
+        # fp16 has four times the mantissa of e4m3 and a bias that is larger by 8: shifted bits are 2^8 times too small.
+        bits, size = x.to(tl.uint16), x.to(tl.uint16) & 0x7F
+        half = (((bits & 0x80) << 8) | (size << 7)).to(tl.float16, bitcast=True) * 256.0
+        x = tl.where(size == 0x7F, float("nan"), half)
+    return x.to(like.dtype)
 
+
+@triton.jit
+def _step(q, state, keys, values, position, rows, CODE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr):
+    """Add a block of keys to a running softmax. keys: pointers [SIZE, KEYS] and their scale.
+
+    values: pointers [KEYS, SIZE] and which channels there are.
     state: the largest score, the sum of exponentials [ROWS], the weighted values [ROWS, SIZE].
     position: of the keys [KEYS], and whether each is there. rows: the queries' positions [ROWS].
     """
     largest, total, y = state
     at, exists = position
-    key_ptr, value_ptr, has_channel = keys, values[0], values[1]
-    key = tl.load(key_ptr, mask=has_channel[:, None] & exists[None, :], other=0.0)
-    scores = tl.dot(q, key, input_precision="ieee")
+    key_ptr, key_scale, value_ptr, has_channel = keys[0], keys[1], values[0], values[1]
+    key = _real(tl.load(key_ptr, mask=has_channel[:, None] & exists[None, :], other=0), q, CODE)
+    scores = tl.dot(q, key, input_precision="ieee") * key_scale
     if SOFTCAP > 0.0:
         # tanh(x) = 1 - 2 / (exp(2 x) + 1)
         scores = SOFTCAP - 2.0 * SOFTCAP / (tl.exp(scores * (2.0 / SOFTCAP)) + 1.0)
@@ -63,7 +81,7 @@ def _step(q, state, keys, values, position, rows, WINDOW: tl.constexpr, SOFTCAP:
     new_largest = tl.where(top > largest, top, largest)
     shares = tl.where(is_seen, tl.exp(scores - new_largest[:, None]), 0.0)
     fade = tl.exp(largest - new_largest)
-    value = tl.load(value_ptr, mask=exists[:, None] & has_channel[None, :], other=0.0)
+    value = _real(tl.load(value_ptr, mask=exists[:, None] & has_channel[None, :], other=0), q, CODE)
     y = tl.dot(shares.to(value.dtype), value, y * fade[:, None], input_precision="ieee")
     return new_largest, total * fade + tl.reduce(shares, 1, _sum), y
 
@@ -71,9 +89,9 @@ def _step(q, state, keys, values, position, rows, WINDOW: tl.constexpr, SOFTCAP:
 @triton.jit
 def paged_attention(
     q_ptr, key_pool_ptr, value_pool_ptr, new_key_ptr, new_value_ptr, page_table_ptr, cached_lengths_ptr, counts_ptr,
-    sinks_ptr, S, K, TABLE, y_ptr,
+    sinks_ptr, S, K, TABLE, KEY_SCALE, VALUE_SCALE, y_ptr,
     H: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr,
+    CODE: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS // HEADS tokens of HEADS query heads that share a key/value head; sums are in fp32."""
     parts = (GROUP + HEADS - 1) // HEADS
@@ -87,11 +105,9 @@ def paged_attention(
     is_token, has_channel = is_row & (token < count), channel < H
     q_at = (((batch * K * GROUP + query_head) * S + token) * H)[:, None] + channel[None, :]
     q = tl.load(q_ptr + q_at, mask=is_token[:, None] & has_channel[None, :], other=0.0)
-    largest, total = tl.full((ROWS,), -1e30, tl.float32), tl.full((ROWS,), 0.0, tl.float32)
-    if HAS_SINKS:
-        largest = tl.load(sinks_ptr + query_head, mask=is_row, other=0.0).to(tl.float32)
-        total += 1.0
-    state = largest, total, tl.full((ROWS, SIZE), 0.0, tl.float32)
+    key_scale, value_scale = KEY_SCALE.to(tl.float32, bitcast=True), VALUE_SCALE.to(tl.float32, bitcast=True)
+    sinks = tl.load(sinks_ptr + query_head, mask=is_row, other=0.0).to(tl.float32)
+    state = sinks, tl.full((ROWS,), 1.0, tl.float32), tl.full((ROWS, SIZE), 0.0, tl.float32)
     end = tl.minimum(first + ROWS // HEADS, count)  # of the new tokens that the program's tokens see
     oldest, newest = cached * 0, first * 0
     if WINDOW > 0:
@@ -102,16 +118,16 @@ def paged_attention(
         exists = at < cached
         page = tl.load(page_table_ptr + batch * TABLE + at // PAGE, mask=exists, other=0).to(tl.int64)
         place = ((page * K + head) * PAGE + at % PAGE) * H
-        keys = key_pool_ptr + (place[None, :] + channel[:, None])
+        keys = key_pool_ptr + (place[None, :] + channel[:, None]), key_scale
         values = value_pool_ptr + (place[:, None] + channel[None, :]), has_channel
-        state = _step(q, state, keys, values, (at, exists), cached + token, WINDOW, SOFTCAP)
+        state = _step(q, state, keys, values, (at, exists), cached + token, CODE, WINDOW, SOFTCAP)
     for start in range(newest, end, KEYS):
         at = start + key
         place = ((batch * K + head) * S + at) * H
-        keys = new_key_ptr + (place[None, :] + channel[:, None])
+        keys = new_key_ptr + (place[None, :] + channel[:, None]), key_scale
         values = new_value_ptr + (place[:, None] + channel[None, :]), has_channel
-        state = _step(q, state, keys, values, (at, at < end), token, WINDOW, SOFTCAP)
-    y = tl.where(is_token[:, None], state[2] / state[1][:, None], 0.0)
+        state = _step(q, state, keys, values, (at, at < end), token, CODE, WINDOW, SOFTCAP)
+    y = tl.where(is_token[:, None], state[2] * value_scale / state[1][:, None], 0.0)
     tl.store(y_ptr + q_at, y.to(y_ptr.dtype.element_ty), mask=is_row[:, None] & has_channel[None, :])
 
 
@@ -119,7 +135,7 @@ def plan(
     shapes: Sequence[Sequence[Any] | None], attributes: PagedAttentionAttributes, cdiv: Callable[[Any, int], Any]
 ) -> Launch:
     """Return the launch parameters for inputs of these shapes; B, S, P and n may be TensorRT symbols."""
-    q, pool, table, sinks = shapes[0], shapes[1], shapes[5], shapes[8] if len(shapes) > _SINKS else None
+    q, pool, table = shapes[0], shapes[1], shapes[5]
     assert q is not None
     assert pool is not None
     assert table is not None
@@ -130,10 +146,11 @@ def plan(
     heads = min(group, most)
     constants = {
         "H": size, "PAGE": page, "GROUP": group, "WINDOW": attributes.window, "SOFTCAP": float(attributes.softcap),
-        "HAS_SINKS": sinks is not None, "HEADS": heads, "ROWS": _rows(heads, tokens, most),
+        "CODE": attributes.quantization, "HEADS": heads, "ROWS": _rows(heads, tokens, most),
         "KEYS": min(max(_KEY_ELEMENTS // padded, _LEAST), _MOST_KEYS), "SIZE": padded,
     }  # fmt: skip
-    scalars = dict(zip(SCALARS, (tokens, shared, table[1]), strict=True))
+    scales = np.array([attributes.key_scale, attributes.value_scale], np.float32).view(np.int32).tolist()  # their bits
+    scalars = dict(zip(SCALARS, (tokens, shared, table[1], *scales), strict=True))
     grid = (cdiv(tokens, constants["ROWS"] // heads), shared * triton.cdiv(group, heads), q[0])
     return Launch(grid, scalars, constants)
 
@@ -146,27 +163,22 @@ def _rows(heads: int, tokens: Any, most: int) -> int:
 
 def launch(inputs: Sequence[torch.Tensor | None], attributes: PagedAttentionAttributes) -> list[torch.Tensor]:
     """Run the kernel on tensors; the output is NaN wherever it writes nothing."""
-    pointers = [*inputs, *[None] * (_SINKS + 1 - len(inputs))]
-    started = plan([None if x is None else x.shape for x in pointers], attributes, triton.cdiv)
-    q = pointers[0]
-    assert q is not None
+    tensors = [x.view(torch.uint8) if x.dtype == torch.float8_e4m3fn else x for x in inputs if x is not None]
+    started, q = plan([x.shape for x in tensors], attributes, triton.cdiv), tensors[0]
     y = torch.full_like(q, torch.nan)
+    if len(tensors) == _SINKS:
+        tensors.append(q.new_full((q.shape[1],), NO_SINK))
     paged_attention[started.grid](
-        *pointers, *started.scalars.values(), y, **started.constants, num_warps=started.num_warps
+        *tensors, *started.scalars.values(), y, **started.constants, num_warps=started.num_warps
     )
     return [y]
 
 
 def to_compile(dtype: DType, started: Launch) -> Kernel:
-    """Return the kernel and the types of its arguments; without sinks their pointer is not one."""
-    has_sinks = started.constants["HAS_SINKS"]
+    """Return the kernel and the types of its arguments."""
     data = pointer(dtype)
-    inputs = dict.fromkeys(_DATA, data) | dict.fromkeys(_INDICES, "*i32")
-    inputs |= {"sinks_ptr": data if has_sinks else "constexpr"}
+    cached = dict.fromkeys(_CACHED, _CODES.get(started.constants["CODE"], data))
+    inputs = {"q_ptr": data, **cached, **dict.fromkeys(_INDICES, "*i32"), "sinks_ptr": data}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}
-    constants = dict(started.constants) | ({} if has_sinks else {"sinks_ptr": None})
     types = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(paged_attention, signature | types, constants, started.num_warps)
-
-
-_SINKS = 8
+    return Kernel(paged_attention, signature | types, dict(started.constants), started.num_warps)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.dtypes import FP32, INT32
+from trtkit.dtypes import FP8, FP32, INT32
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trtkit.dtypes import DType
     from trtkit.network.lowering.ops import Ops, T
 
     from .op import PagedAttentionAttributes
@@ -28,9 +29,9 @@ def lower(
     q, key_pool, value_pool, new_key, new_value, page_table, lengths, counts = tensors
     _, heads, _, size = q.shape
     shared, tokens = new_key.shape[1], o.size(q, 2)
-    cached_keys = _pages(o, key_pool, page_table)
-    keys = o.concat([cached_keys, new_key], 2)  # [B, K, T + S, H]
-    values = o.concat([_pages(o, value_pool, page_table), new_value], 2)
+    cached_keys, new_keys = _read(o, (key_pool, new_key), page_table, attributes.key_scale, q.dtype)
+    keys = o.concat([cached_keys, new_keys], 2)  # [B, K, T + S, H]
+    values = o.concat(_read(o, (value_pool, new_value), page_table, attributes.value_scale, q.dtype), 2)
     grouped = o.reshape(q, [-1, shared, heads // shared, tokens, size])
     scores = o.matmul(grouped, o.unsqueeze(o.transpose(keys, (0, 1, 3, 2)), 2))  # [B, K, G, S, T + S]
     steps = o.arange(tokens, INT32)  # [S]
@@ -41,6 +42,17 @@ def lower(
     y = o.reshape(o.matmul(weights, o.unsqueeze(values, 2)), [-1, heads, tokens, size])
     is_token = steps < o.unsqueeze(counts, 1)  # [B, S]
     return [o.select(o.unsqueeze(is_token, 1, 3), y, 0.0)]
+
+
+def _read(o: Ops[T], held: tuple[T, T], page_table: T, scale: float, dtype: DType) -> list[T]:
+    """Return cached keys or values [B, K, T, H] and new ones [B, K, S, H] in `dtype`. held: their pool; new ones."""
+
+    def real(x: T) -> T:
+        return x if x.dtype == dtype else o.dequantize(x, scale, dtype)
+
+    pool, new = held
+    copied = _pages(o, real(pool) if pool.dtype == FP8 else pool, page_table)  # TensorRT gathers no fp8
+    return [real(copied), real(new)]
 
 
 def _pages(o: Ops[T], pool: T, page_table: T) -> T:

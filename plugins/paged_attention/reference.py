@@ -21,7 +21,7 @@ def reference(inputs: Sequence[Tensor | None], attributes: PagedAttentionAttribu
     """Attend one token of one head at a time; rows of padding stay zero.
 
     q [B, N, S, H], pools [P, K, page, H], new keys and values [B, K, S, H], page_table [B, n], cached_lengths [B],
-    counts [B], sinks [N] -> [B, N, S, H].
+    counts [B], sinks [N] -> [B, N, S, H]. Codes of quantized keys and values are multiplied by their scales.
     """
     sinks = inputs[_SINKS] if len(inputs) > _SINKS else None
     tensors = [x for x in inputs[:_SINKS] if x is not None]
@@ -30,8 +30,9 @@ def reference(inputs: Sequence[Tensor | None], attributes: PagedAttentionAttribu
     y = torch.zeros_like(q)
     for row in range(len(q)):
         cached, count = int(lengths[row]), int(counts[row])
-        keys = _contiguous(key_pool, page_table[row], cached, new_key[row, :, :count])
-        values = _contiguous(value_pool, page_table[row], cached, new_value[row, :, :count])
+        key_codes = _contiguous(key_pool, page_table[row], cached, new_key[row, :, :count])
+        value_codes = _contiguous(value_pool, page_table[row], cached, new_value[row, :, :count])
+        keys, values = key_codes.to(q) * attributes.key_scale, value_codes.to(q) * attributes.value_scale
         for head in range(q.shape[1]):
             sink = None if sinks is None else sinks[head]
             for token in range(count):

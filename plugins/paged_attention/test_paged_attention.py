@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -7,21 +8,26 @@ import numpy as np
 import pytest
 import torch
 import triton
+import triton.language as tl
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
+from triton.runtime import interpreter
 
+from tests.selection import slow_unless
 from trtkit.backends import load_backend
-from trtkit.dtypes import FP16, FP32, INT32
-from trtkit.network.aot import compile_kernel, load_kernels
+from trtkit.dtypes import BF16, FP8, FP16, FP32, INT8, INT32, DType
+from trtkit.network.aot import COMPUTE_CAPABILITIES, compile_kernel, load_kernels
 from trtkit.network.custom_op import find
 from trtkit.network.foreign import Fact, Refusal
 from trtkit.network.graph import Graph
+from trtkit.network.host_array import array_dtype
 from trtkit.network.ops.attention import attention_from_primitives
-from trtkit.network.ops.kv_cache import append, head_tables, pages_of
+from trtkit.network.ops.kv_cache import append, append_quantized, head_tables, pages_of
 from trtkit.network.ops.mask import appended_positions, cached_positions, causal_mask
 from trtkit.network.ops.shape import unsqueeze
 from trtkit.network.plugin import refusal
-from trtkit.reference import Executor, Options
+from trtkit.reference import Executor, Options, to_array, to_tensor
+from trtkit.verification.custom_ops.routes import interpreted_kernel
 from trtkit.verification.custom_ops.trial import Trial, trials
 
 if TYPE_CHECKING:
@@ -59,11 +65,18 @@ def _attended(q: Tensor, key: Tensor, value: Tensor, mask: Tensor, sinks: Tensor
     return attended
 
 
+def _decoded(trial: Trial) -> list[Tensor]:
+    """Return a trial's inputs, keys and values as numbers."""
+    tensors = [to_tensor(x, "input") for x in trial.inputs if x is not None]
+    scales = 2 * (trial.case.attributes.key_scale, trial.case.attributes.value_scale)
+    tensors[1:5] = [x.float() * scale for x, scale in zip(tensors[1:5], scales, strict=True)]
+    return tensors
+
+
 @pytest.mark.parametrize("trial", TRIALS, ids=str)
 def test_the_reference_is_what_torch_and_transformers_compute_on_contiguous_keys(trial: Trial) -> None:
-    tensors = [None if x is None else torch.from_numpy(x) for x in trial.inputs]
-    q, key_pool, value_pool, new_key, new_value, table, lengths, counts = [x for x in tensors[:8] if x is not None]
-    attributes, sinks = trial.case.attributes, tensors[8]
+    q, key_pool, value_pool, new_key, new_value, table, lengths, counts, *others = _decoded(trial)
+    attributes, sinks = trial.case.attributes, others[0] if others else None
     output = torch.from_numpy(trial.expected[0]).float()
     for row, (cached, count) in enumerate(zip(lengths.tolist(), counts.tolist(), strict=True)):
         keys = _contiguous(key_pool, table[row], cached, new_key[row, :, :count])
@@ -76,13 +89,20 @@ def test_the_reference_is_what_torch_and_transformers_compute_on_contiguous_keys
 
 @pytest.mark.parametrize("trial", TRIALS, ids=str)
 def test_language_models_attend_to_gathered_pages_alike(trial: Trial) -> None:
+    """Those with caches in 8 bits are given new keys and values as numbers, and quantize them."""
     graph, attributes = Graph(load_backend("tensorrt_rtx")), trial.case.attributes
-    facts = [Fact(INT32 if x.dtype.kind == "i" else FP32, x.shape) for x in trial.inputs if x is not None]
+    arrays = [x for x in trial.inputs if x is not None]
+    arrays[3:5] = [x.numpy() for x in _decoded(trial)[3:5]]
     q, key_pool, value_pool, new_key, new_value, table, lengths, counts, *sinks = (
-        graph.input(f"x{place}", fact.dtype, fact.shape) for place, fact in enumerate(facts)
+        graph.input(f"x{place}", array_dtype(x), x.shape) for place, x in enumerate(arrays)
     )
     tables = head_tables(table, key_pool.shape[1])
-    keys, values = append(pages_of(key_pool, tables), new_key), append(pages_of(value_pool, tables), new_value)
+    if attributes.quantization == "none":
+        keys, values = append(pages_of(key_pool, tables), new_key), append(pages_of(value_pool, tables), new_value)
+    else:
+        window = graph.constant(np.arange(table.shape[1] * key_pool.shape[2], dtype=np.int32), "window")
+        keys, _ = append_quantized((key_pool, tables), new_key, attributes.key_scale, window)
+        values, _ = append_quantized((value_pool, tables), new_value, attributes.value_scale, window)
     positions = unsqueeze(lengths, 1) + graph.constant(np.arange(q.shape[2], dtype=np.int32).reshape(1, -1), "steps")
     in_pages = cached_positions(graph, keys.shape[2] - q.shape[2])
     columns = appended_positions(positions, lengths, in_pages)
@@ -90,7 +110,7 @@ def test_language_models_attend_to_gathered_pages_alike(trial: Trial) -> None:
     softcap, sink = attributes.softcap or None, sinks[0] if sinks else None
     graph.output(attention_from_primitives((q, keys, values), mask, softcap, sink), "y")
     executor = Executor(graph.backend, graph.network, Options(constants=graph.constants))
-    output = executor.run(trial.named())["y"]
+    output = executor.run({f"x{place}": x for place, x in enumerate(arrays)})["y"]
     for row, count in enumerate(trial.inputs[7].tolist() if trial.inputs[7] is not None else ()):
         want = torch.from_numpy(trial.expected[0][row, :, :count]).float()
         torch.testing.assert_close(output[row, :, :count], want, atol=1e-5, rtol=1e-5)
@@ -101,6 +121,7 @@ def test_cases_have_every_variant() -> None:
     assert any(each.softcap for each in attributes)
     assert any(each.window for each in attributes)
     assert any(trial.inputs[8] is not None for trial in TRIALS)
+    assert {each.quantization for each in attributes} == {"none", "int8", "fp8"}
 
 
 def test_the_kernel_reads_nothing_but_tokens() -> None:
@@ -133,12 +154,69 @@ def test_a_kernel_of_many_tokens_with_all_variants_compiles_for_later_gpus_too()
     assert started.grid == (128, 5, 2)
     compiled = compile_kernel(kernels.to_compile(FP16, started), 90)
     assert compiled.target == "sm_90"
-    assert compiled.parameters == 13
+    assert compiled.parameters == 15
     assert compiled.shared_bytes <= 48 * 1024
 
 
-def _facts(shapes: list[tuple[int, ...]]) -> list[Fact]:
-    return [Fact(INT32 if 5 <= place < 8 else FP32, shape) for place, shape in enumerate(shapes)]
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "capability"),
+    slow_unless(
+        lambda dtype, quantization, capability: (
+            (dtype, quantization, capability) in {(FP16, "fp8", 80), (BF16, "int8", 120)}
+        ),
+        itertools.product((FP32, FP16, BF16), ("none", "int8", "fp8"), COMPUTE_CAPABILITIES),
+    ),
+    ids=str,
+)
+def test_the_largest_heads_that_the_plugin_takes_compile(dtype: DType, quantization: str, capability: int) -> None:
+    """fp8 for GPUs without this type, too."""
+    kernels, attributes = load_kernels(OP), OP.attributes(window=1024, softcap=50.0, quantization=quantization)
+    size = 64 if dtype == FP32 else 256
+    started = kernels.plan(_shapes((8, 2), 1, size), attributes, triton.cdiv)
+    compiled = compile_kernel(kernels.to_compile(dtype, started), capability)
+    assert compiled.target == f"sm_{capability}"
+    assert compiled.shared_bytes <= 48 * 1024
+    assert compiled.spill_bytes == 0
+
+
+@pytest.fixture
+def bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Triton's interpreter multiply bf16 and convert integers to it by way of fp32; it would use the bits."""
+    builder = interpreter.InterpreterBuilder
+    dot, convert = builder.create_dot, builder.cast_impl
+
+    def real(self: Any, x: Any) -> Any:
+        return convert(self, x, tl.float32) if x.dtype == tl.bfloat16 else x
+
+    def from_integer(self: Any, x: Any, kind: Any) -> Any:
+        return convert(self, convert(self, x, tl.float32) if kind.scalar == tl.bfloat16 else x, kind)
+
+    monkeypatch.setattr(builder, "create_dot", lambda self, a, b, *rest: dot(self, real(self, a), real(self, b), *rest))
+    monkeypatch.setattr(builder, "create_si_to_fp", from_integer)
+
+
+@pytest.mark.usefixtures("bf16")
+@pytest.mark.parametrize("quantization", ["none", "int8", "fp8"])
+def test_the_kernel_computes_in_bf16(quantization: str) -> None:
+    case = next(case for case in OP.part("cases").CASES if case.attributes.quantization == quantization)
+    trial = Trial(OP, case, BF16)
+    assert trial.compare(interpreted_kernel(trial)).relative_rms_error <= BF16.tolerance
+
+
+def test_the_kernel_reads_every_code_of_fp8() -> None:
+    """A cached token's value and a zero have equal shares; one code is NaN."""
+    codes = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 1, 256).view(torch.float8_e4m3fn)
+    zeros = torch.zeros(1, 1, 1, 256)
+    nothing = zeros.to(codes.dtype)
+    first, one = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    inputs = (zeros, nothing, codes, nothing, nothing, first, one, one)
+    (y,) = load_kernels(OP, interpreted=True).launch(inputs, OP.attributes(quantization="fp8", value_scale=2.0))
+    torch.testing.assert_close(y, codes.float(), rtol=0, atol=0, equal_nan=True)
+
+
+def _facts(shapes: list[tuple[int, ...]], cached: DType = FP32) -> list[Fact]:
+    types = [FP32, *[cached] * 4, *[INT32] * 3, FP32]
+    return [Fact(dtype, shape) for dtype, shape in zip(types, shapes, strict=False)]
 
 
 @pytest.mark.parametrize(
@@ -156,16 +234,53 @@ def test_inputs_that_do_not_fit_say_why(shapes: Any, attributes: dict[str, Any],
     assert refused.value.what == what
 
 
-def test_one_type_for_queries_and_caches() -> None:
+@pytest.mark.parametrize(
+    ("place", "attributes", "what"),
+    [
+        (1, {}, "keys and values in fp16, fp32: fp32 wanted for queries in fp32, quantization `none`"),
+        (8, {}, "queries in fp32 and sinks in fp16: one type wanted"),
+        (0, {"quantization": "int8"}, "queries in fp16 and sinks in fp32: one type wanted"),
+        (5, {"quantization": "int8"}, "keys and values in fp32: int8 wanted for queries in fp32, quantization `int8`"),
+        (5, {"quantization": "int4"}, "quantization `int4`: one of none, int8, fp8 is allowed"),
+        (5, {"key_scale": 2.0}, "scales (2.0, 1.0): positive ones are allowed, and 1.0 without quantization"),
+        (5, {"quantization": "fp8", "value_scale": 0.0},
+         "scales (1.0, 0.0): positive ones are allowed, and 1.0 without quantization"),
+    ],
+)  # fmt: skip
+def test_types_and_scales_that_do_not_fit_say_why(place: int, attributes: dict[str, Any], what: str) -> None:
     facts = _facts(_shapes((4, 2), 1, 8))
-    facts[1] = Fact(FP16, facts[1].shape)
+    if facts[place].dtype == FP32:
+        facts[place] = Fact(FP16, facts[place].shape)
     with pytest.raises(Refusal) as refused:
-        OP.check(facts, OP.attributes())
-    assert refused.value.what == "queries, keys, values and sinks of types fp16, fp32: one type wanted"
+        OP.check(facts, OP.attributes(**attributes))
+    assert refused.value.what == what
 
 
-def test_what_the_plugin_does_not_take_keeps_its_lowering() -> None:
-    small, large = _facts(_shapes((4, 2), 1, 64)), _facts(_shapes((4, 2), 1, 128))
-    assert refusal(OP, small[:8], OP.attributes()) == ""
-    assert refusal(OP, small, OP.attributes()).startswith("9 inputs, its plugin takes 8: q, key_pool")
-    assert refusal(OP, large[:8], OP.attributes()) == "heads of 128 in fp32, its plugin takes up to 64"
+@pytest.mark.parametrize(
+    ("cached", "size", "attributes", "why"),
+    [
+        (FP32, 64, {}, ""),
+        (INT8, 64, {"quantization": "int8"}, ""),
+        (FP8, 64, {"quantization": "fp8"}, ""),
+        (INT8, 64, {"quantization": "fp8"}, "input `key_pool` has type int8, its plugin takes FP8"),
+        (FP32, 128, {}, "heads of 128 in fp32, its plugin takes up to 64"),
+    ],
+)
+def test_what_the_plugin_does_not_take_keeps_its_lowering(
+    cached: DType, size: int, attributes: dict[str, Any], why: str
+) -> None:
+    facts = _facts(_shapes((4, 2), 1, size), cached)
+    assert refusal(OP, facts, OP.attributes(**attributes)) == why
+    assert refusal(OP, facts[:8], OP.attributes(**attributes)) == why
+
+
+def test_sinks_that_are_missing_are_none_of_the_softmax() -> None:
+    """What the plugin is given without sinks, as sinks."""
+    trial = TRIALS[0]
+    plugin = OP.part("plugin").PLUGIN
+    (sinks,) = plugin.missing([fact for fact in trial.facts if fact is not None])
+    inputs = [to_tensor(x, "input") for x in (*trial.inputs[:8], sinks) if x is not None]
+    (y,) = load_kernels(OP, interpreted=True).launch(inputs, trial.case.attributes)
+    assert trial.compare([to_array(y)]).relative_rms_error <= FP32.tolerance
+    (y,) = OP.part("reference").reference(inputs, trial.case.attributes)
+    assert trial.compare([to_array(y)]).relative_rms_error <= FP32.tolerance

@@ -55,9 +55,10 @@ if TYPE_CHECKING:
 
     from tests.decoder_case import Case
     from trtkit.config.schema import ModelConfig
+    from trtkit.quantization_methods import CacheFormat
 
-# Windows and capped scores; caches that layers share; groups; some layers with sinks, or in chunks; recurrent layers.
-VARIED = ("gemma2", "gemma3n", "falcon-40b", "mimo_v2_flash", "llama4", "lfm2")
+# Windows and capped scores; caches that layers share; groups; sinks in all layers or some; chunks; recurrent layers.
+VARIED = ("gemma2", "gemma3n", "falcon-40b", "gpt_oss", "mimo_v2_flash", "llama4", "lfm2")
 ATTENDING = [case for case in CASES if case.name != "mamba2"]
 IN_PLACE = DecoderOptions(FP32, LENGTH, has_all_logits=True, page_tokens=PAGE_TOKENS, has_pages_in_place=True)
 
@@ -88,6 +89,37 @@ def test_logits_are_those_of_transformers(case: Case) -> None:
             starts[row] += size
     for prompt, parts in zip(prompts, read, strict=True):
         assert relative_rms(torch.cat(parts), model.logits(torch.tensor([prompt]))[0]) <= 1e-5
+
+
+def answers_of(case: Case, options: DecoderOptions) -> tuple[list[torch.Tensor], list[list[int]]]:
+    """Return the logits of two slots' prompts in pieces, and the most likely tokens that follow."""
+    model, read = model_of(case), []
+    sizes = model.spec.vocab_size, LENGTH, MAX_PREFILL, True
+    network = DecoderNetwork(rtx(), graph_of(model, options), *sizes, has_read_only_caches=True)
+    tested, starts, tokens = ReferenceDecoder(network, 2), [0, 0], [[], []]
+    ids = [[5, 9, 30, 12, 44, 7, 8, 11], [61, 3, 17]]
+    while min(map(len, tokens)) < 8:
+        logits = tested.forward(rows_of(starts, ids))
+        last = [logits[row, : len(each)] for row, each in enumerate(ids)]
+        read += last
+        starts = [start + len(each) for start, each in zip(starts, ids, strict=True)]
+        ids = [[int(each[-1].argmax())] for each in last]
+        tokens = [known + each for known, each in zip(tokens, ids, strict=True)]
+    return read, tokens
+
+
+@pytest.mark.parametrize(("model_type", "kv_format"), [("gpt_oss", "int8"), ("gemma2", "fp8")])
+def test_caches_in_8_bits_give_what_linear_ones_and_copies_give(model_type: str, kv_format: CacheFormat) -> None:
+    """Scales differ between layers, and between keys and values."""
+    case, kv_cache = case_of(model_type), KvQuantization(kv_format, (0.02, 0.023), (0.03, 0.027))
+    in_place = replace(IN_PLACE, kv_cache=kv_cache)
+    assert {*obstacles(model_of(case).spec, in_place).values()} == {""}
+    logits, tokens = answers_of(case, in_place)
+    copied = replace(in_place, has_pages_in_place=False)
+    for other in (copied, replace(copied, page_tokens=None)):
+        wanted, same = answers_of(case, other)
+        assert same == tokens
+        assert relative_rms(torch.cat(logits), torch.cat(wanted)) <= 1e-5
 
 
 @pytest.mark.parametrize(
@@ -145,10 +177,11 @@ def test_ranks_share_heads_and_layers() -> None:
         ("llama4", {}, {"", "chunked attention"}),
         ("bloom", {}, {"ALiBi"}),
         ("deepseek_v2", {}, {"latent attention"}),
-        ("gpt_oss", {}, {"sinks"}),
-        ("llama", {"dtype": BF16}, {"input `q` has type bf16, its plugin takes FP32|FP16"}),
+        ("gpt_oss", {}, {""}),
+        ("llama", {"dtype": BF16}, {""}),
         ("llama", {"has_visible_lengths": True}, {"images whose tokens see each other"}),
-        ("llama", {"kv_cache": KvQuantization("int8", (1.0, 1.0), (1.0, 1.0))}, {"quantized caches"}),
+        ("llama", {"kv_cache": KvQuantization("int8", (1.0, 1.0), (1.0, 1.0))}, {""}),
+        ("gpt_oss", {"kv_cache": KvQuantization("fp8", (1.0, 1.0), (1.0, 1.0)), "dtype": FP16}, {""}),
     ],
 )
 def test_what_the_plugin_does_not_compute_is_known_by_name(
@@ -219,12 +252,14 @@ def test_layers_without_a_plugin_are_named(tmp_path: Path) -> None:
         f"{layers} (chunked attention)\n"
         "    fix: set `auto`, which lets these layers copy their pages, or `never`"
     )
-    gpt_oss = open_decoder(resolve(paged(case_of("gpt_oss"), tmp_path / "other", "auto")))
-    assert use_plugin(Graph(full), gpt_oss, (90,)) == (
-        "0 of 2 layers with attention read pages in place, by a plugin; copies of pages in layers 0, 1 (sinks)"
+    bloom = open_decoder(resolve(paged(case_of("bloom"), tmp_path / "other", "auto")))
+    assert use_plugin(Graph(full), bloom, (90,)) == (
+        "0 of 2 layers with attention read pages in place, by a plugin; copies of pages in layers 0, 1 (ALiBi)"
     )
 
 
-def test_tensorrt_builds_what_stands_for_the_plugin_here() -> None:
-    options = replace(IN_PLACE, dtype=FP16, page_tokens=16)
+@pytest.mark.parametrize("kv_format", [None, "int8", "fp8"])
+def test_tensorrt_builds_what_stands_for_the_plugin_here(kv_format: CacheFormat | None) -> None:
+    kv_cache = None if kv_format is None else KvQuantization(kv_format, (0.03,) * 2, (0.03,) * 2)
+    options = replace(IN_PLACE, dtype=FP16, page_tokens=16, kv_cache=kv_cache)
     assert builds(graph_of(model_of(case_of("gemma2")), options), has_decode=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from trtkit.dtypes import DType, dtype_of
+from trtkit.dtypes import dtype_of
 from trtkit.network.aot import compile_kernel, load_kernels
-from trtkit.network.custom_op import CustomOp, load_ops
+from trtkit.network.custom_op import CustomOp, Typical, load_ops
 from trtkit.network.foreign import Fact
 from trtkit.network.plugin import Plugin, type_of
 
@@ -26,45 +26,61 @@ pytestmark = [
         reason="needs TensorRT's Python bindings and a C compiler",
     ),
 ]
-CASES = [(op.name, dtype, is_open) for op in load_ops().values() for dtype in ("fp32", "fp16") for is_open in (0, 1)]
+CASES = [
+    (op.name, place, dtype, is_open)
+    for op in load_ops().values()
+    for place in range(len(op.typicals))
+    for dtype in ("fp32", "fp16")
+    for is_open in (0, 1)
+]
+Key = tuple[str, str, str, int]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, int], dict[str, Any]]:
-    """What came out of TensorRT's code, by op, data type and whether the batch was open."""
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Key, dict[str, Any]]:
+    """What came out of TensorRT's code, by op, its typical size, data type and whether the batch was open."""
     command = [sys.executable, "-m", "tests.tensorrt_plugin", str(tmp_path_factory.mktemp("libraries"))]
     ran = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    return {(line["op"], line["dtype"], line["is_open"]): line for line in _lines(ran.stdout)}
+    return {(line["op"], line["model"], line["dtype"], line["is_open"]): line for line in _lines(ran.stdout)}
 
 
-def _facts(op: CustomOp, dtype: DType) -> list[Fact]:
+def _case(name: str, place: int, dtype: str, is_open: int) -> tuple[CustomOp, Typical, Key]:
+    """Return an op, its typical size and where that is found."""
+    op = load_ops()[name]
+    return op, op.typicals[place], (name, op.typicals[place].model, dtype, is_open)
+
+
+def _types(op: CustomOp, typical: Typical) -> tuple[str, ...]:
     plugin: Plugin = op.part("plugin").PLUGIN
-    shapes = op.part("cases").TYPICAL.shapes
-    return [Fact(type_of(types, dtype), shape) for types, shape in zip(plugin.types, shapes, strict=False)]
+    return plugin.types_of(typical.attributes)
 
 
-@pytest.mark.parametrize(("name", "dtype", "is_open"), CASES)
-def test_outputs_are_what_the_op_infers(found: Any, name: str, dtype: str, is_open: int) -> None:
-    op, got = load_ops()[name], found[name, dtype, is_open]
-    wanted = op.check(_facts(op, dtype_of(dtype)), op.part("cases").TYPICAL.attributes)
-    assert [tuple(shape) for shape in got["shapes"]] == [fact.shape for fact in wanted]
-    assert got["outputs"] == [fact.dtype.tensorrt for fact in wanted]
+@pytest.mark.parametrize(("name", "place", "dtype", "is_open"), CASES)
+def test_outputs_are_what_the_op_infers(found: Any, name: str, place: int, dtype: str, is_open: int) -> None:
+    op, typical, key = _case(name, place, dtype, is_open)
+    pairs = zip(_types(op, typical), typical.shapes, strict=False)
+    wanted = op.check([Fact(type_of(types, dtype_of(dtype)), shape) for types, shape in pairs], typical.attributes)
+    assert [tuple(shape) for shape in found[key]["shapes"]] == [fact.shape for fact in wanted]
+    assert found[key]["outputs"] == [fact.dtype.tensorrt for fact in wanted]
 
 
-@pytest.mark.parametrize(("name", "dtype", "is_open"), CASES)
-def test_types_that_tensorrt_may_choose(found: Any, name: str, dtype: str, is_open: int) -> None:
-    plugin: Plugin = load_ops()[name].part("plugin").PLUGIN
-    wanted = [[type_of(types, dtype_of(data)).tensorrt for types in plugin.types] for data in ("fp32", "fp16")]
-    assert found[name, dtype, is_open]["combinations"] == wanted
+@pytest.mark.parametrize(("name", "place", "dtype", "is_open"), CASES)
+def test_types_that_tensorrt_may_choose(found: Any, name: str, place: int, dtype: str, is_open: int) -> None:
+    op, typical, key = _case(name, place, dtype, is_open)
+    types = _types(op, typical)
+    choices = next(each for each in types if "|" in each).lower().split("|")
+    assert {"fp32", "fp16"} <= {*choices}
+    wanted = [[type_of(each, dtype_of(data)).tensorrt for each in types] for data in choices]
+    assert found[key]["combinations"] == wanted
 
 
-@pytest.mark.parametrize(("name", "dtype", "is_open"), CASES)
-def test_the_kernel_starts_as_planned(found: Any, name: str, dtype: str, is_open: int) -> None:
-    op, got = load_ops()[name], found[name, dtype, is_open]
-    typical, kernels = op.part("cases").TYPICAL, load_kernels(op)
+@pytest.mark.parametrize(("name", "place", "dtype", "is_open"), CASES)
+def test_the_kernel_starts_as_planned(found: Any, name: str, place: int, dtype: str, is_open: int) -> None:
+    op, typical, key = _case(name, place, dtype, is_open)
+    got, kernels = found[key], load_kernels(op)
     started = kernels.plan(typical.shapes, typical.attributes, triton.cdiv)
     compiled = compile_kernel(kernels.to_compile(dtype_of(dtype), started), 80)
     assert got["grid"] == list(started.grid)
@@ -87,7 +103,7 @@ def test_attention_to_pages_is_a_plugin_in_every_layer(tmp_path: Path) -> None:
     ran = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr
     families = {line["model_type"]: line for line in _lines(ran.stdout)}
-    windows = {"llama": [0, 0], "gemma2": [7, 0], "gemma3n_text": [7, 7, 7, 7, 0, 7, 7]}
+    windows = {"llama": [0, 0], "gemma2": [7, 0], "gemma3n_text": [7, 7, 7, 7, 0, 7, 7], "gpt_oss": [7, 0]}
     assert families.keys() == windows.keys()
     for family, wanted in windows.items():
         plugins = families[family]["plugins"]
@@ -98,5 +114,6 @@ def test_attention_to_pages_is_a_plugin_in_every_layer(tmp_path: Path) -> None:
         assert [plugin["attributes"]["window"] for plugin in plugins] == wanted
         assert {plugin["attributes"]["softcap"] for plugin in plugins} == {5.0 if family == "gemma2" else 0.0}
         assert {*map(str, (plugin["outputs"] for plugin in plugins))} == {"['HALF']"}
+        assert {plugin["inputs"][8][0].endswith("attention/sinks") for plugin in plugins} == {family == "gpt_oss"}
     pools = [[name for name, *_ in plugin["inputs"][1:3]] for plugin in families["gemma3n_text"]["plugins"]]
     assert pools[5:] == 2 * [["past_key_3", "past_value_3"]]  # which these layers share

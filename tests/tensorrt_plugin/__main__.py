@@ -5,6 +5,7 @@ A process of its own: the bindings stay where only this needs them. `python -m t
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 
 from tests.tensorrt_plugin.bindings import Expression, ExpressionBuilder, load
 from trtkit.dtypes import FP16, FP32, DType
-from trtkit.network.custom_op import CustomOp, load_ops
+from trtkit.network.custom_op import CustomOp, Typical, load_ops
 from trtkit.network.plugin import Plugin, define, type_of
 
 OPEN = ("N", "B", "R", "P")
@@ -45,30 +46,31 @@ def _desc(trt: Any, dtype: DType, shape: list[int]) -> Any:
     return desc
 
 
-def _inputs(op: CustomOp, is_open: bool) -> list[list[Expression]]:
+def _inputs(op: CustomOp, typical: Typical, is_open: bool) -> list[list[Expression]]:
     """Return the sizes of a known model's inputs."""
     sizes = []
-    for place, shape in enumerate(op.part("cases").TYPICAL.shapes):
+    for place, shape in enumerate(typical.shapes):
         word = op.inputs[min(place, len(op.inputs) - 1)].dims.split()[0]
         first = Expression(shape[0], not (is_open and word in OPEN))
         sizes.append([first, *(Expression(size, True) for size in shape[1:])])
     return sizes
 
 
-def _created(trt: Any, op: CustomOp) -> Any:
+def _created(trt: Any, op: CustomOp, typical: Typical) -> Any:
     """Return the op's plugin as TensorRT's parser creates it."""
     creator = trt.get_plugin_registry().get_creator(op.name, "1", "trtkit")
-    fields = [_field(trt, name, value) for name, value in vars(op.part("cases").TYPICAL.attributes).items()]
+    fields = [_field(trt, name, value) for name, value in vars(typical.attributes).items()]
     collection = trt.PluginFieldCollection([one for one, _ in fields])
     request = trt.QuickPluginCreationRequest.STRICT_AOT
     return creator.create_plugin(op.name, "trtkit", collection, trt.TensorRTPhase.BUILD, request)
 
 
-def run(trt: Any, op: CustomOp, dtype: DType, is_open: bool) -> dict[str, Any]:
-    """Take one plugin from its creation to its kernel, in the order in which TensorRT asks."""
+def run(trt: Any, op: CustomOp, typical: Typical, how: tuple[DType, bool]) -> dict[str, Any]:
+    """Take one plugin from its creation to its kernel, in the order in which TensorRT asks. how: type; open batch."""
     definition: Plugin = op.part("plugin").PLUGIN
-    plugin, inputs = _created(trt, op), _inputs(op, is_open)
-    types, count = [type_of(types, dtype) for types in definition.types], len(inputs)
+    dtype, is_open = how
+    plugin, inputs = _created(trt, op, typical), _inputs(op, typical, is_open)
+    types, count = [type_of(types, dtype) for types in definition.types_of(typical.attributes)], len(inputs)
     dtypes = [getattr(trt.DataType, one.tensorrt) for one in types[:count]]
     outputs = plugin.get_output_data_types(dtypes, [len(sizes) for sizes in inputs])
     shapes = plugin.get_output_shapes(inputs, [], ExpressionBuilder())
@@ -78,6 +80,7 @@ def run(trt: Any, op: CustomOp, dtype: DType, is_open: bool) -> dict[str, Any]:
     plugin.configure_plugin(in_out[:count], in_out[count:])
     return {
         "op": op.name,
+        "model": typical.model,
         "dtype": dtype.name,
         "is_open": is_open,
         "outputs": [kind.name for kind in outputs],
@@ -123,9 +126,8 @@ def main() -> None:
     trt, trtp = load(Path(sys.argv[1]))
     for op in load_ops().values():
         assert define(trtp, op, CAPABILITY) == f"trtkit::{op.name}"
-        for dtype in (FP32, FP16):
-            for is_open in (False, True):
-                print(json.dumps(run(trt, op, dtype, is_open)))
+        for typical, *how in itertools.product(op.typicals, (FP32, FP16), (False, True)):
+            print(json.dumps(run(trt, op, typical, (how[0], how[1]))))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from trtkit.engine.pages_in_place import use_plugin
 from trtkit.network.graph import Graph
 from trtkit.resolve import resolve
 
-FAMILIES = ("llama", "gemma2", "gemma3n_text")
+FAMILIES = ("llama", "gemma2", "gemma3n_text", "gpt_oss")
 
 
 class Network:

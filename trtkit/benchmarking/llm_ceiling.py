@@ -113,8 +113,7 @@ def _counts(bundle: Bundle, runner: Runner) -> Counts:
     length, fields = llm_options(config).max_sequence_length, read_json(where)
     request = CountRequest(bundle.manifest.backend.name, config, fields, str(where), length, quantized, by_layer=True)
     counts, spec = runner.run(COUNT_DECODER, request), decoder_spec(fields, str(where))
-    has_8_bit_caches = quantized is not None and quantized.kv_cache is not None
-    pages = copied_pages(config, request.backend, spec, has_8_bit_caches=has_8_bit_caches)
+    pages = copied_pages(config, request.backend, spec, None if quantized is None else quantized.kv_cache)
     return counts if pages is None else counts.with_gathered_pages(pages)
 
 

@@ -198,8 +198,7 @@ def _caches(model: PlannedModel, question: Question, kv: Caches | None) -> tuple
     page_tokens = llm_options(model.config).page_size or _PAGE_TOKENS
     if kv is not None:
         return kv, page_tokens
-    has_8_bit_caches = question.model.kv_dtype.bits == 8
-    pages = copied_pages(model.config, model.backend, question.spec, has_8_bit_caches=has_8_bit_caches)
+    pages = copied_pages(model.config, model.backend, question.spec, question.model.cache_format)
     return "linear" if pages is None else "paged" if pages.layers else "paged-in-place", page_tokens
 
 

@@ -8,7 +8,7 @@ from trtkit.errors import NetworkError
 from trtkit.network.custom_op import DOMAIN
 from trtkit.network.foreign import Fact, Refusal
 from trtkit.network.lowering.trt_ops import TrtOps
-from trtkit.network.plugin import attributes_for
+from trtkit.network.plugin import Plugin, attributes_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def add_op(graph: Graph, op: CustomOp, inputs: Sequence[Tensor | None], attributes: object) -> list[Tensor]:
     """Add a custom op: a plugin layer if `graph.plugins` is set, else its lowering. Raises NetworkError.
 
-    inputs: None where an optional one is missing. A plugin takes all of its inputs.
+    inputs: None where an optional one is missing. A plugin takes all of its inputs, or has something for missing ones.
     """
     try:
         op.check([None if x is None else Fact(x.dtype, x.shape) for x in inputs], attributes)
@@ -29,7 +29,16 @@ def add_op(graph: Graph, op: CustomOp, inputs: Sequence[Tensor | None], attribut
     with graph.scope(op.name):
         if graph.plugins is None:
             return op.lower(TrtOps(graph), inputs, attributes, op.form(None))
-        return _plugin_layer(graph, op, [x for x in inputs if x is not None], attributes_for(op, attributes))
+        present = [x for x in inputs if x is not None]
+        return _plugin_layer(graph, op, [*present, *_missing(op, present)], attributes_for(op, attributes))
+
+
+def _missing(op: CustomOp, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Add constants for the last inputs of the op's plugin if they are missing."""
+    plugin: Plugin = op.part("plugin").PLUGIN
+    arrays = plugin.missing([Fact(x.dtype, x.shape) for x in inputs])
+    names, data = plugin.inputs[len(inputs) :], inputs[plugin.data]
+    return [data.graph.constant(array, name, data.dtype) for name, array in zip(names, arrays, strict=True)]
 
 
 def _plugin_layer(

@@ -129,6 +129,12 @@ class CustomOp:
         """The folder that the op was loaded from."""
         return Path(next(iter(sys.modules[self.package].__path__)))
 
+    @property
+    def typicals(self) -> tuple[Typical, ...]:
+        """The sizes that the kernel is compiled for: `TYPICAL` of `cases.py`, and `OTHER_TYPICALS` if there are any."""
+        cases = self.part("cases")
+        return (cases.TYPICAL, *getattr(cases, "OTHER_TYPICALS", ()))
+
     def has_part(self, name: str) -> bool:
         """Whether the op's folder has a file of this name."""
         return (self.folder / f"{name}.py").is_file()

@@ -29,8 +29,9 @@ from trtkit.network.ops.mask import (
     relative_mask,
 )
 from trtkit.network.ops.paged_attention import PageRows, Pages
+from trtkit.network.ops.quantize import rounded
 from trtkit.network.ops.shape import unsqueeze
-from trtkit.network.paged_layers import limits_of
+from trtkit.network.paged_layers import op_attributes
 from trtkit.network.rope_tables import distance_buckets, query_growth_table, rope_tables, section_axes
 
 if TYPE_CHECKING:
@@ -152,7 +153,11 @@ class LayerInputs:
                 counts = inputs.kv_lengths - inputs.write_indices
                 self._page_rows = PageRows(inputs.page_table, inputs.write_indices, counts)
         pools = self._pools[index]
-        return Pages(self._page_rows, pools["key"], pools["value"], *limits_of(attention, self._options))
+        attributes, kv = op_attributes(attention, self._options), self._options.kv_cache
+        if kv is not None:
+            scales = {"key_scale": kv.key_scales[index], "value_scale": kv.value_scales[index]}
+            attributes |= {name: rounded(scale, self._options.dtype) for name, scale in scales.items()}
+        return Pages(self._page_rows, pools["key"], pools["value"], attributes)
 
     def _tables_of(self, heads: int) -> Tensor | None:
         """Return the pages of each sequence's heads, shared by all layers of as many; None if caches are linear."""

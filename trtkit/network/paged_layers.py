@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.dtypes import INT32
+from trtkit.dtypes import DTYPES, INT32
 from trtkit.models.attention import AttentionSpec
 from trtkit.network.custom_op import find
 from trtkit.network.foreign import Fact
@@ -35,10 +35,14 @@ def obstacles(spec: DecoderSpec, options: DecoderOptions) -> dict[int, str]:
     return {index: of_cache[index if each.cache_of is None else each.cache_of] for index, each in attentions.items()}
 
 
-def limits_of(attention: AttentionSpec, options: DecoderOptions) -> tuple[int, float]:
-    """Return the op's `window` and `softcap`, 0 for none. A window of a whole slot is none."""
-    window = attention.sliding_window or 0
-    return window if window < options.max_sequence_length else 0, attention.softcap or 0.0
+def op_attributes(attention: AttentionSpec, options: DecoderOptions) -> dict[str, float | str]:
+    """Return the op's attributes but for the caches' scales. A window of a whole slot is none."""
+    window, kv = attention.sliding_window or 0, options.kv_cache
+    attributes: dict[str, float | str] = {
+        "window": window if window < options.max_sequence_length else 0,
+        "softcap": float(attention.softcap or 0),
+    }
+    return attributes if kv is None else {**attributes, "quantization": kv.format}
 
 
 def _obstacle(attention: AttentionSpec, options: DecoderOptions) -> str:
@@ -49,8 +53,6 @@ def _obstacle(attention: AttentionSpec, options: DecoderOptions) -> str:
         "relative position scores": attention.relative is not None,
         "chunked attention": (attention.chunk or options.max_sequence_length) < options.max_sequence_length,
         "images whose tokens see each other": options.has_visible_lengths,
-        "quantized caches": options.kv_cache is not None,
-        "sinks": attention.has_sinks,
     }
     return next((name for name, is_there in features.items() if is_there), "") or _refusal(attention, options)
 
@@ -61,8 +63,8 @@ def _refusal(attention: AttentionSpec, options: DecoderOptions) -> str:
 
     op, dtype = find("PagedAttention"), options.dtype
     heads, shared, size = attention.num_attention_heads, attention.num_key_value_heads, attention.head_dim
-    pool, new = Fact(dtype, (-1, shared, options.page_tokens or 1, size)), Fact(dtype, (-1, shared, -1, size))
+    kept = dtype if options.kv_cache is None else DTYPES[options.kv_cache.format]
+    pool, new = Fact(kept, (-1, shared, options.page_tokens or 1, size)), Fact(kept, (-1, shared, -1, size))
     of_rows = (Fact(INT32, (-1, -1)), Fact(INT32, (-1,)), Fact(INT32, (-1,)))
     facts = (Fact(dtype, (-1, heads, -1, size)), pool, pool, new, new, *of_rows)
-    window, softcap = limits_of(attention, options)
-    return refusal(op, facts, op.attributes(window=window, softcap=softcap))
+    return refusal(op, facts, op.attributes(**op_attributes(attention, options)))

@@ -22,6 +22,7 @@ from trtkit.network.foreign import Fact, Refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from trtkit.arrays import Array
     from trtkit.dtypes import DType
     from trtkit.network.aot import Launch
     from trtkit.network.custom_op import CustomOp
@@ -39,15 +40,28 @@ class Plugin:
     """What a plugin needs beyond the op and its kernel.
 
     inputs: names; all are given. types: of each input and then of each output, in TensorRT's words: `FP32|FP16` for
-    the data type, the same for all of them, `FP32` for coordinates. data: the input whose type is the data type.
+    the data type, the same for all of them, `FP32` for coordinates; or a function of the attributes that returns them.
+    data: the input whose type is the data type.
     shapes: the outputs' from the inputs' and the attributes. limits: raises Refusal for what the kernel cannot do.
+    defaults: what the last inputs are given if they are optional and missing, in the data type: arrays of the facts
+        of the others.
     """
 
     inputs: tuple[str, ...]
-    types: tuple[str, ...]
+    types: tuple[str, ...] | Callable[[Any], tuple[str, ...]]
     data: int
     shapes: Callable[[Sequence[Sequence[Any]], Any], Sequence[Sequence[Any]]]
     limits: Callable[[Sequence[Fact], Any], None] = _anything
+    defaults: tuple[Callable[[Sequence[Fact]], Array], ...] = ()
+
+    def types_of(self, attributes: Any) -> tuple[str, ...]:
+        """Return the types of the inputs and then of the outputs, in TensorRT's words."""
+        return self.types(attributes) if callable(self.types) else self.types
+
+    def missing(self, facts: Sequence[Fact]) -> list[Array]:
+        """Return what stands for the last inputs, after those of these facts. Too few are left too few."""
+        absent = len(self.inputs) - len(facts)
+        return [default(facts) for default in self.defaults[-absent:]] if 0 < absent <= len(self.defaults) else []
 
 
 @dataclass(frozen=True)
@@ -106,10 +120,10 @@ def refusal(op: CustomOp, facts: Sequence[Fact | None], attributes: Any) -> str:
         return "it has no plugin"
     plugin: Plugin = op.part("plugin").PLUGIN
     known = [fact for fact in facts if fact is not None]
-    if len(known) != len(plugin.inputs):
+    if len(known) + len(plugin.missing(known)) != len(plugin.inputs):
         return f"{len(known)} inputs, its plugin takes {len(plugin.inputs)}: {', '.join(plugin.inputs)}"
     data = known[plugin.data].dtype
-    for name, types, fact in zip(plugin.inputs, plugin.types, known, strict=False):
+    for name, types, fact in zip(plugin.inputs, plugin.types_of(attributes), known, strict=False):
         if fact.dtype != type_of(types, data) or fact.dtype.name.upper() not in types.split("|"):
             return f"input `{name}` has type {fact.dtype}, its plugin takes {types}"
     try:
@@ -158,14 +172,14 @@ def define(trtp: Any, op: CustomOp, capability: int) -> str:
         descs = _output_descs(trtp, plugin, values[:count], attributes_at(values))
         return descs[0] if len(descs) == 1 else descs
 
-    def autotune(*_values: Any) -> list[Any]:
-        return [trtp.AutoTuneCombination(", ".join(plugin.types), "LINEAR")]
+    def autotune(*values: Any) -> list[Any]:
+        return [trtp.AutoTuneCombination(", ".join(plugin.types_of(attributes_at(values))), "LINEAR")]
 
     def aot_impl(*values: Any) -> tuple[Any, ...]:
         return _compiled(trtp, op, values[:count], attributes_at(values), compute_capability(capability))
 
     trtp.register(name)(_signed(register, [*tensors, *attributes], returned))
-    trtp.autotune(name)(_signed(autotune, [*tensors, outputs], typing.List[trtp.AutoTuneCombination]))  # noqa: UP006
+    trtp.autotune(name)(_signed(autotune, [*tensors, *attributes, outputs], typing.List[trtp.AutoTuneCombination]))  # noqa: UP006
     text = typing.Union[str, bytes]  # noqa: UP007
     answer = typing.Tuple[text, text, trtp.KernelLaunchParams, trtp.SymExprs]  # noqa: UP006
     trtp.aot_impl(name)(_signed(aot_impl, [*tensors, *attributes, outputs, ("tactic", int)], answer))
@@ -178,7 +192,7 @@ def _output_descs(trtp: Any, plugin: Plugin, inputs: Sequence[Any], attributes: 
     data = inputs[plugin.data].dtype
     types = [
         data if "|" in types else getattr(type(data), dtype_of(types.lower()).tensorrt)
-        for types in plugin.types[len(inputs) :]
+        for types in plugin.types_of(attributes)[len(inputs) :]
     ]
     return tuple(
         trtp.from_shape_expr(tuple(plain(size) for size in shape), dtype)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trtkit.planning.counts import Counts
     from trtkit.planning.formats import Format
     from trtkit.planning.multilinear import Point
+    from trtkit.quantization_methods import CacheFormat
     from trtkit.quantized_model import QuantizedModel
 
 Json = dict[str, Any]
@@ -123,6 +124,12 @@ class DecoderModel:
     def kv_dtype(self) -> DType:
         """Type of the caches."""
         return self.cache_dtype or self.dtype
+
+    @property
+    def cache_format(self) -> CacheFormat | None:
+        """Format of caches in 8 bits; None if they have the network's type."""
+        formats: dict[str, CacheFormat] = {"int8": "int8", "fp8": "fp8"}
+        return formats.get(self.kv_dtype.name)
 
     @property
     def keeps_new(self) -> bool:

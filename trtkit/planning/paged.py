@@ -10,11 +10,13 @@ from trtkit.engine.decoders import llm_options, network_options
 from trtkit.engine.plugins import reads_pages_in_place
 from trtkit.models.attention import AttentionSpec
 from trtkit.network.paged_layers import layers_in_place
+from trtkit.quantized_matrix import KvQuantization
 from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.models.spec import DecoderSpec
+    from trtkit.quantization_methods import CacheFormat
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,21 @@ def whole_pages(tokens: int, page_tokens: int) -> int:
     return -(-tokens // page_tokens)
 
 
-def copied_pages(config: ModelConfig, backend: str, spec: DecoderSpec, *, has_8_bit_caches: bool) -> CopiedPages | None:
+def copied_pages(
+    config: ModelConfig, backend: str, spec: DecoderSpec, cache_format: CacheFormat | None
+) -> CopiedPages | None:
     """Return what steps of a config's engine copy; None if its caches are linear.
 
-    Raises ConfigError if plugins are to read pages in place always and the backend called so has none.
+    cache_format: of caches in 8 bits. Raises ConfigError if plugins are to read pages in place always and the backend
+    called so has none.
     """
     if llm_options(config).page_size is None:
         return None
     in_place: frozenset[int] = frozenset()
-    if reads_pages_in_place(config, backend) and not has_8_bit_caches:
-        in_place = layers_in_place(spec, replace(network_options(resolve(config)), has_pages_in_place=True))
+    if reads_pages_in_place(config, backend):
+        kv_cache = None if cache_format is None else KvQuantization(cache_format, (), ())  # the format decides
+        options = replace(network_options(resolve(config)), has_pages_in_place=True, kv_cache=kv_cache)
+        in_place = layers_in_place(spec, options)
     return page_copies(spec, in_place)
 
 

@@ -149,7 +149,7 @@ def _notes(planned: PlannedModel) -> list[str]:
 def _in_pages(question: Question, planned: PlannedModel) -> tuple[Question, CopiedPages | None]:
     """Return the question with caches in pages, and what steps copy of them, if the config has such caches."""
     model, spec = question.model, question.spec
-    pages = copied_pages(planned.config, planned.backend, spec, has_8_bit_caches=model.kv_dtype.bits == 8)
+    pages = copied_pages(planned.config, planned.backend, spec, model.cache_format)
     size = llm_options(planned.config).page_size
     if pages is None or size is None:
         return question, None

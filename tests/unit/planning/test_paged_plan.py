@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +31,9 @@ from trtkit.planning.source import PlannedModel
 from trtkit.simulation.memory import PagedMemory
 from trtkit.simulation.requests import SimulatedRequest
 
+if TYPE_CHECKING:
+    from trtkit.quantization_methods import CacheFormat
+
 GEMMA = {
     "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 99,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
@@ -40,6 +43,7 @@ PER_TOKEN = 3 * 2 * 2 * 8 * 2
 """Three layers of two heads of 8, keys and values, in fp16."""
 ALL = CopiedPages(3, Fraction(1), Fraction(1, 3))
 """Of the three layers."""
+NONE = CopiedPages(0, Fraction(0), Fraction(0))
 
 
 def config(precision: str = "fp16", plugins: str = "never", **llm: Any) -> ModelConfig:
@@ -95,22 +99,20 @@ def test_nothing_is_counted_for_pages_that_are_read_in_place(monkeypatch: pytest
     [
         ("tensorrt_rtx", {"plugins": "auto"}, ALL),
         ("tensorrt", {"plugins": "never"}, ALL),
-        ("tensorrt", {"plugins": "auto"}, CopiedPages(0, Fraction(0), Fraction(0))),
-        ("tensorrt", {"plugins": "auto", "precision": "bf16"}, ALL),
+        ("tensorrt", {"plugins": "auto"}, NONE),
+        ("tensorrt", {"plugins": "auto", "precision": "bf16"}, NONE),
     ],
 )
-def test_layers_copy_unless_the_plugin_takes_them(backend: str, options: dict[str, str], copied: CopiedPages) -> None:
-    found = copied_pages(config(**options), backend, decoder_spec(GEMMA, "config.json"), has_8_bit_caches=False)
-    assert found == copied
+@pytest.mark.parametrize("cache_format", [None, "int8", "fp8"])
+def test_layers_copy_unless_the_plugin_takes_them(
+    backend: str, options: dict[str, str], copied: CopiedPages, cache_format: CacheFormat | None
+) -> None:
+    assert copied_pages(config(**options), backend, decoder_spec(GEMMA, "config.json"), cache_format) == copied
 
 
-def test_caches_in_8_bits_are_copied_and_linear_ones_are_not() -> None:
-    spec, asked = decoder_spec(GEMMA, "config.json"), config(plugins="auto")
-    in_8_bits = copied_pages(asked, "tensorrt", spec, has_8_bit_caches=True)
-    assert in_8_bits is not None
-    assert in_8_bits.share == 1
-    linear = asked.model_copy(update={"llm": LlmOptions()})
-    assert copied_pages(linear, "tensorrt", spec, has_8_bit_caches=False) is None
+def test_linear_caches_are_not_copied() -> None:
+    spec, linear = decoder_spec(GEMMA, "config.json"), config().model_copy(update={"llm": LlmOptions()})
+    assert copied_pages(linear, "tensorrt", spec, None) is None
 
 
 def test_a_plugin_that_the_backend_lacks_is_refused() -> None:

@@ -106,9 +106,9 @@ def test_pages_in_eight_bits_hold_what_slots_hold(kv_format: CacheFormat) -> Non
     model = model_of(case_of("gemma2"))
     scales = (0.03,) * len(model.spec.layers)
     answers = []
-    for page_tokens in (None, 4):
+    for caches in ({}, {"page_tokens": 4}, {"page_tokens": 4, "has_pages_in_place": True}):
         kv_cache = KvQuantization(kv_format, scales, scales)
-        graph = graph_of(model, DecoderOptions(FP32, LENGTH, page_tokens=page_tokens, kv_cache=kv_cache))
+        graph = graph_of(model, DecoderOptions(FP32, LENGTH, kv_cache=kv_cache, **caches))
         sizes = model.spec.vocab_size, LENGTH, 16, False
         tested = ReferenceDecoder(DecoderNetwork(rtx(), graph, *sizes, has_read_only_caches=True), 3)
         tokens = greedy(tested, 1, 0, PROMPT, 6)
@@ -125,7 +125,7 @@ def test_pages_in_eight_bits_hold_what_slots_hold(kv_format: CacheFormat) -> Non
         copied, own = (tested.cache.save(slot, 4 * len(rows)).data for slot in (0, 1))
         assert torch.equal(copied, own)
         assert copied.any()
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
     assert answers[0][1] == answers[0][2] == answers[0][3]
 
 

@@ -162,10 +162,10 @@ def _norm_heads(weights: Weights, name: str, x: Tensor, spec: AttentionSpec) -> 
 def _attend(weights: Weights, qkv: QKV, read: tuple[Positions, Past], spec: AttentionSpec) -> Tensor:
     """Return softmax(q k^T) v [B, N, S, H], on the native layer where that can do all that is asked."""
     positions, past = read
-    if past.pages is not None:
-        return paged_attention(qkv[0], qkv[1:], past.pages)
-    assert positions.mask is not None
-    if spec.softcap is None and not spec.has_sinks and qkv[1].shape[-1] == qkv[2].shape[-1]:
-        return attention(qkv, positions.mask, positions.kv_lengths)
     sinks = weights.get("sinks") if spec.has_sinks else None
+    if past.pages is not None:
+        return paged_attention(qkv[0], qkv[1:], past.pages, sinks)
+    assert positions.mask is not None
+    if spec.softcap is None and sinks is None and qkv[1].shape[-1] == qkv[2].shape[-1]:
+        return attention(qkv, positions.mask, positions.kv_lengths)
     return attention_from_primitives(qkv, positions.mask, spec.softcap, sinks)

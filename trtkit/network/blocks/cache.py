@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from trtkit.network.ops.kv_cache import append, append_quantized, pages_of, update_cache
+from trtkit.network.ops.kv_cache import append, append_quantized, pages_of, quantized, update_cache
 from trtkit.network.ops.shape import take_as_many
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class Past:
     tables: [B, K, n], the pages of each sequence, if the caches are pools [P, K, page_tokens, H]; see `head_tables`.
     pages: what attention reads where it is, its own caches or those it shares; None if it reads copies of pages.
     is_expanded: whether a step computes each head's keys and values from cached latent vectors.
-    read: filled by `remember` with what attention reads, for layers that share it; next to `pages`, only what is new.
+    read: filled by `remember` with what attention reads, for layers that share it; next to `pages`, only what is new,
+        as it is kept.
     """
 
     caches: Mapping[str, Tensor]
@@ -53,7 +54,8 @@ def _read_and_kept(past: Past, name: str, new: Tensor) -> tuple[Tensor, Tensor]:
     """Return what attention reads of a cache, and what the cache gets."""
     cache, window = past.caches[name], past.window
     if past.pages is not None:
-        return new, new
+        kept = new if past.scales is None else quantized(cache, new, past.scales[name])
+        return kept, kept
     if past.scales is not None:
         return append_quantized((cache, past.tables), new, past.scales[name], window)
     if past.tables is not None:

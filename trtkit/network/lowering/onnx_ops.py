@@ -84,6 +84,10 @@ class OnnxOps(Ops[OnnxValue]):
             return x
         return self._node("Cast", [x], to=onnx.TensorProto.DataType.Value(dtype.onnx))
 
+    def dequantize(self, x: OnnxValue, scale: float, dtype: DType) -> OnnxValue:
+        """See `Ops`."""
+        return self._known("DequantizeLinear", [x, self._number(scale, dtype)], x.shape, dtype)
+
     def reshape(self, x: OnnxValue, dims: Sequence[Dim[OnnxValue]]) -> OnnxValue:
         """See `Ops`."""
         return self._known("Reshape", [x, self._dims(dims)], reshaped(x.shape, dims))
@@ -102,8 +106,7 @@ class OnnxOps(Ops[OnnxValue]):
 
     def expand(self, x: OnnxValue, dims: Sequence[Dim[OnnxValue]]) -> OnnxValue:
         """See `Ops`."""
-        shape = tuple(size if isinstance(size, int) else -1 for size in dims)
-        return self._known("Expand", [x, self._dims(dims)], shape)
+        return self._known("Expand", [x, self._dims(dims)], tuple(d if isinstance(d, int) else -1 for d in dims))
 
     def concat(self, parts: Sequence[OnnxValue], axis: int) -> OnnxValue:
         """See `Ops`."""

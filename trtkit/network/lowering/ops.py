@@ -69,6 +69,10 @@ class Ops(ABC, Generic[T]):
         """Convert to another type; the tensor itself where it has that type."""
 
     @abstractmethod
+    def dequantize(self, x: T, scale: float, dtype: DType) -> T:
+        """Return x, in int8 or fp8, times a number, in `dtype`."""
+
+    @abstractmethod
     def reshape(self, x: T, dims: Sequence[Dim[T]]) -> T:
         """Give another shape: 0 keeps the axis at that place as it is, one -1 takes what is left."""
 

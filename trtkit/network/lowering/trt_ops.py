@@ -8,7 +8,7 @@ import numpy as np
 
 from trtkit.network.graph import Graph, Tensor
 from trtkit.network.lowering.ops import Dim, Ops
-from trtkit.network.ops import arithmetic, linear, shape
+from trtkit.network.ops import arithmetic, linear, quantize, shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,6 +42,10 @@ class TrtOps(Ops[Tensor]):
     def cast(self, x: Tensor, dtype: DType) -> Tensor:
         """See `Ops`."""
         return arithmetic.cast(x, dtype)
+
+    def dequantize(self, x: Tensor, scale: float, dtype: DType) -> Tensor:
+        """See `Ops`."""
+        return quantize.dequantize(x, quantize.scale_constant(self.graph, scale, "scale", dtype), dtype)
 
     def reshape(self, x: Tensor, dims: Sequence[Dim[Tensor]]) -> Tensor:
         """See `Ops`."""

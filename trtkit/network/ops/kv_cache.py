@@ -8,7 +8,7 @@ import numpy as np
 
 from trtkit.dtypes import INT8
 from trtkit.network.ops.gather import entries
-from trtkit.network.ops.quantize import dequantize, quantize
+from trtkit.network.ops.quantize import dequantize, quantize, scale_constant
 from trtkit.network.ops.shape import concat, reshape, take_as_many, unsqueeze
 
 if TYPE_CHECKING:
@@ -47,6 +47,11 @@ def append(cached: Tensor, new: Tensor) -> Tensor:
     return concat([cached, new], axis=2)
 
 
+def quantized(cache: Tensor, new: Tensor, scale: float) -> Tensor:
+    """Return new keys or values as a cache in int8 or fp8 keeps them."""
+    return quantize(new, scale_constant(new.graph, scale, "scale", new.dtype), cache.dtype)
+
+
 def append_quantized(
     cache: tuple[Tensor, Tensor | None], new: Tensor, scale: float, window: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -58,7 +63,7 @@ def append_quantized(
     window: [T'], to return only the first T' cached ones.
     """
     held, tables = cache
-    factor = held.graph.constant(np.array(scale, np.float32), "scale", new.dtype)
+    factor = scale_constant(held.graph, scale, "scale", new.dtype)
     kept = quantize(new, factor, held.dtype)
     if window is None:
         return dequantize(append(held, kept), factor, new.dtype), kept

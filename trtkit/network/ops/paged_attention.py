@@ -9,6 +9,8 @@ from trtkit.network.custom_layer import add_op
 from trtkit.network.custom_op import find
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trtkit.network.graph import Tensor
 
 
@@ -26,23 +28,20 @@ class PageRows:
 
 @dataclass(frozen=True, eq=False)
 class Pages:
-    """What a layer reads where it is. keys, values: pools [P, K, page, H].
-
-    window: how many tokens up to its own one attends to. softcap: of scores. Both are 0 for none.
-    """
+    """What a layer reads where it is. keys, values: pools [P, K, page, H]. attributes: the op's, by name."""
 
     rows: PageRows
     keys: Tensor
     values: Tensor
-    window: int = 0
-    softcap: float = 0.0
+    attributes: Mapping[str, float | str]
 
 
-def paged_attention(q: Tensor, new: tuple[Tensor, Tensor], pages: Pages) -> Tensor:
+def paged_attention(q: Tensor, new: tuple[Tensor, Tensor], pages: Pages, sinks: Tensor | None = None) -> Tensor:
     """Attend from q [B, N, S, H], already scaled, to cached tokens and new ones, causally; rows of padding are zero.
 
-    new: keys and values of the new tokens [B, K, S, H].
+    new: keys and values of the new tokens [B, K, S, H], in the type of the pools. sinks: [N], see
+    `attention_from_primitives`.
     """
     op, rows = find("PagedAttention"), pages.rows
-    inputs = (q, pages.keys, pages.values, *new, rows.table, rows.lengths, rows.counts)
-    return add_op(q.graph, op, inputs, op.attributes(window=pages.window, softcap=float(pages.softcap)))[0]
+    inputs = (q, pages.keys, pages.values, *new, rows.table, rows.lengths, rows.counts, sinks)
+    return add_op(q.graph, op, inputs, op.attributes(**pages.attributes))[0]

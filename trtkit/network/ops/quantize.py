@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.dtypes import E8M0, FP4, FP8
+from trtkit.dtypes import BF16, E8M0, FP4, FP8
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
@@ -56,6 +56,13 @@ BLOCKS = {"fp4": 16, "fp8": 32}
 def scale_constant(graph: Graph, value: Any, role: str, dtype: DType) -> Tensor:
     """Add scales as a constant in `dtype`."""
     return graph.constant(np.ascontiguousarray(value, np.float32), role, dtype)
+
+
+def rounded(scale: float, dtype: DType) -> float:
+    """Return a scale as constants in `dtype` hold it."""
+    import ml_dtypes
+
+    return float(np.float32(scale).astype(ml_dtypes.bfloat16 if dtype == BF16 else dtype.numpy))
 
 
 def _kind(graph: Graph, dtype: DType) -> Any:

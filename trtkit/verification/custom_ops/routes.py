@@ -5,22 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
-import torch
 from onnx import helper
 
-from trtkit.dtypes import FP32
+from trtkit.dtypes import FP8, FP32
 from trtkit.errors import BuildError, NetworkError, SourceError
 from trtkit.network.aot import load_kernels
 from trtkit.network.custom_op import DOMAIN, attribute_values
 from trtkit.network.graph import Graph, Tensor
+from trtkit.network.host_array import array_dtype
 from trtkit.network.lowering.trt_ops import TrtOps
 from trtkit.network.onnx.function import function_of
-from trtkit.reference import Executor, Options, to_array
+from trtkit.reference import Executor, Options, to_array, to_tensor
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from trtkit.arrays import Array
     from trtkit.backends import Backend
     from trtkit.network.foreign import Fact
@@ -99,7 +98,7 @@ def run_network(graph: Graph, trial: Trial) -> list[Array]:
 
 def interpreted_kernel(trial: Trial) -> list[Array]:
     """Compute by the op's kernel under Triton's interpreter."""
-    inputs = [None if x is None else torch.from_numpy(x) for x in trial.inputs]
+    inputs = [None if x is None else to_tensor(x, f"x{place}") for place, x in enumerate(trial.inputs)]
     outputs = load_kernels(trial.op, interpreted=True).launch(inputs, trial.case.attributes)
     return [to_array(tensor) for tensor in outputs]
 
@@ -154,8 +153,18 @@ def run_onnx(trial: Trial, model: onnx.ModelProto) -> list[Array]:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise SourceError(f"ONNX Runtime cannot load the model: {error}", trial.op.name) from None
-    outputs: list[np.ndarray[Any, Any]] = session.run(None, trial.named())
+    outputs: list[np.ndarray[Any, Any]] = session.run(None, {name: _feed(x) for name, x in trial.named().items()})
     return outputs
+
+
+def _feed(x: Array) -> object:
+    """Return an input as ONNX Runtime takes it: fp8 by its bits, since NumPy has no such type."""
+    import onnxruntime
+
+    if array_dtype(x) != FP8:
+        return x
+    bits, kind = x.view(np.uint8), onnx.TensorProto.FLOAT8E4M3FN
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, kind)
 
 
 def _executed(executor: Executor, trial: Trial) -> list[Array]:

@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from trtkit.dtypes import DType, dtype_of
 from trtkit.network.foreign import Fact
 from trtkit.network.host_array import array_dtype
+from trtkit.reference.arrays import to_tensor
 from trtkit.verification.compare import compare, worst
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Trial:
     @cached_property
     def expected(self) -> list[Array]:
         """The reference's outputs, in fp64 from the inputs as they are in `dtype`."""
-        inputs = [None if x is None else torch.from_numpy(_widened(x)) for x in self.inputs]
+        inputs = [None if x is None else to_tensor(_widened(x), f"x{place}") for place, x in enumerate(self.inputs)]
         outputs = self.op.part("reference").reference(inputs, self.case.attributes)
         return [tensor.numpy() for tensor in outputs]
 
@@ -90,4 +90,4 @@ def trials(op: CustomOp, dtypes: Sequence[str] = ("fp32", "fp16")) -> list[Trial
 
 
 def _widened(x: Array) -> Array:
-    return x.astype(np.float64) if x.dtype.kind == "f" else x
+    return x.astype(np.float64) if array_dtype(x).is_float else x
