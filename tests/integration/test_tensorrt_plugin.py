@@ -113,7 +113,12 @@ def test_attention_to_pages_is_a_plugin_in_every_layer(tmp_path: Path) -> None:
         assert "key_positions" not in families[family]["inputs"]
         assert [plugin["attributes"]["window"] for plugin in plugins] == wanted
         assert {plugin["attributes"]["softcap"] for plugin in plugins} == {5.0 if family == "gemma2" else 0.0}
-        assert {*map(str, (plugin["outputs"] for plugin in plugins))} == {"['HALF']"}
+        cached = {"gemma2": "INT8", "gpt_oss": "FP8"}.get(family, "HALF")
+        types = [*[cached] * 4, *["INT32"] * 3]
+        assert {name for plugin in plugins for name in plugin["outputs"]} == {"BF16" if family == "gemma2" else "HALF"}
+        assert [[kind for _, kind, _ in plugin["inputs"][1:8]] for plugin in plugins] == [types] * count
+        scales = [round(plugin["attributes"]["key_scale"], 3) for plugin in plugins]
+        assert scales == ([1.0] * count if cached == "HALF" else [0.02, 0.03])
         assert {plugin["inputs"][8][0].endswith("attention/sinks") for plugin in plugins} == {family == "gpt_oss"}
     pools = [[name for name, *_ in plugin["inputs"][1:3]] for plugin in families["gemma3n_text"]["plugins"]]
     assert pools[5:] == 2 * [["past_key_3", "past_value_3"]]  # which these layers share

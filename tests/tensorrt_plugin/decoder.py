@@ -10,7 +10,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.decoders import rtx
 from tests.engine_decoders import config_of
@@ -20,9 +20,21 @@ from trtkit.config.schema import CustomOpOptions
 from trtkit.engine.decoders import open_decoder
 from trtkit.engine.pages_in_place import use_plugin
 from trtkit.network.graph import Graph
+from trtkit.quantized_matrix import KvQuantization
 from trtkit.resolve import resolve
 
-FAMILIES = ("llama", "gemma2", "gemma3n_text", "gpt_oss")
+if TYPE_CHECKING:
+    from trtkit.dtypes import Precision
+    from trtkit.quantization_methods import CacheFormat
+
+CASES: tuple[tuple[str, Precision, CacheFormat | None], ...] = (
+    ("llama", "fp16", None),
+    ("gemma2", "bf16", "int8"),
+    ("gemma3n_text", "fp16", None),
+    ("gpt_oss", "fp16", "fp8"),
+)
+"""Families, types, and formats of caches in 8 bits."""
+SCALES = (0.02, 0.03)
 
 
 class Network:
@@ -51,11 +63,14 @@ class Network:
         return self._network.add_identity(inputs[0])
 
 
-def written(trt: Any, model_type: str, folder: Path) -> dict[str, Any]:
-    """Write a family's decoder in fp16 as a build does; return its inputs and plugins, and what the build says."""
-    config = config_of(case_of(model_type), folder, "fp16", kv="paged")
+def written(trt: Any, case: tuple[str, Precision, CacheFormat | None], folder: Path) -> dict[str, Any]:
+    """Write a family's decoder as a build does; return its inputs and plugins, and what the build says."""
+    model_type, precision, kv_format = case
+    config = config_of(case_of(model_type), folder, precision, kv="paged")
     config = config.model_copy(update={"custom_ops": CustomOpOptions(plugins="always")})
     opened, graph = open_decoder(resolve(config)), Graph(replace(rtx(), name="tensorrt"))
+    if kv_format is not None:
+        opened = replace(opened, source=replace(opened.source, kv_cache=KvQuantization(kv_format, SCALES, SCALES)))
     network = graph.network = Network(trt, graph.network)
     detail = use_plugin(graph, opened, (90,))
     opened.write(graph, opened.weights())
@@ -67,8 +82,8 @@ def main() -> None:
     full_rtx, folder = rtx(), Path(sys.argv[1])  # its library before the others, which only look like TensorRT's
     trt, _ = load(folder)
     trt.ITensor = full_rtx.trt.ITensor
-    for model_type in FAMILIES:
-        print(json.dumps(written(trt, model_type, folder / model_type)))
+    for case in CASES:
+        print(json.dumps(written(trt, case, folder / case[0])))
 
 
 if __name__ == "__main__":
