@@ -111,18 +111,32 @@ def test_heads_without_matrices_use_the_models(is_tied: bool, tmp_path: Path) ->
     matrix = golden["1.1.weight"]
     weights = {name: weight for name, weight in golden.items() if not name.endswith(".1.weight")}
     spec = replace(target(), head=replace(target().head, is_tied=is_tied))
-    head = open_speculator(save_medusa(tmp_path, weights, medusa_num_heads=3, medusa_num_layers=1), spec)
+    head = open_speculator(save_medusa(tmp_path, weights, medusa_num_heads=3, version="2"), spec)
     name = "embedding.weight" if is_tied else "lm_head.weight"
     ours, _ = logits_of(head, expected["hidden_states"], {name: matrix.numpy()})
     assert relative_rms(ours[1], expected["logits"][1]) < 1e-5
     assert relative_rms(ours[0], expected["logits"][0]) > 0.1
 
 
-def test_heads_of_a_model_that_modelopt_added_them_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("prefix", "fields"),
+    [
+        ("medusa_heads.", {"medusa": {"num_medusa_heads": 3, "num_medusa_layers": 1}}),  # ModelOpt
+        ("medusa_head.", {"medusa_num_heads": 3, "medusa_num_layers": 1}),  # FasterDecoding
+    ],
+)
+def test_heads_that_are_stored_with_their_model(prefix: str, fields: dict[str, Any], tmp_path: Path) -> None:
     golden, expected = load_file(GOLDEN / "medusa/model.safetensors"), load_file(GOLDEN / "medusa/expected.safetensors")
-    weights = {f"medusa_heads.{name}": weight for name, weight in golden.items()} | {
-        "model.norm.weight": torch.ones(20)
-    }
-    fields = {"model_type": "llama", "medusa": {"num_medusa_heads": 3, "num_medusa_layers": 1}, "rope_theta": 5}
-    head = open_speculator(save_medusa(tmp_path, weights, **fields), target())
+    weights = {f"{prefix}{name}": weight for name, weight in golden.items()} | {"model.norm.weight": torch.ones(20)}
+    of_model = {"model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 7, "rope_theta": 5}
+    head = open_speculator(save_medusa(tmp_path, weights, **of_model, **fields), target())
     assert relative_rms(logits_of(head, expected["hidden_states"])[0], expected["logits"]) < 1e-5
+
+
+def test_first_heads_of_the_files_are_used_as_the_config_says(tmp_path: Path) -> None:
+    """FasterDecoding's `medusa-vicuna-7b-v1.3` has five heads and a config of two."""
+    golden, expected = load_file(GOLDEN / "medusa/model.safetensors"), load_file(GOLDEN / "medusa/expected.safetensors")
+    fields = {"medusa_num_heads": 2, "medusa_num_layers": 1, "model_type": "llama", "version": "1"}
+    head = open_speculator(save_medusa(tmp_path, golden, **fields), target())
+    assert relative_rms(logits_of(head, expected["hidden_states"])[0], expected["logits"][:2]) < 1e-5
+    assert "heads: 2 of 3, layers in each: 1" in head.spec.description

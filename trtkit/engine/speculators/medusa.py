@@ -1,4 +1,4 @@
-"""Medusa heads' folder: config.json and safetensors, by FasterDecoding's or vLLM's names, or ModelOpt's whole model.
+"""Medusa heads' folder: config.json and safetensors, by FasterDecoding's or vLLM's names, alone or with their model.
 
 Sources: https://github.com/FasterDecoding/Medusa; vllm/model_executor/models/medusa.py;
 text_generation_server/layers/medusa.py, whose heads may use the model's own matrix for logits.
@@ -15,7 +15,7 @@ import numpy as np
 
 from trtkit.engine.speculators.opened import OpenedSpeculator, misfits
 from trtkit.errors import ProblemsError, SourceError
-from trtkit.models.speculators.medusa import is_modelopts, medusa_spec
+from trtkit.models.speculators.medusa import is_models, medusa_spec
 from trtkit.sources.checkpoint import Checkpoint, StoredArray
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
     from trtkit.models.speculators.medusa import MedusaSpec
 
-_PREFIX, _SHARED, _TOKENS = "medusa_heads.", "lm_head.weight", "token_map"
+_SHARED, _TOKENS = "lm_head.weight", "token_map"
+_PREFIX, _HEAD = re.compile(r"^medusa_heads?\."), re.compile(r"^(\d+)\.")
 _LAYER, _MATRIX = re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\."), re.compile(r"^lm_heads\.(\d+)\.")
 
 
@@ -33,8 +34,11 @@ def open_medusa(folder: HeadFolder, target: DecoderSpec) -> OpenedSpeculator:
 
     Raises SourceError, ProblemsError for fields and weights that are missing, unknown or of another model's heads.
     """
-    spec = medusa_spec(folder.fields, folder.where, target)
+    is_vllms = any(_LAYER.match(_PREFIX.sub("", name)) for name in folder.stored)
+    spec = medusa_spec(folder.fields, folder.where, target, has_bias=not is_vllms)
     stored = _renamed(folder, spec)
+    spec = replace(spec, stored_heads=1 + max(map(_head, stored), default=-1))
+    stored = {name: array for name, array in stored.items() if _head(name) < spec.heads}
     ids = _ids(spec, stored.pop(_TOKENS, None), folder.path)
     matrices = {_SHARED, *(f"{head}.{spec.layers}.weight" for head in range(spec.heads))}
     borrowed = {}
@@ -57,15 +61,21 @@ def open_medusa(folder: HeadFolder, target: DecoderSpec) -> OpenedSpeculator:
 
 def _renamed(folder: HeadFolder, spec: MedusaSpec) -> dict[str, StoredArray]:
     """Return the heads' arrays by FasterDecoding's names; of a model with heads, only theirs."""
-    is_model = is_modelopts(folder.fields)
+    is_model = is_models(folder.fields)
     stored = {}
     for name, array in folder.stored.items():
-        if is_model and not name.startswith(_PREFIX):
+        if is_model and not _PREFIX.match(name):
             continue
-        own = _LAYER.sub(r"\1.\2.linear.", name.removeprefix(_PREFIX))
+        own = _LAYER.sub(r"\1.\2.linear.", _PREFIX.sub("", name))
         own = _MATRIX.sub(rf"\1.{spec.layers}.", own)
         stored[_SHARED if spec.is_shared and own == f"0.{spec.layers}.weight" else own] = array
     return stored
+
+
+def _head(name: str) -> int:
+    """Return the number of the head that a weight is of; -1 for those of all."""
+    number = _HEAD.match(name)
+    return -1 if number is None else int(number[1])
 
 
 def _ids(spec: MedusaSpec, tokens: StoredArray | None, where: str) -> np.ndarray:

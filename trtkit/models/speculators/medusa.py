@@ -1,7 +1,7 @@
 """Medusa heads, as data: each guesses the token at its own distance from the model's last hidden state.
 
 Sources: https://arxiv.org/abs/2401.10774; config.json of FasterDecoding's heads, of vLLM's (`MedusaModel`), and of
-models that ModelOpt added heads to.
+models that FasterDecoding or ModelOpt added heads to.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MEDUSA = "medusa"
 _ARCHITECTURE = "MedusaModel"
 _JOINT = "medusa"  # the field of a model's own config by which ModelOpt describes its heads
+_OF_MODELS = "num_attention_heads"  # which only a model's own config has
 _HEADS, _LAYERS = "medusa_num_heads", "medusa_num_layers"
 _ALIASES = {
     "num_heads": _HEADS,
@@ -31,7 +32,8 @@ _ALIASES = {
     "num_hidden_layers": _LAYERS,
     "num_medusa_layers": _LAYERS,
 }
-_IDLE = ("base_model_name_or_path", "max_paths", "topk", "max_seq_len")  # names, and sizes of trees
+# Names, and which guesses of several are checked.
+_IDLE = ("base_model_name_or_path", "max_paths", "topk", "max_seq_len", "decoding_strategy")
 _MOST_HEADS = 64
 
 
@@ -40,7 +42,8 @@ class MedusaSpec:
     """Heads that guess the tokens after the next one, in order.
 
     layers: residual layers of each head. draft_vocab_size: tokens that they can guess, of vocab_size. is_shared: all
-    heads use one matrix for logits. logit_scale: of what it gives.
+    heads use one matrix for logits. logit_scale: of what it gives. stored_heads: in the files, of which the first are
+    used.
     """
 
     heads: int
@@ -51,6 +54,7 @@ class MedusaSpec:
     has_bias: bool = True
     is_shared: bool = False
     logit_scale: float = 1.0
+    stored_heads: int = 0
 
     @property
     def kind(self) -> str:
@@ -76,7 +80,8 @@ class MedusaSpec:
     def description(self) -> str:
         """Return the kind, what it guesses and what it reads, for people."""
         tokens = f"{self.draft_vocab_size} of {self.vocab_size} tokens"
-        return f"Medusa, heads: {self.heads}, layers in each: {self.layers}, {tokens}; reads the last hidden state"
+        heads = f"{self.heads} of {self.stored_heads}" if self.stored_heads > self.heads else str(self.heads)
+        return f"Medusa, heads: {heads}, layers in each: {self.layers}, {tokens}; reads the last hidden state"
 
     def fusion_weights(self) -> Iterator[Weight]:
         """Yield nothing: the model's network has no weights for its heads."""
@@ -99,17 +104,13 @@ class MedusaSpec:
 
 def describes(fields: Fields) -> bool:
     """Whether a `config.json` is that of Medusa heads, or of a model with such heads."""
-    return is_vllms(fields) or is_modelopts(fields) or _HEADS in fields
+    is_vllms = fields.get("model_type") == "medusa" or _ARCHITECTURE in (fields.get("architectures") or ())
+    return is_vllms or is_models(fields) or _HEADS in fields
 
 
-def is_vllms(fields: Fields) -> bool:
-    """Whether a `config.json` is in vLLM's format, whose layers have a bias only if it says so."""
-    return fields.get("model_type") == "medusa" or _ARCHITECTURE in (fields.get("architectures") or ())
-
-
-def is_modelopts(fields: Fields) -> bool:
-    """Whether a `config.json` is that of a model which ModelOpt added heads to."""
-    return isinstance(fields.get(_JOINT), Mapping)
+def is_models(fields: Fields) -> bool:
+    """Whether a `config.json` is a model's own, which heads were added to."""
+    return isinstance(fields.get(_JOINT), Mapping) or (_HEADS in fields and _OF_MODELS in fields)
 
 
 def obstacles(target: DecoderSpec) -> Iterator[str]:  # noqa: ARG001
@@ -117,8 +118,8 @@ def obstacles(target: DecoderSpec) -> Iterator[str]:  # noqa: ARG001
     return iter(())
 
 
-def medusa_spec(fields: Fields, where: str, target: DecoderSpec) -> MedusaSpec:
-    """Return the heads that a `config.json` describes.
+def medusa_spec(fields: Fields, where: str, target: DecoderSpec, *, has_bias: bool) -> MedusaSpec:
+    """Return the heads that a `config.json` describes. has_bias: of layers, if it does not say.
 
     Raises SourceError, ProblemsError for fields that are missing, unknown or not supported, and for what differs from
     the model `target`.
@@ -132,8 +133,8 @@ def medusa_spec(fields: Fields, where: str, target: DecoderSpec) -> MedusaSpec:
         hidden_size,
         vocab_size,
         int(config.get("truncated_vocab_size", vocab_size)),
-        has_bias=bool(config.get("medusa_fc_bias", not is_vllms(fields))),
-        is_shared=bool(config.get("original_lm_head", False)),
+        has_bias=bool(config.get("medusa_fc_bias", has_bias)),
+        is_shared=bool(config.get("original_lm_head", False)) or _version(config) == 2,
         logit_scale=float(config.get("logit_scale", 1.0)),
     )
     for name in _IDLE:
@@ -146,11 +147,27 @@ def medusa_spec(fields: Fields, where: str, target: DecoderSpec) -> MedusaSpec:
     return spec
 
 
+def _version(config: HfConfig) -> int:
+    """Return FasterDecoding's version: heads of the second have no matrices of their own. Raises SourceError."""
+    version = config.get("version")
+    if str(version or 1) not in ("1", "2"):
+        raise SourceError(f"`version` is `{version}`; only 1 and 2 are supported", config.where)
+    return int(version or 1)
+
+
 def _renamed(fields: Fields, where: str) -> dict[str, object]:
     """Return the heads' fields by FasterDecoding's names. Raises SourceError for two values of one field."""
     renamed: dict[str, object] = {}
-    for name, value in (fields[_JOINT] if is_modelopts(fields) else fields).items():
+    for name, value in _of_heads(fields).items():
         usual = _ALIASES.get(name, name)
         if renamed.setdefault(usual, value) != value:
             raise SourceError(f"`{name}` is `{value}`, and `{usual}` is `{renamed[usual]}`", where)
     return renamed
+
+
+def _of_heads(fields: Fields) -> Fields:
+    """Return the fields of the heads."""
+    if not is_models(fields):
+        return fields
+    joint = fields.get(_JOINT)
+    return joint if isinstance(joint, Mapping) else {name: fields[name] for name in fields if name.startswith("medusa")}
