@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from tests.gpu.networks import Bound, build_plan
 from tests.gpu.steps.machine import copy_bytes_per_s
 from trtkit.network.aot import load_kernels
 from trtkit.network.custom_op import load_ops
+from trtkit.reference import to_array, to_tensor
 from trtkit.verification.custom_ops.routes import network_of
 from trtkit.verification.custom_ops.trial import Trial, trials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import torch
+
     from tests.gpu.place import Place
     from tests.gpu.step import Answer
     from trtkit.arrays import Array
     from trtkit.network.custom_op import CustomOp
+    from trtkit.network.plugin import Plugin
 
 INTERPRETED = "PillarScatter"
 """Triton's interpreter is fast enough on it."""
@@ -30,7 +32,7 @@ def ask(place: Place) -> Iterator[Answer]:
     rate = copy_bytes_per_s(place)
     ops = [op for op in load_ops().values() if op.has_part("kernel")]
     for op in [op for op in ops if op.name == INTERPRETED] if place.is_simulated else ops:
-        cases = trials(op)[:2] if place.is_simulated else trials(op)
+        cases = trials(op)[:2] if place.is_simulated else trials(op, _dtypes(op))
         errors = [trial.compare(_outputs(place, trial)).relative_rms_error for trial in cases]
         for dtype in dict.fromkeys(trial.dtype for trial in cases):
             worst = max(error for trial, error in zip(cases, errors, strict=True) if trial.dtype == dtype)
@@ -40,6 +42,12 @@ def ask(place: Place) -> Iterator[Answer]:
                 "relative_rms_error": worst,
             }
         yield _timed(place, op, cases, rate)
+
+
+def _dtypes(op: CustomOp) -> tuple[str, ...]:
+    """Return the data types that the op's kernel takes as a plugin."""
+    plugin: Plugin = op.part("plugin").PLUGIN
+    return tuple(plugin.types_of(op.typicals[0].attributes)[plugin.data].lower().split("|"))
 
 
 def _timed(place: Place, op: CustomOp, cases: list[Trial], rate: float) -> Answer:
@@ -60,9 +68,10 @@ def _timed(place: Place, op: CustomOp, cases: list[Trial], rate: float) -> Answe
 
 
 def _inputs(place: Place, trial: Trial) -> list[torch.Tensor | None]:
-    return [None if x is None else torch.from_numpy(x).to(place.torch_device) for x in trial.inputs]
+    tensors = [None if x is None else to_tensor(x, f"x{index}") for index, x in enumerate(trial.inputs)]
+    return [None if x is None else x.to(place.torch_device) for x in tensors]
 
 
 def _outputs(place: Place, trial: Trial) -> list[Array]:
     kernels = load_kernels(trial.op, interpreted=place.is_simulated)
-    return [y.cpu().numpy() for y in kernels.launch(_inputs(place, trial), trial.case.attributes)]
+    return [to_array(y) for y in kernels.launch(_inputs(place, trial), trial.case.attributes)]
