@@ -52,13 +52,18 @@ def llm_assumptions(
     if model.quantized:
         notes.append("quantized layers compute in the type of codes and inputs; input factors (AWQ) are not counted")
     if model.kv_dtype.bits == 8:
-        notes.append(
-            "8-bit caches also need room for one step's new keys and values, and are read in "
-            f"{model.dtype} by one layer at a time"
-        )
+        notes.append(_quantized_caches_note(model, pages))
     if model.has_windows:
         notes.append("sliding layers cache all tokens, as trtkit's engines do")
     return notes
+
+
+def _quantized_caches_note(model: DecoderModel, pages: CopiedPages | None) -> str:
+    """Say what caches in 8 bits need besides; an engine that reads pages where they are needs less than is counted."""
+    room = "8-bit caches also need room for one step's new keys and values"
+    if pages is not None and not pages.layers:
+        return f"{room}; room for one layer's caches in {model.dtype} is counted too, though attention reads the codes"
+    return f"{room}, and are read in {model.dtype} by one layer at a time"
 
 
 def _pages_note(work: Workload, pages: CopiedPages) -> str:

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from tests.unit.planning.planned import TINY_LLAMA, counted
 from trtkit.config.llm import LlmOptions
 from trtkit.config.schema import CustomOpOptions, ModelConfig, Source
-from trtkit.dtypes import FP16
+from trtkit.dtypes import FP16, INT8
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import InlineRunner
 from trtkit.models.registry import decoder_spec
 from trtkit.planning import paged
+from trtkit.planning.assumptions import llm_assumptions
 from trtkit.planning.counts import Counts
+from trtkit.planning.decoder_model import decoder_model, workload
 from trtkit.planning.formats import FORMATS, in_format
 from trtkit.planning.gpus import find_gpus
 from trtkit.planning.memory import Footprint
@@ -108,6 +110,21 @@ def test_layers_copy_unless_the_plugin_takes_them(
     backend: str, options: dict[str, str], copied: CopiedPages, cache_format: CacheFormat | None
 ) -> None:
     assert copied_pages(config(**options), backend, decoder_spec(GEMMA, "config.json"), cache_format) == copied
+
+
+@pytest.mark.parametrize(
+    ("pages", "note"),
+    [
+        (None, ", and are read in fp16 by one layer at a time"),
+        (ALL, ", and are read in fp16 by one layer at a time"),
+        (NONE, "; room for one layer's caches in fp16 is counted too, though attention reads the codes"),
+    ],
+)
+def test_a_plan_says_in_which_type_caches_in_8_bits_are_read(pages: CopiedPages | None, note: str) -> None:
+    model = replace(decoder_model("tiny", decoder_spec(TINY_LLAMA), FP16), cache_dtype=INT8)
+    work = workload(model, (20, 13), concurrency=1, chunk=16)
+    room = "8-bit caches also need room for one step's new keys and values"
+    assert room + note in llm_assumptions(model, work, pages=pages)
 
 
 def test_linear_caches_are_not_copied() -> None:
