@@ -148,7 +148,7 @@ def _add_tokens(table: Table, model: ModelRecord) -> None:
         kind = "recurrent states" if decoder.encoder is None else "of the encoder"
         table.add_row(kind, f"{size_text(decoder.state_bytes_per_slot)} per slot")
     if (head := decoder.speculator) is not None:
-        held = f"{count_text(head.parameters).strip()} parameters, {size_text(head.weight_bytes)} with the model's"
+        held = f"{count_text(head.parameters).strip()} parameters, weights {size_text(head.weight_bytes)}"
         cache = f"KV cache {size_text(head.kv_bytes_per_token)} per token, {size_text(head.kv_bytes_per_slot)} per slot"
         kept = cache if head.kv_bytes_per_token else "no KV cache"
         most = f"; at most {head.most_tokens} tokens in a step" if head.most_tokens else ""

@@ -27,7 +27,7 @@ PARAMS = [
 ]
 
 
-KINDS = [("eagle3", "linear"), ("eagle3", "paged"), ("medusa", "linear"), ("medusa", "paged")]
+KINDS = [("eagle3", "linear"), ("eagle3", "paged"), ("medusa", "paged")]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids="-".join)
