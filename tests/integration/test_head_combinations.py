@@ -143,13 +143,14 @@ OTHERS += [
         ("eagle3", "deepseek_v3", {"kv": "paged", "latent_attention": "expanded"}),
         ("medusa", "deepseek_v3", {"kv": "paged"}),
         ("medusa", "gemma2", {}),
+        ("medusa", "falcon_h1", {"kv": "paged"}),
     )
 ]
 
 
 @pytest.mark.parametrize(("kind", "model_type", "llm"), OTHERS)
 def test_other_models(kind: str, model_type: str, llm: dict[str, Any], tmp_path: Path) -> None:
-    """Latent attention, and for Medusa heads a model that scales its embedding and caps its logits."""
+    """Latent attention, and for Medusa heads a scaled embedding, capped logits and recurrent states."""
     case, changes = case_of(model_type), {"vocab_size": len(tiny_llm.tokenizer())}
     if model_type == "deepseek_v3":
         changes["first_k_dense_replace"] = 3  # torch multiplies no experts of odd sizes on a CPU

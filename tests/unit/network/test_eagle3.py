@@ -15,6 +15,7 @@ from tests.eagle3 import Head, fields_of, save_head
 from tests.generation import case_of
 from trtkit.dtypes import FP32
 from trtkit.engine.speculators.source import open_speculator
+from trtkit.models.speculators.registry import KINDS
 from trtkit.models.weights import find_weights
 from trtkit.network.blocks.weights import Weights
 from trtkit.network.decoder import build_decoder
@@ -166,3 +167,17 @@ def test_model_gives_its_head_hidden_states(norm: bool, tmp_path: Path) -> None:
     }
     outputs, states = run.run({**feed, **past}), model.hf(ids, output_hidden_states=True).hidden_states
     assert relative_rms(outputs[NEXT_DRAFT_HIDDEN], head.fuse(torch.cat(states[:2], -1))) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("model_type", "obstacle"),
+    [
+        ("mamba2", "recurrent states"),
+        ("granite", "scales, norms or adds positions"),
+        ("gemma3n_text", "one hidden state"),
+    ],
+)
+def test_models_that_no_head_fits_are_named(model_type: str, obstacle: str) -> None:
+    spec = model_of(case_of(model_type)).spec
+    assert obstacle in " ".join(KINDS["eagle3"].obstacles(spec))
+    assert not list(KINDS["medusa"].obstacles(spec))

@@ -65,8 +65,6 @@ def _obstacles(config: ModelConfig, spec: DecoderSpec) -> Iterator[str]:
         yield "`llm.inputs: embeds`: a head reads token ids"
     if config.build.weight_streaming:
         yield "`build.weight_streaming`: a head's weights are not streamed"
-    if spec.states:
-        yield "the model has recurrent states, which a head's guesses would have to be rewound in"
     if spec.reads_encoder:
         yield "the model reads an encoder"
 

@@ -166,6 +166,8 @@ def layer_fields(fields: Fields, where: str) -> dict[str, object]:
 def obstacles(target: DecoderSpec) -> Iterator[str]:
     """Yield why no EAGLE-3 head can guess tokens of a model."""
     embedding, block = target.embedding, target.block
+    if target.states:
+        yield "the model has recurrent states, which a head's guesses would have to be rewound in"
     if block.streams is not None or block.is_post_norm:
         yield "the model's layers do not pass on one hidden state before its norm"
     if embedding.scale != 1 or embedding.positions is not None or embedding.norm is not None:
