@@ -1,6 +1,7 @@
-"""Speculation at batch 1: SmolLM2 without guesses, with lookup, and with the head that examples/speculation trains.
+"""Speculation at batch 1: SmolLM2 without guesses, with lookup, with a draft model, and with an EAGLE-3 head.
 
-The head is kept in the cache folder and not trained again. The tables go into examples/speculation/README.md.
+examples/speculation trains the head, examples/distillation the draft model: six of SmolLM2's own layers. Both are
+kept in the cache folder and not trained again. The tables go into examples/speculation/README.md.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]
 FOLDER = cache_folder().parent / "trtkit-benchmarks" / "speculation"
 BUNDLE, STEPS = FOLDER / "fp16", 240
+DRAFT, DRAFT_TRAINING = FOLDER / "draft-fp16", ("--layers", "6", "--steps", "160", "--learning-rate", "5e-4")
 PROMPTS, PROMPT, ANSWER, REPEATS = 2, 128, 40, 3
 """Prompts of each text, tokens of a prompt and of its answer, and how often each is answered."""
 VARIANTS: dict[str, Json] = {
     "none": {"speculate": 0},
     "`--lookup 3`": {"speculate": 0, "lookup": 3},
+    **{f"draft model, {count} tokens": {"speculate": 0, "draft": DRAFT, "draft_tokens": count} for count in (1, 3)},
     **{f"EAGLE-3, `--speculate {count}`": {"speculate": count} for count in (1, 3)},
 }
 
@@ -42,18 +45,30 @@ def run(*words: str | Path) -> str:
     return ran.stdout
 
 
-def prepare() -> list[str]:
-    """Train the head and build, unless that was done; return what training printed. Both use one thread."""
+def prepare() -> dict[str, list[str]]:
+    """Train head and draft model and build, unless that was done; return what training printed. All use one thread."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    log = FOLDER / "train.log"
     run(sys.executable, ROOT / "examples/distillation/texts.py")
+    head = trained("train.log", "speculation/train.py", "head", "--steps", str(STEPS))
+    draft = trained("draft.log", "distillation/prune.py", "draft", *DRAFT_TRAINING)
+    build(BUNDLE, "llm.logits=all", "llm.speculator=head")
+    build(DRAFT, "source.hf=draft")
+    return {"head": head, "draft": draft}
+
+
+def trained(name: str, script: str, folder: str, *options: str) -> list[str]:
+    """Run an example's script unless its log is there; return the log."""
+    log = FOLDER / name
     if not log.is_file():
-        script = ROOT / "examples/speculation/train.py"
-        log.write_text(run(sys.executable, script, "llama", "train.txt", "head", "--steps", str(STEPS)))
-    if not (BUNDLE / "manifest.json").is_file():
-        words = ("--set", "llm.logits=all", "--set", "llm.speculator=head", "-o", BUNDLE, "--quiet")
-        run(Path(sys.executable).with_name("trtkit"), "build", "llama", *words)
-    return log.read_text().splitlines()
+        log.write_text(run(sys.executable, ROOT / "examples" / script, "llama", "train.txt", folder, *options))
+    return [line for line in log.read_text().splitlines() if line.startswith("step") or "tokens read" in line]
+
+
+def build(bundle: Path, *settings: str) -> None:
+    """Build a bundle unless it is there."""
+    if not (bundle / "manifest.json").is_file():
+        words = [word for setting in settings for word in ("--set", setting)]
+        run(Path(sys.executable).with_name("trtkit"), "build", "llama", *words, "-o", bundle, "--quiet")
 
 
 def prompts(llm: LLM, text: str) -> list[list[int]]:

@@ -87,10 +87,15 @@ class Backend:
 
     def layer_type(self, layer: Any) -> str:
         """Return the LayerType's name. A typed layer's own `type` may be another: an activation's is its kind."""
-        return str(self._layer_type(layer).name)
+        return self._layer_names[int(self._layer_type(layer))]
 
     def _layer_type(self, layer: Any) -> Any:
         return self.trt.ILayer.type.__get__(layer)
+
+    @cached_property
+    def _layer_names(self) -> dict[int, str]:
+        """Each LayerType's name, for which TensorRT's enum looks through all of its members."""
+        return {int(layer_type): name for name, layer_type in self.trt.LayerType.__members__.items()}
 
     @cached_property
     def _layer_classes(self) -> dict[Any, Any]:

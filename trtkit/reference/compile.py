@@ -77,6 +77,8 @@ class Compiler:
 
     def _renamed(self, node: Node) -> Node:
         """Return the node with its inputs' aliases resolved."""
+        if self.alias.keys().isdisjoint(node.inputs):
+            return node
         return replace(node, inputs=tuple(self.slot(slot) for slot in node.inputs))
 
     def _step(self, unit: _Unit, once: set[int]) -> Step | None:
@@ -87,11 +89,11 @@ class Compiler:
             boundary = unit.construct.boundary[0]
             return Step(run, run, unit.inputs, unit.outputs, (), boundary.kind, boundary.name)
         node = unit.nodes[0]
-        lowered = self._lower(node)
+        layer = self.layer(node)
+        lowered = self._lower(node, layer)
         step = Step(lowered.run, lowered.run, node.inputs, node.outputs, (), node.kind, node.name)
         if self._fold(step):
             return None
-        layer = self.layer(node)
         if (joined := joined_constants(step, layer, self.known)) is not None:
             self.joined[step.outputs[0]] = joined
         step = picking(step, layer, self.joined)
@@ -101,14 +103,14 @@ class Compiler:
             step = replace(step, fast=lowered.overwrite)
         return step
 
-    def _lower(self, node: Node) -> Lowered:
-        """Return the node as torch code."""
+    def _lower(self, node: Node, layer: Layer) -> Lowered:
+        """Return the node as torch code. layer: what lowerings read of it."""
         lowering = LOWERINGS.get(node.kind)
         if lowering is None:
             raise ExecutionError(
                 f"layer type {node.kind} is not known to the reference executor", node.name or "unnamed layer"
             )
-        op = lowering(self.layer(node))
+        op = lowering(layer)
         lowered = op if isinstance(op, Lowered) else Lowered(op)
         return lowered if self.settings.precision.device.type == "cpu" else self._on_device(node, lowered.run)
 
