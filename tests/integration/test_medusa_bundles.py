@@ -133,6 +133,7 @@ def pickled(heads: Path) -> None:
         (rewrite(vocab_size=999), "`vocab_size` of the head is 999, the model's is 320"),
         (rewrite(hidden_size=64), "`hidden_size` of the head is 64, the model's is 48"),
         (rewrite(medusa_num_heads=0), "`medusa_num_heads` is `0`; expected an integer from 1 to 64"),
+        (rewrite(medusa_num_heads=True), "`medusa_num_heads` is `True`; expected an integer from 1 to 64"),
         (rewrite(medusa_num_heads=None), "field `medusa_num_heads` is missing"),
         (rewrite(num_heads=2), "`num_heads` is `2`, and `medusa_num_heads` is `3`"),
         (rewrite(medusa_num_layers=2), r"`0.1.linear.weight` is missing, of shape \[48, 48\]"),

@@ -140,7 +140,7 @@ def medusa_spec(fields: Fields, where: str, target: DecoderSpec, *, has_bias: bo
     for name in _IDLE:
         config.get(name)
     config.check_all_read()
-    if not isinstance(spec.heads, int) or not 1 <= spec.heads <= _MOST_HEADS:
+    if type(spec.heads) is not int or not 1 <= spec.heads <= _MOST_HEADS:
         raise SourceError(f"`{_HEADS}` is `{spec.heads}`; expected an integer from 1 to {_MOST_HEADS}", where)
     sizes = ("`vocab_size`", vocab_size, target.vocab_size), ("`hidden_size`", hidden_size, target.hidden_size)
     check_target(sizes, ("truncated_vocab_size", spec.draft_vocab_size, vocab_size), where)
