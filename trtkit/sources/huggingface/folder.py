@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    import torch
+
 _SHOWN = 3
 
 
@@ -54,7 +56,14 @@ def load_weights(
             raise SourceError(f"{len(weights)} weights {kind} by transformers' reading: {_listed(weights)}", where)
     if model.can_generate():
         model.generation_config = transformers.GenerationConfig()  # not the folder's penalties and sampling
+    if any(_is_stacked_oddly(weight) for weight in model.parameters()):
+        model.set_experts_implementation("eager")
     return model.eval()
+
+
+def _is_stacked_oddly(weight: torch.Tensor) -> bool:
+    """Whether a weight may be of experts that torch cannot multiply at once: rows of them must be whole 16 bytes."""
+    return weight.dim() == 3 and any(size * weight.element_size() % 16 for size in weight.shape[1:])
 
 
 def _listed(names: Iterable[str]) -> str:

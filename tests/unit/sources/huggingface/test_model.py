@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from tests import tiny_llm
 from tests.tiny_vlm import VLMS, folder_of, model_of
@@ -41,6 +41,20 @@ def test_a_plain_folder_is_read_by_transformers_alone(tmp_path: Path) -> None:
     unread = replace(opened, checkpoint=Checkpoint({}), config={"model_type": "llama"})
     want = logits(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
     torch.testing.assert_close(logits(causal_lm(unread)), want)
+
+
+@pytest.mark.parametrize("is_read_by_trtkit", [False, True])
+def test_experts_of_odd_sizes_run(tmp_path: Path, is_read_by_trtkit: bool) -> None:
+    """torch multiplies several experts at once only if rows of them are whole 16 bytes."""
+    config = MixtralConfig(
+        vocab_size=99, hidden_size=42, intermediate_size=54, num_hidden_layers=1, num_attention_heads=3,
+        num_key_value_heads=1, head_dim=14, num_local_experts=4, experts_implementation="eager",
+    )  # fmt: skip
+    model = MixtralForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    opened = open_hf_folder(tmp_path)
+    opened = replace(opened, folder=None) if is_read_by_trtkit else opened
+    torch.testing.assert_close(logits(causal_lm(opened)), logits(model))
 
 
 @pytest.mark.parametrize("is_read_by_trtkit", [False, True])
