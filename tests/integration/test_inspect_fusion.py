@@ -62,6 +62,18 @@ def test_a_step_of_a_language_model_multiplies_by_quantized_weights(
     _check_page(workspace / "page.html", decode)
 
 
+def test_kernels_of_several_ranks_are_those_of_the_first(workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    tiny_llm.save(workspace / "model", num_hidden_layers=1)
+    (workspace / "m.yaml").write_text(
+        "source: {hf: model}\nparallel: {tensor: 2}\nllm: {max_sequence_length: 64, max_prefill_length: 8}\n"
+    )
+    assert trtkit("build", "m.yaml", "-o", "b").code == 0
+    ran = trtkit("inspect", "b", "--fusion")
+    assert ran.code == 0, ran.err
+    assert re.findall(r"kernels of (.*\S)", ran.out) == ["m, prefill, rank 0 of 2", "m, decode, rank 0 of 2"]
+    assert "comm_allreduce" in ran.out
+
+
 def _check_page(path: Path, decode: dict[str, Any]) -> None:
     """Check that a page holds both networks as graphs, and asks no other host for anything."""
     page = path.read_text(encoding="utf-8")

@@ -46,5 +46,6 @@ def bundle_fusions(bundle: Bundle, runner: Runner) -> Iterator[tuple[Fusion, Net
         for profile, record in enumerate(listed.records):
             kernels = [kernel for kernel in listed.kernels if kernel.profile == profile]
             phase = _PHASES[profile] if stage.writer in ("decoder", "speculator") else ""
-            fusion = fuse(stage.name, record, kernels, phase)
+            ranks = manifest.grid.ranks if stage.writer == "decoder" else 1
+            fusion = replace(fuse(stage.name, record, kernels, phase), ranks=ranks)
             yield compare_with_plan(fusion, bundle.engine_path(stage.name)), record

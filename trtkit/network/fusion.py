@@ -45,6 +45,7 @@ class Fusion:
     absent: layers in no kernel: constants, views, and what TensorRT computed when it built. bytes_apart: what the other
     layers read and write if each is a kernel; bytes_saved: how much of that kernels keep to themselves.
     generated_kernels: how many pieces of code TensorRT generated; confirmed_kernels: how many of them the plan has.
+    ranks: that share the model; the kernels are those of rank 0.
     """
 
     stage: str
@@ -57,11 +58,13 @@ class Fusion:
     bytes_saved: int
     generated_kernels: int = 0
     confirmed_kernels: int = 0
+    ranks: int = 1
 
     @property
     def title(self) -> str:
-        """The stage and the phase."""
-        return f"{self.stage}, {self.phase}" if self.phase else self.stage
+        """The stage, the phase, and the rank if there are several."""
+        rank = f"rank 0 of {self.ranks}" if self.ranks > 1 else ""
+        return ", ".join(filter(None, (self.stage, self.phase, rank)))
 
 
 def fuse(stage: str, network: NetworkRecord, kernels: Sequence[Kernel], phase: str = "") -> Fusion:
