@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from trtkit.deployment.dynamo.prefill_bundle import check_prefill_bundle
 from trtkit.engine.build import build_bundle
 from trtkit.errors import DeployError
 from trtkit.jobs.runner import new_runner
+from trtkit.runtime.decoder.open import open_execution, weights_digest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,5 +35,9 @@ def test_longrope_of_another_length_is_refused(tmp_path: Path) -> None:
     tiny_llm.save(tmp_path / "model", rope_parameters=rope)
     long, short = (bundle_of(tmp_path, length) for length in (LONG, ORIGINAL))
     check_prefill_bundle(long, long)
+    assert weights_digest(long.manifest) == weights_digest(short.manifest)
+    with closing(open_execution(long)) as own, closing(open_execution(short)) as other:  # as workers without a fleet
+        fault = other.cache.form(4).difference(own.cache.form(4))
+    assert "the saved sequence is of model" in fault
     with pytest.raises(DeployError, match="turns positions otherwise"):
         check_prefill_bundle(long, short)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from trtkit.config.llm import LlmOptions
 from trtkit.errors import GenerationError
+from trtkit.network.rope_tables import counted_length
+from trtkit.runtime.decoder.network import bundle_spec
 from trtkit.runtime.decoder.single import DEFAULT_EXECUTION, OpenOptions, checked_slots, open_rank
 
 if TYPE_CHECKING:
@@ -41,13 +44,26 @@ def open_execution(
     return _named(open_distributed(bundle, options), bundle)
 
 
-def cache_model(manifest: Manifest) -> str:
-    """Return what a model's caches are named after: weights and precision, not the engine's sizes."""
+def cache_model(bundle: Bundle) -> str:
+    """Return what a model's caches are named after: weights, precision and rotary tables, not the engine's sizes."""
+    facts = [weights_digest(bundle.manifest), *map(str, rope_lengths(bundle))]
+    return sha256("\n".join(facts).encode()).hexdigest()
+
+
+def weights_digest(manifest: Manifest) -> str:
+    """Return a digest of a model's weights and precision."""
     files = sorted({file.sha256 for file in (*manifest.sources, *manifest.quantized)})
     return sha256("\n".join([manifest.config.precision, *files]).encode()).hexdigest()
 
 
+def rope_lengths(bundle: Bundle) -> list[int]:
+    """Return what rotary tables depend on of the length of slots (LongRoPE, dynamic NTK), sorted."""
+    length = (bundle.manifest.config.llm or LlmOptions()).max_sequence_length
+    ropes = [each.rope for each in bundle_spec(bundle).attentions if each.rope is not None]
+    return sorted({counted_length(rope, length) for rope in ropes})
+
+
 def _named(execution: DecoderExecution, bundle: Bundle) -> DecoderExecution:
     """Return a bundle's execution, its cache named after the model."""
-    execution.cache.model = cache_model(bundle.manifest)
+    execution.cache.model = cache_model(bundle)
     return execution
