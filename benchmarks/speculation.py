@@ -33,7 +33,7 @@ PROMPTS, PROMPT, ANSWER, REPEATS = 2, 128, 40, 3
 VARIANTS: dict[str, Json] = {
     "none": {"speculate": 0},
     "`--lookup 3`": {"speculate": 0, "lookup": 3},
-    **{f"draft model, {count} tokens": {"speculate": 0, "draft": DRAFT, "draft_tokens": count} for count in (1, 3)},
+    **{f"draft model, {count} ahead": {"speculate": 0, "draft": DRAFT, "draft_tokens": count} for count in (1, 3)},
     **{f"EAGLE-3, `--speculate {count}`": {"speculate": count} for count in (1, 3)},
 }
 
