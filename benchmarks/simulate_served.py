@@ -44,7 +44,7 @@ class Timed:
 
 
 async def ask(client: AsyncOpenAI, number: int, inputs: int, outputs: int) -> Timed:
-    """Send a prompt that no other begins like; return its times."""
+    """Send a prompt that no other begins like; return its times. number: less than 40,000."""
     ids = [5 + (number * 7919 + place * 104729) % 40000 for place in range(inputs)]
     started, first_s = time.perf_counter(), 0.0
     settings: dict[str, Any] = {"max_tokens": outputs, "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -70,7 +70,7 @@ async def calibrate(client: AsyncOpenAI, first: int) -> Calibration:
     A call for a prompt of no tokens takes what a decode step of one row does; the rest is the frontend's time and the
     client's. first: the number of the first prompt.
     """
-    numbers = iter(range(first, first + 1000))
+    numbers = iter(range(first, first + 1_000))
     lengths = PROMPTS * ROUNDS
     token_s, call_s = np.polyfit(lengths, [(await ask(client, next(numbers), size, 2)).ttft_s for size in lengths], 1)
     tpots = []
@@ -117,8 +117,8 @@ async def run(url: str) -> dict[str, Any]:
     calibrations, measured, simulated = [await calibrate(client, 100)], [], []
     for part in range(PARTS):
         traffic = random_traffic(replace(LAW, seed=LAW.seed + part), 256)
-        timed = await play(client, traffic, 10_000 * (part + 1))
-        calibrations.append(await calibrate(client, 10_000 * (part + 1) + 5_000))
+        timed = await play(client, traffic, 4_000 * (part + 1))
+        calibrations.append(await calibrate(client, 4_000 * (part + 1) + 2_000))
         ttft_s, tpot_s = (np.mean([getattr(each, name) for each in timed]) for name in ("ttft_s", "tpot_s"))
         measured.append((1e3 * float(ttft_s), 1e3 * float(tpot_s)))
         simulated.append(simulated_ms(traffic, between(*calibrations[-2:])))
