@@ -42,10 +42,12 @@ def saved_head(folder: Path, kind: str) -> Path:
 
 
 @cache
-def networks(page_tokens: int | None, kind: str, *, in_place: bool) -> tuple[DecoderNetwork, DecoderNetwork]:
+def networks(
+    page_tokens: int | None, kind: str, *, in_place: bool, has_tree: bool
+) -> tuple[DecoderNetwork, DecoderNetwork]:
     """Return the model's network and its head's. in_place: the model reads pages where they are."""
     model, options = model_of(case_of("llama")), DecoderOptions(FP32, LENGTH, page_tokens=page_tokens)
-    own_options = replace(options, has_all_logits=True, has_pages_in_place=in_place)
+    own_options = replace(options, has_all_logits=True, has_pages_in_place=in_place, has_tree=has_tree)
     with TemporaryDirectory() as folder:
         read = open_speculator(saved_head(Path(folder), kind), model.spec)
         fusion, own = ({path: np.array(array) for path, array in each.items()} for each in (read.fusion, read.own))
@@ -67,10 +69,11 @@ def networks(page_tokens: int | None, kind: str, *, in_place: bool) -> tuple[Dec
 
 
 def decoder_with_head(
-    slots: int, pages: int | None, kind: str = "eagle3", *, in_place: bool = False
+    slots: int, pages: int | None, kind: str = "eagle3", *, in_place: bool = False, has_tree: bool = False
 ) -> ReferenceDecoder:
     """Return the tiny Llama with its head. pages: of its caches; None for linear ones."""
-    network, head = networks(None if pages is None else PAGE_TOKENS, kind, in_place=in_place)
+    page_tokens = None if pages is None else PAGE_TOKENS
+    network, head = networks(page_tokens, kind, in_place=in_place, has_tree=has_tree)
     model = ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages, head=tuple(head.graph.inputs)))
     model.head = ReferenceDecoder(head, slots, widen="fp64", pool=PoolSize(model=model.cache))
     return model

@@ -18,6 +18,7 @@ from trtkit.verification.speculators.gemma4_assistant import what_assistants_rea
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trtkit.runtime.generation.drafts import Drafts
     from trtkit.runtime.sampling.settings import Settings
     from trtkit.runtime.sequences import Ints, Sequences
 
@@ -34,12 +35,12 @@ class Recorded(AssistantProposer):
 
     guesses: list[tuple[list[int], list[int], list[torch.Tensor]]]
 
-    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
         self.logits: list[torch.Tensor] = []
         drafts = super().propose(sequences, slots, settings, most)
-        for place, row in enumerate((drafts >= 0).any(1).nonzero()[0].tolist()):
+        for place, row in enumerate(drafts.counts.nonzero()[0].tolist()):
             known = sequences.ids(int(slots[row])).tolist()
-            self.guesses.append((known, drafts[row].tolist(), [each[place] for each in self.logits]))
+            self.guesses.append((known, drafts.tokens[row].tolist(), [each[place] for each in self.logits]))
         return drafts
 
     def _run(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,11 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests import tiny_llm
+from tests.decoders import model_of
 from tests.eagle3 import Head, fields_of, save_head
+from tests.generation import case_of
 from trtkit import LLM, SamplingParams
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.build import build_bundle
 from trtkit.engine.decoders import open_decoder
+from trtkit.engine.speculators.tree import tree_obstacles
 from trtkit.errors import ConfigError, RequestError, TrtkitError
 from trtkit.jobs.runner import new_runner
 from trtkit.resolve import resolve
@@ -59,10 +62,10 @@ def config_of(folder: Path, head: Path | None = None, **changes: Any) -> ModelCo
     )
 
 
-@pytest.mark.parametrize("kv", ["linear", "paged"])
-def test_bundle_with_a_head_answers_as_without(kv: str, folder: Path) -> None:
-    config = config_of(folder, llm={"kv": kv})
-    bundle = build_bundle(config, folder / kv, new_runner(), use_cache=False).bundle
+@pytest.mark.parametrize(("kv", "tree"), [("linear", None), ("paged", None), ("linear", 12), ("paged", 12)])
+def test_bundle_with_a_head_answers_as_without(kv: str, tree: int | None, folder: Path) -> None:
+    config = config_of(folder, llm={"kv": kv, "tree_tokens": tree})
+    bundle = build_bundle(config, folder / f"{kv}-{tree}", new_runner(), use_cache=False).bundle
     assert [stage.name for stage in bundle.manifest.stages] == ["speculator", "llm"]
     answers, guessed = {}, {}
     for speculate in (0, None, 5):
@@ -70,7 +73,8 @@ def test_bundle_with_a_head_answers_as_without(kv: str, folder: Path) -> None:
             answers[speculate] = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, SAMPLED)]
             guessed[speculate] = llm.statistics.drafted_tokens
     assert answers[0] == answers[None] == answers[5]
-    assert guessed[0] == 0 < guessed[None] < guessed[5]
+    assert guessed[0] == 0 < guessed[None]
+    assert tree is not None or guessed[None] < guessed[5]
     report = verify_bundle(bundle, Checks(corners=True), new_runner())
     assert report.passed
     (corner,) = [corner for corner in report.corners if corner.name == "guesses of the head"]
@@ -162,6 +166,53 @@ def test_config_that_a_head_does_not_work_with_is_refused(changes: dict[str, Any
     with pytest.raises(ConfigError, match="a head that guesses tokens does not work here") as error:
         assert open_decoder(resolve(config_of(folder, **changes))).head
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"speculator": None, "tree_tokens": 4}, "`tree_tokens` needs a head that guesses"),
+        ({"tree_tokens": 16}, "tree_tokens 16 and the last token exceed max_prefill_length 16"),
+        ({"tree_tokens": 1}, "greater than or equal to 2"),
+        ({"tree_tokens": 65, "max_prefill_length": 128, "max_sequence_length": 128}, "less than or equal to 64"),
+    ],
+)
+def test_tree_that_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_of(Path("any"), llm=options)
+
+
+@pytest.mark.parametrize(
+    ("family", "depth", "what"),
+    [
+        ("bloom", 4, "ALiBi"),
+        ("llama4_text", 4, "attention in chunks"),
+        ("qwen3_next", 4, "recurrent states"),
+        ("mistral", 7, "7 guesses in a row exceed the sliding window of 7 tokens"),
+        ("mistral", 6, None),
+    ],
+)
+def test_models_whose_scores_depend_on_places_read_no_trees(family: str, depth: int, what: str | None) -> None:
+    obstacles = list(tree_obstacles(model_of(case_of(family)).spec, depth, 64))
+    assert obstacles == [] if what is None else what in obstacles[0]
+
+
+def test_tree_is_refused_with_the_models_name_for_it(folder: Path, tmp_path: Path) -> None:
+    tiny_llm.save(tmp_path / "model", num_hidden_layers=6)
+    path = tmp_path / "model" / "config.json"
+    fields = json.loads(path.read_text()) | {"model_type": "mistral", "architectures": None, "sliding_window": 8}
+    path.write_text(json.dumps(fields))
+    config = config_of(tmp_path, folder / "head", llm={"tree_tokens": 9})
+    with pytest.raises(ConfigError, match="a head that guesses tokens does not work here") as error:
+        assert open_decoder(resolve(config)).head
+    assert "`llm.tree_tokens`: 9 guesses in a row exceed the sliding window of 8 tokens" in str(error.value)
+
+
+def test_more_tokens_ahead_than_the_tree_has_are_refused(folder: Path) -> None:
+    bundle = build_bundle(config_of(folder, llm={"tree_tokens": 4}), folder / "small", new_runner()).bundle
+    with pytest.raises(RequestError, match="5 tokens ahead exceed the 4 guesses of a step") as error:
+        LLM(bundle, speculate=5)
+    assert error.value.fix == "give 4 or less, or build with a larger `llm.tree_tokens`"
 
 
 def test_logits_of_the_last_token_are_refused() -> None:

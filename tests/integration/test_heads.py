@@ -11,6 +11,7 @@ from tests.decoders import model_of, relative_rms
 from tests.generation import PAGE_TOKENS, SLOTS, Asked, _pages, alone, case_of, is_clean, run
 from tests.heads import LAYERS, decoder_with_head, saved_head, torch_head
 from trtkit.engine.speculators.source import open_speculator
+from trtkit.runtime.decoder.kv_cache import KvCache
 from trtkit.runtime.generation import HEAD_PROPOSERS, Eagle3Proposer, Engine, EngineOptions
 from trtkit.runtime.generation.heads import MedusaProposer
 from trtkit.verification.speculators.medusa import medusa_logits
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from trtkit.runtime.generation.drafts import Drafts
     from trtkit.runtime.sampling.settings import Settings
     from trtkit.runtime.sequences import Ints, Sequences
 
@@ -36,13 +38,14 @@ class Recorded(Eagle3Proposer):
 
     guesses: list[Guess]
 
-    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
         self.logits: list[torch.Tensor] = []
         drafts = super().propose(sequences, slots, settings, most)
-        rows = (drafts >= 0).any(1).nonzero()[0]
+        rows = drafts.counts.nonzero()[0]
         for place, row in enumerate(rows.tolist()):
             known = sequences.ids(int(slots[row])).tolist()
-            self.guesses.append((known, drafts[row].tolist(), [each[place] for each in self.logits]))
+            chain = drafts.tokens[row, : len(self.logits)].tolist()
+            self.guesses.append((known, chain, [each[place] for each in self.logits]))
         return drafts
 
     def _read(self, sequences: Sequences, place: tuple[Ints, Ints, Ints], hidden: torch.Tensor) -> torch.Tensor:
@@ -53,11 +56,14 @@ class Recorded(Eagle3Proposer):
 
 
 def engine(
-    kind: str = "eagle3", proposer: type[Eagle3Proposer | MedusaProposer] | None = None, **options: Any
+    kind: str = "eagle3",
+    proposer: type[Eagle3Proposer | MedusaProposer] | None = None,
+    tree: int | None = None,
+    **options: Any,
 ) -> Engine:
     pages, in_place = _pages[-1]
-    model = decoder_with_head(SLOTS, pages, kind, in_place=in_place)
-    guesser = (proposer or HEAD_PROPOSERS[kind])(model, 3)
+    model = decoder_with_head(SLOTS, pages, kind, in_place=in_place, has_tree=tree is not None)
+    guesser = (proposer or HEAD_PROPOSERS[kind])(model, 3, tree)
     return Engine(model, EngineOptions(proposer=guesser, clock=lambda: 0.0, **options))
 
 
@@ -71,23 +77,44 @@ HOT = {"temperature": 40.0, "seed": 5}
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+@pytest.mark.parametrize("tree", [None, 3, 12])
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 0.9, "seed": 3}, HOT])
-def test_head_changes_no_token(kind: str, params: dict[str, Any]) -> None:
+def test_head_changes_no_token(kind: str, tree: int | None, params: dict[str, Any]) -> None:
     host = {"host_cache_bytes": 10**6, "host_block_tokens": PAGE_TOKENS}
-    tested, asked = engine(kind, token_budget=11, min_shared_tokens=4, **host), requests(**params)
+    tested, asked = engine(kind, tree=tree, token_budget=11, min_shared_tokens=4, **host), requests(**params)
     found = run(tested, [each.request(name) for name, each in asked.items()])
     assert {name: tuple(each.token_ids) for name, each in found.items()} == {
         name: alone(each) for name, each in asked.items()
     }
-    assert tested.statistics.drafted_tokens > 100
+    statistics, alternatives = tested.statistics, (tree or 3) - 3
+    assert statistics.drafted_tokens > 100 * (3 + alternatives) / 3
     assert is_clean(tested)
     if params is HOT:
-        assert tested.statistics.accepted_tokens > 0.3 * tested.statistics.drafted_tokens
+        assert statistics.accepted_tokens > 0.3 * statistics.drafted_tokens * 3 / (3 + alternatives)
 
 
-def recorded(asked: dict[str, Asked]) -> list[Guess]:
-    """Return what a head guessed for requests that share nothing."""
-    tested = engine(proposer=Recorded, min_shared_tokens=10**6)
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_alternatives_that_come_true_are_moved_to_the_places_of_a_chain(
+    kind: str, is_moved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, moved, move = requests(temperature=0), [], KvCache.move
+    expected = {name: alone(each) for name, each in asked.items()}
+
+    def counted(cache: KvCache, slots: Ints, sources: Ints, targets: Ints) -> None:
+        moved.extend(slots.tolist())
+        if is_moved:
+            move(cache, slots, sources, targets)
+
+    monkeypatch.setattr(KvCache, "move", counted)
+    found = run(engine(kind, tree=12), [each.request(name) for name, each in asked.items()])
+    assert moved
+    assert ({name: tuple(each.token_ids) for name, each in found.items()} == expected) == is_moved
+
+
+def recorded(asked: dict[str, Asked], tree: int | None = None) -> list[Guess]:
+    """Return what a head guessed for requests that share nothing, without alternatives."""
+    tested = engine(proposer=Recorded, tree=tree, min_shared_tokens=10**6)
     proposer = tested._options.proposer
     assert isinstance(proposer, Recorded)
     proposer.guesses = []
@@ -109,8 +136,9 @@ def check(guesses: Sequence[Guess]) -> None:
             ids, hidden = [*ids, draft], torch.cat([hidden, next_hidden[:, -1:]], 1)
 
 
-def test_guesses_are_those_of_torch() -> None:
-    guesses = recorded(requests(**HOT))
+@pytest.mark.parametrize("tree", [None, 30])
+def test_guesses_are_those_of_torch(tree: int | None) -> None:
+    guesses = recorded(requests(**HOT), tree)
     assert len(guesses) > 40
     check(guesses[::3])
 
@@ -130,10 +158,10 @@ class RecordedMedusa(MedusaProposer):
 
     guesses: list[tuple[list[int], list[int]]]
 
-    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
         drafts = super().propose(sequences, slots, settings, most)
-        for row in (drafts >= 0).any(1).nonzero()[0].tolist():
-            self.guesses.append((sequences.ids(int(slots[row])).tolist(), drafts[row].tolist()))
+        for row in drafts.counts.nonzero()[0].tolist():
+            self.guesses.append((sequences.ids(int(slots[row])).tolist(), drafts.tokens[row].tolist()))
         return drafts
 
 

@@ -13,6 +13,7 @@ from tests.decoders import model_of
 from tests.generation import SLOTS, Asked, alone, case_of, decoder, engine, run, settings
 from trtkit.errors import RequestError
 from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer, Request
+from trtkit.runtime.generation.drafts import Drafts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,8 +76,8 @@ def test_speculative_draws_follow_the_models_distribution(count: int) -> None:
 class Wrong(LookupProposer):
     """Guesses that are always there, and hardly ever come true."""
 
-    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:  # noqa: ARG002
-        return np.tile(np.arange(3, 3 + most), (len(slots), 1))
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:  # noqa: ARG002
+        return Drafts(np.tile(np.arange(3, 3 + most), (len(slots), 1)))
 
 
 def test_guesses_leave_a_long_prompt_alone_that_a_padded_call_covers() -> None:

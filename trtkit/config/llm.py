@@ -59,6 +59,13 @@ class LlmOptions(StrictModel):
         description="Folder of a head that guesses tokens: EAGLE-3, Medusa, or Gemma 4's assistant; `logits` is `all` "
         "then.",
     )
+    tree_tokens: StrictInt | None = Field(
+        None,
+        ge=2,
+        le=64,
+        description="Guesses of the `speculator` per slot and step, alternatives included, which form a tree; a chain "
+        "without alternatives if unset.",
+    )
     experts: Literal["auto", "chosen", "all"] = Field(
         "auto",
         description="Experts of a mixture that a step reads: those chosen if they are fewer (with `auto`, all if "
@@ -80,6 +87,17 @@ class LlmOptions(StrictModel):
         if self.max_prefill_length > self.max_sequence_length:
             sizes = f"max_prefill_length {self.max_prefill_length} exceeds max_sequence_length"
             raise ValueError(f"{sizes} {self.max_sequence_length}")
+        return self
+
+    @model_validator(mode="after")
+    def _tree_fits(self) -> Self:
+        if self.tree_tokens is None:
+            return self
+        if self.speculator is None:
+            raise ValueError("`tree_tokens` needs a head that guesses: set `speculator`, or leave `tree_tokens` out")
+        if self.tree_tokens >= self.max_prefill_length:
+            sizes = f"tree_tokens {self.tree_tokens} and the last token exceed max_prefill_length"
+            raise ValueError(f"{sizes} {self.max_prefill_length}")
         return self
 
     @model_validator(mode="after")

@@ -106,6 +106,7 @@ class OpenedDecoder:
             has_pages_in_place=in_place,
             fusion=fusion,
             gives_last_hidden=self.head is not None and fusion is None,
+            has_tree=llm_options(self.config).tree_tokens is not None,
         )
 
     def write_head(self, graph: Graph) -> Graph:

@@ -54,7 +54,9 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     time, height and width. `key_positions` [T'] is 0, 1, 2, ...: attention reads that many cached tokens of each slot,
     at least the longest `kv_lengths`. Paged caches are pools [P, K, page_tokens, H], and `page_table` [B, n] says which
     pages hold a slot's tokens. `visible_lengths` [B, S] replaces `position_ids` + 1, so that tokens of an image
-    see later ones of it, which are new in the same call.
+    see later ones of it, which are new in the same call. With `branch_ends` [B, S], new tokens may form a tree, in
+    depth-first order: a token's descendants are those before the cache's place `branch_ends`, and `position_ids`,
+    which then do not determine causality, say how far from the beginning it is.
     `inputs_embeds` [B, S, D] may take the place of `input_ids`. With `deepstack` it is [B, S, (1 + deepstack) * D]: the
     first part is the token's vector, and the others are added after the first layers.
     A pipeline stage after the first takes `previous_hidden_states` [B, S, D] in place of tokens; one before the last

@@ -43,6 +43,7 @@ class DecoderOptions:
     adapted: paths of linear layers that add what adapters give, whose matrices are inputs.
     fusion: what a head that guesses tokens reads of the layers' hidden states, if there is one.
     gives_last_hidden: let a head read the hidden state after the final norm instead.
+    has_tree: the input `branch_ends` [B, S] lets new tokens form a tree: each sees cached tokens and its ancestors.
 
     `present_*` of a read-only cache holds only the new keys and values, [B, K, S, H], which the runtime writes into it.
     """
@@ -66,6 +67,7 @@ class DecoderOptions:
     adapted: frozenset[str] = frozenset()
     fusion: FusionSpec | None = None
     gives_last_hidden: bool = False
+    has_tree: bool = False
 
     @property
     def has_read_only_caches(self) -> bool:

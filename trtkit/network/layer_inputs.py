@@ -31,6 +31,7 @@ from trtkit.network.ops.mask import (
 from trtkit.network.ops.paged_attention import PageRows, Pages
 from trtkit.network.ops.quantize import rounded
 from trtkit.network.ops.shape import unsqueeze
+from trtkit.network.ops.tree import tree_mask, tree_places
 from trtkit.network.paged_layers import op_attributes
 from trtkit.network.rope_tables import distance_buckets, query_growth_table, rope_tables, section_axes
 
@@ -58,6 +59,8 @@ class LayerInputs:
         self._masks: dict[_MaskKind, Tensor] = {}
         self._encoded_mask: Tensor | None = None
         self._keys: Tensor | None = None
+        self._cached: Tensor | None = None
+        self._branches: tuple[Tensor, Tensor] | None = None
         self._has_begun: Tensor | None = None
         self._chunks: dict[int, Chunk] = {}
         self._page_tables: dict[int, Tensor] = {}
@@ -197,8 +200,13 @@ class LayerInputs:
         if kind not in self._masks:
             assert self._inputs.kv_lengths is not None
             ids = cast(self._position_ids, INT32)
-            keys = self._key_positions(ids)
-            mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, self._inputs.visible_lengths)
+            if self._inputs.branch_ends is None:
+                keys = self._key_positions(ids)
+                mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, self._inputs.visible_lengths)
+            else:
+                places, branches = self._tree(self._inputs.branch_ends)
+                keys = self._key_positions(places)
+                mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, places + 1) & branches
             mask = mask if chunk is None else mask & chunk_mask(ids, keys, chunk)
             if alibi is not None:
                 slopes = alibi_slopes(heads)[share.of(heads)] * attention.alibi_scale
@@ -214,15 +222,28 @@ class LayerInputs:
             buckets = distance_buckets(relative, self._options.max_sequence_length)
             return embedding(self._graph.constant(buckets, "buckets"), self._weights.get("weight"))
 
-    def _key_positions(self, ids: Tensor) -> Tensor:
-        """Return the positions of the keys that attention reads: cached ones, and new ones that stand behind them."""
+    def _tree(self, branch_ends: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where new tokens of a tree lie in the cache [B, S], and false where they do not see a key."""
+        if self._branches is None:
+            starts, is_appended = self._inputs.write_indices, self._options.has_read_only_caches
+            places = tree_places(starts, branch_ends, self._options.max_sequence_length)
+            mask = tree_mask(places, branch_ends, self._cached_positions(), starts, is_appended=is_appended)
+            self._branches = places, mask
+        return self._branches
+
+    def _key_positions(self, places: Tensor) -> Tensor:
+        """Return the positions of the keys that attention reads: cached ones, and new ones, which are at `places`."""
         if self._keys is None:
-            window = self._inputs.key_positions
-            length = self._options.max_sequence_length
-            cached = cached_positions(self._graph, length) if window is None else unsqueeze(window, 0, 1, 2)
-            is_appended = self._options.has_read_only_caches
-            self._keys = appended_positions(ids, self._inputs.write_indices, cached) if is_appended else cached
+            cached, is_appended = self._cached_positions(), self._options.has_read_only_caches
+            self._keys = appended_positions(places, self._inputs.write_indices, cached) if is_appended else cached
         return self._keys
+
+    def _cached_positions(self) -> Tensor:
+        """Return the positions of the keys that attention reads of caches, [1, 1, 1, T]."""
+        if self._cached is None:
+            window, length = self._inputs.key_positions, self._options.max_sequence_length
+            self._cached = cached_positions(self._graph, length) if window is None else unsqueeze(window, 0, 1, 2)
+        return self._cached
 
     def _rope(self, rope: RopeSpec) -> tuple[Tensor, Tensor]:
         """Return cosines and sines."""

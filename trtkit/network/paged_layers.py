@@ -53,6 +53,7 @@ def _obstacle(attention: AttentionSpec, options: DecoderOptions) -> str:
         "relative position scores": attention.relative is not None,
         "chunked attention": (attention.chunk or options.max_sequence_length) < options.max_sequence_length,
         "images whose tokens see each other": options.has_visible_lengths,
+        "guesses that form a tree": options.has_tree,
     }
     return next((name for name, is_there in features.items() if is_there), "") or _refusal(attention, options)
 

@@ -25,6 +25,7 @@ class Scheduled:
     rope_position_ids: where the model has M-RoPE. key_positions: where attention reads a part of the caches.
     page_table: where caches are pools of pages.
     token_counts: where the model has recurrent states. visible_lengths: where tokens of an image see each other.
+    branch_ends: where new tokens form a tree.
     in_place: numbers of the layers that read pages where they are.
     """
 
@@ -36,6 +37,7 @@ class Scheduled:
     page_table: Tensor | None = None
     token_counts: Tensor | None = None
     visible_lengths: Tensor | None = None
+    branch_ends: Tensor | None = None
     in_place: frozenset[int] = frozenset()
 
 
@@ -66,5 +68,6 @@ def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -
         scheduled("page_table", INT32, BATCH, Axis("row_pages")) if options.page_tokens and attends else None,
         scheduled("token_counts", INT32, BATCH) if spec.states else None,
         scheduled("visible_lengths", INT32, BATCH, NEW_TOKENS) if options.has_visible_lengths and attends else None,
+        scheduled("branch_ends", INT32, BATCH, NEW_TOKENS) if options.has_tree and attends else None,
         in_place,
     )

@@ -22,9 +22,10 @@ def head_tokens(bundle: Bundle, speculate: int | None, *, has_others: bool = Fal
     """
     decoder = bundle.manifest.decoder
     head = None if decoder is None else decoder.speculator
-    most = None if head is None else head.most_tokens
+    options, most = bundle.manifest.config.llm, None if head is None else head.most_tokens
+    tree = None if head is None or options is None else options.tree_tokens
     if speculate is None:
-        return 0 if head is None or has_others else min(HEAD_TOKENS, most or HEAD_TOKENS)
+        return 0 if head is None or has_others else min(HEAD_TOKENS, most or HEAD_TOKENS, tree or HEAD_TOKENS)
     if speculate < 0:
         raise RequestError(f"{speculate} tokens to guess", _OPTION, "give 0 or more")
     if speculate and head is None:
@@ -36,4 +37,7 @@ def head_tokens(bundle: Bundle, speculate: int | None, *, has_others: bool = Fal
         raise RequestError(
             f"{speculate} tokens to guess; the bundle's heads guess {most}", _OPTION, f"give {most} or less"
         )
+    if tree is not None and speculate > tree:
+        what = f"{speculate} tokens ahead exceed the {tree} guesses of a step that the bundle was built for"
+        raise RequestError(what, _OPTION, f"give {tree} or less, or build with a larger `llm.tree_tokens`")
     return speculate

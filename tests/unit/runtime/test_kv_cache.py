@@ -219,3 +219,14 @@ def test_what_does_not_fit_is_refused() -> None:
         held.load(0, saved)
     with pytest.raises(ExecutionError, match=f"a slot of {LENGTH} tokens cannot hold 65"):
         decoder(slots=1).cache.save(0, 65)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_moving_copies_one_token_of_each_slot(dtype: torch.dtype) -> None:
+    held = cache(dtype)
+    before = contents(held)
+    held.move(np.array([2, 0]), np.array([7, 3]), np.array([1, 2]))
+    for name, array in contents(held).items():
+        expected = before[name].float()
+        expected[2][:, 1], expected[0][:, 2] = expected[2][:, 7].clone(), expected[0][:, 3].clone()
+        assert torch.equal(array.float(), expected)

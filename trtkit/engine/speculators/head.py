@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.dtypes import dtype_of
 from trtkit.engine.speculators.source import folder_kind, open_speculator
+from trtkit.engine.speculators.tree import tree_obstacles
 from trtkit.engine.stages import DecoderSize
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.parallel import SINGLE, grid_of
@@ -67,6 +68,9 @@ def _obstacles(config: ModelConfig, spec: DecoderSpec) -> Iterator[str]:
         yield "`build.weight_streaming`: a head's weights are not streamed"
     if spec.reads_encoder:
         yield "the model reads an encoder"
+    if config.llm is not None and (tokens := config.llm.tree_tokens) is not None:
+        for obstacle in tree_obstacles(spec, tokens, config.llm.max_sequence_length):
+            yield f"`llm.tree_tokens`: {obstacle}"
 
 
 def head_size(config: ModelConfig, head: OpenedSpeculator) -> DecoderSize:

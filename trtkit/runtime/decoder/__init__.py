@@ -1,6 +1,6 @@
 """Decoder-only LLMs on TensorRT or on the reference executor."""
 
-from trtkit.runtime.decoder.call import Call
+from trtkit.runtime.decoder.call import Call, CallTree
 from trtkit.runtime.decoder.execution import DecoderExecution
 from trtkit.runtime.decoder.kv_cache import KvCache
 from trtkit.runtime.decoder.network import DecoderNetwork, bundle_network, config_network, decoder_network
@@ -12,6 +12,7 @@ from trtkit.runtime.decoder.single import ExecutionOptions, Runtime, engine_devi
 __all__ = [
     "CacheForm",
     "Call",
+    "CallTree",
     "DecoderExecution",
     "DecoderNetwork",
     "ExecutionOptions",

@@ -54,6 +54,24 @@ class CallPages:
 
 
 @dataclass(frozen=True, eq=False)
+class CallTree:
+    """How new tokens form trees, one in each row, in depth-first order.
+
+    depths: [R, S], how many tokens each follows of its row's. ends: [R, S], the column after its last descendant.
+    """
+
+    depths: Ints
+    ends: Ints
+
+    def of_rows(self, rows: Ints, count: int) -> CallTree:
+        """Return these as the trees of `rows` of `count`; in the other rows, each token follows the one before it."""
+        width = self.depths.shape[1]
+        depths, ends = np.tile(np.arange(width), (count, 1)), np.full((count, width), width)
+        depths[rows], ends[rows] = self.depths, self.ends
+        return CallTree(depths, ends)
+
+
+@dataclass(frozen=True, eq=False)
 class Call:
     """New tokens for neighbouring slots, from `first_slot` on.
 
@@ -63,6 +81,7 @@ class Call:
     stage before made of the tokens; None on the first stage. pages: see `KvCache.place`. scattered: [R], the slots of a
     group of a paged call, which need not be neighbours.
     adapters: [R], each row's LoRA adapter by number, 0 for none; None if no row has any.
+    tree: of guesses with alternatives; None if each token follows the one before it.
     """
 
     first_slot: int
@@ -74,6 +93,7 @@ class Call:
     pages: CallPages | None = None
     scattered: Ints | None = None
     adapters: Ints | None = None
+    tree: CallTree | None = None
 
     def __post_init__(self) -> None:
         """Check what would write into a neighbour's memory."""
@@ -127,7 +147,8 @@ class Call:
         hidden = None if self.hidden is None else self.hidden[rows]
         adapters = None if self.adapters is None else self.adapters[rows]
         ids, starts, counts = self.ids[rows], self.starts[rows], self.counts[rows]
-        return replace(self, ids=ids, starts=starts, counts=counts, hidden=hidden, adapters=adapters)
+        tree = None if self.tree is None else CallTree(self.tree.depths[rows], self.tree.ends[rows])
+        return replace(self, ids=ids, starts=starts, counts=counts, hidden=hidden, adapters=adapters, tree=tree)
 
     def feed(self) -> dict[str, np.ndarray]:
         """Return the network's inputs but its caches, as int32 arrays.
@@ -135,10 +156,11 @@ class Call:
         Padding is written behind a row's tokens, where the next ones overwrite it. An idle row attends to one token:
         with none, a softmax is not a number.
         """
-        new = np.arange(self.ids.shape[1])
+        new, end = np.arange(self.ids.shape[1]), self.ids.shape[1]
         feed = {
             "input_ids": self.ids,
-            "position_ids": self.starts[:, None] + new,
+            "position_ids": self.starts[:, None] + (new if self.tree is None else self.tree.depths),
+            "branch_ends": self.starts[:, None] + (np.full_like(new, end) if self.tree is None else self.tree.ends),
             "write_indices": self.starts,
             "kv_lengths": np.maximum(self.starts + self.counts, 1),
             "last_token_index": np.maximum(self.counts - 1, 0),
@@ -218,6 +240,7 @@ def step_inputs(rows: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Ten
     return {
         "input_ids": drawn.where(ids < 0, ids).clamp(min=0),  # a row that failed draws nothing more
         "position_ids": starts,
+        "branch_ends": starts + 1,
         "write_indices": starts,
         "kv_lengths": (starts + counts).clamp(min=1),
         "last_token_index": (counts - 1).clamp(min=0),

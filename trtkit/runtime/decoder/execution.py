@@ -59,6 +59,10 @@ class SequenceCache(Protocol):
         """Let `target` begin with the first `count` tokens of `source`."""
         ...
 
+    def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
+        """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
+        ...
+
     def mark(self, rows: slice) -> None:
         """Keep the recurrent states of neighbouring slots as they are now, for `rewind`."""
         ...

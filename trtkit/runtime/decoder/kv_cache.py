@@ -14,6 +14,7 @@ from trtkit.errors import ExecutionError
 from trtkit.runtime.decoder.cache_size import page_tokens_of
 from trtkit.runtime.decoder.host_blocks import LocalBlocks
 from trtkit.runtime.decoder.saved import CacheArray, CacheForm, SavedSequence, check_saved, check_tokens
+from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from trtkit.runtime.device import Stream
     from trtkit.runtime.paging import PageTables
     from trtkit.runtime.sequences import Ints
+
+
+_Place = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,6 +191,13 @@ class KvCache:
         if source != target:
             self.copy(source, target, slice(0, count))
 
+    def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
+        """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
+        for spec in self.specs:
+            array = codes(self._arrays[spec.name])
+            source, target = (self._place_of(slots, each, array.device) for each in (sources, targets))
+            self._run(partial(_copy_places, array, source, target))
+
     def form(self, tokens: int) -> CacheForm:
         """Return what a saved sequence of `tokens` tokens is."""
         arrays = []
@@ -267,6 +278,10 @@ class KvCache:
         slots = torch.arange(tokens.first_slot, tokens.first_slot + rows, device=device)
         return slots[:, None], tokens.starts[:, None] + torch.arange(size, device=device)
 
+    def _place_of(self, slots: Ints, places: Ints, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return where cached tokens lie: indices of the first axis and of that of tokens, [R] each."""
+        return to_device(slots, device), to_device(places, device)
+
     def _check_position(self, slot: int, count: int) -> None:
         if self.states and self.positions[slot] != count:
             raise _misplaced(slot, int(self.positions[slot]), count)
@@ -292,6 +307,10 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 def _misplaced(slot: int, held: int, wanted: int) -> ExecutionError:
     what = f"the recurrent states of slot {slot} have read {held} tokens, not {wanted}"
     return ExecutionError(what, "recurrent states", "go on after all tokens that they have read, or begin again")
+
+
+def _copy_places(array: torch.Tensor, source: _Place, target: _Place) -> None:
+    array[target[0], :, target[1]] = array[source[0], :, source[1]]
 
 
 def codes(array: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from trtkit.runtime.decoder.call import CallPages
 from trtkit.runtime.decoder.host_blocks import LocalBlocks
 from trtkit.runtime.decoder.kv_cache import KvCache, codes
 from trtkit.runtime.decoder.pool_size import AS_LINEAR, PoolSize
+from trtkit.runtime.device import to_device
 from trtkit.runtime.paging import PageCopies, PageTables
 from trtkit.runtime.paging.groups import like_lengths
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.decoder.call import Call
     from trtkit.runtime.decoder.kv_cache import NewTokens
     from trtkit.runtime.device import Stream
+    from trtkit.runtime.sequences import Ints
 
 
 _READS = 3  # of a cached token where pages are gathered: it is read, written next to its neighbours, and read again
@@ -146,6 +148,11 @@ class PagedCache(KvCache):
         at = (places // self._page_size).clamp(max=tokens.table.shape[1] - 1)
         pages = tokens.table.long().gather(1, at)
         return torch.where(new < tokens.counts[:, None], pages, 0), places % self._page_size
+
+    def _place_of(self, slots: Ints, places: Ints, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the pages of cached tokens, and their places in them."""
+        pages = self.table[slots, places // self._page_size].astype(np.int64)
+        return to_device(pages, device), to_device(places % self._page_size, device)
 
     def _pages(self, slot: int, count: int) -> torch.Tensor:
         pages = self.table[slot, : -(-count // self._page_size)].astype(np.int64)

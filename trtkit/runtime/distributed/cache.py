@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from trtkit.runtime.decoder.saved import CacheForm, SavedSequence, check_saved, check_tokens
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.decoder.saved import CacheArray
     from trtkit.runtime.distributed.channel import Channel
     from trtkit.runtime.paging import PageTables
+    from trtkit.runtime.sequences import Ints
 
 
 class GroupCache:
@@ -74,6 +76,11 @@ class GroupCache:
         """Let `target` begin with the first `count` tokens of `source`."""
         if source != target:
             self.copy(source, target, slice(0, count))
+
+    def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
+        """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
+        numbers = tuple(np.concatenate([slots, sources, targets]).tolist())
+        self._run(Message(Command.MOVE, numbers), lambda: self._own.move(slots, sources, targets))
 
     def mark(self, rows: slice) -> None:
         """Keep the states of neighbouring slots as they are now, for `rewind`."""

@@ -31,6 +31,7 @@ class Command(IntEnum):
     COPY = auto()
     SAVE = auto()
     LOAD = auto()
+    MOVE = auto()
     MARK = auto()
     REWIND = auto()
     TABLE = auto()

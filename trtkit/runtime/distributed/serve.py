@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from trtkit.runtime.distributed.adapters import write_own
 from trtkit.runtime.distributed.blocks import load_part as load_part_of_blocks
 from trtkit.runtime.distributed.blocks import part_of
@@ -45,9 +47,8 @@ class _Server:
                 self._run(message)
             case Command.TIME:
                 execution.layer_seconds(self._reader.call(message))
-            case Command.COPY:
-                source, target, start, stop = numbers
-                execution.cache.copy(source, target, slice(start, stop))
+            case Command.COPY | Command.MOVE | Command.MARK | Command.REWIND | Command.TABLE:
+                self._change_cache(message)
             case Command.SAVE:
                 slot, count = numbers
                 data = execution.cache.save(slot, count).data
@@ -56,19 +57,29 @@ class _Server:
                 load_part(execution.cache, self._group.world.rank, message)
             case Command.SAVE_BLOCKS | Command.LOAD_BLOCKS:
                 self._copy_blocks(message)
-            case Command.MARK:
-                execution.cache.mark(slice(*numbers))
-            case Command.REWIND:
-                execution.cache.rewind(numbers)
-            case Command.TABLE:
-                slot, *pages = numbers
-                execution.cache.tell(slot, pages)
             case Command.ADAPT if execution.adapters is not None:
                 write_own(execution.adapters, message)
             case Command.FORGET if execution.adapters is not None:
                 execution.adapters.erase(numbers)
             case _:
                 pass
+
+    def _change_cache(self, message: Message) -> None:
+        """Do with this rank's caches what rank 0 does with its own."""
+        cache, numbers = self._runner.execution.cache, message.numbers
+        match message.command:
+            case Command.COPY:
+                source, target, start, stop = numbers
+                cache.copy(source, target, slice(start, stop))
+            case Command.MOVE:
+                cache.move(*np.array(numbers).reshape(3, -1))
+            case Command.MARK:
+                cache.mark(slice(*numbers))
+            case Command.REWIND:
+                cache.rewind(numbers)
+            case _:
+                slot, *pages = numbers
+                cache.tell(slot, pages)
 
     def _copy_blocks(self, message: Message) -> None:
         """Send this rank's part of blocks to rank 0, or take it from there."""

@@ -8,10 +8,12 @@ import numpy as np
 import torch
 
 from trtkit.runtime.decoder import Call
+from trtkit.runtime.device import to_device
 from trtkit.runtime.generation.admission import gather
 from trtkit.runtime.generation.tokens import take
 
 if TYPE_CHECKING:
+    from trtkit.runtime.generation.drafts import Drafts
     from trtkit.runtime.generation.proposers import Proposer
     from trtkit.runtime.generation.slots import Bools
     from trtkit.runtime.generation.state import State
@@ -39,9 +41,9 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
         logits = logits[torch.from_numpy(ready - call.first_slot)]
     goes_on = take(state, ready, logits[:, 0])
     if drafts is not None:
-        _verify(state, (ready, drafts), logits, goes_on)
+        _verify(state, call, (ready, drafts), logits, goes_on)
         if has_states:
-            _rewind(state, ready[(drafts >= 0).any(1)])
+            _rewind(state, ready[drafts.counts > 0])
     if proposer is not None:
         read = np.where(
             state.slots.is_running[call.rows] & (call.counts > 0), state.slots.cached[call.rows] - call.starts, 0
@@ -49,19 +51,20 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
         proposer.observe(state.slots.sequences, call, np.clip(read, 0, call.counts))
 
 
-def decode_call(state: State, ready: Ints, drafts: Ints | None = None) -> Call:
+def decode_call(state: State, ready: Ints, drafts: Drafts | None = None) -> Call:
     """Return the call for `ready` and idle slots between and after them: what those write lies after their tokens."""
     sequences, rows = state.slots.sequences, _rows(state, ready)
     starts, at = state.slots.cached[rows], ready - rows.start
-    width = 1 if drafts is None else 1 + drafts.shape[1]
+    width, tree = (1, None) if drafts is None else (1 + drafts.tokens.shape[1], drafts.tree())
     ids, counts = np.zeros((len(starts), width), np.int64), np.zeros(len(starts), np.int64)
     ids[at, 0] = sequences.tokens[ready, starts[at]]
     counts[at] = 1
     if drafts is not None:
-        ids[at, 1:] = np.maximum(drafts, 0)
-        counts[at] += (drafts >= 0).sum(1)
+        ids[at, 1:] = np.maximum(drafts.tokens, 0)
+        counts[at] += drafts.counts
     starts = np.minimum(starts, state.execution.max_length - width)
-    return Call(rows.start, ids, starts, counts, sequences.soft, adapters=sequences.adapters[rows])
+    tree = None if tree is None else tree.of_rows(at, len(starts))
+    return Call(rows.start, ids, starts, counts, sequences.soft, adapters=sequences.adapters[rows], tree=tree)
 
 
 def _rows(state: State, ready: Ints) -> slice:
@@ -70,8 +73,8 @@ def _rows(state: State, ready: Ints) -> slice:
     return slice(first, first + state.execution.rows_to_run(first, int(ready[-1]) + 1 - first))
 
 
-def _drafts(state: State, ready: Ints, proposer: Proposer) -> Ints | None:
-    """Return guesses [R, K], -1 behind a row's last; None where there are none, or no room for them."""
+def _drafts(state: State, ready: Ints, proposer: Proposer) -> Drafts | None:
+    """Return guesses; None if there are none, or no room for them."""
     sequences, running, rows = state.slots.sequences, state.running, _rows(state, ready)
     longest = int(state.slots.cached[rows][state.slots.is_running[rows]].max())
     room = min(state.execution.max_length - longest, state.execution.max_prefill_length) - 1
@@ -79,38 +82,57 @@ def _drafts(state: State, ready: Ints, proposer: Proposer) -> Ints | None:
     if most <= 0:
         return None
     settings = [running.requests[slot].settings for slot in ready.tolist()]
-    drafts = proposer.propose(sequences, ready, settings, most)
     left = running.ends[ready] - sequences.lengths[ready] - 1  # nothing comes behind the last token
     left[running.is_beam[ready]] = 0
-    drafts = np.where(np.arange(most) < left[:, None], drafts, -1)
-    width = int((drafts >= 0).sum(1).max())
-    return drafts[:, :width] if width else None
+    drafts = proposer.propose(sequences, ready, settings, most).up_to(left, room)
+    return drafts if drafts.tokens.shape[1] else None
 
 
-def _verify(state: State, guesses: tuple[Ints, Ints], logits: torch.Tensor, goes_on: Bools) -> None:
+def _verify(state: State, call: Call, guesses: tuple[Ints, Drafts], logits: torch.Tensor, goes_on: Bools) -> None:
     """Go on with the rows that drew what was guessed: the guess's logits are then those of the next token.
 
     Each token is drawn as without guesses, so answers are the same to the last token, greedy or not.
-    guesses: slots [R] and their drafts [R, K]. logits: [R, 1 + K, V].
+    guesses: slots [R] and their drafts. logits: [R, 1 + K, V].
     """
     slots, drafts = guesses
     sequences = state.slots.sequences
     requests = [state.running.requests.get(slot) for slot in slots.tolist()]
-    for request, count in zip(requests, (drafts >= 0).sum(1).tolist(), strict=True):
+    for request, count in zip(requests, drafts.counts.tolist(), strict=True):
         state.statistics.drafted_tokens += count
         if request is not None:
             request.metrics.drafted += count
-    rows = np.arange(len(slots))
-    for index in range(drafts.shape[1]):
+    rows, reached = np.arange(len(slots)), np.full(len(slots), -1)
+    for index in range(int(drafts.depths.max())):
         rows = rows[goes_on]
         drawn = sequences.tokens[slots[rows], sequences.lengths[slots[rows]] - 1]
-        rows = rows[drafts[rows, index] == drawn]
+        reached[rows] = drafts.children(rows, reached[rows], drawn)
+        rows = rows[reached[rows] >= 0]
         if not rows.size:
             return
+        columns = reached[rows]
+        if (columns > index).any():
+            _straighten(state, call, slots[rows], (columns + 1, index + 1))
         state.statistics.accepted_tokens += len(rows)
         for slot in slots[rows].tolist():
             state.running.requests[slot].metrics.accepted += 1
-        goes_on = take(state, slots[rows], logits[torch.from_numpy(rows), index + 1])
+        goes_on = take(state, slots[rows], logits[torch.from_numpy(rows), torch.from_numpy(columns + 1)])
+
+
+def _straighten(state: State, call: Call, slots: Ints, places: tuple[Ints, int]) -> None:
+    """Let guesses that came true lie where a chain would have put them: in caches, and for a head that reads them.
+
+    places: the column [R] of each slot's guess in the call, and the one where it belongs.
+    """
+    columns, target = places
+    is_other = columns != target
+    rows, columns = slots[is_other] - call.first_slot, columns[is_other]
+    starts = call.starts[rows]
+    state.execution.cache.move(slots[is_other], starts + columns, starts + target)
+    hidden = state.execution.next_hidden
+    if hidden is not None:
+        row, column = (to_device(each, hidden.device) for each in (rows, columns))
+        with torch.inference_mode():
+            hidden[row, target] = hidden[row, column]
 
 
 def _rewind(state: State, slots: Ints) -> None:

@@ -56,7 +56,7 @@ class Engine:
         self._budget = self._options.token_budget or execution.max_prefill_length
         self._waiting: Waiting[Request] = Waiting(self._options.schedule, self._options.max_queue)
         proposer = self._options.proposer
-        reserve = 1 if proposer is None else 1 + proposer.most
+        reserve = 1 if proposer is None else 1 + proposer.most_guesses
         imports = Imports(self._options.most_imported_bytes)
         has_kernel = execution.tokens.is_cuda and has_triton() if self._options.kernel is None else self._options.kernel
         host, clock = self._options.host_options, self._options.clock
@@ -207,7 +207,7 @@ class Engine:
         ready = state.ready()
         if state.pages is None:
             return ready
-        counts = np.full(len(ready), 1 if proposer is None else 1 + proposer.most)
+        counts = np.full(len(ready), 1 if proposer is None else 1 + proposer.most_guesses)
         return with_pages(state, ready, counts, self._give_way, self._land)
 
     def _give_way(self, slots: list[int]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from trtkit.errors import RequestError
 from trtkit.runtime.decoder import Call
+from trtkit.runtime.generation.drafts import Drafts
 from trtkit.runtime.generation.guesses import Guesses
 
 if TYPE_CHECKING:
@@ -25,8 +26,13 @@ class Proposer(Protocol):
 
     most: int
 
-    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
-        """Return guesses [R, most] of what follows the sequences in `slots` [R], -1 behind a row's last."""
+    @property
+    def most_guesses(self) -> int:
+        """How many guesses a sequence has at most in a step, alternatives included."""
+        ...
+
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
+        """Return guesses of what follows the sequences in `slots` [R], at most `most` in a row."""
         ...
 
     def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
@@ -34,7 +40,18 @@ class Proposer(Protocol):
         ...
 
 
-class LookupProposer:
+class ChainProposer:
+    """A proposer whose guesses have no alternatives."""
+
+    most: int
+
+    @property
+    def most_guesses(self) -> int:
+        """How many guesses a sequence has at most in a step."""
+        return self.most
+
+
+class LookupProposer(ChainProposer):
     """What followed the last tokens the last time they occurred.
 
     Source: prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding.
@@ -46,13 +63,13 @@ class LookupProposer:
             raise RequestError(f"cannot guess {most} tokens", "lookup", "give 1 or more")
         self.most, self._sizes = most, range(longest, shortest - 1, -1)
 
-    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:  # noqa: ARG002
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:  # noqa: ARG002
         """Look each sequence's last tokens up in itself."""
         drafts = np.full((len(slots), most), _NONE, np.int64)
         for row, slot in zip(drafts, slots.tolist(), strict=True):
             draft = self._continuation(sequences.ids(slot))[:most]
             row[: len(draft)] = draft
-        return drafts
+        return Drafts(drafts)
 
     def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
         """Learn nothing: the tokens say all."""
@@ -72,7 +89,7 @@ class LookupProposer:
         return ids[:0]
 
 
-class DraftProposer:
+class DraftProposer(ChainProposer):
     """What a smaller model of the same vocabulary would say."""
 
     def __init__(self, execution: DecoderExecution, most: int) -> None:
@@ -82,18 +99,18 @@ class DraftProposer:
         self._guesses = Guesses(execution)
         self._cached = np.zeros(execution.slots, np.int64)
 
-    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
         """Let the draft model read what is new and go on from it."""
         drafts = np.full((len(slots), most), _NONE, np.int64)
         can = sequences.lengths[slots] + most <= self.execution.max_length
         rows, active = np.flatnonzero(can), slots[can]
         if not active.size:
-            return drafts
+            return Drafts(drafts)
         for row in rows.tolist():
             self._follow(sequences, int(slots[row]), settings[row])
         for index in range(most):
             drafts[rows, index] = self._next(active)
-        return drafts
+        return Drafts(drafts)
 
     def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
         """Learn nothing: the draft model reads the tokens itself."""

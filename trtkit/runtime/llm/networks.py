@@ -71,7 +71,9 @@ def _proposer(text: TextBundle, options: RuntimeOptions, execution: DecoderExecu
     if options.draft is not None:
         return DraftProposer(_draft(Path(options.draft), options, execution), options.draft_tokens)
     if decoder is not None and decoder.speculator is not None and count:
-        return HEAD_PROPOSERS[decoder.speculator.model_type](execution, count)
+        llm = text.bundle.manifest.config.llm
+        tree_tokens = None if llm is None else llm.tree_tokens
+        return HEAD_PROPOSERS[decoder.speculator.model_type](execution, count, tree_tokens)
     return LookupProposer(options.lookup) if options.lookup else None
 
 

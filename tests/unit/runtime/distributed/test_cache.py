@@ -97,3 +97,19 @@ def test_a_stage_without_attention_has_no_part_of_blocks() -> None:
     server = _Server(SimpleNamespace(), runner)  # type: ignore[arg-type]
     server.do(Message(Command.SAVE_BLOCKS, (16, 1, 2)))
     server.do(Message(Command.LOAD_BLOCKS, (16, 2, 0, 128, 1, 2)))
+
+
+def test_every_rank_moves_tokens() -> None:
+    told: list[Message] = []
+
+    def run(message: Message, work: Callable[[], None]) -> None:
+        told.append(message)
+        work()
+
+    moved: list[list[list[int]]] = []
+    own = SimpleNamespace(move=lambda *arrays: moved.append([each.tolist() for each in arrays]), positions=None)
+    cache = GroupCache(own, [(KEYS,)], SimpleNamespace(), run)  # type: ignore[arg-type]
+    cache.move(np.array([3, 0]), np.array([9, 7]), np.array([8, 5]))
+    runner = SimpleNamespace(execution=SimpleNamespace(cache=own))
+    _Server(SimpleNamespace(), runner).do(told[0])  # type: ignore[arg-type]
+    assert moved == [[[3, 0], [9, 7], [8, 5]]] * 2

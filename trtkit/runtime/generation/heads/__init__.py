@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.generation.proposers import Proposer
 
-HEAD_PROPOSERS: dict[str, Callable[[DecoderExecution, int], Proposer]] = {
+HEAD_PROPOSERS: dict[str, Callable[[DecoderExecution, int, int | None], Proposer]] = {
     EAGLE3: Eagle3Proposer,
     GEMMA4_ASSISTANT: AssistantProposer,
     MEDUSA: MedusaProposer,

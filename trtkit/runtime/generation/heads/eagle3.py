@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.errors import RequestError
 from trtkit.runtime.decoder import Call
 from trtkit.runtime.device import to_device
 from trtkit.runtime.generation.guesses import Guesses
+from trtkit.runtime.generation.heads.head_proposer import HeadProposer, no_drafts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     import torch
 
     from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.generation.drafts import Drafts
     from trtkit.runtime.sampling.settings import Settings
     from trtkit.runtime.sequences import Ints, Sequences
 
 
-class Eagle3Proposer:
+class Eagle3Proposer(HeadProposer):
     """What the head of the model's bundle guesses, each guess from the hidden state of the one before.
 
     Position i of the head's cache is of token i + 1 and the model's hidden states after token i. The cache lies beside
@@ -29,14 +30,13 @@ class Eagle3Proposer:
     token after them is known and guesses are wanted. A slot whose tokens were replaced in the meantime has none
     for a step.
 
-    Source: https://arxiv.org/abs/2503.01840, with chains in place of trees.
+    Source: https://arxiv.org/abs/2503.01840, with alternatives to a chain's guesses in place of whole trees.
     """
 
-    def __init__(self, model: DecoderExecution, most: int) -> None:
-        if most < 1:
-            raise RequestError(f"cannot guess {most} tokens", "speculate", "give 1 or more, or 0 for none")
+    def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
+        super().__init__(most, most_guesses)
         assert model.head is not None
-        self.most, self._model, self._head = most, model, model.head
+        self._model, self._head = model, model.head
         self._guesses = Guesses(model.head)
         self._hidden: torch.Tensor | None = None  # [slots, 1 + most, D]
         self._starts, self._counts = np.zeros(model.slots, np.int64), np.zeros(model.slots, np.int64)
@@ -63,33 +63,34 @@ class Eagle3Proposer:
         self._starts[slots[rows]], self._counts[slots[rows]] = (call.starts + read)[rows], left[rows]
         self._versions[slots[rows]] = sequences.versions[slots[rows]]
 
-    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
         """Let the head read what waits, and go on from there."""
-        drafts, lengths = np.full((len(slots), most), -1, np.int64), sequences.lengths[slots]
+        lengths = sequences.lengths[slots]
         waits = (self._versions[slots] == sequences.versions[slots]) & (self._counts[slots] > 0)
         waits &= self._starts[slots] + self._counts[slots] == lengths - 1
         if not waits.any():
-            return drafts
+            return no_drafts(len(slots))
         size, length = int(self._counts[slots[waits]].max()), self._head.max_length
         waits &= (self._starts[slots] + size <= length) & (lengths - 2 + most < length)
         rows, active = waits.nonzero()[0], slots[waits]
         if not active.size:
-            return drafts
+            return no_drafts(len(slots))
         self._guesses.sequences.lengths[:] = sequences.lengths  # behind which the rows of other slots write
         for row in rows.tolist():
             self._guesses.begin(sequences, int(slots[row]), settings[row])
         assert self._hidden is not None
         waiting = active, self._starts[active], self._counts[active]
         logits = self._read(self._guesses.sequences, waiting, self._hidden[to_device(active, self._hidden.device)])
-        drafts[rows, 0] = self._guesses.draw(logits, active)
+        tree = self.tree(len(active), most)
+        tree.grow(logits, self._guesses.draw(logits, active))
         ones = np.ones(len(active), np.int64)
         for index in range(1, most):
             hidden = self._of(active, self._head.next_hidden)
             place = active, lengths[waits] - 2 + index, ones
             logits = self._read(self._guesses.sequences, place, hidden[:, None])
-            drafts[rows, index] = self._guesses.draw(logits, active)
+            tree.grow(logits, self._guesses.draw(logits, active))
         self._counts[active] = 0
-        return drafts
+        return tree.drafts().of_rows(rows, len(slots))
 
     def _read(self, sequences: Sequences, place: tuple[Ints, Ints, Ints], hidden: torch.Tensor) -> torch.Tensor:
         """Let the head read the tokens after positions, and hidden states [R, S, D]; return its logits [R, V].

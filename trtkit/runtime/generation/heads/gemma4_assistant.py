@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.errors import RequestError
 from trtkit.runtime.decoder import Call
 from trtkit.runtime.device import to_device
 from trtkit.runtime.generation.guesses import Guesses
+from trtkit.runtime.generation.heads.head_proposer import HeadProposer, no_drafts
 from trtkit.runtime.generation.heads.last_hidden import LastHidden
 
 if TYPE_CHECKING:
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     import torch
 
     from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.generation.drafts import Drafts
     from trtkit.runtime.sampling.settings import Settings
     from trtkit.runtime.sequences import Ints, Sequences
 
 
-class AssistantProposer:
+class AssistantProposer(HeadProposer):
     """What the assistant in the model's bundle guesses, each guess from the token and the hidden state before it.
 
     It writes nothing to caches: all guesses of a step read the same keys, from the same position, that of the last
@@ -33,11 +34,10 @@ class AssistantProposer:
     guess that the model has just rejected; here it does not.
     """
 
-    def __init__(self, model: DecoderExecution, most: int) -> None:
-        if most < 1:
-            raise RequestError(f"cannot guess {most} tokens", "speculate", "give 1 or more, or 0 for none")
+    def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
+        super().__init__(most, most_guesses)
         assert model.head is not None
-        self.most, self._model, self._head = most, model, model.head
+        self._model, self._head = model, model.head
         self._guesses = Guesses(model.head)
         self._hidden = LastHidden(model)
 
@@ -45,23 +45,25 @@ class AssistantProposer:
         """Keep the hidden state of each slot's last token."""
         self._hidden.observe(sequences, call, counts)
 
-    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
         """Let the assistant guess, and go on from its guesses."""
-        drafts, lengths = np.full((len(slots), most), -1, np.int64), sequences.lengths[slots]
+        lengths = sequences.lengths[slots]
         can = self._hidden.waits(sequences, slots)
         can &= (lengths > 1) & (lengths - 2 + most < self._head.max_length)
         rows, active = can.nonzero()[0], slots[can]
         if not active.size:
-            return drafts
+            return no_drafts(len(slots))
         for row in rows.tolist():
             self._guesses.begin(sequences, int(slots[row]), settings[row])
         states, tokens = self._hidden.states, sequences.tokens[active, lengths[can] - 1]
         hidden = states[to_device(active, states.device)]
-        for index in range(most):
+        tree = self.tree(len(active), most)
+        for _ in range(most):
             logits, hidden = self._run(sequences, active, tokens, hidden)
-            drafts[rows, index] = self._guesses.draw(logits, active)
-            tokens = np.maximum(drafts[rows, index], 0)
-        return drafts
+            drawn = self._guesses.draw(logits, active)
+            tree.grow(logits, drawn)
+            tokens = np.maximum(drawn, 0)
+        return tree.drafts().of_rows(rows, len(slots))
 
     def _run(
         self, sequences: Sequences, slots: Ints, tokens: Ints, hidden: torch.Tensor

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.errors import RequestError
 from trtkit.runtime.decoder import Call
 from trtkit.runtime.device import to_device
 from trtkit.runtime.generation.guesses import Guesses
+from trtkit.runtime.generation.heads.head_proposer import HeadProposer, no_drafts
 from trtkit.runtime.generation.heads.last_hidden import LastHidden
 
 if TYPE_CHECKING:
@@ -18,23 +18,24 @@ if TYPE_CHECKING:
     import torch
 
     from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.generation.drafts import Drafts
     from trtkit.runtime.sampling.settings import Settings
     from trtkit.runtime.sequences import Ints, Sequences
 
 
-class MedusaProposer:
+class MedusaProposer(HeadProposer):
     """What the heads of the model's bundle guess, all at once, of the hidden state from which the last token was drawn.
 
     No guess depends on another.
 
-    Source: https://arxiv.org/abs/2401.10774, with chains in place of trees.
+    Source: https://arxiv.org/abs/2401.10774, whose trees have the same shape in every step; here the likeliest branches
+    are taken.
     """
 
-    def __init__(self, model: DecoderExecution, most: int) -> None:
-        if most < 1:
-            raise RequestError(f"cannot guess {most} tokens", "speculate", "give 1 or more, or 0 for none")
+    def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
+        super().__init__(most, most_guesses)
         assert model.head is not None
-        self.most, self._model, self._heads = most, model, model.head
+        self._model, self._heads = model, model.head
         self._guesses = Guesses(model)
         self._hidden = LastHidden(model)
 
@@ -42,19 +43,19 @@ class MedusaProposer:
         """Keep the hidden state of each row's last token."""
         self._hidden.observe(sequences, call, counts)
 
-    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
         """Let the heads read what waits, and draw a guess from each one's logits."""
-        drafts = np.full((len(slots), most), -1, np.int64)
         waits = self._hidden.waits(sequences, slots)
         rows, active = waits.nonzero()[0], slots[waits]
         if not active.size:
-            return drafts
+            return no_drafts(len(slots))
         logits = self._read(active)
         for row in rows.tolist():
             self._guesses.begin(sequences, int(slots[row]), settings[row])
+        tree = self.tree(len(active), most)
         for index in range(most):
-            drafts[rows, index] = self._guesses.draw(logits[:, index], active)
-        return drafts
+            tree.grow_everywhere(logits[:, index], self._guesses.draw(logits[:, index], active))
+        return tree.drafts().of_rows(rows, len(slots))
 
     def _read(self, slots: Ints) -> torch.Tensor:
         """Return the logits [R, heads, V] of sorted slots."""
