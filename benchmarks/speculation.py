@@ -1,4 +1,4 @@
-"""Speculation at batch 1: SmolLM2 without guesses, with lookup, with a draft model, and with an EAGLE-3 head.
+"""Speculation at batch 1: SmolLM2 without guesses, with lookup, a draft model, and an EAGLE-3 head's chains and trees.
 
 examples/speculation trains the head, examples/distillation the draft model: six of SmolLM2's own layers. Both are
 kept in the cache folder and not trained again. The tables go into examples/speculation/README.md.
@@ -30,11 +30,17 @@ BUNDLE, STEPS = FOLDER / "fp16", 240
 DRAFT, DRAFT_TRAINING = FOLDER / "draft-fp16", ("--layers", "6", "--steps", "160", "--learning-rate", "5e-4")
 PROMPTS, PROMPT, ANSWER, REPEATS = 2, 128, 40, 3
 """Prompts of each text, tokens of a prompt and of its answer, and how often each is answered."""
+TREES = (8, 16, 32)
+"""Guesses of a step."""
 VARIANTS: dict[str, Json] = {
     "none": {"speculate": 0},
     "`--lookup 3`": {"speculate": 0, "lookup": 3},
     **{f"draft model, {count} ahead": {"speculate": 0, "draft": DRAFT, "draft_tokens": count} for count in (1, 3)},
     **{f"EAGLE-3, `--speculate {count}`": {"speculate": count} for count in (1, 3)},
+    **{
+        f"EAGLE-3, `--speculate 3`, tree of {tokens}": {"speculate": 3, "bundle": FOLDER / f"tree-{tokens}"}
+        for tokens in TREES
+    },
 }
 
 
@@ -52,6 +58,8 @@ def prepare() -> dict[str, list[str]]:
     head = trained("train.log", "speculation/train.py", "head", "--steps", str(STEPS))
     draft = trained("draft.log", "distillation/prune.py", "draft", *DRAFT_TRAINING)
     build(BUNDLE, "llm.logits=all", "llm.speculator=head")
+    for tokens in TREES:
+        build(FOLDER / f"tree-{tokens}", "llm.logits=all", "llm.speculator=head", f"llm.tree_tokens={tokens}")
     build(DRAFT, "source.hf=draft")
     return {"head": head, "draft": draft}
 
@@ -96,7 +104,10 @@ def answer(llm: LLM, asked: list[list[int]]) -> Json:
 
 def measure() -> Json:
     """Measure all variants in turn, on prompts of both texts."""
-    opened = {name: LLM(BUNDLE, runtime="reference", slots=1, **options) for name, options in VARIANTS.items()}
+    opened = {
+        name: LLM(**{"bundle": BUNDLE, "runtime": "reference", "slots": 1, **options})
+        for name, options in VARIANTS.items()
+    }
     unseen = {"held-out topics": (FOLDER / "held-out.txt").read_text(encoding="utf-8"), "KJV": texts()["KJV"][:40000]}
     figures: Json = {}
     for text, content in unseen.items():

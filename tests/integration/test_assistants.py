@@ -49,10 +49,10 @@ class Recorded(AssistantProposer):
         return logits, hidden
 
 
-def engine(kind: type[AssistantProposer] = AssistantProposer, **options: Any) -> Engine:
+def engine(kind: type[AssistantProposer] = AssistantProposer, tree: int | None = None, **options: Any) -> Engine:
     pages, in_place = _pages[-1]
-    model = decoder_with_assistant(SLOTS, pages, in_place=in_place)
-    return Engine(model, EngineOptions(proposer=kind(model, 3), clock=lambda: 0.0, **options))
+    model = decoder_with_assistant(SLOTS, pages, in_place=in_place, has_tree=tree is not None)
+    return Engine(model, EngineOptions(proposer=kind(model, 3, tree), clock=lambda: 0.0, **options))
 
 
 def requests(**params: Any) -> dict[str, Asked]:
@@ -60,10 +60,10 @@ def requests(**params: Any) -> dict[str, Asked]:
     return {f"r{index}": Asked(prompt, shared, index % 3) for index, prompt in enumerate(PROMPTS)}
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0}, HOT])
-def test_assistant_changes_no_token(params: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("params", "tree"), [({"temperature": 0}, 12), (HOT, None)])
+def test_assistant_changes_no_token(params: dict[str, Any], tree: int | None) -> None:
     host = {"host_cache_bytes": 10**6, "host_block_tokens": PAGE_TOKENS}
-    tested, asked = engine(token_budget=11, min_shared_tokens=4, **host), requests(**params)
+    tested, asked = engine(tree=tree, token_budget=11, min_shared_tokens=4, **host), requests(**params)
     found = run(tested, [each.request(name) for name, each in asked.items()])
     assert {name: tuple(each.token_ids) for name, each in found.items()} == {
         name: alone(each, FAMILY) for name, each in asked.items()

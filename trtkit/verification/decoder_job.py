@@ -35,11 +35,12 @@ from trtkit.verification.rounded_inputs import round_inputs
 from trtkit.verification.signal import hollow_outputs
 from trtkit.verification.slices import limits_of
 from trtkit.verification.speculators import HEAD_PAIRS
+from trtkit.verification.speculators.tree import tree_pairs
 from trtkit.verification.stepper import Stepper
 from trtkit.verification.subject import tolerance_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from trtkit.engine.speculators.opened import OpenedSpeculator
     from trtkit.jobs.events import Listener
@@ -140,7 +141,7 @@ def verify(request: VerifyRequest, context: Context) -> Report:
     if verifier.ranks is not None:
         corners.append(_ranks_corner(verifier, prompts))
     if verifier.head is not None:
-        corners.append(_head_corner(verifier, prompts, verifier.head))
+        corners += _head_corners(verifier, prompts, verifier.head)
     perplexity = _perplexity(verifier, Path(request.request.text), context.report) if request.request.text else None
     same = sum(ours == theirs for ours, theirs in answers) / len(answers)
     # Where two tokens are nearly equally likely, the rounding of 16 bits may choose; that of fp32 does not.
@@ -231,12 +232,15 @@ def _ranks_corner(verifier: DecoderVerifier, prompts: list[Prompt]) -> Corner:
     return _corner(f"{grid.ranks} ranks and one", {"tensor, expert, pipeline": tuple(astuple(grid))}, pairs, verifier)
 
 
-def _head_corner(verifier: DecoderVerifier, prompts: list[Prompt], head: OpenedSpeculator) -> Corner:
-    """Compare the logits of the head that guesses tokens with those of its reference."""
+def _head_corners(verifier: DecoderVerifier, prompts: list[Prompt], head: OpenedSpeculator) -> Iterator[Corner]:
+    """Compare the logits of the head that guesses tokens with its reference's, and the model's of guesses in a tree."""
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
-    opened = head, verifier.head_weights(head)
+    opened, shapes = (head, verifier.head_weights(head)), {"input_ids": (1, len(longest.ids))}
     pairs = HEAD_PAIRS[head.spec.kind](verifier.decoder, verifier.reference.model, opened, longest.ids)
-    return _corner("guesses of the head", {"input_ids": (1, len(longest.ids))}, pairs, verifier)
+    yield _corner("guesses of the head", shapes, pairs, verifier)
+    if llm_options(verifier.config).tree_tokens is not None:
+        pairs = tree_pairs(verifier.decoder, verifier.reference, longest.ids)
+        yield _corner("branches of a tree of guesses", {"input_ids": (1, len(pairs))}, pairs, verifier)
 
 
 def _corner(
