@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from trtkit.runtime.device import to_device
 from trtkit.runtime.generation.drafts import Drafts
 
 if TYPE_CHECKING:
@@ -62,37 +63,22 @@ class GuessTree:
         if not more:
             self._tokens = np.concatenate([self._tokens, drawn[:, None]], 1)
             return
-        alternatives, scores, of_drawn = _likely(logits, drawn, more)
+        tokens, logprobs, of_drawn = _likely(logits, drawn, more + 1)
         held = np.take_along_axis(self._scores, np.maximum(parents, 0), 1) if self._levels else np.zeros(parents.shape)
-        following = (held[:, :, None] + scores[:, None]).reshape(len(drawn), -1)
-        shape = (len(drawn), parents.shape[1], alternatives.shape[1])
-        first = self._tokens.shape[1]
-        levels = [
-            (drawn[:, None], parents[:, :1], held[:, :1] + of_drawn[:, None], np.ones((len(drawn), 1), np.int64)),
-            (
-                np.broadcast_to(alternatives[:, None], shape).reshape(len(drawn), -1),
-                np.repeat(parents, shape[2], 1),
-                following,
-                np.tile(np.arange(2, 2 + shape[2]), (len(drawn), shape[1])),
-            ),
-        ]
-        if shape[1] > 1:  # other branches can go on with what was drawn, too
-            others = parents[:, 1:]
-            levels.append(
-                (
-                    np.repeat(drawn[:, None], others.shape[1], 1),
-                    others,
-                    held[:, 1:] + of_drawn[:, None],
-                    np.ones(others.shape, np.int64),
-                )
-            )
-        tokens, above, scores, ranks = (np.concatenate(each, 1) for each in zip(*levels, strict=True))
-        self._add(tokens, above, np.where(tokens < 0, -np.inf, scores), ranks)
+        scores = held[:, :, None] + logprobs[:, None]
+        scores[:, 0][tokens == drawn[:, None]] = -np.inf  # it is there already
+        shape, first = scores.shape, self._tokens.shape[1]
+        self._add(
+            np.concatenate([drawn[:, None], np.tile(tokens, (1, shape[1]))], 1),
+            np.concatenate([parents[:, :1], np.repeat(parents, shape[2], 1)], 1),
+            np.concatenate([np.where(drawn < 0, -np.inf, held[:, 0] + of_drawn)[:, None], _flat(scores)], 1),
+            np.concatenate([[1], np.tile(np.arange(2, 2 + shape[2]), shape[1])]),
+        )
         by_score = np.argsort(-self._scores[:, first + 1 :], axis=1, kind="stable") + first + 1
         self._level = np.concatenate([np.full((len(drawn), 1), first), by_score], 1)
 
     def _add(self, tokens: Ints, parents: Ints, scores: np.ndarray, ranks: Ints) -> None:
-        """Add guesses [R, N]; the first is drawn."""
+        """Add guesses [R, N], of which the first is drawn. ranks: [N], their places among their siblings."""
         paths = np.zeros((*tokens.shape, self._depth), np.int64)
         if self._levels:
             paths = _of(self._paths, np.maximum(parents, 0)).copy()
@@ -109,13 +95,17 @@ class GuessTree:
 
 
 def _likely(logits: torch.Tensor, drawn: Ints, most: int) -> tuple[Ints, np.ndarray, np.ndarray]:
-    """Return the `most` likeliest tokens [R, N] besides those drawn, with log probabilities; and those of the drawn."""
+    """Return the `most` likeliest tokens [R, N], their log probabilities, and those of the drawn ones [R]."""
     logprobs = torch.log_softmax(logits.float(), -1)
-    of_drawn = logprobs.gather(1, torch.from_numpy(np.maximum(drawn, 0)).to(logits.device)[:, None])[:, 0]
-    values, tokens = logprobs.topk(min(most + 1, logits.shape[1]))
-    scores, ids = values.double().cpu().numpy(), tokens.cpu().numpy()
-    scores = np.where((ids == drawn[:, None]) | (scores < _UNKNOWN), -np.inf, scores)
-    return ids, scores, of_drawn.double().cpu().numpy()
+    of_drawn = logprobs.gather(1, to_device(np.maximum(drawn, 0), logits.device)[:, None])[:, 0]
+    values, tokens = logprobs.topk(min(most, logits.shape[1]))
+    scores = values.double().cpu().numpy()
+    return tokens.cpu().numpy(), np.where(scores < _UNKNOWN, -np.inf, scores), of_drawn.double().cpu().numpy()
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    """Join the last two axes."""
+    return array.reshape(len(array), -1)
 
 
 def _of(array: np.ndarray, order: Ints) -> np.ndarray:
