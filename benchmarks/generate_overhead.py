@@ -65,6 +65,9 @@ class Nothing:
     def rows_to_run(self, _first_slot: int, rows: int) -> int:
         return rows
 
+    def tokens_to_run(self, tokens: int, _most: int) -> int:
+        return tokens
+
     def layer_seconds(self, call: Call) -> dict[str, float]:  # noqa: ARG002  # a protocol's name
         """Return nothing: there are no layers."""
         return {}

@@ -48,8 +48,8 @@ class Recorded(Eagle3Proposer):
             self.guesses.append((known, chain, [each[place] for each in self.logits]))
         return drafts
 
-    def _read(self, sequences: Sequences, place: tuple[Ints, Ints, Ints], hidden: torch.Tensor) -> torch.Tensor:
-        logits = super()._read(sequences, place, hidden)
+    def _read(self, *arguments: Any, **options: Any) -> torch.Tensor:
+        logits = super()._read(*arguments, **options)
         if hasattr(self, "logits"):
             self.logits.append(logits.clone())
         return logits

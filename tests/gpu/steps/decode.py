@@ -49,6 +49,7 @@ def ask(place: Place, model: str, precision: str, kv_window: str = "full") -> It
         execution.close()
     if kv_window == "full":
         yield from prefill(place, model, precision)
+        yield from guesses(place, model, precision)
 
 
 def prefill(place: Place, model: str, precision: str) -> Iterator[Answer]:
@@ -60,6 +61,19 @@ def prefill(place: Place, model: str, precision: str) -> Iterator[Answer]:
     call = Call(0, ids, np.zeros(1, np.int64), np.full(1, size))
     ms = place.median_ms(lambda: execution.forward(call), repeats=10)
     yield {"what": f"prefill of {size} tokens", "step_ms": ms, "tokens_per_s": size / ms * 1e3}
+    execution.close()
+
+
+def guesses(place: Place, model: str, precision: str) -> Iterator[Answer]:
+    """Time calls of a few tokens of one sequence, as those that check guesses are, but for logits of all of them."""
+    shape, bundle = decoder(place, model, precision)
+    execution = open_execution(bundle, "tensorrt", 1)
+    start = min(512, shape.length - 40)
+    for size in (1, 2, 4, 8, 16, 32):
+        ids = np.random.default_rng(0).integers(3, shape.vocab, (1, size))
+        call = Call(0, ids, np.full(1, start), np.full(1, size))
+        ms = place.median_ms(lambda: execution.forward(call))  # noqa: B023
+        yield {"what": f"call of {size} tokens at {start}", "step_ms": ms}
     execution.close()
 
 

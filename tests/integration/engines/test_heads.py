@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.simulated_tensorrt import Simulated
+    from trtkit.runtime.decoder import Call
 
 PARAMS = [
     SamplingParams(temperature=t, seed=seed, max_tokens=14, ignore_eos=True)
@@ -62,3 +63,25 @@ def test_engines_guess_what_the_reference_networks_do(bundle: Path, gpu: Simulat
     assert (found, guessed) == answers(bundle, "reference")
     assert guessed[0] > guessed[1] > 0
     assert found == answers(bundle, "tensorrt", speculate=0)[0]
+
+
+def test_steps_that_check_guesses_run_as_graphs(bundle: Path, gpu: Simulated) -> None:
+    """All have one size, so a graph for each number of rows is enough."""
+    opened, sizes = open_bundle(bundle), []
+    gpu.plans.add(opened)
+    assert opened.manifest.config.llm is not None
+    most = 1 + (opened.manifest.config.llm.tree_tokens or 3)
+    with LLM(bundle, runtime="tensorrt") as llm:
+        execution: Any = llm.frontend.execution
+        run = execution._run
+
+        def recorded(call: Call, draw: Any = None) -> None:
+            before = set(execution._graphs)
+            run(call, draw)
+            sizes.append((call.ids.shape, set(execution._graphs) == before))
+
+        execution._run = recorded
+        llm.generate(tiny_llm.PROMPTS * 3, PARAMS * 3)
+        checked = [is_replayed for (_, size), is_replayed in sizes if size == most]
+        assert sum(checked) > 2 * (len(checked) - sum(checked)) > 0
+        assert {step.size for step in execution._graphs} == {1, most}

@@ -78,6 +78,7 @@ class EngineDecoder:
         self._specs = [spec for spec in specs if not spec.is_kept and spec.feeder != "adapter"]
         self.tokens = self._stream.empty((slots,), torch.int64)
         self._graphs: dict[Step, Graph | None] = {}
+        self._captured_sizes = {1}
         self._has_cuda_graphs = has_cuda_graphs
         self._communicator: Communicator | None = None
         self._room = 0
@@ -113,7 +114,7 @@ class EngineDecoder:
             graph.replay()
         else:
             self._launch(step)
-            if size == 1 and self._has_cuda_graphs and step not in self._graphs:
+            if size in self._captured_sizes and self._has_cuda_graphs and step not in self._graphs:
                 self._keep_graph(step)
 
     def _run_groups(self, call: Call, draw: Draw | None) -> None:
@@ -141,6 +142,13 @@ class EngineDecoder:
         """Return `rows`; with CUDA graphs the next power of two, if there are as many slots: few are captured."""
         padded = 1 << (rows - 1).bit_length()
         return padded if self._has_cuda_graphs and first_slot + padded <= self.slots else rows
+
+    def tokens_to_run(self, tokens: int, most: int) -> int:
+        """Return `tokens`; with CUDA graphs `most`, since calls of that size are captured from then on."""
+        if not self._has_cuda_graphs:
+            return tokens
+        self._captured_sizes.add(most)
+        return most
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens without a CUDA graph; return how long each of the engine's layers took, in order."""
@@ -247,11 +255,11 @@ class EngineDecoder:
         return Step(call.first_slot, rows, size, window, row_pages, ranks, draw)
 
     def _keep_graph(self, step: Step) -> None:
-        """Capture a decode step that has run once, for what TensorRT and Triton set up at first use is not captured."""
+        """Capture a step that has run once, for what TensorRT and Triton set up at first use is not captured."""
         if len(self._graphs) == _MOST_GRAPHS:
             self._graphs.pop(next(iter(self._graphs)))
         self._stream.synchronize()
-        is_capturable = self._context(1).is_capturable()
+        is_capturable = self._context(step.size).is_capturable()
         self._graphs[step] = self._stream.capture(partial(self._launch, step)) if is_capturable else None
 
     def _launch(self, step: Step) -> None:

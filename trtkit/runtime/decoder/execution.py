@@ -167,6 +167,10 @@ class DecoderExecution(Protocol):
         """Return how many slots from the first on a decode step is to run: `rows`, or some idle ones more."""
         ...
 
+    def tokens_to_run(self, tokens: int, most: int) -> int:
+        """Return how many tokens a row is to have in a step that checks guesses: `tokens`, or `most` with padding."""
+        ...
+
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens; return how long each layer took, in the order they ran."""
         ...

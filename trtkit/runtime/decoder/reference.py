@@ -100,6 +100,10 @@ class ReferenceDecoder:
         """Return `rows`."""
         return rows
 
+    def tokens_to_run(self, tokens: int, _most: int) -> int:
+        """Return `tokens`."""
+        return tokens
+
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens; return how long each layer took, in the order they ran."""
         self.cache.positions[call.rows] = -1  # what is timed need not go on from anything

@@ -80,6 +80,10 @@ class DistributedDecoder:
         """Return how many slots rank 0's engine runs best; the others are alike."""
         return self._runner.execution.rows_to_run(first_slot, rows)
 
+    def tokens_to_run(self, tokens: int, most: int) -> int:
+        """Return how many tokens of a row rank 0's engine runs best; the others are alike."""
+        return self._runner.execution.tokens_to_run(tokens, most)
+
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens; return how long each of rank 0's layers took. Raises ExecutionError for a pipeline."""
         if self._runner.is_pipeline:

@@ -85,7 +85,12 @@ def _drafts(state: State, ready: Ints, proposer: Proposer) -> Drafts | None:
     left = running.ends[ready] - sequences.lengths[ready] - 1  # nothing comes behind the last token
     left[running.is_beam[ready]] = 0
     drafts = proposer.propose(sequences, ready, settings, most).up_to(left, room)
-    return drafts if drafts.tokens.shape[1] else None
+    width = drafts.tokens.shape[1]
+    if not width:
+        return None
+    if proposer.most_guesses > room:
+        return drafts
+    return drafts.padded(state.execution.tokens_to_run(1 + width, 1 + proposer.most_guesses) - 1)
 
 
 def _verify(state: State, call: Call, guesses: tuple[Ints, Drafts], logits: torch.Tensor, goes_on: Bools) -> None:

@@ -57,6 +57,12 @@ class Drafts:
             return Drafts(np.where(is_kept, self.tokens, -1)[:, : is_kept.sum(1).max(initial=0)])
         return self._only(is_kept)
 
+    def padded(self, width: int) -> Drafts:
+        """Return the same guesses in `width` columns."""
+        more = ((0, 0), (0, width - self.tokens.shape[1]))
+        parents = None if self.parents is None else np.pad(self.parents, more, constant_values=-1)
+        return Drafts(np.pad(self.tokens, more, constant_values=-1), parents)
+
     def tree(self) -> CallTree | None:
         """Return how the sequence's last token and its guesses lie in a call; None for chains."""
         if self.parents is None:

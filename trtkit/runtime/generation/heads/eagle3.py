@@ -54,7 +54,7 @@ class Eagle3Proposer(HeadProposer):
         is_step &= (call.starts + counts == sequences.lengths[slots] - 1) & (counts <= 1 + self.most)
         read = np.where(is_step, 0, follows)
         if read.any():
-            self._read(sequences, (slots, call.starts, read), hidden)
+            self._read(sequences, (slots, call.starts, read), hidden[:, : int(read.max())])
         left = counts - read
         for row in left.nonzero()[0].tolist():
             first, stop = int(read[row]), int(counts[row])
@@ -70,7 +70,8 @@ class Eagle3Proposer(HeadProposer):
         waits &= self._starts[slots] + self._counts[slots] == lengths - 1
         if not waits.any():
             return no_drafts(len(slots))
-        size, length = int(self._counts[slots[waits]].max()), self._head.max_length
+        size = self._head.tokens_to_run(int(self._counts[slots[waits]].max()), 1 + self.most)
+        length = self._head.max_length
         waits &= (self._starts[slots] + size <= length) & (lengths - 2 + most < length)
         rows, active = waits.nonzero()[0], slots[waits]
         if not active.size:
@@ -80,27 +81,31 @@ class Eagle3Proposer(HeadProposer):
             self._guesses.begin(sequences, int(slots[row]), settings[row])
         assert self._hidden is not None
         waiting = active, self._starts[active], self._counts[active]
-        logits = self._read(self._guesses.sequences, waiting, self._hidden[to_device(active, self._hidden.device)])
+        hidden = self._hidden[to_device(active, self._hidden.device), :size]
+        logits = self._read(self._guesses.sequences, waiting, hidden, is_step=True)
         tree = self.tree(len(active), most)
         tree.grow(logits, self._guesses.draw(logits, active))
         ones = np.ones(len(active), np.int64)
         for index in range(1, most):
             hidden = self._of(active, self._head.next_hidden)
             place = active, lengths[waits] - 2 + index, ones
-            logits = self._read(self._guesses.sequences, place, hidden[:, None])
+            logits = self._read(self._guesses.sequences, place, hidden[:, None], is_step=True)
             tree.grow(logits, self._guesses.draw(logits, active))
         self._counts[active] = 0
         return tree.drafts().of_rows(rows, len(slots))
 
-    def _read(self, sequences: Sequences, place: tuple[Ints, Ints, Ints], hidden: torch.Tensor) -> torch.Tensor:
+    def _read(
+        self, sequences: Sequences, place: tuple[Ints, Ints, Ints], hidden: torch.Tensor, *, is_step: bool = False
+    ) -> torch.Tensor:
         """Let the head read the tokens after positions, and hidden states [R, S, D]; return its logits [R, V].
 
-        place: sorted slots, the first position of each, and how many, [R] each.
+        place: sorted slots, the first position of each, and how many, at most S, [R] each. is_step: whether idle slots
+        may run along.
         """
         slots, starts, counts = place
-        first, size = int(slots[0]), int(counts.max())
+        first, size = int(slots[0]), hidden.shape[1]
         total = int(slots[-1]) + 1 - first
-        total = self._head.rows_to_run(first, total) if size == 1 else total
+        total = self._head.rows_to_run(first, total) if is_step else total
         at = slots - first
         ids, all_counts = np.zeros((total, size), np.int64), np.zeros(total, np.int64)
         all_starts = np.minimum(sequences.lengths[first : first + total], self._head.max_length - size)
@@ -108,7 +113,7 @@ class Eagle3Proposer(HeadProposer):
         for row, slot, start, count in zip(at.tolist(), slots.tolist(), starts.tolist(), counts.tolist(), strict=True):
             ids[row, :count] = sequences.tokens[slot, start + 1 : start + 1 + count]
         states = hidden.new_zeros(total, size, hidden.shape[-1])
-        states[to_device(at, hidden.device)] = hidden[:, :size]
+        states[to_device(at, hidden.device)] = hidden
         logits = self._head.forward(Call(first, ids, all_starts, all_counts, hidden=states))
         self._first = first
         return logits[to_device(at, logits.device)]
