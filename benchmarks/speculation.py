@@ -1,7 +1,8 @@
 """Speculation at batch 1: SmolLM2 without guesses, with lookup, a draft model, and an EAGLE-3 head's chains and trees.
 
 examples/speculation trains the head, examples/distillation the draft model: six of SmolLM2's own layers. Both are
-kept in the cache folder and not trained again. The tables go into examples/speculation/README.md.
+kept in the cache folder and not trained again. `python -m benchmarks.speculation` compares ways to guess, `python -m
+benchmarks.speculation trees` chains with trees. The tables go into examples/speculation/README.md.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ BUNDLE, STEPS = FOLDER / "fp16", 240
 DRAFT, DRAFT_TRAINING = FOLDER / "draft-fp16", ("--layers", "6", "--steps", "160", "--learning-rate", "5e-4")
 PROMPTS, PROMPT, ANSWER, REPEATS = 2, 128, 40, 3
 """Prompts of each text, tokens of a prompt and of its answer, and how often each is answered."""
-TREES = (8, 16, 32)
-"""Guesses of a step."""
 VARIANTS: dict[str, Json] = {
     "none": {"speculate": 0},
     "`--lookup 3`": {"speculate": 0, "lookup": 3},
     **{f"draft model, {count} ahead": {"speculate": 0, "draft": DRAFT, "draft_tokens": count} for count in (1, 3)},
     **{f"EAGLE-3, `--speculate {count}`": {"speculate": count} for count in (1, 3)},
-    **{
-        f"EAGLE-3, `--speculate 3`, tree of {tokens}": {"speculate": 3, "bundle": FOLDER / f"tree-{tokens}"}
-        for tokens in TREES
-    },
+}
+TREE_TOKENS = (8, 16, 32)
+TREES: dict[str, Json] = {
+    "none": {"speculate": 0},
+    "chain of 3": {"speculate": 3},
+    **{f"tree of {tokens}": {"speculate": 3, "bundle": FOLDER / f"tree-{tokens}"} for tokens in TREE_TOKENS},
 }
 
 
@@ -51,17 +52,20 @@ def run(*words: str | Path) -> str:
     return ran.stdout
 
 
-def prepare() -> dict[str, list[str]]:
-    """Train head and draft model and build, unless that was done; return what training printed. All use one thread."""
+def prepare() -> list[str]:
+    """Train a head and build, unless that was done; return what training printed. All use one thread."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     run(sys.executable, ROOT / "examples/distillation/texts.py")
     head = trained("train.log", "speculation/train.py", "head", "--steps", str(STEPS))
-    draft = trained("draft.log", "distillation/prune.py", "draft", *DRAFT_TRAINING)
     build(BUNDLE, "llm.logits=all", "llm.speculator=head")
-    for tokens in TREES:
-        build(FOLDER / f"tree-{tokens}", "llm.logits=all", "llm.speculator=head", f"llm.tree_tokens={tokens}")
+    return head
+
+
+def prepare_draft() -> list[str]:
+    """Train and build the draft model, unless that was done; return what training printed."""
+    draft = trained("draft.log", "distillation/prune.py", "draft", *DRAFT_TRAINING)
     build(DRAFT, "source.hf=draft")
-    return {"head": head, "draft": draft}
+    return draft
 
 
 def trained(name: str, script: str, folder: str, *options: str) -> list[str]:
@@ -102,11 +106,11 @@ def answer(llm: LLM, asked: list[list[int]]) -> Json:
     }
 
 
-def measure() -> Json:
-    """Measure all variants in turn, on prompts of both texts."""
+def measure(variants: dict[str, Json]) -> Json:
+    """Measure variants in turn, on prompts of both texts."""
     opened = {
         name: LLM(**{"bundle": BUNDLE, "runtime": "reference", "slots": 1, **options})
-        for name, options in VARIANTS.items()
+        for name, options in variants.items()
     }
     unseen = {"held-out topics": (FOLDER / "held-out.txt").read_text(encoding="utf-8"), "KJV": texts()["KJV"][:40000]}
     figures: Json = {}
@@ -130,7 +134,7 @@ def table(figures: Json) -> str:
     columns = ("tokens per step", "ms per step", "tokens/s")
     lines = [f"| guesses | {' | '.join(f'{text}: {column}' for text in figures for column in columns)} |"]
     lines.append("| --- |" + " --: |" * len(columns) * len(figures))
-    for name in VARIANTS:
+    for name in next(iter(figures.values())):
         cells = [name]
         for variants in figures.values():
             row, plain = variants[name], variants["none"]["tokens_per_second"]["median"]
@@ -161,12 +165,30 @@ def head_share() -> float:
     return share
 
 
+def compare_ways() -> None:
+    """Compare ways to guess."""
+    log, about = {"head": prepare(), "draft": prepare_draft()}, {"prompt": PROMPT, "answer": ANSWER}
+    figures = measure(VARIANTS)
+    write("speculation", {"training": log, **about, "head_share": head_share(), "texts": figures})
+    write_between(ROOT / "examples/speculation/README.md", "speculation", table(figures))
+
+
+def compare_trees() -> None:
+    """Compare chains with trees of the same head's guesses."""
+    log = prepare()
+    for tokens in TREE_TOKENS:
+        build(FOLDER / f"tree-{tokens}", "llm.logits=all", "llm.speculator=head", f"llm.tree_tokens={tokens}")
+    figures = measure(TREES)
+    write("speculation_trees", {"training": log, "prompt": PROMPT, "answer": ANSWER, "texts": figures})
+    write_between(ROOT / "examples/speculation/README.md", "trees", table(figures))
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    log, figures = prepare(), measure()
-    about = {"training": log, "prompt": PROMPT, "answer": ANSWER, "head_share": head_share()}
-    write("speculation", {**about, "texts": figures})
-    write_between(ROOT / "examples/speculation/README.md", "speculation", table(figures))
+    if sys.argv[1:] == ["trees"]:
+        compare_trees()
+    else:
+        compare_ways()
 
 
 if __name__ == "__main__":
