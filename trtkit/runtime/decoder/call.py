@@ -156,11 +156,11 @@ class Call:
         Padding is written behind a row's tokens, where the next ones overwrite it. An idle row attends to one token:
         with none, a softmax is not a number.
         """
-        new, end = np.arange(self.ids.shape[1]), self.ids.shape[1]
+        ends = np.full(self.ids.shape, self.ids.shape[1]) if self.tree is None else self.tree.ends
         feed = {
             "input_ids": self.ids,
-            "position_ids": self.starts[:, None] + (new if self.tree is None else self.tree.depths),
-            "branch_ends": self.starts[:, None] + (np.full_like(new, end) if self.tree is None else self.tree.ends),
+            "position_ids": self.position_ids,
+            "branch_ends": self.starts[:, None] + ends,
             "write_indices": self.starts,
             "kv_lengths": np.maximum(self.starts + self.counts, 1),
             "last_token_index": np.maximum(self.counts - 1, 0),
@@ -170,6 +170,13 @@ class Call:
         if self.pages is not None:
             feed["page_table"] = self.pages.table
         return {name: np.ascontiguousarray(value, np.int32) for name, value in feed.items()}
+
+    @property
+    def position_ids(self) -> Ints:
+        """How many tokens of its sequence each new token follows [R, S]."""
+        new = np.arange(self.ids.shape[1]) if self.tree is None else self.tree.depths
+        positions: Ints = self.starts[:, None] + new
+        return positions
 
     @property
     def adapter_ids(self) -> Ints:
@@ -188,7 +195,7 @@ class Call:
 
     def rope_position_ids(self) -> np.ndarray:
         """Return M-RoPE's positions [3, R, S] as int32: time, height and width, which are one for text."""
-        ids = np.broadcast_to(self.starts[:, None] + np.arange(self.ids.shape[1]), (3, *self.ids.shape))
+        ids = np.broadcast_to(self.position_ids, (3, *self.ids.shape))
         ids = np.array(ids, np.int32)
         for row, soft in self.soft_rows():
             own = soft.rope_at(int(self.starts[row]), ids.shape[2])

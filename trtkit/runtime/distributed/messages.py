@@ -71,6 +71,7 @@ class CallWriter:
 
     def message(self, command: Command, call: Call) -> Message:
         """Return a call as a message, with the vectors of its slots that were not sent yet."""
+        assert call.tree is None  # heads, which alone guess trees, work on one rank
         tensors = {name: torch.from_numpy(getattr(call, name)) for name in ("ids", "starts", "counts")}
         rows = call.rows
         if call.pages is not None:
