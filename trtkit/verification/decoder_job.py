@@ -235,7 +235,8 @@ def _ranks_corner(verifier: DecoderVerifier, prompts: list[Prompt]) -> Corner:
 def _head_corners(verifier: DecoderVerifier, prompts: list[Prompt], head: OpenedSpeculator) -> Iterator[Corner]:
     """Compare the logits of the head that guesses tokens with its reference's, and the model's of guesses in a tree."""
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
-    opened, shapes = (head, verifier.head_weights(head)), {"input_ids": (1, len(longest.ids))}
+    opened = head, verifier.head_weights(head)
+    shapes: Shapes = {"input_ids": (1, len(longest.ids))}
     pairs = HEAD_PAIRS[head.spec.kind](verifier.decoder, verifier.reference.model, opened, longest.ids)
     yield _corner("guesses of the head", shapes, pairs, verifier)
     if llm_options(verifier.config).tree_tokens is not None:
