@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 TERNARY, TWIN, ROUNDED = "ternary", "ternary-twin", "ternary-twin-rounded"
 ONLINE = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
+BUILD = ("--precision", "fp16", "--target", "sm80", "--set", "llm.max_sequence_length=512")
 INT4 = ("--set", "quantize.method=int4_wo", "--set", "quantize.block=128")
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "full precision, fp16": (TWIN, ()),
@@ -64,7 +65,7 @@ def measure(name: str) -> Json:
     """Build a variant in fp16 and verify it; return its perplexity and sizes."""
     source, words = VARIANTS[name]
     bundle = f"bundles/{source}{'-int4' if words else ''}"
-    trtkit("build", source, *words, "--precision", "fp16", "--target", "sm80", "-o", bundle)
+    trtkit("build", source, *words, *BUILD, "-o", bundle)
     opened = open_bundle(FOLDER / bundle)
     assert opened.manifest.decoder is not None
     return {
@@ -93,7 +94,7 @@ def storage() -> Json:
     }
     zeros = sum(np.count_nonzero(weight == 0) for weight in weights)
     ordered = dict(sorted(sizes.items(), key=lambda item: -item[1]))
-    return {"weights": count, "zeros": round(zeros / count, 4), "bytes": ordered}
+    return {"weights": count, "zeros": round(float(zeros / count), 4), "bytes": ordered}
 
 
 def gguf_bytes(weight: Array, kind: gguf.GGMLQuantizationType) -> int:
@@ -123,20 +124,25 @@ def storage_table(stored: Json) -> str:
     return "\n".join(lines) + "\n"
 
 
+def report(training: Json, models: Json) -> None:
+    """Write results and tables."""
+    stored = storage()
+    write("ternary", {"training": training, "models": models, "storage": stored})
+    page = ROOT / "docs/distillation.md"
+    write_between(page, "ternary models", models_table(models))
+    write_between(page, "ternary storage", storage_table(stored))
+
+
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     run(sys.executable, SCRIPTS / "texts.py")
     training = {TERNARY: train(TERNARY), TWIN: train(TWIN, "--full-precision")}
     round_twin()
-    figures = {}
+    models = {}
     for name in VARIANTS:
-        figures[name] = measure(name)
-        print(name, figures[name], flush=True)
-    stored = storage()
-    write("ternary", {"training": training, "models": figures, "storage": stored})
-    page = ROOT / "docs/distillation.md"
-    write_between(page, "ternary models", models_table(figures))
-    write_between(page, "ternary storage", storage_table(stored))
+        models[name] = measure(name)
+        print(name, models[name], flush=True)
+    report(training, models)
 
 
 if __name__ == "__main__":

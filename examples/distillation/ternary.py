@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the options."""
     options = argparse.ArgumentParser(description=__doc__)
     add_training_options(options)
-    options.set_defaults(steps=1600, batch=1, length=512, learning_rate=2e-3)
+    options.set_defaults(steps=1200, batch=1, length=512, learning_rate=2e-3)
     options.add_argument("--full-precision", action="store_true", help="train the twin, whose weights are not rounded")
     options.add_argument("--vocab-size", type=int, default=2048)
     options.add_argument("--hidden-size", type=int, default=256)
@@ -51,12 +51,8 @@ def train_tokenizer(text: str, vocab_size: int) -> PreTrainedTokenizerFast:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator(
-        [text],
-        trainers.BpeTrainer(
-            vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
-        ),
-    )
+    how = {"special_tokens": [END], "initial_alphabet": alphabet, "show_progress": False}
+    bpe.train_from_iterator([text], trainers.BpeTrainer(vocab_size=vocab_size, **how))
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=END, pad_token=END)
 
 
@@ -77,7 +73,7 @@ def new_model(options: argparse.Namespace) -> Any:
         eos_token_id=0,
     )
     model = BitNetForCausalLM(config)
-    # By default they are so small that the blocks' outputs hide the tokens, and training starts slowly.
+    # transformers' standard deviation, 0.02, lets the blocks' outputs hide the tokens: training would start slowly.
     torch.nn.init.normal_(model.model.embed_tokens.weight)
     if not options.full_precision:
         make_ternary(model)
@@ -99,7 +95,7 @@ class StraightThrough(torch.autograd.Function):
 
 
 class BitLinear(Linear):
-    """A linear layer that multiplies ternary weights with inputs of 8 bits, and trains the weights behind them."""
+    """A linear layer that rounds its inputs to 8 bits and its weights to ternary values, and trains through both."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product of rounded weights and rounded inputs. x: [B, S, in]."""
