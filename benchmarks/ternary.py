@@ -110,7 +110,7 @@ def models_table(figures: Json) -> str:
     lines = [f"| {' | '.join(heads)} |", "| --- |" + " --: |" * (len(heads) - 1)]
     base = next(iter(figures.values()))["perplexity"]
     for name, row in figures.items():
-        change = f" ({row['perplexity'] / base - 1:+.0%})" if row["perplexity"] != base else ""
+        change = f" ({row['perplexity'] / base - 1:+.1%})" if row["perplexity"] != base else ""
         sizes = [f"{row[key] / 2**20:.1f} MiB" for key in ("weights_bytes", "engine_bytes")]
         lines.append(f"| {name} | {row['perplexity']:.1f}{change} | {' | '.join(sizes)} |")
     return "\n".join(lines) + "\n"
