@@ -79,7 +79,7 @@ def test_the_ocr_example_reads_the_same_text_in_both_runtimes(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_distillation_example_runs(tmp_path: Path) -> None:
-    """With two steps of training; that training helps is tested on tiny models (test_distillation.py, test_ternary.py)."""
+    """With two steps of training; test_distillation.py and test_ternary.py test that it helps tiny models."""
     commands = "\n".join(blocks(ROOT / "examples" / "distillation" / "README.md", "bash"))
     for steps in ("--steps 64", "--steps 1200"):
         assert commands.count(steps) == 2
