@@ -1,4 +1,4 @@
-"""Train a compressed model to give the original's next-token distribution on every token of a text."""
+"""Train a model on a text; a compressed one to give the original's next-token distribution on every token."""
 
 from __future__ import annotations
 
@@ -16,22 +16,27 @@ from trtkit.sources.decoder_source import open_decoder_source
 from trtkit.sources.huggingface.model import causal_lm, encoder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 Options = argparse.Namespace
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the options that both scripts have."""
+    """Return the options of the scripts that compress a model."""
     options = argparse.ArgumentParser(description=description)
     options.add_argument("model", help="a config's name or file, as for `trtkit build`")
+    add_training_options(options)
+    return options
+
+
+def add_training_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of `train`."""
     options.add_argument("text", type=Path, help="UTF-8 text to train on")
     options.add_argument("out", type=Path, help="folder for the checkpoint")
     options.add_argument("--steps", type=int, default=80, help="0 for no training")
     options.add_argument("--batch", type=int, default=4, help="windows of the text in a step")
     options.add_argument("--length", type=int, default=256, help="tokens in a window")
     options.add_argument("--learning-rate", type=float, default=1e-4, help="the highest; it rises first, then falls")
-    return options
 
 
 def open_model(name: str) -> tuple[Any, Any]:
@@ -46,21 +51,26 @@ def distill(student: Any, teacher: Any, ids: list[int], options: Options) -> Non
     """Train all weights but embeddings and head, and print the divergence at times."""
     for fixed in (student.get_input_embeddings(), student.get_output_embeddings()):
         fixed.requires_grad_(False)
-    weights = [weight for weight in student.parameters() if weight.requires_grad]
+    train(student, lambda batch: divergence(student, teacher, batch), ids, options)
+
+
+def train(model: Any, loss_of: Callable[[torch.Tensor], torch.Tensor], ids: list[int], options: Options) -> None:
+    """Train the weights that take gradients, and print the loss at times. loss_of: of windows [B, S], in nats."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, weight_decay=0.0)
     rate = OneCycleLR(optimizer, options.learning_rate, total_steps=options.steps + 1, pct_start=0.1)
-    student.train()
+    model.train()
     began = time.monotonic()
     for step, batch in zip(range(1, options.steps + 1), batches(ids, options), strict=False):
-        loss = divergence(student, teacher, batch)
+        loss = loss_of(batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         rate.step()
         if step in (1, options.steps) or step % 10 == 0:
             seconds = time.monotonic() - began
-            print(f"step {step} of {options.steps}: {loss:.4f} nats from the original, {seconds:.0f} s", flush=True)
-    student.eval()
+            print(f"step {step} of {options.steps}: loss {loss:.4f} nats, {seconds:.0f} s", flush=True)
+    model.eval()
 
 
 def batches(ids: list[int], options: Options) -> Iterator[torch.Tensor]:

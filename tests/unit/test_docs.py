@@ -50,6 +50,17 @@ def test_the_table_of_quantized_vision_models_is_that_of_the_results() -> None:
     assert table(results["models"]) in found, "run `python -m benchmarks.quantize_vision`"
 
 
+def test_the_tables_of_ternary_models_are_those_of_the_results() -> None:
+    import json
+
+    from benchmarks.ternary import models_table, storage_table
+
+    results = json.loads((DOCS.parent / "benchmarks/results/ternary.json").read_text(encoding="utf-8"))
+    page = (DOCS / "distillation.md").read_text(encoding="utf-8")
+    for table in (models_table(results["models"]), storage_table(results["storage"])):
+        assert table in page, "run `python -m benchmarks.ternary`"
+
+
 PRINTED = "built bundles/x\nengine    9.4 MiB, 100 layers\ntook 1.5 s\n"
 
 
