@@ -120,11 +120,13 @@ def test_pages_are_counted_while_an_answer_grows() -> None:
     assert 0 <= waste <= 16
 
 
-def test_a_request_that_fits_no_replica_is_dropped() -> None:
-    traffic = Traffic(np.zeros(2), np.array([100, 900]), np.array([10, 300]))
-    record = serve(traffic, pages=70)
-    assert (record.done, record.dropped) == (2, 1)
+def test_a_prompt_that_fits_no_replica_is_dropped_and_an_answer_ends_where_the_pages_do() -> None:
+    """60 pages of 16 tokens hold 960: one prompt has more, and one has an answer that would need 1,200."""
+    traffic = Traffic(np.zeros(3), np.array([100, 970, 900]), np.array([10, 30, 300]))
+    record = serve(traffic, pages=60)
+    assert (record.done, record.dropped) == (3, 1)
     assert math.isnan(record.finished_s[1])
+    assert record.used <= record.reserved
 
 
 def test_pages_hold_more_sequences_than_slots_and_waste_less() -> None:
