@@ -45,8 +45,9 @@ class SimulatedCaches:
         return int(self.pages.counts.sum()) * self.pages.page_tokens
 
     def holds(self, request: SimulatedRequest) -> bool:
-        """Whether a request fits if it is alone; an answer ends where its memory does."""
-        return request.prompt_tokens < self.longest or (self.pages is None and request.prompt_tokens == self.longest)
+        """Whether a prompt fits if it is alone; an answer ends where its memory does."""
+        is_short = self.pages is None or request.prompt_tokens < (self.pages.pages - 1) * self.pages.page_tokens
+        return is_short and request.prompt_tokens <= self.longest
 
     def shared(self, request: SimulatedRequest) -> tuple[int, int]:
         """Return the slot whose cache begins most like a request, and for how many tokens; pages are found in none."""

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from trtkit.simulation.times import Line
 
 
-_NOTED_STEPS = 32
-"""Of many that are alike; a running mean forgets those before them."""
+_NOTED_STEPS = 8
+"""Of many that are alike; a running mean hardly knows those before them."""
 
 
 @dataclass(eq=False)
@@ -224,6 +224,8 @@ class Replica:
 
     def _note_costs(self, run: _Run) -> None:
         """Note what the latest steps have taken, by which the engine chooses what the host keeps."""
+        if self.caches.host.blocks is None:
+            return
         tokens = sum(chunk.count for group in run.groups for chunk in group)
         if tokens:
             self._costs.note(run.end_s - run.begin_s, tokens, decodes=run.steps > 0)
