@@ -54,7 +54,8 @@ def replica(question: Question, slots: int | None, caches: Caches = "linear", bl
     machine = machine_of(question, gpu, MachineOptions(slots=slots), caches)
     host_tokens = HOST_BYTES // machine.token_bytes
     pages = None if caches == "linear" else machine.cache_tokens // PAGE
-    return ReplicaOptions(machine.times, machine.slots, LENGTH, 512, None, pages, PAGE, block_tokens, host_tokens)
+    options = ReplicaOptions(machine.times, machine.slots, LENGTH, 512, None, pages, PAGE, block_tokens, host_tokens)
+    return replace(options, token_bytes=machine.token_bytes)
 
 
 def run(work: Traffic, options: ReplicaOptions) -> Summary:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.generation import case_of, network_of
+from tests.generation import PAGE_TOKENS, case_of, network_of
 from trtkit.runtime.decoder import ReferenceDecoder
+from trtkit.runtime.decoder.pool_size import PoolSize
 from trtkit.runtime.generation import Engine, EngineOptions
 
 if TYPE_CHECKING:
@@ -18,10 +19,17 @@ if TYPE_CHECKING:
 
 
 class ClockedDecoder(ReferenceDecoder):
-    """A tiny llama in fp64 whose calls take `seconds_of(call)` on its clock, and no other time passes."""
+    """A tiny llama in fp64 whose calls take `seconds_of(call)` on its clock, and no other time passes.
 
-    def __init__(self, slots: int, seconds_of: Callable[[Call], float], length: int = 64) -> None:
-        super().__init__(network_of(case_of("llama"), length=length), slots, widen="fp64")
+    pages: of its caches; None for slots.
+    """
+
+    def __init__(
+        self, slots: int, seconds_of: Callable[[Call], float], length: int = 64, pages: int | None = None
+    ) -> None:
+        page_tokens = None if pages is None else PAGE_TOKENS
+        network = network_of(case_of("llama"), length=length, page_tokens=page_tokens)
+        super().__init__(network, slots, widen="fp64", pool=PoolSize(pages))
         self._seconds_of = seconds_of
         self.now_s = 0.0
 

@@ -149,6 +149,7 @@ def test_tables_and_a_page_show_the_figures(trtkit: Callable[..., Ran], times: P
         (("llama-2-7b", "--rate", 1), "MODEL needs --gpu NAME"),
         (("--times", "times.json"), "give either --rate, or --trace FILE"),
         (("--times", "times.json", "--rate", 1, "--find-gpus"), "--find-gpus needs an objective"),
+        (("--times", "times.json", "--rate", 1, "--host-cache-gib", 1), "--host-cache-gib needs MODEL"),
     ],
 )
 def test_options_that_do_not_go_together_are_usage_errors(

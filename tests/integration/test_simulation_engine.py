@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from tests.clocked import ClockedDecoder
-from tests.generation import SLOTS, settings
+from tests.generation import PAGE_TOKENS, SLOTS, settings
 from trtkit.runtime.generation import Engine, EngineOptions, Metrics, Request, admission
 from trtkit.runtime.scheduling import ScheduleOptions, SchedulingParams
 from trtkit.simulation.fleet import Fleet, FleetOptions
@@ -20,7 +20,10 @@ from trtkit.simulation.requests import Traffic
 from trtkit.simulation.times import MeasuredTimes, decode_s
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from trtkit.runtime.decoder import Call
+    from trtkit.runtime.decoder.host_blocks import LocalBlocks
     from trtkit.runtime.generation.prefill import Chunk
     from trtkit.runtime.generation.state import State
     from trtkit.simulation.recorder import ReplicaState
@@ -28,16 +31,17 @@ if TYPE_CHECKING:
 
 TIMES = MeasuredTimes(1.0, 0.125, 1 / 64, 0.5, 0.25, 1 / 128)
 LENGTH, BUDGET = 64, 9
+Event = tuple[float, str, int, int, int]
 
 
 @dataclass
 class Events:
-    """A Recorder of what happened: who began, which pieces of prompts were read, who ended, and when."""
+    """A Recorder of what happened: who began with how many tokens, which pieces were read, who ended, and when."""
 
-    list: list[tuple[float, str, int, int, int]] = field(default_factory=list)
+    list: list[Event] = field(default_factory=list)
 
-    def begin(self, request: SimulatedRequest, now_s: float, shared: int) -> None:  # noqa: ARG002
-        self.list.append((now_s, "begin", request.number, 0, 0))
+    def begin(self, request: SimulatedRequest, now_s: float, shared: int, restored: int) -> None:
+        self.list.append((now_s, "begin", request.number, shared, restored))
 
     def read(self, request: SimulatedRequest, chunk: Chunk, now_s: float) -> None:
         self.list.append((now_s, "read", request.number, chunk.start, chunk.count))
@@ -51,23 +55,43 @@ class Events:
     def pass_time(self, state: ReplicaState, begin_s: float, end_s: float, steps: int) -> None:
         pass
 
-    def rounded(self) -> list[tuple[float, str, int, int, int]]:
+    def rounded(self) -> list[Event]:
         return sorted((round(at_s, 6), *rest) for at_s, *rest in self.list)
+
+    def tokens(self, kind: str) -> int:
+        """Return the last numbers of all events of a kind, added up."""
+        return sum(event[4] for event in self.list if event[1] == kind)
 
 
 class TimedDecoder(ClockedDecoder):
-    """A decoder whose calls take what the simulator says that they take. is_reading: whether a call is for prompts."""
+    """A decoder whose calls and copies take what the simulator says. is_reading: whether a call is for prompts."""
 
-    def __init__(self) -> None:
-        super().__init__(SLOTS, self.seconds_of, LENGTH)
-        self.is_reading = False
+    def __init__(self, times: MeasuredTimes, pages: int | None) -> None:
+        super().__init__(SLOTS, self.seconds_of, LENGTH, None if pages is None else pages + 1)
+        self.is_reading, self._times, blocks = False, times, self.cache.blocks
+
+        def timed_blocks(tokens: int) -> LocalBlocks | None:
+            found = blocks(tokens)
+            assert found is not None
+            for name in ("save", "load"):
+                setattr(found, name, self._timed(getattr(found, name), tokens))
+            return found
+
+        self.cache.blocks = timed_blocks  # type: ignore[method-assign]
+
+    def _timed(self, copy: Callable[..., object], tokens: int) -> Callable[..., object]:
+        def timed(places: Sequence[int], rows: Sequence[object]) -> object:
+            self.now_s += len(places) * tokens * self._times.copy_token_s
+            return copy(places, rows)
+
+        return timed
 
     def seconds_of(self, call: Call) -> float:
         rows = call.counts > 0
         count = int(rows.sum())
         if self.is_reading:
-            return TIMES.prefill_s(count, int(call.counts.max()), int((call.starts + call.counts)[rows].max()))
-        return decode_s(TIMES.decode_lines(len(rows)), count, int(call.starts[rows].sum()), 1)
+            return self._times.prefill_s(count, int(call.counts.max()), int((call.starts + call.counts)[rows].max()))
+        return decode_s(self._times.decode_lines(len(rows)), count, int(call.starts[rows].sum()), 1)
 
 
 def traffic(seed: int) -> Traffic:
@@ -82,15 +106,23 @@ def traffic(seed: int) -> Traffic:
     return Traffic(arrivals, inputs, outputs, scheduling=scheduling)
 
 
-def engine_events(work: Traffic, schedule: ScheduleOptions, monkeypatch: pytest.MonkeyPatch, *, saves: bool) -> Events:
+def prompt_of(request: SimulatedRequest) -> list[int]:
+    """Return tokens that are alike in the same blocks, and differ from all other prompts after them."""
+    shared = [33 + block for block in request.hashes for _ in range(PAGE_TOKENS)]
+    own = request.prompt_tokens - len(shared)
+    return [*shared, 3 + request.number, *range(7, 6 + own)]
+
+
+def engine_events(work: Traffic, own: ReplicaOptions, monkeypatch: pytest.MonkeyPatch) -> tuple[Events, Engine]:
     """Serve the requests with the real engine on a tiny decoder."""
-    events, decoder = Events(), TimedDecoder()
+    assert isinstance(own.times, MeasuredTimes)
+    events, decoder = Events(), TimedDecoder(own.times, own.pages)
     options = EngineOptions(
         BUDGET,
-        min_shared_tokens=1,
-        host_cache_bytes=(1 << 30) * saves,
-        host_block_tokens=1,
-        schedule=schedule,
+        min_shared_tokens=own.min_shared_tokens,
+        host_cache_bytes=own.host_tokens * own.token_bytes,
+        host_block_tokens=own.host_block_tokens,
+        schedule=own.schedule,
         clock=decoder.clock,
         overlap=False,
     )
@@ -106,8 +138,10 @@ def engine_events(work: Traffic, schedule: ScheduleOptions, monkeypatch: pytest.
             events.list.append((decoder.now_s, "read", number, chunk.start, chunk.count))
 
     def noted_admit(state: State, request: Request, min_shared_tokens: int) -> None:
-        events.list.append((decoder.now_s, "begin", int(request.id), 0, 0))
+        at_s, reused, restored = decoder.now_s, request.metrics.reused, request.metrics.restored
         admit(state, request, min_shared_tokens)
+        found = request.metrics.reused - reused, request.metrics.restored - restored
+        events.list.append((at_s, "begin", int(request.id), *found))
 
     monkeypatch.setattr(engine, "_prefill", noted_prefill)
     monkeypatch.setattr(admission, "_admit", noted_admit)
@@ -117,17 +151,26 @@ def engine_events(work: Traffic, schedule: ScheduleOptions, monkeypatch: pytest.
             decoder.now_s = max(decoder.now_s, left[0].arrival_s)
         while left and left[0].arrival_s <= decoder.now_s:
             each = left.popleft()
-            prompt = [3 + each.number, *range(7, 6 + each.prompt_tokens)]  # no two begin alike
             params = settings(max_tokens=each.output_tokens, temperature=0, ignore_eos=True)
             metrics = Metrics(each.arrival_s)
-            engine.submit(Request(each.id, prompt, params, each.scheduling, metrics=metrics))
+            engine.submit(Request(each.id, prompt_of(each), params, each.scheduling, metrics=metrics))
         for ended in engine.step():
             kind, at_s = "drop" if ended.reason == "error" else "finish", ended.request.metrics.finished_s
             assert at_s is not None
             events.list.append((at_s, kind, int(ended.request.id), 0, 0))
-    preempts = schedule.name == "priority" or (schedule.name == "mlfq" and saves)
-    assert (engine.statistics.preemptions > 3) == preempts
-    assert (engine.statistics.restored_tokens > 0) == (preempts and saves)
+    return events, engine
+
+
+def simulated_events(work: Traffic, options: ReplicaOptions) -> Events:
+    """Serve the requests with the simulator."""
+    events = Events()
+    fleet = Fleet(FleetOptions(options), events)
+    for request in work.requests():
+        fleet.run_until(request.arrival_s)
+        fleet.submit(request)
+    fleet.run_until(float("inf"))
+    kinds = Counter(kind for _, kind, *_ in events.list)
+    assert kinds["finish"] + kinds["drop"] == len(work)
     return events
 
 
@@ -138,21 +181,59 @@ SCHEDULES = {
     "fair mlfq": ScheduleOptions("mlfq", {"a": 4.0}, quantum_s=4.0, levels=4, starvation_s=60),
     "fair": ScheduleOptions("fcfs", {"a": 4.0}),
 }
+TOKEN_BYTES = 512
+OPTIONS = ReplicaOptions(
+    TIMES, SLOTS, LENGTH, 16, BUDGET, token_bytes=TOKEN_BYTES, host_block_tokens=1, min_shared_tokens=1
+)
 
 
 @pytest.mark.parametrize("saves", [True, False], ids=["saved", "computed again"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_simulator_does_what_the_engine_does(schedule: str, saves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    work, events = traffic(seed=3), Events()
-    options = ReplicaOptions(
-        TIMES, SLOTS, LENGTH, 16, BUDGET, host_tokens=10**9 if saves else 0, schedule=SCHEDULES[schedule]
-    )
-    fleet = Fleet(FleetOptions(options), events)
-    for request in work.requests():
-        fleet.run_until(request.arrival_s)
-        fleet.submit(request)
-    fleet.run_until(float("inf"))
-    expected = engine_events(work, SCHEDULES[schedule], monkeypatch, saves=saves)
+    work = traffic(seed=3)
+    options = replace(OPTIONS, host_tokens=1 << 16 if saves else 0, schedule=SCHEDULES[schedule])
+    events, (expected, engine) = simulated_events(work, options), engine_events(work, options, monkeypatch)
     assert events.rounded() == expected.rounded()
-    kinds = Counter(kind for _, kind, *_ in events.list)
-    assert kinds["finish"] + kinds["drop"] == len(work)
+    preempts = schedule == "priority" or ("mlfq" in schedule and saves)
+    assert (engine.statistics.preemptions > 3) == preempts
+    assert (engine.statistics.restored_tokens > 0) == (preempts and saves)
+
+
+def conversations(seed: int) -> Traffic:
+    """Return turns of five conversations, which begin with the blocks of earlier turns, with priorities."""
+    r = random.Random(seed)
+    arrivals, hashes, inputs, outputs, scheduling = [], [], [], [], []
+    for _ in range(30):
+        which, turns = r.randrange(5), r.randrange(1, 7)
+        arrivals.append(r.choice((0.0, 0.0, 3.0, 17.0)))
+        hashes.append(tuple(6 * which + turn for turn in range(turns)))
+        inputs.append(PAGE_TOKENS * turns + r.randrange(1, 9))
+        outputs.append(r.choice((1, 2, 9, 30)))
+        scheduling.append(SchedulingParams(r.randrange(3)))
+    return Traffic(np.cumsum(arrivals), np.array(inputs), np.array(outputs), hashes, scheduling, PAGE_TOKENS)
+
+
+@pytest.mark.parametrize("copy_token_s", [0.0, 1 / 32, 1 / 4], ids=["free copies", "fast copies", "slow copies"])
+@pytest.mark.parametrize("host_tokens", [0, 100, 1000])
+@pytest.mark.parametrize("pages", [None, 28], ids=["slots", "pages"])
+@pytest.mark.parametrize("schedule", ["fcfs", "priority", "mlfq"])
+def test_the_host_gives_back_what_it_gives_the_engine(
+    schedule: str, pages: int | None, host_tokens: int, copy_token_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many tokens of the same prompts, at the same times."""
+    work = conversations(seed=5)
+    options = replace(
+        OPTIONS,
+        times=replace(TIMES, copy_token_s=copy_token_s),
+        schedule=SCHEDULES[schedule],
+        pages=pages,
+        page_tokens=PAGE_TOKENS,
+        block_tokens=PAGE_TOKENS,
+        host_tokens=host_tokens,
+        host_block_tokens=PAGE_TOKENS,
+    )
+    events, (expected, engine) = simulated_events(work, options), engine_events(work, options, monkeypatch)
+    assert events.rounded() == expected.rounded()
+    assert events.tokens("begin") == engine.statistics.restored_tokens
+    assert events.tokens("read") == engine.statistics.prompt_tokens
+    assert (engine.statistics.restored_tokens > 0) == (host_tokens > 0)

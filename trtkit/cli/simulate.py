@@ -61,6 +61,8 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
         raise click.UsageError("MODEL needs --gpu NAME; `trtkit plan --list-gpus` lists them")
     if (options["rate"] is None) == (options["trace"] is None):
         raise click.UsageError("give either --rate, or --trace FILE")
+    if options["times"] is not None and options["host_cache_gib"] is not None:
+        raise click.UsageError("--host-cache-gib needs MODEL; --times does not say what a token's cache takes")
     if options["find_gpus"] and not options["objectives"]:
         raise click.UsageError("--find-gpus needs an objective, such as --goodput ttft:500")
     check_page(options["html"])

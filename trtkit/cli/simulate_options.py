@@ -66,6 +66,8 @@ _OPTIONS = (
     click.option("--page-tokens", type=_COUNT, metavar="N",
                  help="Tokens of a page.  [default: as MODEL's config says, or 16]"),
     click.option("--pages", type=_COUNT, metavar="N", help="Pages of a replica.  [default: what fits]"),
+    click.option("--host-cache-gib", type=_AMOUNT, metavar="GIB",
+                 help="Host memory of a replica for caches that its GPU cannot hold.  [default: 2]"),
     click.option("--host-gb-per-s", type=_ABOVE, default=50.0, metavar="X",
                  help="Bandwidth to the host and to other replicas.  [default: 50]"),
     click.option("--goodput", "objectives", multiple=True, metavar="NAME:MS", help=_GOODPUT),
@@ -75,7 +77,7 @@ _OPTIONS = (
     click.option("--price-per-hour", type=_ABOVE, metavar="X", help="Price per GPU hour."),
     click.option("--html", type=_FILE, metavar="FILE", help="Write an HTML report."),
 )  # fmt: skip
-_HOST_BYTES = 2 << 30  # as EngineOptions.host_cache_bytes
+_HOST_GIB = 2.0  # as EngineOptions.host_cache_bytes
 _LONGEST = 1 << 20
 _MAX_PREFILL, _PAGE_TOKENS = 512, 16
 
@@ -139,7 +141,7 @@ def _measured(longest: int, options: Mapping[str, Any]) -> tuple[ReplicaOptions,
         host_tokens=_LONGEST,
         schedule=ScheduleOptions(options["schedule"]),
     )
-    return replica, (f"step times: {options['times']}",)
+    return replica, (f"step times: {options['times']}", f"the host has room for {_LONGEST:,} tokens")
 
 
 def _planned(
@@ -168,6 +170,7 @@ def _planned(
     own = MachineOptions(share, overhead_s, 1e9 * options["host_gb_per_s"], _slots(model, options["slots"]))
     machine = machine_of(question, gpu, own, kv)
     pages = options["pages"] or machine.cache_tokens // page_tokens
+    host_gib = _HOST_GIB if options["host_cache_gib"] is None else options["host_cache_gib"]
     replica = ReplicaOptions(
         machine.times,
         machine.slots,
@@ -176,7 +179,8 @@ def _planned(
         options["prefill_budget"],
         None if kv == "linear" else pages,
         page_tokens,
-        host_tokens=_HOST_BYTES // machine.token_bytes if machine.token_bytes else 0,
+        host_tokens=int(host_gib * (1 << 30)) // machine.token_bytes if machine.token_bytes else 0,
+        token_bytes=machine.token_bytes,
         schedule=ScheduleOptions(options["schedule"]),
         gpus=machine.gpus,
     )
@@ -184,7 +188,7 @@ def _planned(
     place = gpu.name if machine.gpus == 1 else f"{machine.gpus} {gpu.name}"
     notes = (
         f"{question.model.name} in {question.model.dtype.name} on {place}: {machine.slots} sequences of at most "
-        f"{machine.slot_tokens} tokens at once, {holds}",
+        f"{machine.slot_tokens} tokens at once, {holds}; the host for {replica.host_tokens:,} tokens",
         f"steps at {share:.0%} of the roofline of published figures" + (", a lower bound" if share == 1 else ""),
     )
     return replica, notes

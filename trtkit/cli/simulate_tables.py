@@ -42,7 +42,9 @@ def _facts(result: Summary) -> dict[str, str]:
         "at once": f"{result.running:.1f} of a computing replica on average, at most {result.most_running}; "
         f"{result.waiting:.1f} waiting",
         "preemptions": f"{result.preemptions:,}",
-        "caches": f"{result.waste:.1%} of reserved memory unused; {result.shared:.1%} of prompt tokens cached already",
+        "caches": f"{result.waste:.1%} of reserved memory unused, {result.unread:.1%} for prompts not computed yet",
+        "prompt tokens": f"{result.computed_tokens:,} computed; {result.shared:.1%} cached already, "
+        f"{result.restored:.1%} in host memory",
     }
     if result.goodput is not None:
         share, per_s = result.goodput.share, result.goodput.requests_per_second

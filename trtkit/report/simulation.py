@@ -42,7 +42,8 @@ def _figures(result: Summary) -> dict[str, Value]:
         "at once": f"{result.running:.1f} of a computing GPU on average, at most {result.most_running}",
         "preemptions": result.preemptions,
         "unused of reserved cache memory": f"{result.waste:.1%}",
-        "prompt tokens cached already": f"{result.shared:.1%}",
+        "of it for prompts that are not computed yet": f"{result.unread:.1%}",
+        "prompt tokens cached already": f"{result.shared:.1%}, {result.restored:.1%} in host memory",
     }
     if result.goodput is not None:
         rows["goodput"] = f"{result.goodput.share:.1%}, {result.goodput.requests_per_second:.4g} requests/s"

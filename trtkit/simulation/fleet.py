@@ -108,7 +108,7 @@ class Fleet:
     def _hand_on(self, request: SimulatedRequest, now_s: float) -> None:
         """Send a computed prompt to a replica that decodes; it arrives after the transfer."""
         request.is_prompt_alone = False
-        request.saved = request.prompt_tokens - 1
+        request.imported = request.prompt_tokens - 1
         request.preemptions, request.is_handed_on = 0, True
         request.first_token_s = float("nan")
         self._push(now_s + request.prompt_tokens * self._options.transfer_s_per_token, request)
@@ -129,9 +129,9 @@ class _HandOn:
         self._inner, self._hand_on = inner, hand_on
         self.read, self.drop, self.pass_time = inner.read, inner.drop, inner.pass_time
 
-    def begin(self, request: SimulatedRequest, now_s: float, shared: int) -> None:
+    def begin(self, request: SimulatedRequest, now_s: float, shared: int, restored: int) -> None:
         """Count a prompt; see Recorder."""
-        self._inner.begin(request, now_s, shared)
+        self._inner.begin(request, now_s, shared, restored)
 
     def finish(self, request: SimulatedRequest, now_s: float) -> None:
         """Hand a request on; see Recorder."""

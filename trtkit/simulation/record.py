@@ -20,8 +20,8 @@ _LOW_S, _PER_DECADE, _DECADES = 1e-7, 200, 12  # of the histogram of gaps betwee
 class Record:
     """A Recorder. first_token_s, finished_s: [N], NaN for requests that were dropped.
 
-    gaps: how many tokens came after a gap of each size. busy_s: of all replicas. reserved, used: integrals over time of
-    the tokens that caches have places for, and hold.
+    gaps: how many tokens came after a gap of each size. busy_s: of all replicas. reserved, used, unread: integrals over
+    time of the tokens that caches have places for, hold, and will hold once the prompts are computed.
     """
 
     def __init__(self, traffic: Traffic) -> None:
@@ -29,8 +29,9 @@ class Record:
         self.first_token_s: Array = np.full(count, np.nan)
         self.finished_s: Array = np.full(count, np.nan)
         self.gaps: Array = np.zeros(_PER_DECADE * _DECADES)
-        self.busy_s = self.reserved = self.used = self.row_s = 0.0
-        self.shared_tokens = self.prompt_tokens = self.preemptions = self.dropped = self.most_running = self.done = 0
+        self.busy_s = self.reserved = self.used = self.unread = self.row_s = 0.0
+        self.prompt_tokens = self.shared_tokens = self.restored_tokens = self.computed_tokens = 0
+        self.preemptions = self.dropped = self.most_running = self.done = 0
         self.last_s = 0.0
         self._bin_s = max(float(traffic.arrival_s[-1]) if count else 0.0, 1e-9) / BINS
         self.waiting_s: Array = np.zeros(BINS)
@@ -41,14 +42,16 @@ class Record:
         """Seconds of an interval of the curves."""
         return self._bin_s
 
-    def begin(self, request: SimulatedRequest, now_s: float, shared: int) -> None:  # noqa: ARG002
+    def begin(self, request: SimulatedRequest, now_s: float, shared: int, restored: int) -> None:  # noqa: ARG002
         """Count a prompt; see Recorder."""
         if not request.preemptions and not request.is_handed_on:
             self.shared_tokens += shared
+            self.restored_tokens += restored
             self.prompt_tokens += request.prompt_tokens
 
-    def read(self, request: SimulatedRequest, chunk: Chunk, now_s: float) -> None:
-        """Do nothing; see Recorder."""
+    def read(self, request: SimulatedRequest, chunk: Chunk, now_s: float) -> None:  # noqa: ARG002
+        """Count what is computed; see Recorder."""
+        self.computed_tokens += chunk.count
 
     def finish(self, request: SimulatedRequest, now_s: float) -> None:
         """Note a request's times; see Recorder."""
@@ -72,6 +75,7 @@ class Record:
         self.row_s += running * seconds
         self.most_running = max(self.most_running, running)
         self.used += (state.cached_tokens + rows * steps // 2) * seconds
+        self.unread += state.unread_tokens * seconds
         self.reserved += state.reserved_tokens * seconds
         if steps and seconds > 0:
             self.gaps[gap_index(seconds / steps)] += rows * steps

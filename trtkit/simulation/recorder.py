@@ -14,21 +14,23 @@ if TYPE_CHECKING:
 class ReplicaState:
     """A replica when steps begin. decoding, reading, waiting: requests. cached_tokens: of those that run.
 
-    reserved_tokens: that its caches have places for, on average until they end.
+    unread_tokens: of prompts that have begun, those that are not computed yet. reserved_tokens: that its caches have
+    places for, on average until the steps end.
     """
 
     decoding: int
     reading: int
     waiting: int
     cached_tokens: int
+    unread_tokens: int
     reserved_tokens: int
 
 
 class Recorder(Protocol):
     """Told what happens."""
 
-    def begin(self, request: SimulatedRequest, now_s: float, shared: int) -> None:
-        """A request has a slot; `shared` of its tokens were cached already."""
+    def begin(self, request: SimulatedRequest, now_s: float, shared: int, restored: int) -> None:
+        """A request has a slot; `shared` of its tokens were cached already, `restored` of them on the host."""
 
     def read(self, request: SimulatedRequest, chunk: Chunk, now_s: float) -> None:
         """A piece of a prompt is computed."""

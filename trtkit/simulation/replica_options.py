@@ -17,8 +17,9 @@ class ReplicaOptions:
     """An engine. slots: sequences at once. slot_tokens: the longest sequence. max_prefill: new tokens of a call.
 
     budget: new tokens of a step; those of a call if None. pages: of page_tokens tokens; None for slots of full length.
-    block_tokens: of prompts' blocks that are shared; 0 if nothing is. host_tokens: of preempted requests that the host
-    keeps. min_shared_tokens: the shortest beginning worth sharing. gpus: that share the model.
+    block_tokens: of prompts' blocks that are shared; 0 if nothing is. host_tokens: that host memory has room for, each
+    of token_bytes; host_block_tokens: of slots' caches that it keeps as one. min_shared_tokens: the shortest beginning
+    worth sharing. gpus: that share the model.
     """
 
     times: StepTimes
@@ -30,6 +31,8 @@ class ReplicaOptions:
     page_tokens: int = 16
     block_tokens: int = 0
     host_tokens: int = 0
+    token_bytes: int = 1
+    host_block_tokens: int = 16
     min_shared_tokens: int = 16
     schedule: ScheduleOptions = DEFAULT_SCHEDULE
     gpus: int = 1

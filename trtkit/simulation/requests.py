@@ -46,8 +46,8 @@ class Traffic:
 
 @dataclass(eq=False, slots=True)
 class SimulatedRequest:
-    """A request by its counts. generated: tokens it had when it last gave way. saved: tokens of it that need
-    not be computed again; on_host: those that it takes room for on the host.
+    """A request by its counts. generated: tokens it had when it last gave way. imported: tokens of it that another
+    replica has computed. claims: keys of what the host keeps for it.
 
     slot: where it runs. cached, tick: how many tokens were cached when it began to decode, and when that was.
     end: the length at which it is complete. is_prompt_alone: only the prompt is computed; is_handed_on: it has
@@ -62,8 +62,8 @@ class SimulatedRequest:
     scheduling: SchedulingParams = DEFAULT_SCHEDULING
     turn: Turn = field(default_factory=Turn)
     generated: int = 0
-    saved: int = 0
-    on_host: int = 0
+    imported: int = 0
+    claims: list[bytes] = field(default_factory=list)
     slot: int = -1
     cached: int = 0
     tick: int = 0

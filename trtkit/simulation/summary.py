@@ -64,8 +64,10 @@ class Summary:
     """A simulation's figures. dropped: requests that fit no replica, or whose deadline passed in the queue.
 
     utilization: the share of time that replicas compute. running: requests of a replica that computes, the mean;
-    most_running: the largest number. waste: the share of reserved cache memory that holds no token.
-    shared: the share of prompt tokens that were cached already. cost_per_month: None without a price.
+    most_running: the largest number. waste: the share of reserved cache memory that holds no token;
+    unread: the part of it that waits for tokens of prompts that are not computed yet.
+    shared: the share of prompt tokens that were cached already; restored: those that the host had. computed_tokens: of
+    prompts, and of answers that are computed again. cost_per_month: None without a price.
     """
 
     requests: int
@@ -85,7 +87,10 @@ class Summary:
     waiting: float
     preemptions: int
     waste: float
+    unread: float
     shared: float
+    restored: float
+    computed_tokens: int
     cost_per_month: float | None
     moments: tuple[Moment, ...] = ()
 
@@ -124,7 +129,10 @@ def summarize(
         waiting=float(record.waiting_s.sum()) / (bins_s * BINS),
         preemptions=record.preemptions,
         waste=1 - record.used / record.reserved if record.reserved else 0.0,
+        unread=record.unread / record.reserved if record.reserved else 0.0,
         shared=record.shared_tokens / record.prompt_tokens if record.prompt_tokens else 0.0,
+        restored=record.restored_tokens / record.prompt_tokens if record.prompt_tokens else 0.0,
+        computed_tokens=record.computed_tokens,
         cost_per_month=None if price is None else options.gpus * price * HOURS_PER_MONTH,
         moments=tuple(
             Moment(index * bins_s, float(waiting) / bins_s, float(running) / bins_s)

@@ -30,8 +30,12 @@ from trtkit.planning.plan import PlanRequest, make_plan
 from trtkit.planning.report import LlmReport
 from trtkit.planning.shares import tensor_share
 from trtkit.planning.source import PlannedModel
-from trtkit.simulation.memory import PagedMemory
+from trtkit.runtime.generation.costs import StepCosts
+from trtkit.simulation.caches import SimulatedCaches
+from trtkit.simulation.host import Clock
+from trtkit.simulation.replica_options import ReplicaOptions
 from trtkit.simulation.requests import SimulatedRequest
+from trtkit.simulation.times import MeasuredTimes
 
 if TYPE_CHECKING:
     from trtkit.quantization_methods import CacheFormat
@@ -159,13 +163,16 @@ COUNTS = Counts((), Multilinear(), Multilinear(), ())
 @settings(max_examples=30)
 @given(st.integers(2, 200), st.sampled_from([16, 32, 128]), st.integers(1, 60))
 def test_as_many_sequences_fit_as_the_simulated_pages_hold(length: int, page_tokens: int, pages: int) -> None:
-    """The plan's largest batch, where caches are all that counts, and sequences that `PagedMemory` lets begin."""
+    """The plan's largest batch, where caches are all that counts, and sequences that the simulated pages let begin."""
     footprint = replace(Footprint(COUNTS, 0, 1, 1, 0), page_tokens=page_tokens)
     batch = 0
     while footprint.need(batch + 1, length).kv_cache <= (pages + 1) * page_tokens:
         batch += 1
-    memory, begun = PagedMemory(pages, page_tokens), 0
-    while memory.has_room(SimulatedRequest(begun, 0.0, length - 1, 1)):  # and its next token
-        memory.take(SimulatedRequest(begun, 0.0, length, 1), 0)
+    options = ReplicaOptions(MeasuredTimes(1.0), pages + 1, length + 1, pages=pages, page_tokens=page_tokens)
+    caches, begun = SimulatedCaches(options, Clock(), StepCosts()), 0
+    while caches.has_room(request := SimulatedRequest(begun, 0.0, length - 1, 1)):  # and its next token
+        caches.take(request)
+        caches.slots.cached[request.slot] = length - 1
+        caches.grow([request.slot], 1)
         begun += 1
     assert batch == begun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -120,11 +121,13 @@ def test_pages_are_counted_while_an_answer_grows() -> None:
     assert 0 <= waste <= 16
 
 
-def test_a_request_that_fits_no_replica_is_dropped() -> None:
-    traffic = Traffic(np.zeros(2), np.array([100, 900]), np.array([10, 300]))
-    record = serve(traffic, pages=70)
-    assert (record.done, record.dropped) == (2, 1)
+def test_a_prompt_that_fits_no_replica_is_dropped_and_an_answer_ends_where_the_pages_do() -> None:
+    """60 pages of 16 tokens hold 960: one prompt has more, and one has an answer that would need 1,200."""
+    traffic = Traffic(np.zeros(3), np.array([100, 970, 900]), np.array([10, 30, 300]))
+    record = serve(traffic, pages=60)
+    assert (record.done, record.dropped) == (3, 1)
     assert math.isnan(record.finished_s[1])
+    assert record.used <= record.reserved
 
 
 def test_pages_hold_more_sequences_than_slots_and_waste_less() -> None:
@@ -166,3 +169,16 @@ def test_the_router_by_prefix_finds_what_is_cached() -> None:
         for router in ROUTERS
     }
     assert shared["prefix"] > 1.3 * shared["round-robin"]
+
+
+@pytest.mark.parametrize("pages", [None, 64])
+def test_host_memory_gives_back_prefixes_that_were_evicted(pages: int | None) -> None:
+    """Forty prefixes of 128 tokens take turns on caches that hold a few; two replicas get those that they know."""
+    hashes = [(number % 40,) for number in range(400)]
+    traffic = Traffic(np.arange(400) * 0.2, np.full(400, 160), np.full(400, 10), hashes, block_tokens=128)
+    options = ReplicaOptions(TIMES, 4, 1024, pages=pages, block_tokens=128)
+    fleets = [FleetOptions(replace(options, host_tokens=tokens), 2, "prefix") for tokens in (0, 1000, 10**5)]
+    without, small, large = (simulate(traffic, fleet) for fleet in fleets)
+    assert without.restored_tokens == 0
+    assert small.computed_tokens > large.computed_tokens
+    assert large.restored_tokens > 0.8 * 128 * 360

@@ -10,7 +10,7 @@ from trtkit.errors import RequestError
 from trtkit.runtime.sequences import keyed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from trtkit.runtime.generation.request import Request
     from trtkit.runtime.generation.state import State
@@ -48,10 +48,17 @@ def can_admit(state: State, request: Request) -> bool:
     ids = known_ids(request)
     own = keyed(ids, request.adapter_id.key)
     matched = [] if len(state.imports) or not state.finds_by_content else pages.match(own, request.soft)
-    needed = -(-(len(ids) + 1) // pages.page_tokens) - len(matched)
+    return _make_free(state, pages_to_begin(pages, len(ids), matched, is_alone=not state.running.requests))
+
+
+def pages_to_begin(pages: PageTables, tokens: int, matched: Sequence[int], *, is_alone: bool) -> int:
+    """Return how many pages must be free for a request of `tokens` known tokens, which `matched` pages begin with.
+
+    is_alone: whether nobody else runs; if not, a few pages stay free for those that run.
+    """
+    needed = -(-(tokens + 1) // pages.page_tokens) - len(matched)
     unused = int((pages.references[matched] == 0).sum())  # free pages that would not be free any longer
-    spare = int(_SPARE_SHARE * pages.pages) if state.running.requests else 0
-    return bool(_make_free(state, needed + unused + spare))
+    return needed + unused + (0 if is_alone else int(_SPARE_SHARE * pages.pages))
 
 
 def known_ids(request: Request) -> Ints:

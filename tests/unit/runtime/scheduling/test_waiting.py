@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 
 from trtkit.errors import RequestError
 from trtkit.runtime.scheduling import DEFAULT_SCHEDULING, ScheduleOptions, SchedulingParams, Service, Turn, Waiting
+
+if TYPE_CHECKING:
+    from trtkit.runtime.scheduling import ScheduleName
 
 
 @dataclass(eq=False)
@@ -253,6 +257,31 @@ def test_under_mlfq_an_endless_stream_of_short_requests_starves_nobody(
     for number in range(int(limit)):
         for index in range(slots):
             machine.take(Asked(f"{number}-{index}"), 1)
+        machine.step()
+        if "long" in machine.done:
+            break
+    assert "long" in machine.done
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["fcfs", "priority"]),
+    st.sampled_from([None, {}, {"old": 5.0}, {"new": 5.0}]),
+    st.integers(1, 3),
+    st.lists(st.integers(1, 12), max_size=10),
+    st.integers(1, 30),
+)
+def test_an_endless_stream_of_equal_priority_starves_nobody(
+    name: ScheduleName, shares: dict[str, float] | None, slots: int, before: list[int], steps: int
+) -> None:
+    """It waits for who came before; with shares, also for what others are owed, five requests for one of its own."""
+    machine = Machine(Waiting(ScheduleOptions(name, shares)), slots)
+    for number, work in enumerate(before):
+        machine.take(Asked(f"before-{number}", SchedulingParams(user="old")), work)
+    machine.take(Asked("long", SchedulingParams(user="old")), steps)
+    for number in range(6 * sum(before) + 10 + steps):
+        for index in range(slots):
+            machine.take(Asked(f"{number}-{index}", SchedulingParams(user="new")), 1)
         machine.step()
         if "long" in machine.done:
             break
