@@ -83,9 +83,16 @@ def batches(ids: list[int], options: Options) -> Iterator[torch.Tensor]:
 
 def divergence(student: Any, teacher: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return the mean Kullback-Leibler divergence of the student's next-token distributions, in nats. ids: [B, S]."""
-    with torch.autocast("cpu", torch.bfloat16):
+    with bf16_products():
         with torch.no_grad():
             wanted = teacher(ids, use_cache=False).logits
         logits = student(ids, use_cache=False).logits
     wanted, logits = (each.float().flatten(0, 1).log_softmax(-1) for each in (wanted, logits))
     return kl_div(logits, wanted, reduction="batchmean", log_target=True)
+
+
+def bf16_products() -> torch.autocast:
+    """Return a context in which matrix products run in bf16 if the CPU can multiply it; emulated, it is far slower."""
+    can = torch.cpu.get_capabilities()
+    is_native = any(can.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+    return torch.autocast("cpu", torch.bfloat16, enabled=is_native)

@@ -51,7 +51,7 @@ def read(model: Any, windows: Tensor, layers: tuple[int, ...]) -> Tensor:
     """
     began, states = time.monotonic(), []
     for batch in windows.split(8):
-        with torch.autocast("cpu", torch.bfloat16):
+        with bf16_products():
             output = model.model(batch, use_cache=False, output_hidden_states=True)
         kept = [*(output.hidden_states[layer] for layer in layers), output.last_hidden_state]
         states.append(torch.cat(kept, -1).bfloat16())
@@ -82,7 +82,7 @@ def train(head: Head, tokens: Tensor, states: Tensor, options: Options) -> None:
     rate = OneCycleLR(optimizer, options.learning_rate, total_steps=options.steps + 1, pct_start=0.1)
     decay, began = DECAY ** torch.arange(options.guesses), time.monotonic()
     for step, rows in zip(range(1, options.steps + 1), batches(len(tokens), options.batch), strict=False):
-        with torch.autocast("cpu", torch.bfloat16):
+        with bf16_products():
             loss, right = losses(head, tokens[rows], states[rows], options.guesses)
         (loss * decay).sum().backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
@@ -93,6 +93,13 @@ def train(head: Head, tokens: Tensor, states: Tensor, options: Options) -> None:
             shares = ", ".join(f"{share:.0%}" for share in right)
             print(f"step {step} of {options.steps}: loss {loss.mean():.3f}, right {shares}, ", end="")
             print(f"{time.monotonic() - began:.0f} s", flush=True)
+
+
+def bf16_products() -> torch.autocast:
+    """Return a context in which matrix products run in bf16 if the CPU can multiply it; emulated, it is far slower."""
+    can = torch.cpu.get_capabilities()
+    is_native = any(can.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+    return torch.autocast("cpu", torch.bfloat16, enabled=is_native)
 
 
 def batches(count: int, size: int) -> Iterator[Tensor]:
