@@ -83,7 +83,7 @@ def train(head: Head, tokens: Tensor, states: Tensor, options: Options) -> None:
     decay, began = DECAY ** torch.arange(options.guesses), time.monotonic()
     for step, rows in zip(range(1, options.steps + 1), batches(len(tokens), options.batch), strict=False):
         with bf16_products():
-            loss, right = losses(head, tokens[rows], states[rows], options.guesses)
+            loss, right = losses(head, tokens[rows], states[rows].float(), options.guesses)
         (loss * decay).sum().backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
