@@ -23,7 +23,7 @@ printf '\n\033[1m$ trtkit serve bundles/llama --quiet &\033[0m\n'
 trtkit serve bundles/llama --quiet > bundles/serve.log 2>&1 &
 server=$!
 trap 'kill $server && wait $server' EXIT
-until grep -q 'Ctrl-C stops it' bundles/serve.log; do
+until grep -qs 'Ctrl-C stops it' bundles/serve.log; do
   kill -0 $server 2> /dev/null || { cat bundles/serve.log; trap - EXIT; exit 1; }
   sleep 0.2
 done
