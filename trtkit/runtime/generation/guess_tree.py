@@ -46,15 +46,14 @@ class GuessTree:
         if self._most == self._depth:
             return Drafts(self._tokens)
         order = np.lexsort((-self._scores, ~self._is_drawn), axis=-1)[:, : self._most]
-        is_none = np.isneginf(np.take_along_axis(self._scores, order, 1))
+        is_none = np.isneginf(_of(self._scores, order))
         paths = np.where(is_none[..., None], self._tokens.shape[1] + 1, _of(self._paths, order))
-        order = np.take_along_axis(order, np.lexsort(tuple(np.moveaxis(paths, -1, 0)[::-1]), axis=-1), 1)
-        is_none = np.isneginf(np.take_along_axis(self._scores, order, 1))
+        depth_first = np.lexsort(tuple(np.moveaxis(paths, -1, 0)[::-1]), axis=-1)
+        order, is_none = _of(order, depth_first), _of(is_none, depth_first)
         places = np.zeros_like(self._tokens)
         np.put_along_axis(places, order, np.broadcast_to(np.arange(order.shape[1]), order.shape), 1)
         parents = _of(self._parents, order)
-        moved = np.take_along_axis(places, np.maximum(parents, 0), 1)
-        parents = np.where((parents < 0) | is_none, -1, moved)
+        parents = np.where((parents < 0) | is_none, -1, _of(places, np.maximum(parents, 0)))
         return Drafts(np.where(is_none, -1, _of(self._tokens, order)), parents)
 
     def _grow(self, parents: Ints, logits: torch.Tensor, drawn: Ints) -> None:
@@ -64,7 +63,7 @@ class GuessTree:
             self._tokens = np.concatenate([self._tokens, drawn[:, None]], 1)
             return
         tokens, logprobs, of_drawn = _likely(logits, drawn, more + 1)
-        held = np.take_along_axis(self._scores, np.maximum(parents, 0), 1) if self._levels else np.zeros(parents.shape)
+        held = _of(self._scores, np.maximum(parents, 0)) if self._levels else np.zeros(parents.shape)
         scores = held[:, :, None] + logprobs[:, None]
         scores[:, 0][tokens == drawn[:, None]] = -np.inf  # it is there already
         shape, first = scores.shape, self._tokens.shape[1]
@@ -81,7 +80,7 @@ class GuessTree:
         """Add guesses [R, N], of which the first is drawn. ranks: [N], their places among their siblings."""
         paths = np.zeros((*tokens.shape, self._depth), np.int64)
         if self._levels:
-            paths = _of(self._paths, np.maximum(parents, 0)).copy()
+            paths = _of(self._paths, np.maximum(parents, 0))
         paths[..., self._levels] = ranks
         is_drawn = np.zeros(tokens.shape, np.bool_)
         is_drawn[:, 0] = ~np.isneginf(scores[:, 0])
