@@ -16,7 +16,7 @@ from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.input_spec import BATCH, Axis, InputSpec
 from trtkit.quantized_matrix import KvQuantization
 from trtkit.runtime.decoder import CacheForm, Call, DecoderNetwork, KvCache, ReferenceDecoder, SavedSequence
-from trtkit.runtime.decoder.kv_cache import NewTokens
+from trtkit.runtime.decoder.cached_places import NewTokens
 
 if TYPE_CHECKING:
     from trtkit.quantization_methods import CacheFormat

@@ -11,8 +11,8 @@ import torch
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES
 from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.runtime.decoder.adapters import adapter_memory
+from trtkit.runtime.decoder.cached_places import NewTokens
 from trtkit.runtime.decoder.call import step_inputs
-from trtkit.runtime.decoder.kv_cache import NewTokens
 from trtkit.runtime.decoder.outputs import OutputMemory
 from trtkit.runtime.decoder.paged_cache import open_cache
 from trtkit.runtime.decoder.plan import check_alignment, dtype_of

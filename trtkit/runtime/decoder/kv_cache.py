@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import torch
 
 from trtkit.errors import ExecutionError
 from trtkit.runtime.decoder.cache_size import page_tokens_of
+from trtkit.runtime.decoder.cached_places import codes, copy_places
 from trtkit.runtime.decoder.host_blocks import LocalBlocks
 from trtkit.runtime.decoder.saved import CacheArray, CacheForm, SavedSequence, check_saved, check_tokens
 from trtkit.runtime.device import to_device
@@ -20,26 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from trtkit.network.input_spec import InputSpec
+    from trtkit.runtime.decoder.cached_places import NewTokens
     from trtkit.runtime.decoder.call import Call
     from trtkit.runtime.device import Stream
     from trtkit.runtime.paging import PageTables
     from trtkit.runtime.sequences import Ints
-
-
-_Place = tuple[torch.Tensor, torch.Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class NewTokens:
-    """Where a call's tokens are written: slots from `first_slot` on, each row's at its start.
-
-    starts, counts: [R] int64, where the caches are. table: [R, n], the rows' pages, if caches are paged.
-    """
-
-    first_slot: int
-    starts: torch.Tensor
-    counts: torch.Tensor
-    table: torch.Tensor | None = None
 
 
 class KvCache:
@@ -196,7 +181,7 @@ class KvCache:
         for spec in self.specs:
             array = codes(self._arrays[spec.name])
             source, target = (self._place_of(slots, each, array.device) for each in (sources, targets))
-            self._run(partial(_copy_places, array, source, target))
+            self._run(partial(copy_places, array, source, target))
 
     def form(self, tokens: int) -> CacheForm:
         """Return what a saved sequence of `tokens` tokens is."""
@@ -307,12 +292,3 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 def _misplaced(slot: int, held: int, wanted: int) -> ExecutionError:
     what = f"the recurrent states of slot {slot} have read {held} tokens, not {wanted}"
     return ExecutionError(what, "recurrent states", "go on after all tokens that they have read, or begin again")
-
-
-def _copy_places(array: torch.Tensor, source: _Place, target: _Place) -> None:
-    array[target[0], :, target[1]] = array[source[0], :, source[1]]
-
-
-def codes(array: torch.Tensor) -> torch.Tensor:
-    """Return values in eight bits as integers, which torch can gather and scatter."""
-    return array.view(torch.int8) if array.dtype.itemsize == 1 else array

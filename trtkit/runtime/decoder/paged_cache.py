@@ -11,9 +11,10 @@ import torch
 
 from trtkit.network.input_spec import kv_window
 from trtkit.runtime.decoder.cache_size import bytes_of_page, copies_pages, page_tokens_of, with_head
+from trtkit.runtime.decoder.cached_places import codes
 from trtkit.runtime.decoder.call import CallPages
 from trtkit.runtime.decoder.host_blocks import LocalBlocks
-from trtkit.runtime.decoder.kv_cache import KvCache, codes
+from trtkit.runtime.decoder.kv_cache import KvCache
 from trtkit.runtime.decoder.pool_size import AS_LINEAR, PoolSize
 from trtkit.runtime.device import to_device
 from trtkit.runtime.paging import PageCopies, PageTables
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from trtkit.network.input_spec import InputSpec
+    from trtkit.runtime.decoder.cached_places import NewTokens
     from trtkit.runtime.decoder.call import Call
-    from trtkit.runtime.decoder.kv_cache import NewTokens
     from trtkit.runtime.device import Stream
     from trtkit.runtime.sequences import Ints
 

@@ -13,7 +13,7 @@ from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
 from trtkit.runtime.decoder.adapters import adapter_memory
-from trtkit.runtime.decoder.kv_cache import NewTokens
+from trtkit.runtime.decoder.cached_places import NewTokens
 from trtkit.runtime.decoder.paged_cache import open_cache
 from trtkit.runtime.decoder.pool_size import AS_LINEAR, PoolSize
 
