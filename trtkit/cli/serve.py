@@ -144,7 +144,7 @@ def _find_server(path: str | None, repository: Path) -> ServerFiles:
 def _options(repository: Path, files: ServerFiles, load: tuple[str, ...], options: Options) -> ServeOptions:
     """Return how to serve, the repository checked. Raises ProblemsError, DeployError."""
     from trtkit.deployment.triton.local_server import ServeOptions
-    from trtkit.deployment.triton.repository_check import check_repository, needed_flags
+    from trtkit.deployment.triton.repository_check import check_repository, needed_flags, remove_bytecode
     from trtkit.errors import DeployError
 
     mode = options["control_mode"]
@@ -152,6 +152,7 @@ def _options(repository: Path, files: ServerFiles, load: tuple[str, ...], option
     if mode == "explicit" and not endpoints.is_loopback:
         what = "with `--model-control-mode explicit`, anyone who can reach the server can load code into it"
         raise DeployError(what, f"--host {endpoints.host}", "remove one of the two options")
+    remove_bytecode(repository)
     models = check_repository(repository, files, load, allow_undeployed=options["allow_undeployed"])
     return ServeOptions(repository, endpoints, mode, load, needed_flags(models, files))
 

@@ -18,6 +18,7 @@ import pytest
 
 from tests.triton import python_model, quiet_ports, serving
 from tests.triton_models import DOUBLES, TENSORS
+from trtkit.cli.main import main
 from trtkit.deployment.triton.endpoints import Endpoints
 from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
 from trtkit.deployment.triton.server_files import find_server
@@ -94,6 +95,10 @@ def wait_until(is_done: Callable[[], bool], seconds: float = 120.0) -> bool:
     return is_done()
 
 
+def files_below(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
 def double(url: str) -> list[float]:
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1.5, -2.0]}]}
     request = urllib.request.Request(f"{url}/v2/models/doubles/infer", json.dumps(body).encode())
@@ -125,6 +130,28 @@ def test_it_serves_says_what_failed_and_stops_without_a_trace(repository: Path, 
     assert not any(is_running(each) for each in (pid, *stubs))
     assert not Path(tempfile.gettempdir(), scratch).exists()
     assert not list(Path("/dev/shm").glob(f"{scratch}*"))
+
+
+def test_a_repository_is_served_again_after_it_was_stopped_or_killed(
+    vision_folder: Path, tiny_folder: Path, tmp_path: Path, start_trtkit: Start
+) -> None:
+    repository = tmp_path / "models"
+    for words in (
+        [vision_folder / "tiny"],  # an ensemble: pictures, then tensors
+        [vision_folder / "tiny", "--as", "tensors", "--name", "plain"],
+        [vision_folder / "chained"],
+        [tiny_folder / "bundle", "--name", "chat"],
+    ):
+        main(["deploy", *map(str, words), "--repository", str(repository), "-q"])
+    deployed = files_below(repository)
+    for ending in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
+        process = start_trtkit("serve", repository, *on_free_ports())
+        models = ready_line(process)["models"]
+        assert {model["state"] for model in models} == {"READY"}
+        process.send_signal(ending)
+        process.communicate(timeout=120)
+        assert ending == signal.SIGKILL or files_below(repository) == deployed
+    main(["deploy", str(tiny_folder / "bundle"), "--name", "chat", "--repository", str(repository), "-q"])
 
 
 def test_ctrl_c_stops_it_and_quiet_shows_no_information(repository: Path, start_trtkit: Start) -> None:

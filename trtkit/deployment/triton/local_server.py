@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from trtkit.deployment.process import POLL_S, ServerProcess
 from trtkit.deployment.triton.endpoints import Endpoints, ModelState, is_live, listens, model_states
 from trtkit.deployment.triton.health import lost_models, stubs
+from trtkit.deployment.triton.repository_check import remove_bytecode
 from trtkit.deployment.triton.server_log import ServerLog
 from trtkit.errors import DeployError
 
@@ -157,6 +158,7 @@ class LocalServer:
         finally:
             for left in Path("/dev/shm").glob(f"{self._memory_prefix}*"):
                 left.unlink(missing_ok=True)
+            remove_bytecode(self.options.repository)
             self._scratch.cleanup()
 
     @property

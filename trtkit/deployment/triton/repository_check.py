@@ -102,6 +102,20 @@ def check_repository(
     return chosen
 
 
+def remove_bytecode(repository: Path) -> None:
+    """Remove compiled Python below a repository, and leave what cannot be removed to `check_repository`.
+
+    Triton's stub compiles each model.py next to it, whatever the environment says. The next start must neither run
+    such a file, which no record covers, nor be refused because of it.
+    """
+    for folder, folders, _ in os.walk(repository):
+        if "__pycache__" in folders and not (cache := Path(folder, "__pycache__")).is_symlink():
+            with contextlib.suppress(OSError):
+                for path in cache.glob("*.pyc*"):
+                    path.unlink(missing_ok=True)
+                cache.rmdir()
+
+
 def needed_flags(models: Sequence[RepositoryModel], files: ServerFiles) -> tuple[str, ...]:
     """Return what the server must be started with for the models: a response cache, a rate limiter."""
     flags: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.triton import python_model
-from trtkit.deployment.triton.repository_check import check_repository, needed_flags, read_repository
+from trtkit.deployment.triton.repository_check import check_repository, needed_flags, read_repository, remove_bytecode
 from trtkit.deployment.triton.server_files import ServerFiles
 from trtkit.errors import DeployError, ProblemsError
 
@@ -84,6 +84,20 @@ def test_compiled_python_is_refused_since_it_would_run_unchecked(repository: Pat
     (repository / "tiny" / "1" / "__pycache__").mkdir()
     (repository / "tiny" / "1" / "__pycache__" / "model.cpython-311.pyc").write_text("")
     assert problems(repository, files) == ["tiny/1/__pycache__/model.cpython-311.pyc: the file was not deployed"]
+
+
+def test_only_compiled_python_is_removed_before_a_start(repository: Path, files: ServerFiles, tmp_path: Path) -> None:
+    cache, elsewhere = repository / "tiny" / "1" / "__pycache__", tmp_path / "elsewhere"
+    for folder in (cache, elsewhere):
+        folder.mkdir()
+        (folder / "model.cpython-311.pyc").write_text("")
+    (cache / "model.cpython-311.pyc.140021").write_text("")  # of a write that was cut short
+    (cache / "notes.txt").write_text("")
+    (repository / "tiny" / "__pycache__").symlink_to(elsewhere)
+    remove_bytecode(repository)
+    assert [path.name for path in cache.iterdir()] == ["notes.txt"]
+    assert len(list(elsewhere.iterdir())) == 1
+    assert "tiny/1/__pycache__/notes.txt: the file was not deployed" in problems(repository, files)
 
 
 @pytest.mark.parametrize(
