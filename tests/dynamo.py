@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import time
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 MODEL = "chat"
 TIMEOUT_S = 120.0
+OK = '{"status":"ok"}'
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,31 @@ class Served:
         with urllib.request.urlopen(f"{root}/health", timeout=TIMEOUT_S) as answer:
             return sum(each["endpoint"] == "generate" for each in json.load(answer)["instances"])
 
+    def update(self, number: int, name: str, **body: object) -> str:
+        """Return what a worker's own port answers to an update by whoever knows the token."""
+        return self.ask_worker(number, f"engine/update/{name}", {"token": self.fleet.admin_token, **body})[1]
+
+    def ask_worker(self, number: int, path: str, body: object = None, **headers: str) -> tuple[int, str]:
+        """Return status and text of a worker's own port, by POST if there is a body."""
+        address = f"http://127.0.0.1:{self.fleet.workers[number].health_port}/{path}"
+        data = None if body is None else json.dumps(body).encode()
+        return ask(urllib.request.Request(address, data, {"Content-Type": "application/json", **headers}))
+
     def _metric(self, number: int, name: str) -> float:
         port = self.fleet.workers[number].health_port
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as answer:
             text = answer.read().decode()
         (value,) = re.findall(rf"^trtkit_{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
         return float(value)
+
+
+def ask(request: urllib.request.Request) -> tuple[int, str]:
+    """Return status and text of what a server answers."""
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
 
 
 @contextlib.contextmanager

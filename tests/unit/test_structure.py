@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,3 +88,9 @@ def test_kinds_of_heads_do_not_import_each_other() -> None:
         if path.stem in KINDS:
             others = tuple(f".{kind}" for kind in KINDS if kind != path.stem)
             assert not [name for name in _imports(path, modules) if others and name.endswith(others)], path
+
+
+def test_child_processes_do_not_search_the_current_folder_for_modules() -> None:
+    """`python -m` alone would run a `torch.py` of whatever folder trtkit is started in."""
+    unsafe = re.compile(r'(sys\.executable|"python3?"|_PYTHON), *"-m"')
+    assert [str(path) for path in ROOT.rglob("*.py") if unsafe.search(path.read_text(encoding="utf-8"))] == []

@@ -95,7 +95,7 @@ def _print(fleet: Fleet, *, as_json: bool) -> None:
         pids = {"frontend": fleet.frontend_pid, "workers": [member.process.pid for member in fleet.workers]}
         ports = [member.health_port for member in fleet.workers]
         line = {"url": options.url, "model": options.name, "chat": fleet.model.has_chat, "pids": pids}
-        echo(json.dumps({**line, "worker_ports": ports}))
+        echo(json.dumps({**line, "worker_ports": ports, "admin_token": fleet.admin_token}))
         return
     echo(f"{options.name} at {options.url}")
     echo(_curl(options, has_chat=fleet.model.has_chat))

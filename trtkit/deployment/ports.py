@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import random
 import socket
 import urllib.request
@@ -11,12 +12,14 @@ from trtkit.errors import DeployError
 
 open_local = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 """`urlopen` for servers on this machine: proxies that the environment names do not reach them."""
-_LOOPBACK = ("127.", "localhost", "::1")
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches a host."""
-    return host.startswith(_LOOPBACK)
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def reachable(host: str) -> str:
@@ -35,6 +38,15 @@ def check_free(host: str, port: int, option: str) -> None:
         except OSError as error:
             what = f"cannot listen on port {port} of {host}: {(error.strerror or str(error)).lower()}"
             raise DeployError(what, option, "choose another port, or stop the process that uses it") from None
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a server could listen on a port now."""
+    try:
+        check_free(host, port, "")
+    except DeployError:
+        return False
+    return True
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:

@@ -37,7 +37,7 @@ def _installer() -> list[str]:
     uv = shutil.which("uv")
     if importlib.util.find_spec("pip") is None and uv is not None:
         return [uv, "pip", "install", "--python", sys.executable]
-    return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
+    return [sys.executable, "-P", "-m", "pip", "install", "--disable-pip-version-check"]
 
 
 def download(hub_id: str, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,9 +26,19 @@ def chat_bundle(tiny_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def served(chat_bundle: Path) -> Iterator[Served]:
-    with serving(chat_bundle, replicas=2, max_queue=40, hang_timeout_s=8, tool_call_parser="hermes") as running:
+def served(chat_bundle: Path, hostile_folder: Path) -> Iterator[Served]:
+    options = {"replicas": 2, "max_queue": 40, "hang_timeout_s": 8, "tool_call_parser": "hermes"}
+    with contextlib.chdir(hostile_folder), serving(chat_bundle, **options) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def hostile_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A current folder whose modules have the names of those that servers import; each leaves a trace if it runs."""
+    folder = tmp_path_factory.mktemp("hostile")
+    for name in ("uvloop", "torch", "dynamo", "trtkit", "uvicorn", "zmq", "msgspec", "sitecustomize"):
+        (folder / f"{name}.py").write_text(f"open({str(folder / name)!r}, 'w').close()")
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from tests import tiny_llm
 from tests.adapters import greedy_tokens, save_adapter
-from tests.dynamo import MODEL, Served, serving, wait_until
+from tests.dynamo import MODEL, OK, serving, wait_until
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
@@ -26,16 +24,6 @@ if TYPE_CHECKING:
 
 PROMPT = "the quick brown fox jumps over the lazy dog, and says"
 COUNT = 6
-
-
-def update(served: Served, name: str, **body: Any) -> dict[str, Any]:
-    """Ask the only worker's own port."""
-    url = f"http://127.0.0.1:{served.fleet.workers[0].health_port}/engine/update/{name}"
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        read: dict[str, Any] = json.load(answer)
-        return read
 
 
 @pytest.mark.slow
@@ -72,17 +60,23 @@ def test_adapters_are_models_of_the_api(kv: str, tmp_path: Path) -> None:
         with ThreadPoolExecutor(len(names)) as pool:
             assert list(pool.map(answer, names)) == list(map(wanted, names))
         assert len({wanted(name) for name in names}) == 3
-        assert update(served, "load_lora", lora_name="a6", source={"uri": folders["a6"].as_uri()}) == {"status": "ok"}
+        assert served.update(0, "load_lora", lora_name="a6", source={"uri": folders["a6"].as_uri()}) == OK
         wait_until(lambda: "a6" in models())
         assert answer("a6") == wanted("a6")
-        assert update(served, "unload_lora", lora_name="a3") == {"status": "ok"}
+        assert served.update(0, "unload_lora", lora_name="a3") == OK
         wait_until(lambda: models() == {MODEL, "a5", "a6"})
         with pytest.raises(NotFoundError):
             answer("a3")
-        refused = update(served, "load_lora", lora_name="a7", source={"uri": "s3://adapters/a7"})
-        assert refused["message"].startswith("load_lora: `source.uri` is not the path of a folder")
-        missing = update(served, "unload_lora", lora_name="a3")
-        assert missing == {"status": "error", "message": "adapter: no adapter `a3` is loaded (loaded: `a5`, `a6`)"}
+        for name, message in (
+            ("a7", "load_lora: `source.uri` is not the path of a folder"),
+            (MODEL, f"adapter: `{MODEL}` is the name of the model"),
+            ("../a6", "adapter: '../a6' cannot be an adapter's name"),
+            ("a\x1b[2J\n", "x1b[2J\\\\n' cannot be an adapter's name"),
+        ):
+            assert message in served.update(0, "load_lora", lora_name=name, source={"uri": "s3://adapters/a7"})
+        missing = served.update(0, "unload_lora", lora_name="a3")
+        assert "adapter: no adapter `a3` is loaded (loaded: `a5`, `a6`)" in missing
+        assert "is the name of the model" in served.update(0, "unload_lora", lora_name=MODEL)
         assert [answer(name) for name in (MODEL, "a5")] == [wanted(MODEL), wanted("a5")]
 
 

@@ -1,15 +1,13 @@
-"""Workers that sleep and wake up by Dynamo's controls."""
+"""Workers that sleep and wake up when their own port is asked to."""
 
 from __future__ import annotations
 
-import json
-import urllib.request
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from openai import InternalServerError
 
-from tests.dynamo import MODEL, wait_until
+from tests.dynamo import MODEL, OK, wait_until
 from trtkit import SamplingParams
 
 if TYPE_CHECKING:
@@ -21,14 +19,6 @@ if TYPE_CHECKING:
 PROMPTS = ["do not go gentle", "the sky is", "Paris?"]
 
 
-def control(served: Served, number: int, name: str) -> Any:
-    port = served.fleet.workers[number].health_port
-    address = f"http://127.0.0.1:{port}/engine/control/{name}"
-    request = urllib.request.Request(address, b"{}", {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)
-
-
 def test_requests_go_to_who_is_awake(served: Served, client: OpenAI, local: LLM) -> None:
     greedy = SamplingParams(temperature=0, max_tokens=8)
     expected = [output.outputs[0].text for output in local.generate(PROMPTS, greedy)]
@@ -38,16 +28,16 @@ def test_requests_go_to_who_is_awake(served: Served, client: OpenAI, local: LLM)
         return [choice.text for choice in texts]
 
     assert answers() == expected
-    assert control(served, 0, "sleep") == {"status": "ok"}
+    assert served.update(0, "sleep") == OK
     wait_until(lambda: served.known_workers() == 1)
     assert answers() == expected
-    assert control(served, 1, "sleep") == {"status": "ok"}
+    assert served.update(1, "sleep") == OK
     assert served.metric("asleep") == 2
     with pytest.raises(InternalServerError, match="503"):
         answers()
     assert not any(member.is_hung(0.1) for member in served.fleet.workers)
     for number in range(2):
-        assert control(served, number, "wake_up") == {"status": "ok"}
+        assert served.update(number, "wake_up") == OK
     wait_until(lambda: served.known_workers() == 2)
     assert served.metric("asleep") == 0
     assert answers() == expected

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from trtkit.deployment.ports import open_local
+from trtkit.deployment.ports import is_loopback, open_local
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -34,3 +34,13 @@ def test_a_proxy_of_the_environment_is_passed_by(monkeypatch: pytest.MonkeyPatch
             urllib.request.build_opener().open(url, timeout=10)
         with open_local(url, timeout=10) as answer:
             assert answer.status == 204
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "localhost", "::1"])
+def test_only_this_machine_reaches_loopback_addresses(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.example", "localhost.example", "::10", "10.0.0.1", ""])
+def test_other_hosts_may_be_reached_from_elsewhere(host: str) -> None:
+    assert not is_loopback(host)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
@@ -10,7 +10,8 @@ from dynamo._core import ModelRuntimeConfig, WorkerType
 from dynamo.llm import ModelInput, ModelType, register_model, unregister_model
 
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE
-from trtkit.errors import RequestError
+from trtkit.errors import GenerationError, RequestError
+from trtkit.runtime.adapters import check_adapter_name
 
 if TYPE_CHECKING:
     import argparse
@@ -27,19 +28,23 @@ _TYPES = {"chat": ModelType.Chat, "completions": ModelType.Completions}
 
 @dataclass
 class ServedAdapters:
-    """The adapters of one worker. names: all that it has ever announced, which are never the model's own.
+    """The adapters of one worker. model: the name under which the model itself is served.
 
-    endpoint: where Dynamo sends requests for them; None before it serves.
+    endpoint: where Dynamo sends requests for adapters; None before it serves.
     """
 
     options: argparse.Namespace
+    model: str
     endpoint: Endpoint | None = None
-    names: set[str] = field(default_factory=set)
 
     def of(self, request: Mapping[str, object]) -> str | None:
-        """Return the adapter that a request names as its model, None if that is the model itself."""
+        """Return the adapter that a request names as its model, None if that is the model itself.
+
+        Any other name is an adapter's, also if it was unloaded while the request was on its way here. Dynamo's own
+        probes name no model.
+        """
         name = request.get("model")
-        return name if isinstance(name, str) and name in self.names else None
+        return name if isinstance(name, str) and name not in ("", self.model) else None
 
     async def serve(self, endpoint: Endpoint, llm: AsyncLLM, context_length: int) -> None:
         """Announce the adapters that are loaded at the start."""
@@ -53,19 +58,23 @@ class ServedAdapters:
         name = body.get("lora_name")
         if not isinstance(name, str) or not name:
             raise RequestError("`lora_name` is missing", update, 'send {"lora_name": "fr", ...}')
+        check_adapter_name(name, self.model)
         if update == UNLOAD:
             await llm.unload_adapter(name)
             if self.endpoint is not None:
                 await unregister_model(self.endpoint, lora_name=name)
             return
         await llm.load_adapter(name, _folder(body))
-        await self._announce(name)
+        try:
+            await self._announce(name)
+        except Exception as error:
+            await llm.unload_adapter(name)
+            raise GenerationError(f"Dynamo does not register the adapter: {error}", update) from error
 
     async def _announce(self, name: str) -> None:
         """Let the frontend list an adapter as a model, and send its requests here."""
         if self.endpoint is None:
             return
-        self.names.add(name)
         facts, own = ModelRuntimeConfig(), self.options
         facts.context_length = self._context_length
         facts.tool_call_parser, facts.reasoning_parser = own.tool_call_parser, own.reasoning_parser

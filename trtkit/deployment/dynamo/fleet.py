@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 import sys
 import tempfile
 import threading
@@ -16,8 +18,8 @@ from typing import TYPE_CHECKING, Self
 
 from trtkit.deployment.dynamo.broker import Broker
 from trtkit.deployment.dynamo.member import MOST_FAILURES, Member
-from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE, MODULE
-from trtkit.deployment.ports import check_free, free_ports_below, open_local
+from trtkit.deployment.dynamo.worker_options import ADMIN_TOKEN, BLOCK_SIZE, MODULE
+from trtkit.deployment.ports import check_free, free_ports_below, is_free, open_local
 from trtkit.deployment.process import POLL_S, ServerProcess
 from trtkit.errors import DeployError
 from trtkit.threads import share_of_cores
@@ -29,9 +31,12 @@ if TYPE_CHECKING:
     from trtkit.deployment.dynamo.model_folder import ServedModel
 
 _LAST_LINES = 20
+_PYTHON = (sys.executable, "-P", "-m")  # without -P, modules of the current folder would come first
 # Warnings, but for a worker's answers to whoever asks how it is, a line for each request, and the routing of pictures,
 # which is not used.
-_LOG = "warn,tower_http=off,request_span=warn,mm_routing=off"
+_LOG = "warn,tower_http=off,request_span=warn,mm_routing=off,dynamo_llm::http::service::metrics=off"
+# The frontend calls every request that it refuses an error, which would let clients fill the log.
+_REFUSALS = re.compile(r"ERROR http-request: .*( http response sent status=4\d\d | Backend error detected: \(4\d\d,)")
 _SYSTEM_PORTS = 2**15  # Dynamo 1.6.1 reads a worker's port for health as 16 bits with a sign
 # For its router, the frontend fetches the beginning of each image that a request names by its address; the worker then
 # refuses the address. It asks this machine's workers for their models' files, and nobody else: no port is 0.
@@ -41,6 +46,8 @@ _FETCHES_NOTHING = {
     **dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1"),
     "DYN_MM_ALLOW_INTERNAL": "0",
 }
+# Routes for operators would be open to every client: one of them limits how busy workers may be, for everybody.
+_FRONTEND = {**_FETCHES_NOTHING, "DYN_DISABLE_FRONTEND_ADMIN_API": "1"}
 # A worker that fails MOST_FAILURES times within so many seconds is not started again.
 _WITHIN_S = 60.0
 # How often workers are looked at.
@@ -50,6 +57,7 @@ _LOOK_S = 2.0
 class Fleet:
     """A frontend and its workers; leaving the `with` block stops them.
 
+    admin_token: what requests to a worker's own port must carry to change it.
     on_line: gets who printed it and each line of their logs, from threads.
     """
 
@@ -62,6 +70,7 @@ class Fleet:
         if options.lora and options.prefill_workers:
             raise DeployError("prefill workers take no LoRA adapters", "--lora", "serve without `--prefill-workers`")
         self.model, self.options = model, options
+        self.admin_token = os.environ.get(ADMIN_TOKEN) or secrets.token_urlsafe(24)
         self._on_line = on_line
         self._scratch = tempfile.TemporaryDirectory(prefix="trtkit-dynamo-")
         self._last: dict[str, deque[str]] = {}
@@ -76,7 +85,7 @@ class Fleet:
             self._broker = Broker() if self._routes_by_cache else None
             for number in range(self.options.replicas + self.options.prefill_workers):
                 self.workers.append(self._start_worker(number))
-            self._frontend = self._start("frontend", self._frontend_command(), _FETCHES_NOTHING)
+            self._frontend = self._start("frontend", self._frontend_command(), _FRONTEND)
         except BaseException:
             self.stop()
             raise
@@ -149,16 +158,19 @@ class Fleet:
             if was_running
             else f"ended with {member.process.ending()}"
         )
-        self._on_line("serve", f"{name} {how}; it is started again")
-        started = self._start_worker(member.number)
+        started = self._start_worker(member.number, member.health_port)
+        new = f"as process {started.process.pid}, port {started.health_port}"
+        self._on_line("serve", f"{name} {how}; it is started again {new}")
         started.failures = member.failures
         return started
 
-    def _start_worker(self, number: int) -> Member:
-        (port,), options = free_ports_below(_SYSTEM_PORTS, 1), self.options
+    def _start_worker(self, number: int, old_port: int | None = None) -> Member:
+        """Start a worker. old_port: of the worker that it replaces, which is used again if it is free."""
+        options = self.options
+        port = old_port if old_port and is_free("127.0.0.1", old_port) else free_ports_below(_SYSTEM_PORTS, 1)[0]
         is_apart = number >= options.replicas and options.prefill_bundle is not None
         bundle = options.prefill_bundle if is_apart else self.model.path
-        command = [sys.executable, "-m", MODULE, str(bundle)]
+        command = [*_PYTHON, MODULE, str(bundle)]
         command += ["--name", options.name, "--endpoint-types", self.model.endpoint_types]
         command += ["--max-queue", str(options.max_queue), "--schedule", options.schedule]
         command += [f"--share={user}={weight}" for user, weight in (options.shares or {}).items()]
@@ -182,13 +194,13 @@ class Fleet:
         if options.prefill_workers:
             command += ["--role", "decode" if number < options.replicas else "prefill"]
         share = share_of_machine(number, options.replicas + options.prefill_workers, self.model.ranks)
-        environment = {"DYN_SYSTEM_PORT": str(port), **share}
+        environment = {"DYN_SYSTEM_PORT": str(port), ADMIN_TOKEN: self.admin_token, **share}
         return Member(number, self._start(_name(number), command, environment), port)
 
     def _frontend_command(self) -> list[str]:
         options = self.options
         router = options.router if options.replicas > 1 else "round-robin"
-        command = [sys.executable, "-m", "dynamo.frontend", "--http-host", options.host]
+        command = [*_PYTHON, "dynamo.frontend", "--http-host", options.host]
         command += ["--http-port", str(options.port), "--discovery-backend", "file", "--request-plane", "tcp"]
         command += ["--event-plane", "zmq", "--router-mode", router, "--migration-limit", str(options.migrations)]
         return [*command, "--kv-cache-block-size", str(BLOCK_SIZE)]
@@ -197,8 +209,9 @@ class Fleet:
         last = self._last.setdefault(name, deque(maxlen=_LAST_LINES))
 
         def note(line: str) -> None:
-            last.append(line)
-            self._on_line(name, line)
+            if not _REFUSALS.search(line):
+                last.append(line)
+                self._on_line(name, line)
 
         return ServerProcess(command, {**os.environ, **self._environment(), **environment}, note)
 

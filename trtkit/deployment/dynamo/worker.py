@@ -7,6 +7,7 @@ worker gets token ids and gives token ids. It finds the frontend by Dynamo's env
 from __future__ import annotations
 
 import asyncio
+import hmac
 import itertools
 import logging
 import os
@@ -28,7 +29,7 @@ from trtkit.deployment.dynamo.disaggregation import Decode, Prefill, prompt_alon
 from trtkit.deployment.dynamo.extra import require_nixl
 from trtkit.deployment.dynamo.metrics import engine_registry
 from trtkit.deployment.dynamo.requests import default_settings, read_request, read_scheduling
-from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE, worker_parser
+from trtkit.deployment.dynamo.worker_options import ADMIN_TOKEN, BLOCK_SIZE, SLEEP, WAKE_UP, worker_parser
 from trtkit.errors import (
     GenerationError,
     OverloadedError,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.generation import Engine
 
 _LAST_WORDS_S = 0.5
+_MOST_PROBLEMS = 20
 log = logging.getLogger("trtkit.dynamo")
 
 
@@ -67,7 +69,8 @@ class BundleWorker(LLMEngine):
         self._decode: Decode | None = None
         self._numbers = itertools.count()
         self._names: dict[str, str] = {}
-        self._adapters = ServedAdapters(options)
+        self._adapters = ServedAdapters(options, _served_name(options))
+        self._admin_token, self._is_listed = os.environ.get(ADMIN_TOKEN, ""), True
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[BundleWorker, WorkerConfig]:
@@ -82,7 +85,7 @@ class BundleWorker(LLMEngine):
             disaggregation_mode=DisaggregationMode(options.role),
             endpoint="generate",
             model_name=str(options.bundle / "model"),
-            served_model_name=options.name or options.bundle.resolve().name,
+            served_model_name=_served_name(options),
             endpoint_types=options.endpoint_types,
             discovery_backend=options.discovery,
             request_plane="tcp",
@@ -166,29 +169,31 @@ class BundleWorker(LLMEngine):
         """Put the engine's counts among the process's metrics."""
         register_engine_registry(metrics, engine_registry(self._opened.thread))
 
-    def supported_controls(self) -> set[str]:
-        """Return what `POST /engine/control/<name>` of this worker's own port takes."""
-        return {"sleep", "wake_up"}
-
-    async def engine_control(self, control: str, body: dict[str, object]) -> dict[str, object]:  # noqa: ARG002
-        """Free the GPU's memory once the requests that run have ended, or load the model again."""
-        llm = self._opened
-        try:
-            await (llm.sleep() if control == "sleep" else llm.wake())
-        except TrtkitError as error:
-            return {"status": "error", "message": _one_line(error)}
-        return {"status": "ok"}
-
     def supported_updates(self) -> set[str]:
-        """Return what `POST /engine/update/<name>` of this worker's own port takes; caches of adapters are not sent."""
-        return {LOAD, UNLOAD} if self._options.role == "agg" else set()
+        """Return what `POST /engine/update/<name>` of this worker's own port takes: nothing without a token.
+
+        Sleeping is not among Dynamo's controls, since Dynamo takes a worker out of service before it asks the worker
+        whether it obeys. Caches of adapters are not sent, so workers that share prompts take none.
+        """
+        if not self._admin_token:
+            return set()
+        return {SLEEP, WAKE_UP, *((LOAD, UNLOAD) if self._options.role == "agg" else ())}
 
     async def engine_update(self, update: str, body: dict[str, object]) -> dict[str, object]:
-        """Load or unload a LoRA adapter, which is a model of its own in the API."""
+        """Sleep, wake up, load or unload a LoRA adapter, for whoever knows the token. What is raised is an HTTP 500."""
+        token = body.get("token") if isinstance(body, dict) else None
+        if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self._admin_token.encode()):
+            raise InvalidArgument(f"{update}: `token` is missing or wrong; `trtkit serve --json` prints it")
         try:
-            await self._adapters.update(self._opened, update, body)
+            if update == SLEEP:
+                await self._sleep()
+            elif update == WAKE_UP:
+                await self._opened.wake()
+                await self._list(is_listed=True)
+            else:
+                await self._adapters.update(self._opened, update, body)
         except TrtkitError as error:
-            return {"status": "error", "message": _one_line(error)}
+            raise InvalidArgument(_one_line(error)) from None
         return {"status": "ok"}
 
     async def on_endpoint_ready(self, endpoint: Endpoint) -> None:
@@ -205,6 +210,24 @@ class BundleWorker(LLMEngine):
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.close)
+
+    async def _sleep(self) -> None:
+        """Free the GPU's memory once the requests that run have ended; new ones go to other workers."""
+        await self._list(is_listed=False)
+        try:
+            await self._opened.sleep()
+        except BaseException:
+            await self._list(is_listed=True)
+            raise
+
+    async def _list(self, *, is_listed: bool) -> None:
+        """Let the frontend send requests here, or no longer."""
+        endpoint = self._adapters.endpoint
+        if endpoint is None:
+            raise EngineShutdown("the worker does not serve yet")
+        if is_listed != self._is_listed:
+            await (endpoint.register_endpoint_instance() if is_listed else endpoint.unregister_endpoint_instance())
+            self._is_listed = is_listed
 
     def _open_transfers(self) -> None:
         """Open what this worker's role needs."""
@@ -248,12 +271,18 @@ class BundleWorker(LLMEngine):
         return (EngineShutdown if isinstance(error, GenerationError) else Unknown)(_one_line(error))
 
 
+def _served_name(options: argparse.Namespace) -> str:
+    """Return the model's name in requests."""
+    return str(options.name or options.bundle.resolve().name)
+
+
 def _one_line(error: TrtkitError) -> str:
-    """Return an error's problems and fixes in one line."""
+    """Return an error's first problems and their fixes in one line."""
     problems: Sequence[Problem | TrtkitError] = error.problems if isinstance(error, ProblemsError) else (error,)
     parts = [f"{each.where}: {each.what}" if each.where else each.what for each in problems]
     fixes = [f"{part} ({each.fix})" if each.fix else part for part, each in zip(parts, problems, strict=True)]
-    return "; ".join(fixes)
+    more = len(fixes) - _MOST_PROBLEMS
+    return "; ".join([*fixes[:_MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])])
 
 
 if __name__ == "__main__":

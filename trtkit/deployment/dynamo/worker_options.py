@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 MODULE = "trtkit.deployment.dynamo.worker"
 BLOCK_SIZE = 16
 """Tokens of a block, by which the router knows what a worker's cache holds."""
+ADMIN_TOKEN = "TRTKIT_ADMIN_TOKEN"
+"""Variable with the secret that a request to a worker's own port must carry to change the worker."""
+SLEEP, WAKE_UP = "sleep", "wake_up"
+"""Updates of a worker that free its GPU's memory, and load the model again."""
 SILENT = "trtkit_engine_silent_seconds"
 ASLEEP = "trtkit_asleep"
 """A worker's metric: how long its engine's step takes by now. A fleet notices by it that an engine hangs."""

@@ -120,7 +120,7 @@ def _container(facts: ClusterFacts) -> Manifest:
 def _liveness(facts: ClusterFacts) -> Manifest:
     """Return what tells that the pod must be restarted: Triton stays live when a Python model's process is gone."""
     if facts.container.needs_trtkit:
-        return {"exec": {"command": ["python3", "-m", "trtkit.deployment.triton.health", str(_PORTS["http"])]}}
+        return {"exec": {"command": ["python3", "-P", "-m", "trtkit.deployment.triton.health", str(_PORTS["http"])]}}
     return probe("/v2/health/live")
 
 

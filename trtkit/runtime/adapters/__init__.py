@@ -1,6 +1,6 @@
 """LoRA adapters while an engine runs: which are loaded, which are resident, and whose each rank is."""
 
-from trtkit.runtime.adapters.adapters import Adapters, bundle_adapters, check_adapters, no_adapters
+from trtkit.runtime.adapters.adapters import Adapters, bundle_adapters, check_adapter_name, check_adapters, no_adapters
 from trtkit.runtime.adapters.loaded import LoadedAdapter, PreparedAdapter, prepared_matrices
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "LoadedAdapter",
     "PreparedAdapter",
     "bundle_adapters",
+    "check_adapter_name",
     "check_adapters",
     "no_adapters",
     "prepared_matrices",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.models.spec import DecoderSpec
     from trtkit.runtime.decoder.execution import AdapterSlots
+
+_NAME = re.compile(r"(?!.*\.\.)\w[\w.:@/+-]{0,127}")
 
 
 class Adapters:
@@ -61,9 +64,10 @@ class Adapters:
 
     def load(self, name: str, adapter: PreparedAdapter | Path | str) -> LoadedAdapter:
         """Let requests use an adapter. Raises RequestError for a name that is taken, and what `read` does."""
-        if not name or name in self._loaded:
-            what = f"an adapter `{name}` is loaded already" if name else "an adapter needs a name"
-            raise RequestError(what, "adapter", "unload it first, or use another name")
+        check_adapter_name(name)
+        if name in self._loaded:
+            fix = "unload it first, or use another name"
+            raise RequestError(f"an adapter `{name}` is loaded already", "adapter", fix)
         adapter = adapter if isinstance(adapter, PreparedAdapter) else self.read(adapter)
         if adapter.digest not in self._numbers:
             self._count += 1
@@ -153,19 +157,29 @@ def bundle_adapters(bundle: Bundle, slots: AdapterSlots | None) -> Adapters | No
 
 
 def check_adapters(bundle: Bundle, folders: Mapping[str, str], model: str) -> None:
-    """Raise RequestError if a bundle's engine takes no adapters or one has the model's name, ProblemsError, SourceError
-    for an adapter that does not fit.
+    """Raise RequestError if a bundle's engine takes no adapters or a name is not one, ProblemsError, SourceError for an
+    adapter that does not fit.
     """
     options = llm_options(bundle.manifest.config).lora
     if not folders:
         return
     if options is None:
         raise no_adapters()
-    if model in folders:
-        raise RequestError(f"`{model}` is the name of the model", "adapter", "give the adapter another name")
+    for name in folders:
+        check_adapter_name(name, model)
     spec = bundle_spec(bundle)
     for folder in folders.values():
         check_adapter(open_adapter(Path(folder), spec), adapted_layers(spec, options), options.max_rank_sum)
+
+
+def check_adapter_name(name: str, model: str | None = None) -> None:
+    """Raise RequestError for a name that an adapter cannot have. model: the name under which its model is served."""
+    if name == model:
+        raise RequestError(f"`{name}` is the name of the model", "adapter", "give the adapter another name")
+    if not _NAME.fullmatch(name):
+        what = f"{name[:80]!a} cannot be an adapter's name"
+        fix = "use 1 to 128 letters, digits and `._:@/+-`, a letter or digit first, and no `..`"
+        raise RequestError(what, "adapter", fix)
 
 
 def no_adapters() -> GenerationError:

@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 def test_python_models_are_alive_as_long_as_their_processes_are() -> None:
     container = read("deployment.yaml")["spec"]["template"]["spec"]["containers"][0]
-    command = ["python3", "-m", "trtkit.deployment.triton.health", "8000"]
+    command = ["python3", "-P", "-m", "trtkit.deployment.triton.health", "8000"]
     assert container["livenessProbe"]["exec"] == {"command": command}
     assert "httpGet" not in container["livenessProbe"]
     assert container["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready"
