@@ -5,23 +5,59 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import secrets
 import shutil
 import stat
+import tempfile
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.errors import TrtkitError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from io import BufferedReader
-    from pathlib import Path
 
 MANIFEST = "manifest.json"
 """What makes a folder a bundle."""
+_SCRATCH, _SCRATCH_AGE_S = "trtkit-scratch-", 60.0
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _AT_FDCWD = -100
 _NO_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM}
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yield an empty temporary folder that is removed with the block; those of killed processes are removed first."""
+    parent = Path(tempfile.gettempdir())
+    with contextlib.suppress(OSError):
+        for left in parent.glob(f"{_SCRATCH}*"):
+            _remove_unlocked(left)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as name:
+        descriptor = os.open(name, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield Path(name)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_unlocked(folder: Path) -> None:
+    """Remove a scratch folder of this user that no process holds any longer; a new one may not be locked yet."""
+    with contextlib.suppress(OSError):
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            return
+        descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - status.st_mtime > _SCRATCH_AGE_S:
+                remove_tree(folder)
+        finally:
+            os.close(descriptor)
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import tree
 from trtkit.errors import TrtkitError
-from trtkit.files import open_lock, replace_file, write_output
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from trtkit.files import open_lock, replace_file, scratch_folder, write_output
 
 
 @pytest.fixture
@@ -59,3 +59,36 @@ def test_a_lock_that_is_a_link_or_a_pipe_is_refused(tmp_path: Path, precious: Pa
         with pytest.raises(OSError, match=r"symbolic links|not a file"):
             open_lock(tmp_path / name)
     assert not (tmp_path / "made").exists()
+
+
+HOLDS = """\
+import sys, time
+from trtkit.files import scratch_folder
+with scratch_folder() as folder:
+    (folder / "large").write_text("x")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_what_killed_processes_left_in_the_temporary_folder_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, "-c", HOLDS]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    killed, running = (Path(process.stdout.readline().strip()) for process in processes if process.stdout)
+    try:
+        processes[0].send_signal(signal.SIGKILL)
+        processes[0].wait()
+        with scratch_folder() as young:
+            assert killed.exists(), "a folder that is new may be one that its owner has not locked yet"
+        for folder in (killed, running):
+            os.utime(folder, (0, 0))
+        with scratch_folder() as folder:
+            assert {path.name for path in tmp_path.iterdir()} == {folder.name, running.name}
+        assert not young.exists()
+    finally:
+        processes[1].kill()
+        processes[1].wait()

@@ -10,6 +10,7 @@ import click
 
 from trtkit.cli.model_options import model_argument, model_options, read_model
 from trtkit.cli.options import json_option, quiet_option
+from trtkit.files import scratch_folder
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
@@ -122,15 +123,14 @@ def _methods(options: QuantizeOptions) -> str:
 
 def _network(config: ModelConfig, *, quiet: bool) -> tuple[str, str, ModelRecord, NetworkRecord]:
     """Prepare and parse the config's model in a temporary folder."""
-    import tempfile
 
     from trtkit.cli.progress import show_progress
     from trtkit.engine.build_inputs import gather_inputs
     from trtkit.engine.model_record import joint_network, model_record
     from trtkit.engine.write_stages import write_stages
 
-    with tempfile.TemporaryDirectory(prefix="trtkit-") as folder, show_progress(quiet=quiet) as runner:
+    with scratch_folder() as folder, show_progress(quiet=quiet) as runner:
         inputs = gather_inputs(config, runner)
-        written = write_stages(inputs, Path(folder), runner, builds=False)
-        record = model_record(inputs, written, Path(folder))
+        written = write_stages(inputs, folder, runner, builds=False)
+        record = model_record(inputs, written, folder)
     return "network", inputs.backend, record, joint_network(inputs.model, written)

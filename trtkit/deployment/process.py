@@ -42,7 +42,7 @@ class ServerProcess:
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=_first_calls(stack_bytes),  # noqa: PLW1509 (two system calls, looked up before)
+            preexec_fn=_first_calls(stack_bytes),  # noqa: PLW1509 (three system calls, looked up before)
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -103,6 +103,7 @@ def _first_calls(stack_bytes: int) -> Callable[[], None]:
 
     def call() -> None:
         prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+        os.umask(0o077)  # prompts and answers pass through its shared memory
         resource.setrlimit(resource.RLIMIT_STACK, stack)
 
     return call

@@ -118,6 +118,7 @@ def store(key: str, bundle: Path) -> None:
     folder = cache_folder() / "bundles"
     partial = folder / f".{key}.{secrets.token_hex(8)}"
     try:
+        cache_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
         partial.mkdir(parents=True)
         _link_tree(bundle, partial)
         partial.rename(folder / key)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.engine.jobs import DIGEST, LIST_KERNELS
 from trtkit.engine.stages import bundle_stages
 from trtkit.engine.write_stages import stage_request
 from trtkit.errors import BuildError
+from trtkit.files import scratch_folder
 from trtkit.network.fusion import Fusion, compare_with_plan, fuse
 
 if TYPE_CHECKING:
@@ -37,9 +36,9 @@ def bundle_fusions(bundle: Bundle, runner: Runner) -> Iterator[tuple[Fusion, Net
         bundle.check_sources({file.sha256 for file in runner.run(DIGEST, manifest.config).files})
     for stage in stages:
         prepared = replace(stage, opt_shapes=bundle.network_record().shapes)
-        with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
+        with scratch_folder() as folder:
             request = stage_request(manifest.config, manifest.target, manifest.backend.name, prepared, bundle.path)
-            listed = runner.run(LIST_KERNELS, replace(request, plan=Path(folder) / "plan"))
+            listed = runner.run(LIST_KERNELS, replace(request, plan=folder / "plan"))
         if not listed.kernels:
             what = f"{manifest.backend.name} {manifest.backend.version} did not list the kernels of its engine"
             raise BuildError(what, stage.name, "leave out `--fusion`")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trtkit.config.schema import InputSpec, TorchSource
@@ -15,6 +13,7 @@ from trtkit.engine.parseable import make_parseable, write_onnx
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
 from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.engine.stages import Prepared, PreparedStage
+from trtkit.files import scratch_folder
 from trtkit.models.hybrids.registry import TEXT_ENCODERS
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.models.hybrids.weights import find_part_weights
@@ -32,6 +31,7 @@ from trtkit.sources.torch import attempts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     import onnx
 
@@ -98,21 +98,21 @@ class _Exporter:
         parts, uses_plugins = self._parts(stage), self.request.has_plugins
         if not parts:
             return None
-        with tempfile.TemporaryDirectory(prefix="trtkit-") as scratch:
-            model = merged([self._export(part, Path(scratch)) for part in parts])
+        with scratch_folder() as scratch:
+            model = merged([self._export(part, scratch) for part in parts])
             return make_parseable(model, self.config, f"{stage.name}.onnx", self.steps, has_plugins=uses_plugins)
 
     def write(self, stage: Stage, model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> OnnxFile:
         """Write what a stage exported, quantized and in its precision."""
-        with tempfile.TemporaryDirectory(prefix="trtkit-") as scratch:
+        with scratch_folder() as scratch:
             own = {spec.name: tuple(shapes[spec.name]) for spec in graph_inputs(model)}
             if (quantization := self.opened.quantization) is not None:
                 for part in self._parts(stage):
-                    place = Place(own, Path(scratch), self.steps)
+                    place = Place(own, scratch, self.steps)
                     whole = [port.name for port in self.opened.spec.inputs]
-                    choice = with_own_arrays(quantization.choices[part.name], list(own), whole, Path(scratch))
+                    choice = with_own_arrays(quantization.choices[part.name], list(own), whole, scratch)
                     model = quantized_part(model, self.config, choice, place)
-            model = self._in_precision(model, self._parts(stage), own, Path(scratch))
+            model = self._in_precision(model, self._parts(stage), own, scratch)
         path = self.request.folder / "network" / f"{stage.name}.onnx"
         return write_onnx(model, path, self.steps, uses_plugins=self.request.has_plugins)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtkit.errors import QuantizeError
+from trtkit.files import scratch_folder
 from trtkit.inputs.samples import sample_files
 from trtkit.inputs.vision_language import ImageForm, ImageReader
 from trtkit.quantization.vision.data import spread
@@ -18,6 +17,7 @@ from trtkit.sources import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from trtkit.config.schema import ModelConfig
     from trtkit.engine.vision_language import OpenedVision
@@ -45,8 +45,8 @@ def measured_on_arrays(opened: OpenedVision) -> Iterator[ModelConfig]:
             f"use {' or '.join(name for name in methods_for('vision') if not needs_data(name))}",
         )
     pixels = _pixels(opened, spread(images, options.calibration.samples))
-    with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
-        path = Path(folder) / "images.npz"
+    with scratch_folder() as folder:
+        path = folder / "images.npz"
         np.savez(path, pixel_values=pixels)
         data = options.calibration.model_copy(update={"data": str(path), "samples": len(pixels)})
         yield opened.config.model_copy(update={"quantize": options.model_copy(update={"calibration": data})})

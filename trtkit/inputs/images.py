@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 _GREY = 114
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+"""What Pillow may decode. Others are rare in images, and one of them, PostScript, starts another program."""
 MAX_PIXELS = 89_478_485
 """Of a scaled image: Pillow's own limit for one that is read. A line of pixels may grow a thousandfold."""
 # Pillow's modes of single-channel images with more than 8 bits, and what one step of 8 bits is in them.
@@ -40,10 +42,11 @@ def _opened(file: Path | io.BytesIO, name: str, fix: str) -> Image.Image:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=FORMATS) as image:
             return _in_eight_bits(ImageOps.exif_transpose(image), name)
     except UnidentifiedImageError:
-        raise SourceError("not a readable image: its format is not known", name, fix) from None
+        what = f"not a readable image: its format is none of {', '.join(FORMATS)}"
+        raise SourceError(what, name, fix) from None
     except (Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         raise SourceError(f"not a readable image: {error}", name, fix) from None
 

@@ -8,11 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtkit.files import scratch_folder
 from trtkit.jobs.child_log import followed
 from trtkit.jobs.events import event_from_json
 from trtkit.jobs.faults import error_from_json
@@ -48,8 +47,8 @@ def run_child(job: Job[Request, Result], request: Request, report: Listener, sev
     Events arrive while it runs. Raises the child's own TrtkitError, or ChildCrashError if it died.
     An exception here, Ctrl-C among them, ends the child first.
     """
-    with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
-        log = Path(folder) / "log"
+    with scratch_folder() as folder:
+        log = folder / "log"
         data = json.dumps(to_json(request))
         answer, returncode = _converse(job, data, Context(report, log, severity))
         if answer is None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtkit.files import scratch_folder
 from trtkit.jobs.child import ChildCrashError, result_of, run_child
 from trtkit.jobs.child_log import is_followed, log_lines
 from trtkit.jobs.crash import explain_crash
@@ -60,8 +59,8 @@ class InlineRunner(Runner):
     def run(self, job: Job[Request, Result], request: Request) -> Result:
         """Do a job; what it prints goes to its log, what it changes in the process is put back."""
         data = json.loads(json.dumps(to_json(request)))
-        with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
-            log = Path(folder) / "log"
+        with scratch_folder() as folder:
+            log = folder / "log"
             with Printed(log) as printed, restored():
                 context = Context(printed.outside(self.report), log, _severity(job))
                 reply = answer(job.function, job.request_name, data, context)

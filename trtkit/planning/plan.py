@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import llm_options
 from trtkit.engine.speculators.head import head_size, open_head
 from trtkit.errors import PlanError
+from trtkit.files import scratch_folder
 from trtkit.lora.targets import adapter_bytes
 from trtkit.models.parallel import SINGLE, check_grid, grid_of
 from trtkit.models.registry import decoder_spec
@@ -167,8 +166,8 @@ def _plan_vision(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
     if planned.bundle is not None:
         network = count_bundle(planned.bundle, runner)
     else:
-        with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
-            network = count_config(planned.config, Path(folder), runner)
+        with scratch_folder() as folder:
+            network = count_config(planned.config, folder, runner)
     low, high = network.batches
     batch = request.concurrency or low
     if low == high and batch != low:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtkit.files import scratch_folder
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.sources.checkpoint import Checkpoint
 from trtkit.sources.huggingface.stacked_experts import stack_experts
@@ -20,6 +19,7 @@ from trtkit.sources.safetensors_folder import INDEX, read_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from trtkit.arrays import Array
     from trtkit.engine.hybrids import OpenedHybrid
@@ -31,12 +31,12 @@ _SHARD_BYTES = 2**30
 @contextmanager
 def folder_with(folder: Path, weights: Mapping[str, Any]) -> Iterator[Path]:
     """Give a copy of a Hugging Face folder with other weights while it is used. weights: all, by name; made fp32."""
-    with tempfile.TemporaryDirectory(prefix="trtkit-") as temporary:
+    with scratch_folder() as temporary:
         for file in folder.glob("*.json"):
             if file.name != INDEX:
-                shutil.copyfile(file, Path(temporary) / file.name)
-        _write(weights, Path(temporary))
-        yield Path(temporary)
+                shutil.copyfile(file, temporary / file.name)
+        _write(weights, temporary)
+        yield temporary
 
 
 def _write(weights: Mapping[str, Any], folder: Path) -> None:

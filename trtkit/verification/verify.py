@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.bundle.bundle import QUANTIZED, write_json
@@ -17,7 +15,7 @@ from trtkit.engine.stages import bundle_stages, plan_files
 from trtkit.engine.vision_language import images_record, open_vision
 from trtkit.engine.write_stages import prepare_stages
 from trtkit.errors import SourceError, TrtkitError
-from trtkit.files import MANIFEST
+from trtkit.files import MANIFEST, scratch_folder
 from trtkit.jobs.events import Verdict
 from trtkit.resolve import resolve
 from trtkit.verification.jobs import VERIFY_ARRAYS, VERIFY_ENCODER, VERIFY_IMAGES, VERIFY_TEXT, Request, VerifyRequest
@@ -40,15 +38,15 @@ def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Repo
     """Make and verify the network of `config` without building it."""
     inputs = gather_inputs(config, runner)
     _check(request, inputs.model)
-    with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
-        prepared = prepare_stages(inputs, Path(folder), runner)
+    with scratch_folder() as folder:
+        prepared = prepare_stages(inputs, folder, runner)
         job_request = VerifyRequest(
             config=inputs.config,
             backend=inputs.backend,
             request=replace(request.resolved(), trust_source=True),
             stages=prepared.stages,
             profiles=prepared.profiles,
-            quantized=Path(folder) / QUANTIZED if (Path(folder) / QUANTIZED).exists() else None,
+            quantized=folder / QUANTIZED if (folder / QUANTIZED).exists() else None,
             images=images_record(open_vision(config)) if inputs.model.takes_images else None,
             encoder=open_encoder_source(inputs.config).record if inputs.model.has_encoder else None,
         )

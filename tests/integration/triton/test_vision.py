@@ -59,7 +59,7 @@ def test_an_image_is_answered_by_its_classes(served: Served, vision_folder: Path
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (b"no image", "image: not a readable image: its format is not known"),
+        (b"no image", "image: not a readable image: its format is none of BMP, GIF, JPEG, PNG, TIFF, WEBP"),
         (sample("chelsea.png")[:1000], "image: not a readable image: "),
         (b"", "image: not a readable image: "),
     ],

@@ -17,7 +17,7 @@ from transformers.models.vit import ViTImageProcessorPil
 
 from trtkit.config.task import Preprocess, Resize
 from trtkit.errors import SourceError
-from trtkit.inputs.images import image_input, placement, read_image
+from trtkit.inputs.images import FORMATS, decode_image, image_input, placement, read_image
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -153,7 +153,10 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"no image")
     with pytest.raises(SourceError) as error:
         read_image(path)
-    assert str(error.value) == (f"{path}: not a readable image: its format is not known\nfix: give a PNG or JPEG file")
+    assert str(error.value) == (
+        f"{path}: not a readable image: its format is none of BMP, GIF, JPEG, PNG, TIFF, WEBP\n"
+        "fix: give a PNG or JPEG file"
+    )
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "TIFF"])
@@ -218,3 +221,27 @@ def test_a_place_in_the_input_is_found_on_the_picture(preprocess: Preprocess, si
     rows, columns = np.nonzero(bright)
     center = np.array([columns.mean() + 0.5, rows.mean() + 0.5])
     assert np.allclose(placement(size, preprocess).on_picture(center), middle, atol=1.5)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_each_of_the_formats_is_read(kind: str) -> None:
+    file = BytesIO()
+    noise(9, 7).save(file, kind)
+    assert decode_image(file.getvalue(), "image").size == (9, 7)
+
+
+@pytest.mark.parametrize("first", [b"%!PS-Adobe-3.0 EPSF-3.0\n", b"\xc5\xd0\xd3\xc6\x1e\0\0\0"], ids=["text", "binary"])
+def test_postscript_is_refused_without_starting_its_interpreter(
+    first: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ghostscript = tmp_path / "gs"
+    ghostscript.write_text(f"#!/bin/sh\necho 10.0; touch {tmp_path}/ran\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    data = first.ljust(30, b"\0") if first[0] == 0xC5 else first
+    data += b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+    (tmp_path / "picture.png").write_bytes(data)
+    for read in (lambda: decode_image(data, "image"), lambda: read_image(tmp_path / "picture.png")):
+        with pytest.raises(SourceError, match="its format is none of BMP, GIF, JPEG, PNG, TIFF, WEBP"):
+            read()
+    assert not (tmp_path / "ran").exists()

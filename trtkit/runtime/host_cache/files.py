@@ -59,7 +59,10 @@ class FileTier:
         self._waiting: dict[bytes, int] = {}
         self.size_bytes = self.failures = 0
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            if not folder.exists():
+                folder.mkdir(mode=0o700, parents=True)
+            self._folder.mkdir(exist_ok=True)
+            self._folder.chmod(0o700)  # caches tell what the prompts were
             self._descriptor = open_lock(self._folder / "lock")
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
@@ -135,7 +138,8 @@ class FileTier:
             key, tokens = _parts(path.name)
             if key is None or not path.is_file() or path.is_symlink():
                 if path.suffix in {_SUFFIX, _TEMPORARY}:
-                    path.unlink(missing_ok=True)
+                    with contextlib.suppress(IsADirectoryError):
+                        path.unlink(missing_ok=True)
                 continue
             status = path.stat()
             entries.append((status.st_mtime_ns, key, _File(status.st_size, tokens)))

@@ -147,3 +147,17 @@ def test_a_folder_is_one_process_s_own(opened: Callable[..., FileTier], tmp_path
     (tmp_path / "file").write_text("")
     with pytest.raises(RequestError, match="cannot be written: not a directory"):
         FileTier(tmp_path / "file", LIMIT, IDENTITY)
+
+
+def test_nobody_else_may_read_the_folder(opened: Callable[..., FileTier], tmp_path: Path) -> None:
+    opened().put(key_of(1), 16, block(1))
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o700]
+
+
+def test_a_folder_under_the_name_of_a_file_is_left_alone(opened: Callable[..., FileTier], tmp_path: Path) -> None:
+    opened().put(key_of(1), 16, block(1))
+    (folder,) = tmp_path.iterdir()
+    for name in (f"{key_of(2).hex()}.16.kv", f"{key_of(1).hex()}.17.kv", "x.new"):
+        (folder / name).mkdir()
+    files = opened()
+    assert (len(files), files.read(key_of(1))) == (1, block(1))
