@@ -19,7 +19,10 @@ MIXED_ROPE = {
     "long_mscale": 1.4,
 }
 TYPES = [[["global"], 1], [["local"], 1]]
+WINDOWS = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
 VARIANTS = [
+    ("smollm3", {"use_sliding_window": False, **WINDOWS}),
+    ("smollm3", {"use_sliding_window": True, "sliding_window": 7, "no_rope_layers": [1, 0, 1]}),
     ("bloom", {"layer_norm_epsilon": 0.1, "num_attention_heads": 3, "hidden_size": 45}),
     ("gpt2", {"n_inner": 31, "activation_function": "relu", "layer_norm_epsilon": 0.1}),
     ("gptj", {"n_head": 3, "rotary_dim": 4, "layer_norm_epsilon": 0.1}),

@@ -80,3 +80,11 @@ def test_a_field_that_is_left_out_has_the_default_of_transformers(model_type: st
         if decoder_spec({**stated, "model_type": model_type}) != spec:
             wrong.append(name)
     assert not wrong
+
+
+def test_smollm3_slides_in_layers_without_positions_unless_layer_types_are_listed() -> None:
+    config = model_of(FIRST["smollm3"]).config | {"use_sliding_window": True, "sliding_window": 7}
+    del config["layer_types"]
+    assert [layer.attention.sliding_window for layer in decoder_spec(config).layers] == [None, 7]
+    with pytest.raises(TrtkitError, match="`no_rope_layers` has 1 entries for 2 layers"):
+        decoder_spec(config | {"no_rope_layers": [1]})
