@@ -1,4 +1,4 @@
-"""Find the safetensors files of a model folder: one file, or shards with their index."""
+"""Find the safetensors files of a model folder: `model.safetensors`, else shards with their index, as transformers."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ _PICKLES = (".bin", ".pt", ".pth")
 def read_folder(folder: Path) -> tuple[dict[str, StoredArray], tuple[Path, ...]]:
     """Return all arrays of a folder by name, and the files that were read.
 
+    If the folder has both `model.safetensors` and an index, the index is ignored, as transformers does.
     Raises SourceError for missing shards, an index that its shards contradict, an array that two shards hold, and for
     a folder of pickles.
     """
-    index = folder / INDEX
-    if index.is_file():
+    single, index = folder / _SINGLE, folder / INDEX
+    if index.is_file() and not single.is_file():
         weight_map = _weight_map(index)
         shards = _shards(index, sorted(set(weight_map.values())))
         by_shard = {path.name: read_safetensors(path) for path in shards}
         _check_index(index, weight_map, by_shard)
         return _joined(folder, by_shard), (index, *shards)
-    files = [folder / _SINGLE] if (folder / _SINGLE).is_file() else sorted(folder.glob("*.safetensors"))
+    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
         raise _without_safetensors(folder)
     return _joined(folder, {path.name: read_safetensors(path) for path in files}), tuple(files)

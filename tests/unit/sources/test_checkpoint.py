@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 
 from trtkit.errors import ProblemsError, SourceError
@@ -104,6 +105,16 @@ def test_a_file_beside_the_index_is_left_alone(tmp_path: Path) -> None:
     write_shards(tmp_path, {"a.safetensors": {"x": torch.ones(2)}})
     save_file({"x": torch.zeros(2)}, tmp_path / "consolidated.safetensors")
     assert read_folder(tmp_path)[0]["x"].read().tolist() == [1, 1]
+
+
+def test_a_single_file_is_taken_before_an_index_as_transformers_takes_it(tmp_path: Path) -> None:
+    model = transformers.GPT2Model(transformers.GPT2Config(n_embd=4, n_head=1, n_layer=1, vocab_size=5, n_positions=3))
+    model.save_pretrained(tmp_path)
+    write_shards(tmp_path, {"a.safetensors": {name: 0.5 * value for name, value in model.state_dict().items()}})
+    expected = transformers.GPT2Model.from_pretrained(tmp_path).wte.weight.tolist()
+    arrays, files = read_folder(tmp_path)
+    assert arrays["wte.weight"].read().tolist() == expected
+    assert [file.name for file in files] == ["model.safetensors"]
 
 
 def test_names_and_shapes_are_known_without_reading() -> None:
