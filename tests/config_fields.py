@@ -1,10 +1,12 @@
-"""Other values for every field of a config of transformers, and what transformers raises for those it does not take."""
+"""Other values for every field of a config, old forms of rotary fields, and what transformers raises if it refuses."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.errors import StrictDataclassError
+
+from tests.decoder_case import LLAMA3_ROPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,3 +47,44 @@ def changed_configs(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, 
         if isinstance(value, dict) and name.startswith("rope"):
             for key, inner in value.items():
                 yield from ((f"{name}.{key}", {name: {**value, key: other}}) for other in changes(inner))
+
+
+_SCALINGS: tuple[dict[str, Any], ...] = (
+    {"rope_type": "default"},
+    {"rope_type": "linear", "factor": 3.0},
+    {"type": "linear", "factor": 3.0},
+    {"type": "dynamic", "factor": 3.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    LLAMA3_ROPE,
+)
+OLD_ROPES: tuple[dict[str, Any], ...] = (
+    {},
+    {"rope_theta": 77.0},
+    {"rope_theta": 77.0, "rope_scaling": None},
+    {"rope_theta": 77.0, "rope_local_base_freq": 55.0},
+    {"rope_theta": 77.0, "partial_rotary_factor": 0.5},
+    {"rotary_emb_base": 77, "rotary_pct": 0.5},
+    {"original_max_position_embeddings": 16, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    *({"rope_scaling": scaling} for scaling in _SCALINGS),
+    *({"rope_theta": 77.0, "rope_scaling": scaling} for scaling in _SCALINGS),
+)
+"""Rotary fields as files before transformers 5 state them."""
+_ROTARY = ("rope", "rotary", "partial_rotary")
+
+
+def rewritten_configs(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield configs of which a field is missing or null, or whose rotary fields are old ones, alone or with the new."""
+    for name in config.keys() - {"model_type", "transformers_version"}:
+        yield f"without {name}", {key: value for key, value in config.items() if key != name}
+        yield f"{name} null", {**config, name: None}
+    rest = {key: value for key, value in config.items() if not key.startswith(_ROTARY)}
+    ropes = config.get("rope_parameters") or {}
+    nested = {kind: {"type": "linear", "factor": 3.0} for kind, value in ropes.items() if isinstance(value, dict)}
+    yield "type instead of rope_type", {**rest, "rope_parameters": nested or {"type": "linear", "factor": 3.0}}
+    for name in ropes:
+        yield f"without {name} of ropes", {**config, "rope_parameters": {k: v for k, v in ropes.items() if k != name}}
+        yield f"{name} of ropes null", {**config, "rope_parameters": {**ropes, name: None}}
+    for old in OLD_ROPES:
+        yield f"only {old}", {**rest, **old}
+        yield f"with {old}", {**config, **old}

@@ -31,7 +31,7 @@ def hunyuan_attention(config: HfConfig) -> AttentionSpec:
 
 def hunyuan_rope(config: HfConfig, head_dim: int) -> RopeSpec:
     """Return the rotary embedding. `dynamic` with a fixed `alpha` only stretches the base, at every length."""
-    stated = {**config.get("rope_scaling", {}), **config.get("rope_parameters", {})}
+    stated = config.get("rope_parameters", {}) or config.get("rope_scaling", {})
     kind = stated.get("rope_type", stated.get("type"))
     if kind != "dynamic" or not stated.get("alpha"):
         return rope_spec(config, head_dim)

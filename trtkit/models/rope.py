@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from trtkit.errors import SourceError
 from trtkit.models.attention import QueryGrowth, RopeSpec, Scaling
+from trtkit.models.hf_config import FIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,7 +105,7 @@ def ropes_by_type_alone(
 
     Raises SourceError for what is stated for all layers and differs: transformers does not read it.
     """
-    stated = config.get("rope_parameters", dict(usual)).get("full_attention", {})
+    stated = parameters_by_type(config, types, usual).get("full_attention", {})
     for name in ("rope_theta", "partial_rotary_factor"):
         config.refuse(name, stated.get(name))
     config.refuse("rope_scaling")
@@ -114,6 +115,16 @@ def ropes_by_type_alone(
         what = f"{ropes[odd[0]].dim} of {head_dim} elements turn in {odd[0]}; expected an even number"
         raise SourceError(what, config.where, "correct `partial_rotary_factor`")
     return ropes
+
+
+def parameters_by_type(
+    config: HfConfig, types: Sequence[str], usual: Mapping[str, Mapping[str, object]]
+) -> dict[str, dict[str, object]]:
+    """Return `rope_parameters`, or `usual` ones. Raises SourceError if they lack a type that layers have."""
+    parameters = dict(config.get("rope_parameters", dict(usual)))
+    for kind in sorted(set(types) - set(parameters)):
+        raise SourceError(f"`rope_parameters` lacks `{kind}`, the type of some layers", config.where, FIX)
+    return parameters
 
 
 def original_length(rope: RopeSpec) -> int:
@@ -171,7 +182,10 @@ def _stated(config: HfConfig, layer_type: str | None, usual: Mapping[str, object
             )
         new = dict(new.get(layer_type, {}))
     old = dict(config.get("rope_scaling", {})) if not new else {}
-    for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+    if layer_type is not None and "rope_type" not in old and old.get("type", "default") != "default":
+        what = f"`rope_scaling` states `type: {old['type']}`, but transformers reads only `rope_type` in this family"
+        raise SourceError(what, config.where, "rename `type` to `rope_type`, or remove `rope_scaling`")
+    for name in ("rope_theta", "partial_rotary_factor"):
         value = config.get(name)
         if value is not None:
             old.setdefault(name, value)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.config_fields import REFUSALS, changed_configs
+from tests.config_fields import REFUSALS, changed_configs, rewritten_configs
 from tests.decoder_cases import CASES
 from tests.decoders import model_of
+from tests.families import cases
 from trtkit.errors import TrtkitError
 from trtkit.models.registry import decoder_spec
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tests.decoder_case import Case
+    from trtkit.models.spec import DecoderSpec
 
 # Sizes of matrices: a checkpoint that has others is refused by its shapes.
 SIZES = {"intermediate_size", "ffn_dim", "num_key_value_heads", "n_positions", "max_position_embeddings"}
@@ -67,18 +71,36 @@ def test_every_field_is_read_refused_or_without_effect(model_type: str, without:
     assert not leaks
 
 
-@pytest.mark.parametrize("model_type", sorted(FIRST))
-def test_a_field_that_is_left_out_has_the_default_of_transformers(model_type: str) -> None:
-    config = model_of(FIRST[model_type]).config
+def reading(config: Mapping[str, Any]) -> DecoderSpec | str:
+    """Return how trtkit reads a config: its spec, or its error."""
+    try:
+        return decoder_spec(config)
+    except TrtkitError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=str(case), marks=[] if case in FIRST.values() else pytest.mark.slow)
+        for case in chain.from_iterable(cases().values())
+    ],
+)
+def test_a_config_is_read_like_the_one_that_transformers_completes(case: Case) -> None:
+    """Fields that are missing or null, and old rotary fields, mean what they mean to transformers, or are refused."""
+    whole = AutoConfig.for_model(case.model_type, **deepcopy(case.config)).to_dict()
     wrong = []
-    for name in config.keys() - {"model_type"} - SIZES:
-        rest = {key: value for key, value in config.items() if key != name}
-        try:
-            spec, stated = decoder_spec(rest), AutoConfig.for_model(**rest).to_dict()
-        except (TrtkitError, *REFUSALS):
+    for change, config in [("as written", {"model_type": case.model_type, **case.config}), *rewritten_configs(whole)]:
+        spec = reading(config)
+        if isinstance(spec, str) or any(change in (f"without {name}", f"{name} null") for name in SIZES):
             continue
-        if decoder_spec({**stated, "model_type": model_type}) != spec:
-            wrong.append(name)
+        try:
+            completed = AutoConfig.for_model(**deepcopy(config)).to_dict()
+        except REFUSALS:
+            continue
+        other = reading({**completed, "model_type": case.model_type})
+        if other != spec:
+            wrong.append(f"{change}: {other if isinstance(other, str) else 'another model'}")
     assert not wrong
 
 

@@ -26,7 +26,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes. Raises SourceError for one without a rotary embedding."""
     for name, value in (("mlp_bias", False), ("post_norm", False), ("qk_norm", True)):
         config.refuse(name, value)
-    if not any(config.get(name) for name in ("rope_parameters", "rope_scaling", "rope_theta")):
+    if not (config.get("rope_parameters") or config.get("rope_scaling")):  # transformers then ignores `rope_theta` too
         raise SourceError("`rope_parameters` is missing", config.where, "write the one that the model was trained with")
     norm, attention = rms_norm_part(config), biased_attention_part(config)
     attention = replace(attention, norm=norm, qk_norm="head")

@@ -20,6 +20,7 @@ DEFAULTS = {"head_dim": 128, "sliding_window": 4096, "tie_word_embeddings": True
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
+    config.refuse("rope_scaling")  # transformers reads only `rope_parameters`
     has_rms = config.get("rms_norm_eps") is not None
     layer_norm = layer_norm_part(config, has_bias=False)
     norm = rms_norm_part(config) if has_rms else layer_norm

@@ -11,10 +11,10 @@ from trtkit.models.rope import rope_spec
 from trtkit.models.spec import BlockSpec
 
 if TYPE_CHECKING:
+    from trtkit.models.attention import RopeSpec
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
-ALIASES = {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
 NAMES = names(
     "gpt_neox.layers.{i}.",
     {"embedding": "gpt_neox.embed_in", "final_norm": "gpt_neox.final_layer_norm", "lm_head": "embed_out"},
@@ -34,7 +34,16 @@ def spec(config: HfConfig) -> DecoderSpec:
     has_bias, norm = bool(config.get("attention_bias", True)), layer_norm_part(config)
     attention = attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
     attention = replace(attention, qkv="grouped")
-    layers = layers_part(config, attention, plain_mlp_part(config), rope_spec(config, attention.head_dim, partial=0.25))
+    layers = layers_part(config, attention, plain_mlp_part(config), _rope(config, attention.head_dim))
     model = decoder_part(config, layers, norm, NAMES)
     block = BlockSpec(norm, is_parallel=bool(config.get("use_parallel_residual", True)))
     return replace(model, block=block, prefix="gpt_neox.")
+
+
+def _rope(config: HfConfig, head_dim: int) -> RopeSpec:
+    """Return the rotary embedding. Raises SourceError for other families' fields, which transformers does not read."""
+    theta, partial = float(config.get("rotary_emb_base", 10000.0)), float(config.get("rotary_pct", 0.25))
+    stated = config.get("rope_parameters", {}) or config.get("rope_scaling", {})
+    config.refuse("rope_theta", stated.get("rope_theta", theta))
+    config.refuse("partial_rotary_factor", stated.get("partial_rotary_factor", partial))
+    return rope_spec(config, head_dim, theta=theta, partial=partial)

@@ -46,7 +46,7 @@ NAMES = {
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
-    for name in ("rope_theta", "rope_scaling", "head_dim"):  # nothing turns; sizes of heads are stated apart
+    for name in ("rope_theta", "rope_scaling", "rope_parameters", "head_dim"):  # nothing turns; heads have other sizes
         config.get(name)
     config.refuse("tie_word_embeddings", False)  # transformers would not tie them
     config.refuse("mla_use_nope", True)

@@ -16,7 +16,7 @@ from trtkit.models.parts import (
     rms_norm_part,
     sliding_windows,
 )
-from trtkit.models.rope import whole_rope_spec
+from trtkit.models.rope import parameters_by_type, whole_rope_spec
 
 if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
@@ -46,6 +46,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="head")
     windows = sliding_windows(config, ["full_attention"] * count)
     types = config.get("layer_types", ["full_attention"] * count)
+    parameters_by_type(config, types, ROPE)
     kinds = {kind: whole_rope_spec(config, attention.head_dim, layer_type=kind, parameters=ROPE) for kind in set(types)}
     routing = RoutingSpec(
         int(config.need("num_experts_per_tok")), norm_topk_prob=bool(config.get("norm_topk_prob", True))

@@ -27,6 +27,7 @@ DEFAULTS = {"rms_norm_eps": 1e-5, "sliding_window": 4096}
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
+    config.refuse("rope_local_base_freq")  # transformers does not read it
     norm = rms_norm_part(config)
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="all")
     types = alternating_types(config, 4)

@@ -46,6 +46,9 @@ def _rope(config: HfConfig, head_dim: int) -> RopeSpec:
     rope = rope_spec(config, head_dim, theta=1e6, own=MSCALES)
     if rope.scaling == "default":
         return rope
+    stated = config.get("rope_parameters", {}) or config.get("rope_scaling", {})
+    if stated.get("original_max_position_embeddings") is None:
+        config.refuse("original_max_position_embeddings")  # transformers reads it only among the parameters
     if rope.scaling != "longrope":
         raise config.unsupported("rope_type", rope.scaling, ("default", "longrope"))
     own = {name: value for name, value in rope.parameters.items() if name not in MSCALES}
