@@ -106,6 +106,13 @@ def read_text(path: Path, limit_mib: int = 64) -> str:
     return data.decode()
 
 
+def json_fault(error: Exception) -> str:
+    """Return why text is not JSON."""
+    if str(error).startswith("Unexpected UTF-8 BOM"):
+        return "it begins with a byte-order mark; save it as UTF-8 without one"
+    return str(error)
+
+
 def open_lock(path: Path) -> int:
     """Open or create the lock file `path`; return its descriptor. Raises OSError for a link or anything but a file."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)

@@ -26,11 +26,14 @@ class QuantizedInputs:
     format: int8 and fp8 by one scale, known beforehand; mxfp8 by block of 32 and fp4 by block of 16 while running.
     scale: of int8 and fp8; the outer scale of fp4's scales; unused for mxfp8.
     is_per_token: int8 and fp8 by each token's largest value while running; `scale` is unused.
+    steps: of int8 and fp8 per token, what the largest value is divided by to get the scale; the format's largest if
+        None.
     """
 
     format: Format
     scale: float = 1.0
     is_per_token: bool = False
+    steps: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,13 @@ from trtkit.errors import ConfigError, Problem, SourceError
 from trtkit.models.hybrids.registry import HYBRIDS, TEXT_ENCODERS, HybridOptions, hybrid_spec
 from trtkit.models.hybrids.text_encoder import EMBEDDING
 from trtkit.models.model import ENCODER, LLM, SPECULATOR, VISION, Model, Part, Stage
-from trtkit.models.registry import ENCODER_DECODERS, FAMILIES, is_language_model, unsupported_family
+from trtkit.models.registry import (
+    ENCODER_DECODERS,
+    FAMILIES,
+    is_language_model,
+    is_of_another_kind,
+    unsupported_family,
+)
 from trtkit.models.vision_language.registry import VISION_LANGUAGE, image_traits
 from trtkit.sources.huggingface.preprocessing import folder_preprocess, folder_task
 from trtkit.sources.huggingface.text import folder_pooling
@@ -53,6 +59,8 @@ def resolve(config: ModelConfig) -> Model:
     model_type = str(fields.get("model_type", ""))
     if not fields:  # whoever reads the folder says what it lacks
         return _one_part(config) if config.llm is None else _decoder(config)
+    if is_of_another_kind(model_type):
+        raise unsupported_family(model_type, str(hf_folder(source) / "config.json"))
     if config.llm is not None or model_type in FAMILIES or model_type in VISION_LANGUAGE:
         return _language_model(config, fields, model_type)
     if model_type in TEXT_ENCODERS:

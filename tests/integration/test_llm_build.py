@@ -179,6 +179,29 @@ def test_a_language_model_of_another_family_is_refused_as_one(workspace: Path, r
     assert expected in refused
 
 
+@pytest.mark.parametrize(
+    ("model_type", "what", "fix"),
+    [
+        ("mpnet", "a text encoder", "`bert`, `camembert`, `distilbert`, `modernbert`, `roberta`, `xlm-roberta`"),
+        ("electra", "a text encoder", "`bert`, `camembert`, `distilbert`, `modernbert`, `roberta`, `xlm-roberta`"),
+        ("bart", "an encoder-decoder", "`mt5`, `t5`, `umt5`, `whisper`"),
+        ("marian", "an encoder-decoder", "`mt5`, `t5`, `umt5`, `whisper`"),
+    ],
+)
+@pytest.mark.parametrize("llm", ["", "llm: {max_source_length: 64}\n"])
+def test_encoders_of_other_families_are_named_as_what_they_are(
+    model_type: str, what: str, fix: str, llm: str, workspace: Path, refuses: Callable[..., str]
+) -> None:
+    (workspace / "model").mkdir()
+    fields = {"model_type": model_type, "vocab_size": 1000, "architectures": ["Model"]}
+    (workspace / "model/config.json").write_text(json.dumps(fields))
+    (workspace / "m.yaml").write_text(f"source: {{hf: model}}\n{llm}")
+    assert refuses("build", "m.yaml") == (
+        f"{workspace}/model/config.json: `{model_type}` is {what} of a family that is not supported\n"
+        f"fix: supported are {fix}"
+    )
+
+
 def test_long_rope_factors_are_taken_at_every_length_as_the_reference_then_does(
     workspace: Path, trtkit: Callable[..., Ran]
 ) -> None:
@@ -218,7 +241,49 @@ def test_weight_that_is_not_a_number_is_refused(llama: Path, refuses: Callable[.
     weights = load_file(llama / "model.safetensors")
     weights["model.norm.weight"][3] = float("nan")
     save_file(weights, llama / "model.safetensors", {"format": "pt"})
-    assert "NaN" in refuses("build", "m.yaml")
+    what = "config.json: `model.norm.weight` has 1 of 42 values that are NaN or infinite"
+    assert what in refuses("build", "m.yaml")
+
+
+def test_weight_that_fp16_makes_infinite_is_refused(
+    llama: Path, refuses: Callable[..., str], trtkit: Callable[..., Ran]
+) -> None:
+    weights = {name: weight.bfloat16() for name, weight in load_file(llama / "model.safetensors").items()}
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = -70000.0
+    save_file(weights, llama / "model.safetensors", {"format": "pt"})
+    assert refuses("build", "m.yaml", "--precision", "fp16") == (
+        f"{llama}/config.json: weight `model.layers.1.mlp.up_proj.weight` holds -7.01e+04; the largest number of fp16 "
+        "is 65504\nfix: build with `--precision bf16` or `fp32`"
+    )
+    assert trtkit("build", "m.yaml", "--precision", "bf16", "--quiet").code == 0
+
+
+def test_weights_in_fp64_are_rounded_to_fp32_as_transformers_rounds_them(
+    llama: Path, trtkit: Callable[..., Ran]
+) -> None:
+    weights = {name: weight.double() for name, weight in load_file(llama / "model.safetensors").items()}
+    save_file(weights, llama / "model.safetensors", {"format": "pt"})
+    assert trtkit("build", "m.yaml", "--precision", "fp32", "--quiet").code == 0
+    assert trtkit("verify", "bundles/m", "--no-corners", "--quiet").code == 0
+
+
+def test_config_that_begins_with_a_byte_order_mark_is_refused_as_that(llama: Path, refuses: Callable[..., str]) -> None:
+    path = llama / "config.json"
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    reason = "it begins with a byte-order mark; save it as UTF-8 without one"
+    assert f"{path}: not valid JSON: {reason}" in refuses("build", "m.yaml")
+    assert f"`config.json` cannot be read: {reason}" in refuses("build", "./llama")
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
+def test_plain_weights_of_a_config_that_says_quantized_are_refused(
+    method: str, llama: Path, refuses: Callable[..., str]
+) -> None:
+    edit(llama, quantization_config={"quant_method": method, "bits": 4, "group_size": 32})
+    assert refuses("build", "m.yaml") == (
+        f"{llama}/config.json: `quantization_config` states `{method}`, but no weight is quantized\n"
+        "fix: remove `quantization_config`, or take the right weights"
+    )
 
 
 def test_truncated_weights_are_refused(llama: Path, refuses: Callable[..., str]) -> None:

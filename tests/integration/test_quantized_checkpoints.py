@@ -58,8 +58,8 @@ def quantize_inputs(model: Any, matrices: dict[str, QuantizedMatrix]) -> None:
 
     def rounded(inputs: torch.Tensor, matrix: QuantizedMatrix) -> torch.Tensor:
         assert matrix.inputs is not None
-        limit = LARGEST[matrix.inputs.format]
-        scale = inputs.abs().amax(-1, keepdim=True) / limit if matrix.inputs.is_per_token else matrix.inputs.scale
+        limit, largest = LARGEST[matrix.inputs.format], inputs.abs().amax(-1, keepdim=True)
+        scale = largest / (matrix.inputs.steps or limit) if matrix.inputs.is_per_token else matrix.inputs.scale
         steps = inputs / scale
         if matrix.inputs.format == "int8":
             return steps.round().clamp(-128, 127) * scale
@@ -84,11 +84,14 @@ def wanted(name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", [*FORMATS, "gpt2/gptq", "gpt2/awq", "mixture/gptq", "mixture/fp8-blocks"])
 def test_logits_are_those_of_transformers_on_the_dequantized_weights(name: str) -> None:
-    """Rounded inputs may fall to the other side of a step, which moves their logits by more than arithmetic does."""
+    """Rounded inputs may fall to the other side of a step, which moves their logits by more than arithmetic does.
+
+    Of compressed-tensors' int8 tokens, the largest value always lies between two steps: 127.5 of them.
+    """
     kept = [key for key in opened(name).checkpoint if isinstance(opened(name).checkpoint[key], QuantizedMatrix)]
     assert len(kept) == {"gpt2": 8, "mixture": 44}.get(name.partition("/")[0], 14)
     is_exact = name.rpartition("/")[2] in WEIGHT_ONLY
-    assert relative_rms(logits(name, FP32), wanted(name)) < (1e-4 if is_exact else 2e-2)
+    assert relative_rms(logits(name, FP32), wanted(name)) < (1e-4 if is_exact else 3e-2)
     assert relative_rms(logits(name, FP16), wanted(name)) < (2e-2 if is_exact else 0.1)
 
 

@@ -15,7 +15,7 @@ from trtkit.config.overrides import Override, keyword_overrides, read_overrides
 from trtkit.config.schema import ModelConfig
 from trtkit.config.yaml_file import KeyPath, YamlFile, read_yaml
 from trtkit.errors import BundleError, ConfigError, Problem, SourceError, did_you_mean
-from trtkit.files import MANIFEST, read_text
+from trtkit.files import MANIFEST, json_fault, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -150,8 +150,9 @@ def _folder_kind(folder: Path) -> str:
     file = folder / "config.json"
     try:
         fields = json.loads(read_text(file))
-    except (OSError, ValueError, RecursionError):
-        what = "the folder has no `config.json`" if not file.exists() else "`config.json` cannot be read"
+    except (OSError, ValueError, RecursionError) as error:
+        is_missing = not file.exists()
+        what = "the folder has no `config.json`" if is_missing else f"`config.json` cannot be read: {json_fault(error)}"
         fix = "give a bundle, a YAML file, or a folder that transformers or TensorRT-LLM saved"
         raise SourceError(what, str(folder), fix) from None
     return "trtllm" if isinstance(fields, dict) and "architecture" in fields else "hf"

@@ -19,7 +19,7 @@ from trtkit.engine.decoders import (
 )
 from trtkit.engine.embeddings import embedding_table, write_embeddings
 from trtkit.engine.pages_in_place import use_plugin
-from trtkit.engine.reported import Reported
+from trtkit.engine.reported import Reported, stored_names
 from trtkit.engine.room import Load, check_room
 from trtkit.engine.sparsity import check_sparse
 from trtkit.engine.stages import WrittenNetwork
@@ -91,7 +91,9 @@ def _write_network(graph: Graph, request: StageRequest, opened: OpenedDecoder, s
         steps.add("sparsity", check_sparse(opened, weights))
     if in_place := use_plugin(graph, opened, request.options.compute_capabilities):
         steps.add("attention", in_place)
-    graph = opened.write(graph, Reported(weights, steps.report))
+    where = opened.source.where
+    with stored_names(weights, where):
+        graph = opened.write(graph, Reported(weights, steps.report, where))
     detail = f"{opened.config.precision}, {options.max_batch_size} slots of {options.max_sequence_length} tokens"
     steps.add("network", f"{graph.network.num_layers} layers in {detail}; all weights finite")
     return graph

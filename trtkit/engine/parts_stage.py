@@ -8,7 +8,7 @@ from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.plugins import register_plugins
-from trtkit.engine.reported import Reported
+from trtkit.engine.reported import Reported, stored_names
 from trtkit.engine.stages import WrittenNetwork
 from trtkit.jobs.events import Phase
 from trtkit.jobs.job import Context
@@ -55,15 +55,17 @@ def _network(
     backend: Backend, opened: OpenedHybrid, stage: PreparedStage, onnx: Path | None, context: Context
 ) -> StageNetwork:
     """Return a stage's network. onnx: the file that TensorRT parses."""
-    weights: Mapping[str, Any] = find_part_weights(opened.spec, opened.source.checkpoint, opened.source.where)
+    where = opened.source.where
+    weights: Mapping[str, Any] = find_part_weights(opened.spec, opened.source.checkpoint, where)
     if opened.quantization is not None:
         weights = opened.quantization.weights(weights)
     material = Material(
         dtype_of(opened.precision),
-        Reported(weights, context.report),
+        Reported(weights, context.report, where),
         onnx,
         stage.onnx.grid_samples if stage.onnx is not None else (),
         form=opened.form,
         severity=context.severity,
     )
-    return write_stage(backend, opened.spec, stage.part_names, material)
+    with stored_names(weights, where):
+        return write_stage(backend, opened.spec, stage.part_names, material)

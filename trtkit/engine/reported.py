@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from trtkit.errors import NetworkError
 from trtkit.jobs.events import Progress
 from trtkit.sources.checkpoint import check_finite
 
@@ -16,15 +20,21 @@ _INTERVAL_S = 0.1
 
 
 class Reported(Mapping[str, Any]):
-    """Weights by path. Raises SourceError for one that is not finite when it is read."""
+    """Weights by path, fp64 ones in fp32. Raises SourceError for one that is not finite when it is read.
 
-    def __init__(self, weights: Mapping[str, Any], report: Listener) -> None:
-        self._weights, self._report, self._reported_s = weights, report, 0.0
+    where: what errors call the source.
+    """
+
+    def __init__(self, weights: Mapping[str, Any], report: Listener, where: str = "") -> None:
+        self._weights, self._report, self._where, self._reported_s = weights, report, where, 0.0
         self._done = 0
 
     def __getitem__(self, path: str) -> Any:
         array = self._weights[path]
-        check_finite({path: array})
+        if isinstance(array, np.ndarray) and array.dtype == np.float64:
+            with np.errstate(over="ignore"):  # reported as not finite
+                array = array.astype(np.float32)
+        check_finite({_stored_name(self._weights, path): array}, self._where)
         self._done += 1
         if time.monotonic() - self._reported_s > _INTERVAL_S:
             self._reported_s = time.monotonic()
@@ -36,3 +46,21 @@ class Reported(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._weights)
+
+
+@contextmanager
+def stored_names(weights: Mapping[str, object], where: str) -> Iterator[None]:
+    """Name the weight that the network cannot hold as its file does."""
+    try:
+        yield
+    except NetworkError as error:
+        path = error.where.replace("/", ".")
+        if path not in weights:
+            raise
+        raise NetworkError(f"weight `{_stored_name(weights, path)}` {error.what}", where, error.fix) from None
+
+
+def _stored_name(weights: Mapping[str, object], path: str) -> str:
+    """Return what the source calls a weight, the path itself if it cannot tell."""
+    name_of = getattr(weights, "name_of", None)
+    return path if name_of is None else str(name_of(path))

@@ -10,7 +10,7 @@ from trtkit.models.attention import GateSpec
 from trtkit.models.feed_forward import RoutingSpec
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import EXPERT_NAMES, SHARED_EXPERT_NAMES
-from trtkit.models.parts import alternating_types, biased_attention_part, layer_types, mlp_part
+from trtkit.models.parts import alternating_types, biased_attention_part, layer_types, mlp_part, window_part
 from trtkit.models.rope import rope_spec, ropes_by_type_alone
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ _LAGUNA_ROPE: dict[str, dict[str, object]] = {
 def trinity_attentions(config: HfConfig, norm: NormSpec) -> list[AttentionSpec]:
     """Return each layer's attention: gates of each element, norms over heads, rotation where it slides."""
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="head", gate=GateSpec("sigmoid"))
-    rope, window = rope_spec(config, attention.head_dim), int(config.need("sliding_window"))
+    config.need("sliding_window")
+    rope, window = rope_spec(config, attention.head_dim), window_part(config)
     types = layer_types(config, alternating_types(config, int(config.get("global_attn_every_n_layers", 4))))
     sliding = replace(attention, rope=rope, sliding_window=window)
     return [sliding if kind == "sliding_attention" else attention for kind in types]
@@ -88,14 +89,14 @@ def laguna_attentions(config: HfConfig, norm: NormSpec) -> list[AttentionSpec]:
     if len(heads) != count:
         what = f"`num_attention_heads_per_layer` has {len(heads)} entries for {count} layers"
         raise SourceError(what, config.where)
-    types, window = layer_types(config, ["full_attention"] * count), config.get("sliding_window")
+    types, window = layer_types(config, ["full_attention"] * count), window_part(config)
     ropes = ropes_by_type_alone(config, attention.head_dim, types, _LAGUNA_ROPE)
     return [
         replace(
             attention,
             num_attention_heads=int(own),
             rope=ropes[kind],
-            sliding_window=int(window) if window and kind == "sliding_attention" else None,
+            sliding_window=window if kind == "sliding_attention" else None,
         )
         for own, kind in zip(heads, types, strict=True)
     ]

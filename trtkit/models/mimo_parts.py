@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.parts import attention_part, layer_types
+from trtkit.models.parts import attention_part, layer_types, window_part
 from trtkit.models.rope import ropes_by_type_alone
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def mimo_attentions(config: HfConfig) -> list[AttentionSpec]:
     if value_dim > attention.head_dim:
         raise SourceError(f"`v_head_dim` is {value_dim}, above `head_dim`, {attention.head_dim}", config.where)
     attention = replace(attention, value_dim=value_dim, value_scale=float(scale))
-    count, window = int(config.need("num_hidden_layers")), int(config.need("sliding_window"))
+    config.need("sliding_window")
+    count, window = int(config.need("num_hidden_layers")), window_part(config)
     others = config.get("sliding_window_size")  # how many tokens before its own a token sees
     usual = ["sliding_attention" if index and (index + 1) % 6 else "full_attention" for index in range(count)]
     types = layer_types(config, usual)

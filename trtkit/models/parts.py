@@ -68,8 +68,10 @@ def plain_mlp_part(config: HfConfig, *, has_bias: bool = True) -> MlpSpec:
 def optional_windows(config: HfConfig, default_types: Sequence[str] | None = None) -> list[Window]:
     """Return `sliding_windows` where `use_sliding_window` is set, else none."""
     config.get("max_window_layers")  # `layer_types` say it where a model has them
-    windows = sliding_windows(config, default_types)
-    return windows if config.get("use_sliding_window", False) else [None] * len(windows)
+    if config.get("use_sliding_window", False):
+        return sliding_windows(config, default_types)
+    config.get("sliding_window")
+    return [None] * len(layer_types(config, default_types or ["sliding_attention"] * config.need("num_hidden_layers")))
 
 
 def late_windows(config: HfConfig) -> list[Window]:
@@ -116,10 +118,18 @@ def sliding_windows(config: HfConfig, default_types: Sequence[str] | None = None
     default_types: where the config lists none; otherwise all layers slide.
     Raises SourceError for a layer type that is not known.
     """
-    count = int(config.need("num_hidden_layers"))
-    window = config.get("sliding_window")
+    count, window = int(config.need("num_hidden_layers")), window_part(config)
     types = layer_types(config, default_types or ["sliding_attention"] * count)
-    return [int(window) if window and kind == "sliding_attention" else None for kind in types]
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def window_part(config: HfConfig) -> Window:
+    """Return `sliding_window`. Raises SourceError for less than 1: transformers then lets no token see any."""
+    window = config.get("sliding_window")
+    if window is not None and int(window) < 1:
+        what = f"`sliding_window` is `{window}`; expected at least 1"
+        raise SourceError(what, config.where, "write null if no layer slides")
+    return None if window is None else int(window)
 
 
 def layer_types(config: HfConfig, usual: Sequence[str], known: Sequence[str] = LAYER_TYPES) -> list[str]:

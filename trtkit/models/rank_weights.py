@@ -55,6 +55,11 @@ class RankWeights(Mapping[str, Weight]):
         assert tuple(part.shape) == (shape[::-1] if is_turned else shape), f"{path}: {part.shape} for {shape}"
         return part
 
+    def name_of(self, path: str) -> str:
+        """Return what the source calls a weight."""
+        source = self._source_path(path)
+        return self._weights.name_of(source) if isinstance(self._weights, WeightArrays) else source
+
     def share_of(self, path: str) -> MatrixShare:
         """Return the outputs and inputs that this rank has of the matrix of the layer at `path`; None for all."""
         cut = self._cut(f"{path}.weight")

@@ -10,7 +10,7 @@ from trtkit.errors import SourceError, reading
 from trtkit.models.hf_config import FIX, HfConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from trtkit.models.spec import DecoderSpec
 
@@ -264,13 +264,37 @@ def is_language_model(fields: Mapping[str, Any]) -> bool:
     return "vocab_size" in fields and not takes_images
 
 
+def is_of_another_kind(model_type: str) -> bool:
+    """Whether an unsupported family is one of text encoders or encoder-decoders."""
+    return any(model_type in names.split() for names, _ in _OTHER_KINDS.values())
+
+
 def unsupported_family(model_type: str, where: str) -> SourceError:
     """Return the error for a language model of a family that is not supported, which names the nearest."""
+    for kind, (names, known) in _OTHER_KINDS.items():
+        if model_type in names.split():
+            what = f"`{model_type}` is {kind} of a family that is not supported"
+            return SourceError(what, where, f"supported are {', '.join(f'`{name}`' for name in sorted(known))}")
     near = difflib.get_close_matches(model_type, FAMILIES, n=3, cutoff=0.7)
     near = near or [name for name in FAMILIES if model_type.startswith(name)]
     nearest = f"the nearest supported are {', '.join(f'`{name}`' for name in near)}" if near else ""
     what = f"`{model_type}` is a language model of a family that is not supported"
     return SourceError(what, where, nearest or f"supported are {_listed()}")
+
+
+# Encoders and encoder-decoders that are not supported, and the families of their kind.
+_OTHER_KINDS: dict[str, tuple[str, Iterable[str]]] = {
+    "a text encoder": (
+        "albert big_bird deberta deberta-v2 electra ernie esm funnel longformer megatron-bert mobilebert mpnet "
+        "nomic_bert nystromformer rembert roformer squeezebert xlm-roberta-xl xmod",
+        ("bert", "camembert", "distilbert", "modernbert", "roberta", "xlm-roberta"),
+    ),
+    "an encoder-decoder": (
+        "bart bigbird_pegasus blenderbot blenderbot-small fsmt led longt5 m2m_100 marian mbart moonshine mvp pegasus "
+        "pegasus_x plbart prophetnet speech_to_text switch_transformers t5gemma",
+        ENCODER_DECODERS,
+    ),
+}
 
 
 def _listed() -> str:

@@ -69,6 +69,10 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
     limit = int(config.need("max_position_embeddings"))
     parameters = _parameters(config, kind, stated, limit, fixed.get("own", ()))
     dim = int(head_dim * partial)
+    if dim < 2 or dim % 2:
+        layers = f" in {fixed['layer_type']}" if fixed.get("layer_type") else ""
+        what = f"{dim} of {head_dim} elements turn{layers}; expected an even number, at least 2"
+        raise SourceError(what, config.where, "correct `head_dim` or `partial_rotary_factor`")
     for name in ("short_factor", "long_factor"):
         if name in parameters and len(parameters[name]) != dim // 2:  # type: ignore[arg-type]
             raise SourceError(f"`{name}` needs {dim // 2} numbers, half of the rotated size {dim}", config.where)
@@ -109,12 +113,9 @@ def ropes_by_type_alone(
     for name in ("rope_theta", "partial_rotary_factor"):
         config.refuse(name, stated.get(name))
     config.refuse("rope_scaling")
-    ropes = {kind: rope_spec(config, head_dim, layer_type=kind, parameters=usual, partial=1.0) for kind in set(types)}
-    odd = sorted(kind for kind, rope in ropes.items() if rope.dim % 2)
-    if odd:
-        what = f"{ropes[odd[0]].dim} of {head_dim} elements turn in {odd[0]}; expected an even number"
-        raise SourceError(what, config.where, "correct `partial_rotary_factor`")
-    return ropes
+    return {
+        kind: rope_spec(config, head_dim, layer_type=kind, parameters=usual, partial=1.0) for kind in sorted(set(types))
+    }
 
 
 def parameters_by_type(

@@ -7,13 +7,13 @@ Paths are those of network layers with dots: `layers.7.attention.q.weight`. A fa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from trtkit.errors import Problem, ProblemsError
+from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weight_shapes import Shape, model_shapes
 
@@ -42,6 +42,7 @@ class Stored(Protocol):
 
 # Buffers that checkpoints carry although they can be computed, and ERNIE's heads of later tokens.
 _BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$|^model\.mtp_")
+_WRAPPED = re.compile(r"(?:(?:module|_orig_mod)\.)+")
 
 
 @dataclass(frozen=True)
@@ -129,11 +130,20 @@ def find_weights(spec: DecoderSpec, source: Mapping[str, Any], where: str = "wei
     names = _names(spec, source)
     problems = [*_missing(spec, names, source), *_extra(spec, set(names.values()), source)]
     if problems:
+        refuse_wrapped(source, where)
         shown = problems[:20]
         rest = [Problem(f"and {len(problems) - 20} more")] if len(problems) > 20 else []
         summary = f"the weights do not fit a `{spec.model_type}` of this config"
         raise ProblemsError(summary, [Problem(p.what, where) for p in [*shown, *rest]])
     return WeightArrays(names, source)
+
+
+def refuse_wrapped(source: Iterable[str], where: str) -> None:
+    """Raise SourceError if all names begin as those of a module that DDP or `torch.compile` wraps."""
+    prefixes = {match[0] if (match := _WRAPPED.match(name)) else "" for name in source}
+    if len(prefixes) == 1 and (prefix := prefixes.pop()):
+        what = f"the names of all weights begin with `{prefix}`, which DDP and `torch.compile` add"
+        raise SourceError(what, where, f"save the module inside the wrapper, or remove `{prefix}` from the names")
 
 
 def _names(spec: DecoderSpec, source: Mapping[str, Any]) -> dict[str, str]:

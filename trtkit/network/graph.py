@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.dtypes import DTYPES, DType, from_tensorrt
+from trtkit.dtypes import DTYPES, FP16, DType, from_tensorrt
 from trtkit.errors import NetworkError
-from trtkit.network.host_array import Array, HostArray, host_array
+from trtkit.network.host_array import Array, HostArray, host_array, overflow
 from trtkit.network.trt_errors import error_recorder
 
 if TYPE_CHECKING:
@@ -146,8 +146,15 @@ class Graph:
         self.network.mark_output(tensor.trt)
 
     def constant(self, array: Array, role: str = "constant", dtype: DType | None = None) -> Tensor:
-        """Add an array, converted if `dtype` differs from its own; otherwise its memory is shared."""
-        return self._held_constant(host_array(array, dtype), role)
+        """Add an array, converted if `dtype` differs from its own; otherwise its memory is shared.
+
+        Raises NetworkError for numbers that fp16 would make infinite.
+        """
+        memory = host_array(array, dtype)
+        if memory.dtype == FP16 and (largest := overflow(array)):
+            what = f"holds {largest:.3g}; the largest number of fp16 is 65504"
+            raise NetworkError(what, self.path(role), "build with `--precision bf16` or `fp32`")
+        return self._held_constant(memory, role)
 
     def packed(self, array: Array, dtype: DType, shape: Shape, role: str) -> Tensor:
         """Add an array's bytes as a constant of `dtype` and `shape`; 4-bit types store two elements per byte."""

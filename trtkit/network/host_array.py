@@ -11,6 +11,8 @@ import numpy as np
 from trtkit.dtypes import BF16, DTYPES, FP16, FP32, DType
 from trtkit.errors import NetworkError
 
+_FP16_INFINITE = 65520.0  # numbers from here on round to infinity
+
 Array = Any
 """A NumPy array (bf16 through ml_dtypes) or a torch tensor on the CPU."""
 
@@ -49,7 +51,9 @@ def array_dtype(array: Array) -> DType:
 
 
 def host_array(array: Array, dtype: DType | None = None) -> HostArray:
-    """Return an array's memory as it is, or converted where it is not contiguous or not of type `dtype`."""
+    """Return an array's memory as it is, or converted if it is not contiguous, fp64, or not of type `dtype`."""
+    if str(array.dtype).endswith("float64"):
+        array = array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
     have = array_dtype(array)
     want = dtype or have
     if isinstance(array, np.ndarray):
@@ -60,6 +64,14 @@ def host_array(array: Array, dtype: DType | None = None) -> HostArray:
 
     array = array.detach().to("cpu", getattr(torch, want.torch)).contiguous()
     return HostArray(want, tuple(array.shape), array.data_ptr(), array)
+
+
+def overflow(array: Array) -> float:
+    """Return the finite number of largest size that fp16 makes infinite; 0 if there is none."""
+    if not str(array.dtype).endswith(("float64", "float32", "bfloat16")) or not math.prod(array.shape):
+        return 0.0
+    largest = max(float(array.max()), float(array.min()), key=abs)
+    return largest if _FP16_INFINITE <= abs(largest) < math.inf else 0.0
 
 
 def _numpy_to(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:

@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import AGAIN, SourceError
-from trtkit.files import read_text
+from trtkit.files import json_fault, read_text
 from trtkit.sources.safetensors_file import read_safetensors
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"not valid JSON: {error}", str(path), AGAIN) from None
+        raise SourceError(f"not valid JSON: {json_fault(error)}", str(path), AGAIN) from None
     except OSError as error:
         raise SourceError(f"cannot be read: {(error.strerror or str(error)).lower()}", str(path), AGAIN) from None
     if not isinstance(data, dict):

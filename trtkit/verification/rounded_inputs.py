@@ -111,7 +111,8 @@ def rounded(x: torch.Tensor, inputs: QuantizedInputs) -> torch.Tensor:
     if FORMATS[inputs.format].block:
         return round_blocks(x, inputs.format, inputs.scale)
     largest = FORMATS[inputs.format].largest
-    scale = x.abs().amax(-1, keepdim=True).clamp(min=_TINY) / largest if inputs.is_per_token else inputs.scale
+    token = x.abs().amax(-1, keepdim=True).clamp(min=_TINY)
+    scale = token / (inputs.steps or largest) if inputs.is_per_token else inputs.scale
     steps = x / scale
     if inputs.format == "int8":
         return steps.round().clamp(-128, 127) * scale

@@ -86,6 +86,16 @@ def test_quantized_checkpoints_are_refused() -> None:
         ({"model_type": "opt", "word_embed_proj_dim": 12}, "`word_embed_proj_dim` is `12`, only `48` is supported"),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "`use_bidirectional_attention` is `True`"),
         ({"model_type": "mistral", "layer_types": ["chunked_attention"] * 2}, "`layer_types` is `chunked_attention`"),
+        ({"model_type": "mistral", "sliding_window": 0}, "`sliding_window` is `0`; expected at least 1"),
+        ({"model_type": "afmoe", "sliding_window": -3}, "`sliding_window` is `-3`; expected at least 1"),
+        (
+            {"model_type": "llama", "head_dim": 7},
+            "model/config.json: 7 of 7 elements turn; expected an even number, at least 2",
+        ),
+        (
+            {"model_type": "glm", "head_dim": 14, "partial_rotary_factor": 0.5, "attention_bias": False},
+            "7 of 14 elements turn; expected an even number, at least 2",
+        ),
     ],
     ids=lambda item: item["model_type"] if isinstance(item, dict) else "",
 )

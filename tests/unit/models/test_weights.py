@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.unit.models.test_registry import LLAMA
-from trtkit.errors import ProblemsError
+from trtkit.errors import ProblemsError, SourceError
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights, model_weights, with_stored_head
 
@@ -44,6 +44,17 @@ def test_more_than_twenty_faults_are_counted() -> None:
     spec = decoder_spec({**LLAMA, "num_hidden_layers": 3})
     with pytest.raises(ProblemsError, match="and 10 more"):
         find_weights(spec, {})
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_names_of_a_wrapped_module_are_one_fault(prefix: str) -> None:
+    arrays = {prefix + name: array for name, array in checkpoint().items()}
+    with pytest.raises(SourceError) as caught:
+        find_weights(SPEC, arrays, "model.safetensors")
+    assert str(caught.value) == (
+        f"model.safetensors: the names of all weights begin with `{prefix}`, which DDP and `torch.compile` add\n"
+        f"fix: save the module inside the wrapper, or remove `{prefix}` from the names"
+    )
 
 
 TIED = replace(SPEC, head=replace(SPEC.head, is_tied=True))

@@ -56,4 +56,6 @@ def _windows(config: HfConfig) -> list[Window]:
         if kind not in ("global", "local"):
             raise config.unsupported("attention_types", kind, ("global", "local"))
     window = int(config.get("window_size", 256))
+    if window < 1:
+        raise SourceError(f"`window_size` is `{window}`; expected at least 1", config.where)
     return [window if kind == "local" else None for kind in kinds]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import Problem, ProblemsError
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
-from trtkit.models.weights import Weight, WeightArrays
+from trtkit.models.weights import Weight, WeightArrays, refuse_wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -58,6 +58,7 @@ def find_part_weights(spec: HybridSpec, source: Mapping[str, Any], where: str = 
     }
     problems = [*_missing(wanted.values(), source), *_extra(spec, {weight.name for weight in wanted.values()}, source)]
     if problems:
+        refuse_wrapped(source, where)
         more = [Problem(f"and {len(problems) - _SHOWN} more")] if len(problems) > _SHOWN else []
         shown = [Problem(problem.what, where) for problem in [*problems[:_SHOWN], *more]]
         raise ProblemsError(f"the weights do not fit a `{spec.model_type}` of this config", shown)

@@ -100,7 +100,7 @@ class QuantizedLinears:
         TensorRT-RTX 1.7.1 multiplies int8 with no int4, so that inputs of such matrices are rounded by arithmetic.
         """
         largest = maximum(max_over(absolute(x), -1), LEAST)
-        steps = FORMATS[kind.format].largest
+        steps = kind.steps or FORMATS[kind.format].largest
         if kind.format == "int8" and weights != "int8":
             return nearest(x / largest * steps) * (1 / steps), largest
         step = self._number(1 / steps, "scale")

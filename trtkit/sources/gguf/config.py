@@ -41,6 +41,8 @@ def hf_config(file: GgufFile, family: GgufFamily) -> Fields:
     config: Fields = {"model_type": family.model_type}
     config |= {field: value for key, field in family.fields.items() if (value := metadata.get(key)) is not None}
     config = {**family.fixed, **config}
+    if "sliding_window" in config:  # llama.cpp writes 0 if no layer slides
+        config["sliding_window"] = config["sliding_window"] or None
     for key, value in family.required.items():
         if (stated := metadata.get(key, value)) != value:
             raise SourceError(f"`{key}` is `{stated}`, only `{value}` is supported", metadata.where)

@@ -136,5 +136,6 @@ def _inputs(parts: Parts, name: Format, scheme: _Json) -> QuantizedInputs | None
     if activations.get("dynamic"):
         if not activations.get("symmetric", True):
             raise SourceError("inputs are to have a zero point", fix="quantize with symmetric activations")
-        return QuantizedInputs(name, is_per_token=True)
+        # Half of the range from -128 to 127, as `calculate_qparams` divides it.
+        return QuantizedInputs(name, is_per_token=True, steps=127.5 if name == "int8" else None)
     return QuantizedInputs(name, number(parts, "input_scale"))

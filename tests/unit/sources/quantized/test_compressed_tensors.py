@@ -12,12 +12,14 @@ import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, preset_name_to_scheme
-from compressed_tensors.quantization.utils import calculate_qparams
+from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+from compressed_tensors.quantization.utils import calculate_qparams, compute_dynamic_scales_and_zp
 
 from trtkit.errors import TrtkitError
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.checkpoint import StoredArray
 from trtkit.sources.quantized.read import Quantized, read_quantized
+from trtkit.verification.rounded_inputs import rounded
 
 OUT, IN = 48, 128
 PACKED, INT, FLOAT = "pack-quantized", "int-quantized", "float-quantized"
@@ -233,3 +235,13 @@ def test_scales_that_are_missing_are_named() -> None:
     found = arrays(compressed("FP8")[0])
     del found["model.a.weight_scale"]
     assert "`model.a.weight` holds float8_e4m3fn" in refused(found, config_of("FP8"))
+
+
+@pytest.mark.parametrize("name", ["W8A8 by token", "FP8 by row and token"])
+def test_tokens_are_rounded_as_compressed_tensors_rounds_them(name: str) -> None:
+    inputs = matrix_of(arrays(compressed(name)[0]), config_of(name)).inputs
+    assert inputs is not None
+    x = torch.randn(1, 5, IN, generator=torch.Generator().manual_seed(1)) * torch.tensor([[0.01], [1], [30], [2], [5]])
+    args = SCHEMES[name][1].input_activations
+    expected = fake_quantize(x, *compute_dynamic_scales_and_zp(x, args, torch.nn.Module()), args)
+    torch.testing.assert_close(rounded(x, inputs), expected, rtol=1e-6, atol=0)
