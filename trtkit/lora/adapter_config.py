@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import Problem, ProblemsError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    import regex
 
 _ALL_LINEAR = "all-linear"
 
@@ -60,6 +62,8 @@ _REFUSED = {
     "layer_replication": ("layers are repeated", _MERGE),
     "lora_bias": ("the adapter adds biases", _MERGE),
 }
+_MATCHING_S = 2.0
+"""What matching all patterns of an adapter may take; the usual ones take milliseconds."""
 # Initial values that subtract from the base's weights what the adapter begins with, or, of MiCA, compute otherwise.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
 
@@ -70,6 +74,7 @@ class AdapterConfig:
 
     fields: Mapping[str, Any]
     where: str
+    _left_s: list[float] = field(default_factory=lambda: [_MATCHING_S], compare=False, repr=False)
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module's adapter."""
@@ -88,13 +93,13 @@ class AdapterConfig:
     def targets(self, module: str) -> bool:
         """Whether the adapter is for a module, by its full name. HF: PEFT's `check_target_module_exists`."""
         excluded, targets = self.fields.get("exclude_modules"), self.fields.get("target_modules")
-        if excluded and _is_listed(excluded, module):
+        if excluded and self._is_listed(excluded, module):
             return False
         if targets == _ALL_LINEAR or targets is None:
             return True
         if isinstance(targets, str) or module in targets:
-            return _is_listed(targets, module)
-        return _is_listed(targets, module) and self._transforms(module)
+            return self._is_listed(targets, module)
+        return self._is_listed(targets, module) and self._transforms(module)
 
     def _transforms(self, module: str) -> bool:
         """Whether the adapter is for the layer that a module is in."""
@@ -103,21 +108,39 @@ class AdapterConfig:
             return True
         patterns = self.fields.get("layers_pattern") or ()
         patterns = [patterns] if isinstance(patterns, str) else patterns
-        matched = next((each for one in patterns if (each := re.match(rf"(?:^|.*?\.){one}\.(\d+)\.", module))), None)
-        matched = matched if patterns else re.match(r".*?\.[^.]*\.(\d+)\.", module)
+        forms = [rf"(?:^|.*?\.){one}\.(\d+)\." for one in patterns] or [r".*?\.[^.]*\.(\d+)\."]
+        matched = next((each for form in forms if (each := self._match(form, module))), None)
         return matched is not None and int(matched[1]) in ([layers] if isinstance(layers, int) else layers)
 
     def _by_pattern(self, field: str, module: str, default: float) -> float:
         patterns: Mapping[str, float] = self.fields.get(field) or {}
-        matching = (value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module))
+        matching = (value for key, value in patterns.items() if self._match(rf"(.*\.)?({key})$", module))
         return next(matching, default)
 
+    def _is_listed(self, names: str | list[str], module: str) -> bool:
+        """Whether a module fits a regular expression, or ends with one of several names."""
+        if isinstance(names, str):
+            return self._match(rf"(?:{names})\Z", module) is not None
+        return any(module == name or module.endswith(f".{name}") for name in names)
 
-def _is_listed(names: str | list[str], module: str) -> bool:
-    """Whether a module fits a regular expression, or ends with one of several names."""
-    if isinstance(names, str):
-        return re.fullmatch(names, module) is not None
-    return any(module == name or module.endswith(f".{name}") for name in names)
+    def _match(self, pattern: str, module: str) -> regex.Match[str] | None:
+        """Return how a module begins with a pattern, None if it does not.
+
+        The patterns come with the adapter, and may backtrack for ever: other threads run meanwhile, and it stops.
+        Raises SourceError if it takes too long.
+        """
+        import regex
+
+        start = time.monotonic()
+        try:
+            return regex.match(pattern, module, timeout=max(self._left_s[0], 0.001), concurrent=True)
+        except TimeoutError:
+            what = f"its pattern `{_short(pattern)}` takes too long to match"
+            raise SourceError(what, self.where, "list the names of modules, or write a simpler pattern") from None
+        except regex.error as error:
+            raise ValueError(f"pattern `{_short(pattern)}`: {error}") from None
+        finally:
+            self._left_s[0] -= time.monotonic() - start
 
 
 def check_config(fields: Mapping[str, Any], where: str) -> AdapterConfig:
@@ -130,7 +153,7 @@ def check_config(fields: Mapping[str, Any], where: str) -> AdapterConfig:
     try:
         config.targets("model.layers.0.self_attn.q_proj")
         config.scale_of("model.layers.0.self_attn.q_proj")
-    except (re.error, TypeError, ValueError, ArithmeticError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         what = f"ranks, scales or targets cannot be read: {error}"
         raise SourceError(what, where, "copy or download the adapter again") from None
     return config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from trtkit.errors import ProblemsError, SourceError, TrtkitError
 from trtkit.lora.adapter import open_adapter
+from trtkit.lora.adapter_config import check_config
 from trtkit.models.registry import decoder_spec
 
 if TYPE_CHECKING:
@@ -184,3 +186,52 @@ def test_an_empty_adapter_is_refused(folder: Path) -> None:
     save_file({}, folder / "adapter_model.safetensors")
     with pytest.raises(ProblemsError, match="the file has no adapter matrices"):
         open_adapter(folder, SPEC)
+
+
+BACKTRACKING = "((.)|(..)|(...))*(?(3)X|Y)"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target_modules": BACKTRACKING},
+        {"rank_pattern": {BACKTRACKING: 3}},
+        {"alpha_pattern": {BACKTRACKING: 3}},
+        {"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": [BACKTRACKING]},
+    ],
+    ids=str,
+)
+def test_a_pattern_that_backtracks_for_ever_is_refused_in_seconds(fields: dict[str, Any]) -> None:
+    start = time.monotonic()
+    with pytest.raises(SourceError, match=r"its pattern `.*` takes too long to match"):
+        check_config(
+            {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["v_proj"], **fields}, "a"
+        ).targets("model.layers.0.self_attn.q_proj")
+    assert time.monotonic() - start < 20
+
+
+def test_nested_repeats_match_nothing_at_once() -> None:
+    start, config = time.monotonic(), check_config({"peft_type": "LORA", "target_modules": "(([a-z_.0-9]+)+)+!"}, "a")
+    assert not any(config.targets(f"model.layers.{layer}.self_attn.q_proj") for layer in range(300))
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r".*\.(q_proj|v_proj)$",
+        r"model\.layers\.\d+\.self_attn\.(q|k)_proj",
+        r"^(?!.*vision).*(?:q_proj|o_proj)$",
+        r"(?:.*?(?:language|text).*?(?:self_attn|mlp).*?(?:q_proj|up_proj).*?)|(?:\bmodel\.layers\.[\d]{1,}\.mlp\.(?:up_proj))",
+        "q_proj",
+    ],
+)
+def test_usual_patterns_match_as_in_peft(pattern: str) -> None:
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    config = check_config({"peft_type": "LORA", "target_modules": pattern}, "adapter_config.json")
+    for name in ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj"):
+        for start in ("model.layers.0.", "model.language_model.layers.11.", "model.vision.layers.1."):
+            expected = bool(check_target_module_exists(LoraConfig(target_modules=pattern), start + name))
+            assert config.targets(start + name) == expected
