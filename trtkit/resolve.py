@@ -41,6 +41,7 @@ _LISTENER, _READER = "a speech recognizer", "an encoder-decoder model"
 _ENCODED = {_LISTENER, _READER}
 _ARRAYS, _TOKENS = {_FILE, _MODULE, _VISION, _HYBRID, _TEXT}, {_LANGUAGE, _VISION_LANGUAGE, *_ENCODED}
 
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _USUAL_LENGTH = 512
 """Tokens of the texts that T5 was trained on."""
 
@@ -134,6 +135,7 @@ def _language_model(config: ModelConfig, fields: Fields, model_type: str) -> Mod
         encoder = Stage(ENCODER, (Part("encoder", "onnx"),), "parser")
         _checked(kind, Model(config, "tokens", ()))
         return Model(_with_lengths(config, kind), "tokens", (encoder, _decoder_stage(LLM)))
+    config = _within_positions(config, fields)
     if model_type not in VISION_LANGUAGE:
         return _checked(_LANGUAGE, _decoder(config))
     if config.vision is not None and not config.vision.enabled:
@@ -174,6 +176,18 @@ def _with_lengths(config: ModelConfig, kind: str) -> ModelConfig:
             changes["max_prefill_length"] = min(length, 64)
     if kind == _READER and stated.max_source_length is None:
         changes["max_source_length"] = int(fields.get("n_positions") or _USUAL_LENGTH)
+    return config.model_copy(update={"llm": stated.model_copy(update=changes)})
+
+
+def _within_positions(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """Return a config whose slots are no longer than the model's positions, if it does not name their length."""
+    stated, text = config.llm or LlmOptions(), fields.get("text_config") or fields
+    known = [text.get(name) for name in _POSITIONS] if isinstance(text, dict) else []
+    limit = next((length for length in known if isinstance(length, int) and length > 0), stated.max_sequence_length)
+    limit -= limit % (stated.page_size or 1)
+    if "max_sequence_length" in stated.model_fields_set or not 0 < limit < stated.max_sequence_length:
+        return config
+    changes = {"max_sequence_length": limit, "max_prefill_length": min(limit, stated.max_prefill_length)}
     return config.model_copy(update={"llm": stated.model_copy(update=changes)})
 
 

@@ -160,6 +160,12 @@ def test_length_above_the_models_own_is_refused(llama: Path, refuses: Callable[.
     )
 
 
+def test_slots_are_no_longer_than_the_models_positions(llama: Path, trtkit: Callable[..., Ran]) -> None:
+    ran = trtkit("build", "./llama", "--precision", "fp32")
+    assert ran.code == 0, ran.err
+    assert "8 slots of 64 tokens (all that the model has positions for)" in " ".join((ran.out + ran.err).split())
+
+
 def test_unknown_model_type_names_its_neighbours(llama: Path, refuses: Callable[..., str]) -> None:
     edit(llama, model_type="lama")
     said = refuses("build", "m.yaml")

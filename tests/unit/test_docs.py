@@ -79,3 +79,22 @@ PRINTED = "built bundles/x\nengine    9.4 MiB, 100 layers\ntook 1.5 s\n"
 )
 def test_what_a_page_shows_is_compared(shown: str, is_measured: bool, missing: str | None) -> None:
     assert first_missing(shown, PRINTED, is_measured=is_measured) == missing
+
+
+@pytest.mark.parametrize(
+    ("file", "phrase", "feature"),
+    [
+        ("migration/tensorrt-llm.md", "no OpenAI endpoint", "trtkit/cli/serve_bundle.py"),
+        ("migration/tensorrt-llm.md", "none: cache sizes follow", "trtkit/runtime/paging/tables.py"),
+        ("tensorrt-llm-names.md", "caches are linear", "trtkit/runtime/paging/tables.py"),
+        ("comparison.md", "trees of guesses", "trtkit/runtime/generation/guess_tree.py"),
+        ("comparison.md", "paged attention without a copy", "plugins/paged_attention/kernel.py"),
+        ("comparison.md", "quantization-aware training", "docs/distillation.md"),
+        ("generate.md", "pip install 'trtkit[", "pyproject.toml"),
+        ("openai.md", "pip install 'trtkit[", "pyproject.toml"),
+    ],
+)
+def test_pages_do_not_say_that_a_feature_is_missing_which_is_there(file: str, phrase: str, feature: str) -> None:
+    """And name no package of a registry that trtkit is not in."""
+    assert (DOCS.parent / feature).is_file()
+    assert phrase not in (DOCS / file).read_text(encoding="utf-8")

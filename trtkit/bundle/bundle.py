@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from trtkit.bundle.manifest import SCHEMA_VERSION, Manifest
-from trtkit.config.load import shipped_configs
+from trtkit.config.load import fetch_fix, is_hub_id, shipped_configs
 from trtkit.errors import BundleError, did_you_mean
 from trtkit.files import MANIFEST, read_text, replace_file
 from trtkit.network.record import NetworkRecord, record_from_json
@@ -169,6 +169,8 @@ def _no_bundle(path: Path) -> BundleError:
         if is_bundle(bundle):
             fix = f"give `{bundle}`, which was built before, or {fix}"
         return BundleError(f"this is a {kind}, not a bundle", name, fix)
+    if is_hub_id(name):
+        return BundleError(f"not a bundle: `{MANIFEST}` is missing", name, fetch_fix(name))
     siblings = (str(each) for folder in (built, path.parent) for each in folder.glob("*") if is_bundle(each))
     hint = did_you_mean(name, [*shipped_configs(), *siblings])
     return BundleError(f"not a bundle: `{MANIFEST}` is missing", name, f"{hint}give a folder that `trtkit build` wrote")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.machinery
 import io
 import json
 import platform
@@ -20,6 +21,7 @@ from trtkit.jobs.events import Phase
 EPILOG = """\b
 Examples:
   trtkit doctor
+  trtkit doctor --deep
   trtkit doctor --json"""
 
 
@@ -58,12 +60,14 @@ _BUILDS = {"build ONNX models", "language models"}
 
 
 @click.command(epilog=EPILOG)
+@click.option("--deep", is_flag=True, help="Import the packages, which also finds broken ones; takes longer.")
 @json_option
 @run_options
-def command(as_json: bool) -> None:
+def command(deep: bool, as_json: bool) -> None:
     """Check what this machine can do and what is missing.
 
-    Imports everything each task needs. Exits with 0 if ONNX models or language models can be built.
+    Looks for the packages that each task needs; --deep imports them. Exits with 0 if ONNX models or language models
+    can be built.
     """
     from trtkit.cli.progress import show_progress
 
@@ -71,7 +75,7 @@ def command(as_json: bool) -> None:
         runner.report(Phase("checking what each task needs"))
         backends = _backends()
         checks = [Check("Python", f"{platform.python_version()} ({sys.executable})"), *backends, *_gpus(), _server()]
-        tasks = [_task(*row) for row in _TASKS]
+        tasks = [_task(*row, is_deep=deep) for row in _TASKS]
     if not any(check.found for check in backends):
         no_backend = "no TensorRT library could be loaded"
         tasks = [Task(task.task, no_backend, backends[0].fix) if task.task in _BUILDS else task for task in tasks]
@@ -84,15 +88,26 @@ def command(as_json: bool) -> None:
     sys.exit(0 if is_ready else 1)
 
 
-def _task(task: str, modules: tuple[str, ...], extras: tuple[str, ...]) -> Task:
-    """Import what `task` needs; the first import that fails is its problem."""
+def _task(task: str, modules: tuple[str, ...], extras: tuple[str, ...], *, is_deep: bool) -> Task:
+    """Look for what `task` needs, or import it if `is_deep`; the first module that fails is its problem."""
     for module in modules:
         try:
-            importlib.import_module(module)
+            importlib.import_module(module) if is_deep else _look_for(module)
         except Exception as error:  # a broken library fails in any way it likes
             fix = install_command() if "dynamo" in extras else install(*extras)
             return Task(task, f"`{module}`: {str(error).partition(chr(10))[0]}", fix)
     return Task(task, "", "")
+
+
+def _look_for(module: str) -> None:
+    """Raise ImportError unless a module is installed. Imports nothing, not even the packages around it."""
+    name, path = "", None
+    for part in module.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None:
+            raise ImportError(f"No module named '{name}'")
+        path = spec.submodule_search_locations
 
 
 def _backends() -> list[Check]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,6 @@ Examples:
   trtkit fetch efficientnet-lite0
   trtkit fetch qwen3 --dry-run
   trtkit fetch meta-llama/Llama-3.2-1B-Instruct -o ~/models/llama-3.2-1b"""
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @click.command(epilog=EPILOG)
@@ -58,9 +56,10 @@ def command(name: str, out: Path | None, dry_run: bool, as_json: bool, quiet: bo
 def _needs(name: str, output: Path | None) -> list[Need]:
     """Return what a config or a hub id needs."""
     from trtkit.config import load_config
+    from trtkit.config.load import is_hub_id
     from trtkit.sources.needs import folder_need, needs
 
-    if _HUB_ID.fullmatch(name) and not Path(name).exists() and not name.endswith((".yaml", ".yml")):
+    if is_hub_id(name):
         return [folder_need(output or Path("~/models").expanduser() / name.partition("/")[2], name)]
     config = load_config(name)
     if output is None:

@@ -94,10 +94,10 @@ def _model(plan: LlmReport) -> Table:
     table.add_row("formula", f"2 P + 4 N H T L: {count_text(check.formula)}FLOP per token, {share}")
     need = plan.gpus[0].memory
     others = [name for name in ("adapters", "speculator") if getattr(need, name)]
-    names = ("weights", "kv_cache", "activations", "sampling", *others)
+    names = ("weights", "kv_cache", "activations", "sampling", *others, "reserve")
     sizes = {name: getattr(need, name) for name in names}
     parts = ", ".join(f"{name.replace('_', ' ')} {size_text(size)}" for name, size in sizes.items())
-    table.add_row("memory", f"{size_text(need.total)}: {parts}, reserve")
+    table.add_row("memory", f"{size_text(need.total)}: {parts}")
     return table
 
 

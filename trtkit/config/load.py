@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ _PATH_KEYS: tuple[KeyPath, ...] = (
 
 # Kinds of source by the ends of their files' names.
 _FILE_KINDS = {".onnx": "onnx", ".gguf": "gguf"}
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def configs_folder() -> Path:
@@ -58,11 +60,25 @@ def find_config(name: str) -> Path:
     shipped = configs_folder() / f"{name.removesuffix('.yaml')}.yaml"
     if path.parent == Path() and shipped.is_file():
         return shipped
+    if is_hub_id(name):
+        raise ConfigError(f"config `{name}` not found", [], fetch_fix(name))
     raise ConfigError(
         f"config `{name}` not found",
         [Problem(f"neither a file nor a shipped config ({', '.join(shipped_configs())})")],
         fix=f"{_near(name)}give the path of a YAML file or one of the names above",
     )
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name is one of a model on Hugging Face's hub, and not a path here."""
+    is_file = name.endswith((".yaml", ".yml", *_FILE_KINDS))
+    return bool(_HUB_ID.fullmatch(name)) and not is_file and not Path(name).parent.is_dir()
+
+
+def fetch_fix(name: str) -> str:
+    """Return what to do about a hub id where a path is expected."""
+    folder = f"~/models/{name.partition('/')[2]}"
+    return f"if it is a model on Hugging Face's hub: `trtkit fetch {name}`, then `trtkit build {folder}`"
 
 
 def _near(name: str) -> str:
@@ -104,7 +120,7 @@ def find_model_config(path: str, overrides: Sequence[str | Override] = (), targe
     Raises ConfigError, also for a folder of a model whose name is a shipped config's; SourceError; BundleError for a
     bundle, which is built already.
     """
-    place = Path(path).expanduser()
+    place = Path(_anchor(path, Path())) if path.startswith("~") else Path(path)
     is_shipped = path in shipped_configs()
     if place.suffix in _FILE_KINDS or (place.is_dir() and not is_shipped):
         return config_for_source(source_kind(place), place, overrides, target)
@@ -210,7 +226,10 @@ def _anchored(override: Override) -> Override:
 
 def _anchor(path: str, folder: Path) -> str:
     """Return `path` as an absolute path under `folder`; URLs such as `package://` stay."""
-    return path if "://" in path else str((folder / Path(path).expanduser()).resolve())
+    try:
+        return path if "://" in path else str((folder / Path(path).expanduser()).resolve())
+    except (RuntimeError, ValueError) as error:  # `~` of a user that does not exist, a zero byte
+        raise ConfigError("invalid config", [Problem(f"`{path!r}` is not a path: {str(error).lower()}")]) from None
 
 
 def _safe_name(stem: str) -> str:

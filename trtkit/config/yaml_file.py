@@ -65,8 +65,10 @@ def _construct(node: yaml.Node, at: KeyPath, lines: dict[KeyPath, int], path: Pa
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = str(key_node.value)
             line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _config_error(path, "a key is a list or a mapping; expected text", line)
+            key = str(key_node.value)
             if key in mapping:
                 raise _config_error(path, f"duplicate key `{key}`", line)
             lines[(*at, key)] = line

@@ -95,6 +95,8 @@ def _write_network(graph: Graph, request: StageRequest, opened: OpenedDecoder, s
     with stored_names(weights, where):
         graph = opened.write(graph, Reported(weights, steps.report, where))
     detail = f"{opened.config.precision}, {options.max_batch_size} slots of {options.max_sequence_length} tokens"
+    if options.max_sequence_length == opened.spec.max_position_embeddings:
+        detail += " (all that the model has positions for)"
     steps.add("network", f"{graph.network.num_layers} layers in {detail}; all weights finite")
     return graph
 

@@ -18,7 +18,7 @@ _ALWAYS = (
     "memory is the published GB as 10^9 bytes; "
     f"{RESERVE_BYTES / 2**30:.0f} GiB of it is kept for the CUDA context and TensorRT",
     "activations are results that are alive between layers where nothing is fused: TensorRT needs less",
-    "fp32 products run as TF32 where the GPU has it, as TensorRT does by default",
+    "fp32 products run in fp32: trtkit builds without TF32",
 )
 
 _LINEAR = (

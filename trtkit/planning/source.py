@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from trtkit.backends import choose_backend
 from trtkit.bundle.bundle import Bundle, is_bundle, open_bundle
 from trtkit.config.explain import explain
-from trtkit.config.load import find_config, find_model_config, shipped_configs, source_kind
+from trtkit.config.load import fetch_fix, find_config, find_model_config, is_hub_id, shipped_configs, source_kind
 from trtkit.config.overrides import Override, read_overrides
 from trtkit.config.schema import ModelConfig
 from trtkit.config.targets import load_target
@@ -140,12 +140,15 @@ def _check_name(path: str) -> None:
     try:
         find_config(path)
     except ConfigError:
+        what = f"no bundle, config or known model is called `{path}`"
+        if is_hub_id(path):
+            raise PlanError(what, "", fetch_fix(path)) from None
         known = [*shipped_configs(), *architectures()]
         fix = (
             f"{did_you_mean(path, known)}give a bundle, a YAML file, a folder with {CONFIG}, a shipped config "
             f"({', '.join(shipped_configs())}) or a published model ({', '.join(architectures())})"
         )
-        raise PlanError(f"no bundle, config or known model is called `{path}`", "", fix) from None
+        raise PlanError(what, "", fix) from None
 
 
 def _of_config_json(file: Path, overrides: Sequence[str | Override]) -> PlannedModel:

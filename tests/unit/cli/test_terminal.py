@@ -98,7 +98,7 @@ def test_colours_can_be_forced_into_a_pipe() -> None:
         assert ESCAPE not in in_pipe(*words, FORCE_COLOR="")
 
 
-DOCTOR = pytest.param("doctor", marks=pytest.mark.slow)  # it imports everything, twice in this test
+DOCTOR = "doctor"
 
 
 @pytest.mark.parametrize("line", ["plan --list-gpus", "plan --list-gpus --json", "--help", "plugins list", DOCTOR])
@@ -119,3 +119,12 @@ def test_tables_are_as_wide_as_asked(
     lines = in_pipe("inspect", "bundles/m", COLUMNS=columns).splitlines()
     lines = [line for line in lines if columns or not Path(line.split()[-1] if line.strip() else "-").exists()]
     assert max(map(len, lines)) <= widest
+
+
+def test_doctor_imports_nothing_that_takes_long() -> None:
+    code = "import sys; from trtkit.cli.main import main\n"
+    code += "try: main(['doctor', '--json'])\nfinally: print(sorted(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    heavy = {"torch", "transformers", "onnxruntime", "modelopt", "scipy", "triton", "dynamo"}
+    assert not [name for name in heavy if f"'{name}'" in ran.stdout.splitlines()[-1]]
+    assert '"ready": true' in ran.stdout

@@ -107,6 +107,30 @@ def test_unknown_config_lists_the_shipped_ones(name: str, workspace: Path) -> No
     )
 
 
+def test_a_hub_id_names_the_command_that_fetches_it(workspace: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_model_config("meta-llama/Llama-3.2-1B")
+    assert str(caught.value) == (
+        "config `meta-llama/Llama-3.2-1B` not found\nfix: if it is a model on Hugging Face's hub: "
+        "`trtkit fetch meta-llama/Llama-3.2-1B`, then `trtkit build ~/models/Llama-3.2-1B`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("? [1]\n: 2\n", "m.yaml:1: a key is a list or a mapping; expected text"),
+        ('source: {onnx: "a\\0b"}\n', "is not a path: "),
+        ('source: {onnx: "~nobodyx/a"}\n', "is not a path: could not determine home directory"),
+    ],
+)
+def test_keys_and_paths_that_cannot_be_are_refused(text: str, what: str, workspace: Path) -> None:
+    write(workspace, text, "m.yaml")
+    with pytest.raises(ConfigError) as caught:
+        load_config("m.yaml")
+    assert what in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["resnet50.yml", "resnet", "resmet50", "mine/resnet50.yaml"])
 def test_unknown_config_suggests_a_name(name: str, workspace: Path) -> None:
     with pytest.raises(ConfigError, match=r"fix: did you mean `resnet50`\? give the path of a YAML file"):

@@ -49,9 +49,8 @@ def _windows(config: HfConfig) -> list[Window]:
     config.get("attention_layers")  # transformers derives it from `attention_types`
     groups = config.get("attention_types", USUAL_TYPES)
     kinds = [kind for kinds, count in groups for _ in range(int(count)) for kind in kinds]
-    if len(kinds) != config.need("num_hidden_layers"):
-        what = f"`attention_types` describes {len(kinds)} layers of {config.need('num_hidden_layers')}"
-        raise SourceError(what, config.where)
+    if len(kinds) != (count := config.need("num_hidden_layers")):
+        raise SourceError(f"`attention_types` describes {len(kinds)} layers of {count}", config.where)
     for kind in kinds:
         if kind not in ("global", "local"):
             raise config.unsupported("attention_types", kind, ("global", "local"))
