@@ -78,7 +78,7 @@ def is_hub_id(name: str) -> bool:
 def fetch_fix(name: str) -> str:
     """Return what to do about a hub id where a path is expected."""
     folder = f"~/models/{name.partition('/')[2]}"
-    return f"if it is a model on Hugging Face's hub: `trtkit fetch {name}`, then `trtkit build {folder}`"
+    return f"if it is a model on Hugging Face's hub: `trtkit fetch {name}`, then give its folder, {folder}"
 
 
 def _near(name: str) -> str:

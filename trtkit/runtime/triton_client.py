@@ -72,6 +72,11 @@ def parse_url(url: str, protocol: Protocol | None = None) -> Address:
         is_target = bool(parts.hostname) and parts.port is not None and parts.netloc == target and "@" not in target
     except ValueError:
         is_target = False
+    if target.endswith("/v1"):
+        what = f"`{url}` is an OpenAI-compatible server; trtkit measures a bundle here, or Triton servers"
+        raise DeployError(
+            what, fix="measure it with AIPerf, as docs/openai.md shows, or give the bundle without `--url`"
+        )
     if not is_target or not named:
         raise DeployError(f"`{url}` is not a server address", fix=_FORMS)
     if protocol not in {None, named}:

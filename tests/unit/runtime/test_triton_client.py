@@ -32,6 +32,16 @@ def test_addresses(url: str, protocol: Protocol | None, address: str) -> None:
     assert str(parse_url(url, protocol)) == address
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "127.0.0.1:8000/v1/"])
+def test_an_openai_server_names_what_measures_it(url: str) -> None:
+    with pytest.raises(DeployError) as error:
+        parse_url(url)
+    assert str(error.value) == (
+        f"`{url}` is an OpenAI-compatible server; trtkit measures a bundle here, or Triton servers\n"
+        "fix: measure it with AIPerf, as docs/openai.md shows, or give the bundle without `--url`"
+    )
+
+
 @pytest.mark.parametrize(
     "url",
     ["", "localhost", "http://localhost", "a:b", "ftp://a:1", "http://me:secret@a:1", "a:1/x", "a:99999", "::1:8"],
