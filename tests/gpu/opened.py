@@ -42,6 +42,7 @@ class Opened:
         names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
         self.input, self.output = names[0], names[-1]
         self.stream: Stream = self.place.device.stream()
+        self.kept: list[torch.Tensor] = []
         self.context = self.new_context()
         self.image = self.stream.empty(self.shape, torch.float32)
         self.scores = self.stream.empty(OUTPUT, torch.float32)
@@ -64,8 +65,8 @@ class Opened:
 
     def new_context(self, config: Any = None) -> Any:
         """Return another context, whose errors are kept."""
-        create = self.engine.create_execution_context
-        context = create() if config is None else create(config)
+        context, scratch = user_managed(self.place, self.engine, self.stream, config)
+        self.kept.append(scratch)
         context.error_recorder = self.errors
         return context
 
@@ -107,3 +108,15 @@ class Opened:
         if self.place.is_simulated:
             return not self.stream.pending  # type: ignore[attr-defined]
         return bool(torch.cuda.ExternalStream(self.stream.handle).query())
+
+
+def user_managed(place: Place, engine: Any, stream: Stream, config: Any = None) -> tuple[Any, torch.Tensor]:
+    """Return a new context, and its scratch memory, which must live as long: engines of TensorRT-RTX take no other."""
+    config = config or engine.create_runtime_config()
+    config.set_execution_context_allocation_strategy(place.backend.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+    context, scratch = (
+        engine.create_execution_context(config),
+        stream.empty((engine.device_memory_size_v2,), torch.uint8),
+    )
+    context.set_device_memory(scratch.data_ptr(), scratch.nbytes)
+    return context, scratch

@@ -23,17 +23,24 @@ if TYPE_CHECKING:
     Shape = tuple[int, ...]
 
 
+SCRATCH = "device memory"
+
+
 class SimulatedError(Exception):
     """What would be a memory fault or wrong values on a GPU."""
 
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """One enqueue: the shapes and addresses it was given, which stay as they are."""
+    """One enqueue: the shapes and addresses it was given, which stay as they are.
+
+    scratch: address and bytes of the device memory that the caller manages.
+    """
 
     context: SimulatedContext
     shapes: Mapping[str, Shape]
     addresses: Mapping[str, int]
+    scratch: tuple[int, int] = (0, 0)
 
     def __call__(self) -> None:
         """Compute."""
@@ -45,9 +52,11 @@ class Launch:
             if name in self.addresses:
                 start = self.addresses[name]
                 yield name, start, start + self.context.size_bytes(name, self.shapes[name])
+        yield SCRATCH, self.scratch[0], sum(self.scratch)
 
     def touches(self) -> Iterator[tuple[str, int, int]]:
         """Yield the same of inputs and outputs."""
+        yield SCRATCH, self.scratch[0], sum(self.scratch)
         for name, start in self.addresses.items():
             yield name, start, start + self.context.size_bytes(name, self.shapes[name])
 
@@ -57,7 +66,9 @@ class SimulatedContext:
 
     def __init__(self, engine: SimulatedEngine, config: RuntimeConfig) -> None:
         self.engine, self._config = engine, config
-        self._memory = engine.device.allocate((engine.device_memory_size_v2,), torch.uint8)
+        size = 0 if config.is_user_managed else engine.device_memory_size_v2
+        self._memory = engine.device.allocate((size,), torch.uint8)
+        self._scratch = 0, 0
         self.error_recorder: Any = None
         self.profiler: Any = None
         self.profile = 0
@@ -76,6 +87,15 @@ class SimulatedContext:
         self.profile = profile
         self._shapes.clear()
         return True
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        """Give it scratch memory; what is wrong with it is told, and nothing returned."""
+        if not self._config.is_user_managed:
+            self._refuse("setDeviceMemoryV2: the context has memory of its own")
+        elif memory % ALIGNMENT:
+            self._refuse(f"setDeviceMemoryV2: the memory is not aligned to {ALIGNMENT} bytes")
+        else:
+            self._scratch = memory, size
 
     def set_input_shape(self, name: str, shape: Shape) -> bool:
         """Give an input its shape, within the profile."""
@@ -140,7 +160,7 @@ class SimulatedContext:
             return self._refuse(f"enqueueV3: {handle} is not a stream")
         if fault := self._fault(handle):
             return self._refuse(f"enqueueV3: {fault}")
-        launch = Launch(self, self._all_shapes(), dict(self._addresses))
+        launch = self._launch()
         self._compile()
         if self.profiler is not None or self._allocators or self.engine.is_streaming:  # then TensorRT itself waits
             stream.synchronize()
@@ -190,7 +210,14 @@ class SimulatedContext:
         if engine.device.capturing is not None and not self.is_stream_capturable(handle):
             why = "it streams its weights" if engine.is_streaming else "its shapes follow from data"
             return f"the engine cannot be captured: {why}"
-        return self._fault_of_ranks() or self._conflict(handle)
+        return self._fault_of_scratch() or self._fault_of_ranks() or self._conflict(handle)
+
+    def _fault_of_scratch(self) -> str:
+        """Say what is wrong with the memory that the caller manages; empty if nothing is."""
+        needed = self.engine.get_device_memory_size_for_profile_v2(self.profile)
+        if self._config.is_user_managed and self._scratch[1] < needed:
+            return f"profile {self.profile} needs {needed} bytes of device memory; {self._scratch[1]} are set"
+        return ""
 
     def _fault_of_ranks(self) -> str:
         """Say why the engine's collectives cannot run; empty if they can, or if it has none."""
@@ -202,7 +229,7 @@ class SimulatedContext:
 
     def _conflict(self, handle: int) -> str:
         """Say which work of another stream, that nobody has waited for, uses the same memory or the same profile."""
-        launch = Launch(self, self._all_shapes(), dict(self._addresses))
+        launch = self._launch()
         own, written = list(launch.touches()), list(launch.writes())
         for other, stream in self.engine.device.streams.items():
             for work in stream.pending if other != handle else ():
@@ -219,9 +246,14 @@ class SimulatedContext:
         """Raise SimulatedError for memory that has been given back, or that is too small."""
         device = self.engine.device
         for name, start, end in launch.touches():
-            is_on_host = self.engine.is_shape_inference_io(name)
+            if name == SCRATCH and start == end:
+                continue
+            is_on_host = name != SCRATCH and self.engine.is_shape_inference_io(name)
             if name not in self._allocators and not is_on_host and not device.holds(start, end - start):
                 raise SimulatedError(f"`{name}` needs {end - start} bytes at an address where there are fewer, or none")
+
+    def _launch(self) -> Launch:
+        return Launch(self, self._all_shapes(), dict(self._addresses), self._scratch)
 
     def _view(self, name: str, launch: Launch) -> torch.Tensor:
         """Return a tensor on the memory that a launch was given."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
+from trtkit.config.targets import load_target
 from trtkit.engine.hybrids import open_hybrid
+from trtkit.engine.plan_file import can_be_captured
 from trtkit.engine.stages import bundle_stages
 from trtkit.models.model import SPECULATOR
 from trtkit.network.onnx.parse import parse_onnx
@@ -30,7 +32,8 @@ class PlannedNetwork:
     """A plan's network. profiles: of its own inputs. owner: what must live as long as it.
 
     ranks: how many share it, each with a plan of its own. weight_bytes: that it holds. is_streamable: whether they may
-    stay on the host.
+    stay on the host. requires_user_memory: whether it was built with `BuilderFlag.REQUIRE_USER_ALLOCATION`.
+    compute_capabilities: GPUs it was built for; of any that the library supports if empty.
     """
 
     backend: Backend
@@ -41,6 +44,8 @@ class PlannedNetwork:
     ranks: int = 1
     weight_bytes: int = 0
     is_streamable: bool = False
+    requires_user_memory: bool = False
+    compute_capabilities: tuple[int, ...] = ()
 
     def executor(self, ranks: Rank) -> Executor:
         """Return what computes it, caches in place as engines update them. ranks: for its collectives."""
@@ -75,8 +80,14 @@ class Plans:
         bundle, index, rank = known
         stage = bundle.manifest.stages[index]
         totals = stage.ranks[rank].totals if stage.ranks else stage.totals
-        is_streamable = bundle.manifest.config.build.weight_streaming
-        return replace(_network(*known), weight_bytes=sum(totals.weight_bytes.values()), is_streamable=is_streamable)
+        is_streamable, network = bundle.manifest.config.build.weight_streaming, _network(*known)
+        return replace(
+            network,
+            weight_bytes=sum(totals.weight_bytes.values()),
+            is_streamable=is_streamable,
+            requires_user_memory=not is_streamable and can_be_captured(network.backend, network.definition),
+            compute_capabilities=load_target(bundle.manifest.config.target).compute_capabilities,
+        )
 
 
 def _digest(plan: bytes) -> str:

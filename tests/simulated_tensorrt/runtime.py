@@ -62,6 +62,11 @@ class SimulatedRuntime:
         if network is None:
             self._errors.refuse("Serialization assertion failed: the plan is of no engine that is known here")
             return None
+        if (present := self._device.compute_capability) is not None:
+            runs_on = network.compute_capabilities or network.backend.features.compute_capabilities
+            if runs_on and present not in runs_on:
+                self._errors.refuse(f"The engine cannot run on this GPU, which has compute capability {present / 10}")
+                return None
         engine = SimulatedEngine(self._errors.trt, self._device, network, self._errors)
         self._engines.append(weakref.ref(engine))
         return engine
@@ -118,8 +123,12 @@ class SimulatedEngine:
 
     @property
     def device_memory_size_v2(self) -> int:
-        """Bytes on the device that a context takes; more if weights are streamed through them."""
-        return ACTIVATION_BYTES + (SCRATCH_BYTES if self.is_streaming else 0)
+        """Bytes on the device that a context takes in its largest profile."""
+        return max(map(self.get_device_memory_size_for_profile_v2, range(self.num_optimization_profiles)))
+
+    def get_device_memory_size_for_profile_v2(self, profile: int) -> int:
+        """Bytes that a context takes in a profile, here less in later ones; more if weights are streamed through."""
+        return ACTIVATION_BYTES // (profile + 1) + (SCRATCH_BYTES if self.is_streaming else 0)
 
     @property
     def weight_streaming_budget_v2(self) -> int:
@@ -198,11 +207,21 @@ class SimulatedEngine:
         """Return an IRuntimeConfig, as TensorRT-RTX has it."""
         return RuntimeConfig()
 
-    def create_execution_context(self, config: RuntimeConfig | None = None) -> SimulatedContext:
-        """Return a context on profile 0."""
+    def create_execution_context(self, config: RuntimeConfig | None = None) -> SimulatedContext | None:
+        """Return a context on profile 0; None if it has the wrong strategy or the device is full."""
+        config = config or RuntimeConfig()
+        if self.network.requires_user_memory and not config.is_user_managed:
+            self.errors.refuse(
+                "Engine was built with BuilderFlag::kREQUIRE_USER_ALLOCATION. Execution context creation requires "
+                "ExecutionContextAllocationStrategy::kUSER_MANAGED allocation strategy."
+            )
+            return None
+        if self.device.free_bytes < (1 if config.is_user_managed else self.device_memory_size_v2):
+            self.errors.refuse("Cuda failure: 2 (out of memory)")
+            return None
         if self._weights is None:
             self._weights = self._resident(self._budget_bytes)
-        context = SimulatedContext(self, config or RuntimeConfig())
+        context = SimulatedContext(self, config)
         self._contexts.append(weakref.ref(context))
         return context
 

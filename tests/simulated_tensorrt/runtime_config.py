@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 ENVIRONMENT = "simulated GPU"
 """A cache of another environment is refused."""
@@ -37,6 +38,11 @@ class RuntimeConfig:
         self.cuda_graph_strategy: object = None
         self.dynamic_shapes_kernel_specialization_strategy: object = None
         self.cache: RuntimeCache | None = None
+        self.is_user_managed = False
+
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+        """Choose who gives contexts their scratch memory."""
+        self.is_user_managed = strategy.name == "USER_MANAGED"
 
     def create_runtime_cache(self) -> RuntimeCache:
         """Return an empty cache."""

@@ -1,6 +1,6 @@
 """The only importer of TensorRT: full `tensorrt` or `tensorrt_rtx`, as a value that is passed along."""
 
-from trtkit.backends.backend import BACKENDS, Backend, Features, choose_backend, load_backend
+from trtkit.backends.backend import BACKENDS, Backend, Features, choose_backend, load_backend, runs_on, supported_gpus
 from trtkit.backends.gpu import Gpu, driver_version, list_gpus
 
 __all__ = [
@@ -12,4 +12,6 @@ __all__ = [
     "driver_version",
     "list_gpus",
     "load_backend",
+    "runs_on",
+    "supported_gpus",
 ]

@@ -137,3 +137,16 @@ def choose_backend(name: str = "auto") -> str:
         return name
     has_tensorrt = importlib.util.find_spec("tensorrt") is not None
     return "tensorrt" if has_tensorrt and list_gpus() else "tensorrt_rtx"
+
+
+def runs_on(name: str, compute_capability: int) -> bool:
+    """Whether a library runs on a GPU; of full TensorRT, which builds on the GPU itself, that is always assumed."""
+    known = BACKENDS[name].features.compute_capabilities
+    return not known or compute_capability in known or compute_capability // 10 == known[-1] // 10
+
+
+def supported_gpus(name: str) -> str:
+    """Return the compute capabilities that a library runs on, such as `7.5, 8.0 and 12.x`; empty if it lists none."""
+    known = BACKENDS[name].features.compute_capabilities
+    versions = [f"{each / 10:.1f}" for each in known if each // 10 != known[-1] // 10]
+    return f"{', '.join(versions)} and {known[-1] // 10}.x" if known else ""

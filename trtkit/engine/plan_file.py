@@ -107,7 +107,7 @@ def _builder_config(backend: Backend, network: WrittenNetwork, request: PlanRequ
         config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
     if options.weight_streaming:
         config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
-    elif _can_be_captured(backend, network.definition):
+    elif can_be_captured(backend, network.definition):
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     config.builder_optimization_level = options.optimization_level
     builder.max_threads = options.max_threads
@@ -126,7 +126,7 @@ def _builder_config(backend: Backend, network: WrittenNetwork, request: PlanRequ
     return config
 
 
-def _can_be_captured(backend: Backend, definition: Any) -> bool:
+def can_be_captured(backend: Backend, definition: Any) -> bool:
     """Whether a CUDA graph can hold the engine, if TensorRT allocates nothing while it runs.
 
     TensorRT-RTX has a flag for that, and refuses it where sizes follow from data.

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trtkit.backends import list_gpus
+
 if TYPE_CHECKING:
     from trtkit.backends import Backend
 
-# What a machine without a GPU reports all the time; it is never the fault.
+# What a machine without a GPU reports all the time; with one it is the fault.
 _NOISE = ("cudaError", "Cuda failure", "CUDA initialization")
 
 
 def reason_of(error: Any) -> str:
     """Return what a parser's error says, without the noise of a missing GPU."""
-    lines = [line for line in error.desc().splitlines() if not any(noise in line for noise in _NOISE)]
+    lines = [line for line in error.desc().splitlines() if not _is_noise(line)]
     return "\n".join(lines).removeprefix("Assertion failed: ").strip() or "no reason given"
 
 
-def error_recorder(backend: Backend) -> Any:
+def error_recorder(backend: Backend, *, has_gpu: bool = False) -> Any:
     """Return an IErrorRecorder that keeps descriptions in `texts`, without the noise of a missing GPU.
 
     It belongs to one network, where a logger is shared by the whole process.
+    has_gpu: whether engines run here, so that nothing is noise; otherwise the driver is asked.
     """
     trt = backend.trt
 
@@ -32,7 +35,7 @@ def error_recorder(backend: Backend) -> Any:
             self.texts: list[str] = []
 
         def report_error(self, _code: Any, description: str) -> bool:
-            if not any(noise in description for noise in _NOISE):
+            if has_gpu or not _is_noise(description):
                 self.texts.append(description)
             return False
 
@@ -52,3 +55,7 @@ def error_recorder(backend: Backend) -> Any:
             self.texts.clear()
 
     return Recorder()
+
+
+def _is_noise(text: str) -> bool:
+    return any(noise in text for noise in _NOISE) and not list_gpus()

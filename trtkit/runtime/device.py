@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from trtkit.errors import RankError
+from trtkit.backends import runs_on, supported_gpus
+from trtkit.config.targets import load_target
+from trtkit.errors import BackendError, RankError
 from trtkit.runtime.communicator import NcclCommunicator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trtkit.arrays import Array
+    from trtkit.bundle.manifest import Manifest
     from trtkit.reference import Rank
     from trtkit.runtime.communicator import Communicator
 
@@ -95,10 +98,14 @@ class Stream(Protocol):
 
 
 class Device(Protocol):
-    """Memory that engines work on, memory_bytes of it. name: for people."""
+    """Memory that engines work on, memory_bytes of it. name: for people.
+
+    compute_capability: 10 * major + minor; None if it is not a GPU.
+    """
 
     name: str
     memory_bytes: int
+    compute_capability: int | None
 
     @property
     def free_bytes(self) -> int:
@@ -128,6 +135,30 @@ def find_device(index: int | None = None) -> Device | None:
             raise RankError(f"the rank needs GPU {index}; this machine has {count}", "ranks", fix)
         use_device(index)
     return CudaDevice()
+
+
+def find_device_for(backend: str) -> Device | None:
+    """Return the current GPU if a TensorRT library's engines run on it, else None."""
+    device = find_device()
+    return None if device is None or not _is_supported(device, backend) else device
+
+
+def check_device(device: Device, manifest: Manifest) -> None:
+    """Raise BackendError if a bundle's engines do not run on a device: before a plan, which may be large, is read."""
+    backend, targets = manifest.backend.name, load_target(manifest.config.target).compute_capabilities
+    if not _is_supported(device, backend):
+        what = f"`{backend}` runs on GPUs of compute capability {supported_gpus(backend)}"
+        fix = "use `--runtime reference`, or build with full TensorRT on this GPU: `--target local-gpu`"
+    elif targets and device.compute_capability not in (None, *targets):
+        what = f"the engine was built for compute capability {', '.join(f'{each / 10:.1f}' for each in targets)}"
+        fix = "build it with this GPU's `--target`, or use `--runtime reference`"
+    else:
+        return
+    raise BackendError(f"{what}; {device.name} has {(device.compute_capability or 0) / 10:.1f}", "GPU", fix)
+
+
+def _is_supported(device: Device, backend: str) -> bool:
+    return device.compute_capability is None or runs_on(backend, device.compute_capability)
 
 
 def release_memory() -> None:
@@ -169,6 +200,8 @@ class CudaDevice:
     def __init__(self) -> None:
         self.name: str = torch.cuda.get_device_name()
         self.memory_bytes: int = torch.cuda.mem_get_info()[1]
+        major, minor = torch.cuda.get_device_capability()
+        self.compute_capability: int | None = 10 * major + minor
 
     @property
     def free_bytes(self) -> int:

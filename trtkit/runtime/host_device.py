@@ -10,10 +10,12 @@ import math
 import os
 import weakref
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from trtkit.errors import ExecutionError
 from trtkit.runtime.communicator import HostCommunicator
@@ -36,6 +38,7 @@ class HostDevice:
     def __init__(self, *, hurries: bool = False) -> None:
         self.hurries = hurries
         self.name = "host memory"
+        self.compute_capability: int | None = None
         self.memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.streams: dict[int, HostStream] = {}
         self.communicators: dict[int, Rank] = {}
@@ -131,7 +134,7 @@ class HostStream:
     def run(self, work: Callable[[], object]) -> None:
         """Keep `work` until somebody waits, or record it in the graph that is captured."""
         calls = self.pending if self._device.capturing is None else self._device.capturing.calls
-        calls.append(work)
+        calls.append(_without_owning(work, self._device))
         if self._hurries and self._device.capturing is None:
             self.synchronize()
 
@@ -200,3 +203,42 @@ class HostStream:
         finally:
             self._device.capturing = None
         return graph
+
+
+class _Borrowed:
+    """A tensor in the caller's memory, which the caller may drop before the stream reads it, as on a GPU."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self._view = tensor.storage_offset(), tensor.shape, tensor.stride()
+        self._dtype = tensor.dtype
+
+    def read(self) -> torch.Tensor:
+        """Return the tensor. Raises ExecutionError if its memory was given back."""
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
+        if storage is None:
+            what = "the caller's memory was given back before the stream has read it"
+            raise ExecutionError(what, "stream", "allocate it in the work that reads it, or keep it")
+        return torch.empty(0, dtype=self._dtype).set_(storage, *self._view)
+
+
+def _without_owning(work: Callable[[], object], device: HostDevice) -> Callable[[], object]:
+    """Return work that does not keep the caller's memory alive. What is copied, a GPU has staged by then."""
+    if not isinstance(work, partial) or getattr(work.func, "__name__", "") == "copy_":
+        return work
+
+    def lend(value: object) -> object:
+        if isinstance(value, list | tuple) and type(value) in (list, tuple):
+            return type(value)(lend(each) for each in value)
+        if isinstance(value, torch.Tensor) and value.numel() and not device.holds(value.data_ptr(), 1):
+            return _Borrowed(value)
+        return value
+
+    function, lent, keywords = work.func, [lend(each) for each in work.args], work.keywords
+    return lambda: function(*map(_returned, lent), **keywords)
+
+
+def _returned(value: object) -> object:
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(_returned(each) for each in value)
+    return value.read() if isinstance(value, _Borrowed) else value

@@ -54,7 +54,7 @@ class LoadedEngine:
         self.backend, self.stream = backend, stream
         self._logger = backend.logger()
         self._runtime = backend.trt.Runtime(self._logger)
-        self.errors = error_recorder(backend)
+        self.errors = error_recorder(backend, has_gpu=True)
         self._runtime.error_recorder = self.errors
         self._engine = self._runtime.deserialize_cuda_engine(_mapped(plan))
         if self._engine is None:
@@ -69,6 +69,7 @@ class LoadedEngine:
         self.outputs = {each.name: each for each in tensors if each.name not in self.inputs}
         self._cache = RuntimeCache(backend.trt, self._engine, cache, is_captured=is_captured)
         self._contexts: dict[int, Context] = {}
+        self._scratch: torch.Tensor | None = None
         self._keep_kernels = weakref.finalize(self, self._cache.save)  # once: when closed, dropped, or at the end
 
     @property
@@ -88,11 +89,12 @@ class LoadedEngine:
 
     @property
     def pending_context_bytes(self) -> int:
-        """GPU memory that the contexts of profiles that have not run yet will take, as TensorRT says, at this budget.
+        """GPU memory that the first context will take for all of them, as TensorRT says, at this budget."""
+        return self._scratch_bytes if self._scratch is None else 0
 
-        Each is made for the largest profile: `ExecutionContextAllocationStrategy.STATIC`.
-        """
-        return (self.profiles - len(self._contexts)) * int(self._engine.device_memory_size_v2)
+    @property
+    def _scratch_bytes(self) -> int:
+        return max(map(int, map(self._engine.get_device_memory_size_for_profile_v2, range(self.profiles))))
 
     def stream_weights(self, budget_bytes: int) -> None:
         """Keep `budget_bytes` of the weights on the GPU, before there is a context. Raises RequestError, BackendError.
@@ -101,16 +103,33 @@ class LoadedEngine:
         """
         if budget_bytes > self.streamable_bytes:
             raise over_budget(budget_bytes, self.streamable_bytes)
+        self.errors.clear()
         self._engine.weight_streaming_budget_v2 = budget_bytes
         if int(self._engine.weight_streaming_budget_v2) != budget_bytes:  # the binding does not tell that it failed
             what = f"TensorRT refused a weight budget of {budget_bytes} bytes{_reason(self.errors.texts)}"
             raise BackendError(what, str(self.plan))
 
     def context(self, profile: int = 0) -> Context:
-        """Return the execution context of a profile, made when it is first needed."""
+        """Return the execution context of a profile, created when it is first needed.
+
+        Raises BackendError if TensorRT refuses, such as for want of memory.
+        """
         if profile not in self._contexts:
-            self._contexts[profile] = Context(self, self._cache.execution_context(), profile)
+            self.errors.clear()
+            context = self._cache.execution_context()
+            if context is None:
+                raise BackendError(f"TensorRT refused an execution context{_reason(self.errors.texts)}", str(self.plan))
+            self._contexts[profile] = Context(self, context, profile)
         return self._contexts[profile]
+
+    def scratch(self) -> torch.Tensor:
+        """Return the device memory that all contexts share, whose work one stream puts in order.
+
+        It fits the largest profile and is kept until `close`: CUDA graphs hold its address.
+        """
+        if self._scratch is None:
+            self._scratch = self.stream.empty((max(self._scratch_bytes, 1),), torch.uint8)
+        return self._scratch
 
     def context_for(self, shapes: Mapping[str, Shape]) -> Context:
         """Return the context of the first profile that covers the inputs' shapes. Raises BackendError if none does."""
@@ -125,7 +144,7 @@ class LoadedEngine:
         """Keep what was compiled for this GPU for the next start, and drop contexts and engine."""
         self._keep_kernels()
         self._contexts.clear()
-        self._engine = self._runtime = None
+        self._engine = self._runtime = self._scratch = None
 
     def _covers(self, profile: int, name: str, shape: Shape) -> bool:
         declared = self.inputs[name].shape
@@ -152,24 +171,26 @@ class Context:
     def __init__(self, engine: LoadedEngine, context: Any, profile: int) -> None:
         self._engine, self._context = engine, context
         context.error_recorder = engine.errors
-        self._check(context.set_optimization_profile_async(profile, engine.stream.handle), f"profile {profile}")
+        scratch = engine.scratch()
+        context.set_device_memory(scratch.data_ptr(), scratch.nbytes)  # what is wrong with it, the launch says
+        self._ask(f"profile {profile}", context.set_optimization_profile_async, profile, engine.stream.handle)
 
     def set_input(self, name: str, shape: Shape, tensor: torch.Tensor) -> None:
         """Give an input its shape, and the memory [of that many elements, or more] that it is read from."""
-        self._check(self._context.set_input_shape(name, shape), f"input `{name}` {list(shape)}")
+        self._ask(f"input `{name}` {list(shape)}", self._context.set_input_shape, name, shape)
         self.set_address(name, tensor)
 
     def set_address(self, name: str, tensor: torch.Tensor) -> None:
         """Give a tensor its memory."""
-        self._check(self._context.set_tensor_address(name, tensor.data_ptr()), f"the address of `{name}`")
+        self._ask(f"the address of `{name}`", self._context.set_tensor_address, name, tensor.data_ptr())
 
     def set_output_allocator(self, name: str, allocator: Any) -> None:
         """Let an output whose size follows from the data be allocated while the engine runs."""
-        self._check(self._context.set_output_allocator(name, allocator), f"the allocator of `{name}`")
+        self._ask(f"the allocator of `{name}`", self._context.set_output_allocator, name, allocator)
 
     def set_communicator(self, communicator: Communicator) -> None:
         """Connect it with the contexts of the other ranks; returns once all of them have called this."""
-        self._check(self._context.set_communicator(communicator.handle), "the communicator of the ranks")
+        self._ask("the communicator of the ranks", self._context.set_communicator, communicator.handle)
 
     def shape(self, name: str) -> Shape:
         """Return a tensor's shape at the inputs' shapes, -1 where it follows from the data."""
@@ -184,7 +205,7 @@ class Context:
 
     def enqueue(self) -> None:
         """Put the engine's work on its stream."""
-        self._check(self._context.execute_async_v3(self._engine.stream.handle), "the engine")
+        self._ask("the engine", self._context.execute_async_v3, self._engine.stream.handle)
 
     def layer_seconds(self, run: Callable[[], object]) -> dict[str, float]:
         """Call `run`, which enqueues once; return how long each layer took, in the order they ran."""
@@ -197,10 +218,12 @@ class Context:
             self._context.profiler = None
         return dict(profiler.seconds)
 
-    def _check(self, is_accepted: bool, what: str) -> None:
-        """Raise BackendError, with what TensorRT says, if it refused."""
-        if not is_accepted:
-            raise BackendError(f"TensorRT refused {what}{_reason(self._engine.errors.texts)}", str(self._engine.plan))
+    def _ask(self, what: str, call: Callable[..., object], *arguments: object) -> None:
+        """Call TensorRT; raise BackendError, with what it says about this call, if it refuses."""
+        errors = self._engine.errors
+        errors.clear()
+        if not call(*arguments):
+            raise BackendError(f"TensorRT refused {what}{_reason(errors.texts)}", str(self._engine.plan))
 
 
 def _mapped(plan: Path) -> mmap.mmap | bytes:

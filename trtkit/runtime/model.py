@@ -104,19 +104,22 @@ def open_model(
     that TensorRT parsed, `tensorrt` the engine on the GPU, and `auto` the engine if a GPU is present.
     has_cuda_graphs: whether to capture an engine's launches once per shape and replay them.
     weight_budget_gib: GPU memory for weights, of which the others stay in host memory; all if None.
-    Raises BundleError if a file has changed since the build, BackendError if the TensorRT library is missing or does
-    not load the engine, ExecutionError for a language model, RequestError for a budget that the engines cannot have.
+    Raises BundleError if a file has changed since the build, BackendError if the TensorRT library is missing, does not
+    run on the GPU or does not load the engine, ExecutionError for a language model, RequestError for a budget that the
+    engines cannot have.
     """
     bundle = open_bundle(bundle)
     budget_bytes = weight_budget_bytes(bundle, weight_budget_gib)
     if bundle.manifest.interface == "tokens":
         fix = "use `trtkit.LLM`, or `trtkit generate`"
         raise ExecutionError("the bundle holds a language model, which takes prompts", str(bundle.path), fix)
+    device = devices.find_device() if runtime in ("tensorrt", "auto") else None
+    if device is not None:
+        devices.check_device(device, bundle.manifest)
     bundle.check_network()
     if runtime == "onnxruntime":
         return Model(bundle, _within_profiles(bundle, _onnx_runtime(bundle)), _no_layers, "ONNX Runtime, CPU")
     library = f"{bundle.manifest.backend.name} {bundle.manifest.backend.version}"
-    device = devices.find_device() if runtime in ("tensorrt", "auto") else None
     if device is not None:
         for record in bundle.manifest.engines:
             check_file(bundle.path, record)

@@ -31,9 +31,11 @@ class RuntimeCache:
     def __init__(self, trt: Any, engine: Any, file: Path | None, *, is_captured: bool) -> None:
         self._engine, self._file = engine, file
         self._config, self._cache = None, None
-        if not hasattr(engine, "create_runtime_config"):  # TensorRT for data centres compiles when it builds
+        self._strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        if not hasattr(engine, "create_runtime_config"):  # before TensorRT 11
             return
         self._config = engine.create_runtime_config()
+        self._config.set_execution_context_allocation_strategy(self._strategy)
         if is_captured and hasattr(trt, "DynamicShapesKernelSpecializationStrategy"):
             eager = trt.DynamicShapesKernelSpecializationStrategy.EAGER
             self._config.dynamic_shapes_kernel_specialization_strategy = eager
@@ -44,11 +46,11 @@ class RuntimeCache:
             self._config.set_runtime_cache(self._cache)
 
     def execution_context(self) -> Any:
-        """Return a new execution context that uses it."""
-        engine = self._engine
-        return (
-            engine.create_execution_context() if self._config is None else engine.create_execution_context(self._config)
-        )
+        """Return a new execution context that uses it, without scratch memory; None if TensorRT refuses.
+
+        Engines built with `BuilderFlag.REQUIRE_USER_ALLOCATION` take no other context, and shared memory suits all.
+        """
+        return self._engine.create_execution_context(self._strategy if self._config is None else self._config)
 
     def save(self) -> None:
         """Write the kernels for the next start; a full or read-only disk only costs time."""

@@ -45,7 +45,7 @@ def compare_engine(
     Both are given the same tokens: prompts in chunks that the engine takes, then the reference's own next tokens.
     write: returns the network.
     """
-    device = devices.find_device()
+    device = devices.find_device_for(request.backend)
     if not request.engines or device is None or grid_of(request.config) != SINGLE:
         return None
     report(Phase("compare the engine"))

@@ -161,8 +161,8 @@ class Verifier:
         return self.execution.summary() if isinstance(self.execution, RowsExecution) else None
 
     def engine(self) -> StagesExecution | None:
-        """Return the engines on the GPU, None if there are no engines or no GPU."""
-        device = devices.find_device()
+        """Return the engines on the GPU, None if there are no engines or no GPU that they run on."""
+        device = devices.find_device_for(self.backend.name)
         if not self._engines or device is None:
             return None
         names = NMS_OUTPUTS if isinstance(self.execution, RowsExecution) else self.execution.output_names

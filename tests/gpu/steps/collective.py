@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tests.gpu.networks import build_plan, relative_rms
+from tests.gpu.opened import user_managed
 from trtkit.dtypes import FP32
 from trtkit.network.graph import Graph
 from trtkit.network.trt_errors import error_recorder
@@ -37,7 +38,8 @@ def _all_reduce(place: Place, communicator: object, has_product: bool) -> Iterat
     runtime = place.backend.trt.Runtime(place.backend.logger("ERROR"))
     runtime.error_recorder = errors = error_recorder(place.backend)
     engine = runtime.deserialize_cuda_engine(plan)
-    context, stream = engine.create_execution_context(), place.device.stream()
+    stream = place.device.stream()
+    context, _scratch = user_managed(place, engine, stream)
     context.error_recorder = errors
     first, again = context.set_communicator(communicator), context.set_communicator(communicator)
     yield {"what": f"rule 19: {what}, set_communicator once", "holds": first, "seen": "; ".join(errors.texts)}

@@ -15,7 +15,7 @@ from tests.gpu.opened import SHAPE, Opened
 from trtkit.network.trt_errors import error_recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tests.gpu.place import Place
     from tests.gpu.step import Answer, Seen
@@ -187,6 +187,21 @@ def errors_go_to_the_recorder(place: Place) -> Seen:
     yield "an error was recorded", True, bool(recorder.texts)
 
 
+def contexts_need_user_memory(place: Place) -> Seen:
+    """26 and 27: only contexts with memory of the caller's, of the size that TensorRT reports, exist and run."""
+    opened = Opened.classifier(place).ready()
+    other = opened.engine.create_execution_context()
+    yield "a context with memory of its own", "kUSER_MANAGED", _word(opened.errors.texts, other)
+    opened.context.set_device_memory(0, 0)
+    yield "a launch without device memory", False, opened.launch()
+
+
+def _word(texts: Sequence[str], context: object) -> str:
+    """Return what a refusal asks for, or that there was none."""
+    told = texts[-1] if texts and context is None else "no refusal"
+    return "kUSER_MANAGED" if "kUSER_MANAGED" in told else told
+
+
 def _is_near(scores: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.allclose(scores.cpu(), expected, rtol=1e-3, atol=1e-4)
 
@@ -206,4 +221,5 @@ RULES: dict[int, Callable[[Place], Any]] = {
     17: capturable,
     18: runtime_caches,
     20: errors_go_to_the_recorder,
+    26: contexts_need_user_memory,
 }

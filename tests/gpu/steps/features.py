@@ -10,7 +10,7 @@ import torch
 
 from tests.gpu.models import classifier_config
 from tests.gpu.networks import Bound, build_plan, relative_rms
-from tests.gpu.opened import SHAPE, Opened
+from tests.gpu.opened import SHAPE, Opened, user_managed
 from trtkit.dtypes import FP32
 from trtkit.network.graph import Graph
 from trtkit.runtime.loaded_engine import LoadedEngine
@@ -114,7 +114,8 @@ def _refitted(place: Place, plan: bytes, x: torch.Tensor, new: torch.Tensor) -> 
     started = time.perf_counter()
     is_done = bool(refitter.refit_cuda_engine())
     ms = (time.perf_counter() - started) * 1e3
-    context, stream = engine.create_execution_context(), place.device.stream()
+    stream = place.device.stream()
+    context, _scratch = user_managed(place, engine, stream)
     held, y = x.cuda(), torch.empty_like(x, device="cuda")
     for name, tensor in (("x", held), ("y", y)):
         context.set_tensor_address(name, tensor.data_ptr())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tests.gpu.language import ONE_B, TINY, weights_folder
+from tests.gpu.opened import user_managed
 from tests.gpu.steps.contract import ask_rules
 from trtkit import LLM, SamplingParams
 from trtkit.config.schema import ModelConfig
@@ -72,7 +73,7 @@ def captures(place: Place) -> Seen:
     """23: no graph holds an engine that streams its weights."""
     engine = _engine(place)
     engine.stream_weights(0)
-    context = engine._engine.create_execution_context()
+    context, _scratch = user_managed(place, engine._engine, engine.stream)
     yield "a stream of weights is capturable", False, bool(context.is_stream_capturable(engine.stream.handle))
 
 

@@ -10,6 +10,7 @@ import torch
 
 from tests.models import classifier, save
 from tests.simulated_tensorrt.context import SimulatedError
+from tests.simulated_tensorrt.runtime import ACTIVATION_BYTES
 from trtkit.backends import load_backend
 from trtkit.config.load import config_for_source
 from trtkit.engine.build import build_bundle
@@ -49,6 +50,12 @@ def stream(gpu: Simulated) -> HostStream:
 def engine(gpu: Simulated, bundle: Bundle, stream: HostStream) -> LoadedEngine:
     gpu.plans.add(bundle)
     return LoadedEngine(BACKEND, bundle.engine_path(), stream)
+
+
+def user_managed_context(engine: Any) -> Any:
+    config = engine.create_runtime_config()
+    config.set_execution_context_allocation_strategy(BACKEND.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+    return engine.create_execution_context(config)
 
 
 def ready(engine: LoadedEngine, stream: HostStream, profile: int = 0) -> tuple[Context, Any, Any]:
@@ -142,7 +149,9 @@ def test_two_contexts_do_not_run_on_one_profile_at_once(
     context, _, _ = ready(engine, stream)
     context.enqueue()
     simulated = gpu.runtimes[-1].engines[-1]
-    second, other_stream = simulated.create_execution_context(), gpu.device.stream()
+    second, other_stream = user_managed_context(simulated), gpu.device.stream()
+    own = other_stream.empty((simulated.device_memory_size_v2,), torch.uint8)
+    second.set_device_memory(own.data_ptr(), own.nbytes)
     second.error_recorder = recorder = error_recorder(BACKEND)
     (x,), (y,) = engine.inputs, engine.outputs
     image, scores = other_stream.empty(SHAPE, torch.float32), other_stream.empty(OUTPUT, torch.float32)
@@ -211,3 +220,87 @@ def test_kernels_are_compiled_once_for_a_gpu(
         loaded.close()
         compiled.append(len(gpu.runtimes[-1].engines[-1].compiled))
     assert compiled == [1, 0, 1, 1]
+
+
+def test_contexts_of_an_engine_share_scratch_memory_of_the_largest_profile(
+    gpu: Simulated, engine: LoadedEngine, stream: HostStream
+) -> None:
+    held = gpu.device.allocated_bytes
+    assert engine.pending_context_bytes == ACTIVATION_BYTES
+    launches = [ready(engine, stream, profile) for profile in (1, 0)]
+    assert ACTIVATION_BYTES < gpu.device.allocated_bytes - held < 2 * ACTIVATION_BYTES
+    assert engine.pending_context_bytes == 0
+    for context, _, _ in launches:
+        context.enqueue()
+    stream.synchronize()
+    assert not any(scores.isnan().any() for _, _, scores in launches)
+
+
+def test_an_engine_that_requires_user_memory_gives_no_other_context(gpu: Simulated, engine: LoadedEngine) -> None:
+    simulated = gpu.runtimes[-1].engines[-1]
+    assert simulated.create_execution_context() is None
+    assert "requires ExecutionContextAllocationStrategy::kUSER_MANAGED" in engine.errors.texts[-1]
+    context = user_managed_context(simulated)
+    context.set_device_memory(1, ACTIVATION_BYTES)
+    assert engine.errors.texts[-1] == "setDeviceMemoryV2: the memory is not aligned to 256 bytes"
+
+
+@pytest.mark.parametrize("fault", ["none", "small", "given back", "in use"])
+def test_device_memory_is_large_enough_and_not_in_use(
+    fault: str, gpu: Simulated, engine: LoadedEngine, stream: HostStream, bundle: Bundle
+) -> None:
+    context, _image, _scores = ready(engine, stream)
+    raw, scratch = context._context, engine.scratch()
+    if fault == "in use":
+        other = LoadedEngine(BACKEND, bundle.engine_path(), gpu.device.stream())
+        second, *_memory = ready(other, other.stream)
+        second._context.set_device_memory(scratch.data_ptr(), scratch.nbytes)
+        second.enqueue()
+        with pytest.raises(BackendError, match="`device memory` is in use on stream 2"):
+            context.enqueue()
+    elif fault == "given back":
+        context.enqueue()
+        engine._scratch = scratch = None
+        with pytest.raises(SimulatedError, match=f"`device memory` needs {ACTIVATION_BYTES} bytes"):
+            stream.synchronize()
+    else:
+        raw.set_device_memory(scratch.data_ptr(), 256 if fault == "small" else 0)
+        with pytest.raises(BackendError, match=f"needs {ACTIVATION_BYTES} bytes of device memory"):
+            context.enqueue()
+
+
+def test_a_full_device_gives_no_context_and_says_so(gpu: Simulated, engine: LoadedEngine) -> None:
+    gpu.device.memory_bytes = gpu.device.allocated_bytes
+    with pytest.raises(BackendError, match=r"refused an execution context: Cuda failure: 2 \(out of memory\)"):
+        engine.context(0)
+
+
+def test_a_refusal_names_its_own_reason_only(
+    engine: LoadedEngine, stream: HostStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, _, _ = ready(engine, stream)
+    engine.errors.report_error(None, "an error of before")
+    monkeypatch.setattr(type(context._context), "execute_async_v3", lambda *_: False)
+    with pytest.raises(BackendError, match=r"TensorRT refused the engine$"):
+        context.enqueue()
+
+
+@pytest.mark.parametrize("gpus", [(), ("a GPU",)])
+def test_cuda_errors_of_a_build_are_noise_only_without_a_gpu(
+    gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtkit.network.trt_errors.list_gpus", lambda: gpus)
+    recorder = error_recorder(BACKEND)
+    recorder.report_error(None, "Cuda failure: 2 (out of memory)")
+    assert len(recorder.texts) == len(gpus)
+
+
+def test_memory_that_the_caller_drops_is_not_kept_by_a_streams_work(stream: HostStream) -> None:
+    array, places = stream.empty((4,), torch.float32), torch.tensor([1])
+    stream.run(partial(array.index_fill_, 0, places, 1.0))
+    stream.synchronize()
+    assert array[1] == 1
+    stream.run(partial(array.index_fill_, 0, places, 2.0))
+    del places
+    with pytest.raises(ExecutionError, match="the caller's memory was given back before the stream has read it"):
+        stream.synchronize()

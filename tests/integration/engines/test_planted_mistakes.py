@@ -10,6 +10,8 @@ from tests import tiny_llm
 from tests.integration.engines.planted import planted
 from trtkit import LLM, SamplingParams
 from trtkit.bundle.bundle import Bundle, open_bundle
+from trtkit.runtime.decoder import KvCache
+from trtkit.runtime.host_device import HostStream
 
 if TYPE_CHECKING:
     from tests.simulated_tensorrt import Simulated
@@ -94,3 +96,15 @@ def test_graphs_that_hold_the_addresses_of_smaller_buffers_are_seen(bundle: Bund
         except Exception:  # an error shows it too
             is_seen = True
     assert is_seen
+
+
+def test_a_call_waits_for_its_callers_work_before_it_touches_caches(
+    bundle: Bundle, gpu: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.plans.add(bundle)
+    events: list[str] = []
+    monkeypatch.setattr(HostStream, "wait_for_current", lambda _: events.append("wait"))
+    monkeypatch.setattr(KvCache, "place", lambda _, call: (events.append("place"), call)[1])
+    LLM(bundle, runtime="tensorrt").generate(PROMPTS[:1], tiny_llm.GREEDY)
+    assert events[:2] == ["wait", "place"]
+    assert events == ["wait", "place"] * (len(events) // 2)

@@ -17,9 +17,12 @@ from trtkit.network.input_spec import BATCH, Axis, InputSpec
 from trtkit.quantized_matrix import KvQuantization
 from trtkit.runtime.decoder import CacheForm, Call, DecoderNetwork, KvCache, ReferenceDecoder, SavedSequence
 from trtkit.runtime.decoder.cached_places import NewTokens
+from trtkit.runtime.decoder.paged_cache import open_cache
+from trtkit.runtime.host_device import HostDevice
 
 if TYPE_CHECKING:
     from trtkit.quantization_methods import CacheFormat
+    from trtkit.runtime.device import Stream
 
 PROMPT = [5, 17, 3, 66, 21, 9, 9, 40, 12, 33, 7]
 SHAPES = {"past_key_0": (2, 4), "past_value_0": (2, 4), "past_key_1": (1, 6)}
@@ -230,3 +233,25 @@ def test_moving_copies_one_token_of_each_slot(dtype: torch.dtype) -> None:
         expected = before[name].float()
         expected[2][:, 1], expected[0][:, 2] = expected[2][:, 7].clone(), expected[0][:, 3].clone()
         assert torch.equal(array.float(), expected)
+
+
+@pytest.mark.parametrize("is_paged", [False, True])
+def test_work_on_a_stream_uses_no_memory_that_its_caller_drops(is_paged: bool) -> None:
+    """Indices of a move, of copied pages and of a loaded sequence; late streams give what none gives."""
+    first, tokens_axis = (Axis("pages"), Axis("page_tokens", 4)) if is_paged else (BATCH, Axis("cached_tokens", 8))
+    axes = (first, Axis("key_value_heads", 2), tokens_axis, Axis("head_dim", 3))
+    spec = InputSpec("past_key_0", "fp32", axes, "cache")
+
+    def tokens(stream: Stream | None) -> list[list[int]]:
+        held = open_cache([spec], (3, 8), lambda _: torch.float32, stream)
+        random = torch.Generator().manual_seed(0)
+        form = held.form(7)
+        for slot in (0, 1):
+            data = torch.randn(form.size_bytes // 4, generator=random).view(torch.uint8)
+            held.load(slot, SavedSequence(form, data))
+        held.share(0, 2, 7)
+        held.place(Call(2, np.zeros((1, 1), np.int64), np.array([7]), np.array([1])))
+        held.move(np.array([2, 1]), np.array([6, 3]), np.array([1, 2]))
+        return [held.save(slot, 7).data.tolist() for slot in range(3)]
+
+    assert tokens(HostDevice().stream()) == tokens(None)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-Place = tuple[torch.Tensor, torch.Tensor]
-"""Indices of the first axis of caches and of that of tokens, [R] each."""
+from trtkit.runtime.device import to_device
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.runtime.sequences import Ints
+
+Place = tuple["Ints", "Ints"]
+"""Indices of the first axis of caches and of that of tokens, [R] int64 each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,9 +31,12 @@ class NewTokens:
     table: torch.Tensor | None = None
 
 
-def copy_places(array: torch.Tensor, source: Place, target: Place) -> None:
-    """Copy tokens within caches [slots or pages, K, T, H]."""
-    array[target[0], :, target[1]] = array[source[0], :, source[1]]
+def copy_places(arrays: Sequence[torch.Tensor], source: Place, target: Place) -> None:
+    """Copy tokens within caches [slots or pages, K, T, H], with indices on the stream that runs this."""
+    device = arrays[0].device
+    (rows, places), (new_rows, new_places) = ([to_device(each, device) for each in place] for place in (source, target))
+    for array in arrays:
+        array[new_rows, :, new_places] = array[rows, :, places]
 
 
 def codes(array: torch.Tensor) -> torch.Tensor:

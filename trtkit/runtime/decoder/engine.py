@@ -88,10 +88,10 @@ class EngineDecoder:
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
         call.check(self.slots, self.max_length)
+        self._stream.wait_for_current()  # which may read the last call's logits, or write what this one reads
         call = self.cache.place(call)
         self.cache.advance(call.rows, call.starts, call.counts)
         self.cache.begin(call)
-        self._stream.wait_for_current()  # which may still read the last call's logits
         self.reserve(call.ids.size)
         if call.runs_together:
             self._run(call, draw)

@@ -14,13 +14,12 @@ from trtkit.runtime.decoder.cache_size import page_tokens_of
 from trtkit.runtime.decoder.cached_places import codes, copy_places
 from trtkit.runtime.decoder.host_blocks import LocalBlocks
 from trtkit.runtime.decoder.saved import CacheArray, CacheForm, SavedSequence, check_saved, check_tokens
-from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from trtkit.network.input_spec import InputSpec
-    from trtkit.runtime.decoder.cached_places import NewTokens
+    from trtkit.runtime.decoder.cached_places import NewTokens, Place
     from trtkit.runtime.decoder.call import Call
     from trtkit.runtime.device import Stream
     from trtkit.runtime.paging import PageTables
@@ -178,10 +177,8 @@ class KvCache:
 
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
         """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
-        for spec in self.specs:
-            array = codes(self._arrays[spec.name])
-            source, target = (self._place_of(slots, each, array.device) for each in (sources, targets))
-            self._run(partial(copy_places, array, source, target))
+        arrays = [codes(self._arrays[spec.name]) for spec in self.specs]
+        self._run(partial(copy_places, arrays, *(self._place_of(slots, each) for each in (sources, targets))))
 
     def form(self, tokens: int) -> CacheForm:
         """Return what a saved sequence of `tokens` tokens is."""
@@ -263,9 +260,9 @@ class KvCache:
         slots = torch.arange(tokens.first_slot, tokens.first_slot + rows, device=device)
         return slots[:, None], tokens.starts[:, None] + torch.arange(size, device=device)
 
-    def _place_of(self, slots: Ints, places: Ints, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return where cached tokens lie: indices of the first axis and of that of tokens, [R] each."""
-        return to_device(slots, device), to_device(places, device)
+    def _place_of(self, slots: Ints, places: Ints) -> Place:
+        """Return where cached tokens lie."""
+        return slots.astype(np.int64), places.astype(np.int64)
 
     def _check_position(self, slot: int, count: int) -> None:
         if self.states and self.positions[slot] != count:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from trtkit.network.input_spec import InputSpec
-    from trtkit.runtime.decoder.cached_places import NewTokens
+    from trtkit.runtime.decoder.cached_places import NewTokens, Place
     from trtkit.runtime.decoder.call import Call
     from trtkit.runtime.device import Stream
     from trtkit.runtime.sequences import Ints
@@ -117,17 +117,16 @@ class PagedCache(KvCache):
         return (first, *spec.shape[1:])
 
     def _read(self, name: str, slot: int, count: int) -> torch.Tensor:
-        pages = self._pages(slot, count)
         array = self._arrays[name]
-        by_page = codes(array)[pages]  # [n, K, page_tokens, H]
+        by_page = codes(array)[to_device(self._page_numbers(slot, count), array.device)]  # [n, K, page_tokens, H]
         return by_page.transpose(0, 1).flatten(1, 2)[:, :count].view(array.dtype)
 
     def _write(self, name: str, slot: int, values: torch.Tensor) -> None:
-        pages, array = self._pages(slot, values.shape[1]), codes(self._arrays[name])
+        pages, array = self._page_numbers(slot, values.shape[1]), codes(self._arrays[name])
         whole = torch.zeros(values.shape[0], len(pages) * self._page_size, values.shape[2], dtype=array.dtype)
         whole[:, : values.shape[1]] = codes(values)
-        by_page = whole.view(values.shape[0], len(pages), self._page_size, -1).transpose(0, 1).to(array.device)
-        self._run(partial(array.__setitem__, pages, by_page))
+        by_page = whole.view(values.shape[0], len(pages), self._page_size, -1).transpose(0, 1)
+        self._run(lambda: array.__setitem__(to_device(pages, array.device), by_page.to(array.device)))
 
     def _copy_tokens(self, source: int, target: int, tokens: slice) -> None:
         """Let `target` read the pages of `source`; what it writes later goes to copies."""
@@ -137,9 +136,8 @@ class PagedCache(KvCache):
     def _copy_pages(self, copies: PageCopies) -> None:
         if not copies.sources:
             return
-        sources, targets = (torch.tensor(pages, device=self._device) for pages in copies)
-        for spec in self.specs:
-            self._run(partial(_copy_rows, codes(self._arrays[spec.name]), sources, targets))
+        arrays = [codes(self._arrays[spec.name]) for spec in self.specs]
+        self._run(partial(_copy_rows, arrays, *(np.array(pages, np.int64) for pages in copies)))
 
     def _places(self, tokens: NewTokens, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return pages and places in them [R, S]; padding goes to page 0."""
@@ -150,14 +148,12 @@ class PagedCache(KvCache):
         pages = tokens.table.long().gather(1, at)
         return torch.where(new < tokens.counts[:, None], pages, 0), places % self._page_size
 
-    def _place_of(self, slots: Ints, places: Ints, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def _place_of(self, slots: Ints, places: Ints) -> Place:
         """Return the pages of cached tokens, and their places in them."""
-        pages = self.table[slots, places // self._page_size].astype(np.int64)
-        return to_device(pages, device), to_device(places % self._page_size, device)
+        return self.table[slots, places // self._page_size].astype(np.int64), places % self._page_size
 
-    def _pages(self, slot: int, count: int) -> torch.Tensor:
-        pages = self.table[slot, : -(-count // self._page_size)].astype(np.int64)
-        return torch.from_numpy(pages).to(self._device)
+    def _page_numbers(self, slot: int, count: int) -> Ints:
+        return self.table[slot, : -(-count // self._page_size)].astype(np.int64)
 
     @property
     def _device(self) -> torch.device:
@@ -181,5 +177,8 @@ def open_cache(
     return KvCache(specs, sizes, dtype_of, stream)
 
 
-def _copy_rows(array: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-    array[targets] = array[sources]
+def _copy_rows(arrays: Sequence[torch.Tensor], sources: Ints, targets: Ints) -> None:
+    """Copy pages within each array, with indices on the stream that runs this."""
+    source, target = (to_device(numbers, arrays[0].device) for numbers in (sources, targets))
+    for array in arrays:
+        array[target] = array[source]

@@ -117,6 +117,7 @@ def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Dev
     from trtkit.runtime.decoder.engine import EngineDecoder
     from trtkit.runtime.decoder.plan import DecoderPlan
 
+    devices.check_device(device, bundle.manifest)
     bundle.check_files()
     backend, plan = load_backend(bundle.manifest.backend.name), DecoderPlan.of(bundle, peers.rank)
     has_cuda_graphs = options.how.has_cuda_graphs and peers.members is None

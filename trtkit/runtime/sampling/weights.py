@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from trtkit.runtime.sampling.boundary import boundary, mass
+from trtkit.runtime.sampling.draw import GROUP, pick
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,6 @@ _LOG2_E = log2(np.e)
 _MOST_EXPONENT = 64  # fp32 ends at 2^128, and V of them are added
 _LEAST_EXPONENT = -200.0  # weighs nothing
 _GROUPS = 64
-_BLOCK = 512
 _FEW = 8  # a row's part of 8 and less is computed apart
 _NEAR = 1e-6  # relative; scores further apart stay apart when they are divided
 
@@ -55,11 +55,11 @@ class Filters:
 
 
 class Workspace:
-    """Memory that rows of one width use one after another: arrays in fp32, one in fp64 for the CDF."""
+    """Memory that rows of one width use one after another: arrays in fp32, one in fp64 for sums."""
 
     def __init__(self, width: int) -> None:
         self.values, self.spare, self.keys = np.empty((3, width), np.float32)
-        self.cdf = np.empty(-(-width // _BLOCK) * _BLOCK)
+        self.sums = np.empty(-(-width // GROUP) * GROUP)
 
 
 class Weights:
@@ -100,12 +100,8 @@ class Weights:
         return places if self.ids is None else self.ids[places]
 
     def pick(self, uniform: float) -> int:
-        """Return the token where the CDF passes `uniform`, summed in fp64 in order: blocks, then those in one block.
-
-        What weighs nothing is never picked, whatever the number.
-        """
-        place = _picked(self.values, uniform, self.space.cdf)
-        return place if self.ids is None else int(self.ids[place])
+        """Return the token that a number draws. What weighs nothing is never picked, whatever the number."""
+        return pick(self.values, self.ids, uniform, self.space.sums)
 
 
 def row_weights(scores: Array, numbers: Filters, space: Workspace) -> Weights | None:
@@ -208,22 +204,3 @@ def _unlikely(weights: Weights, mean: np.float32, may_go: float) -> float:
     least = 0.98 * may_go / len(weights.values)
     is_far = least > 0 and 2 * mean - log2(least) >= log2(float(weights.values.max()))
     return least / 2 if is_far else 0.0
-
-
-def _picked(weights: Array, uniform: float, cdf: Array) -> int:
-    rows = -(-len(weights) // _BLOCK)
-    wide = cdf[: rows * _BLOCK]
-    wide[: len(weights)] = weights
-    wide[len(weights) :] = 0
-    wide = wide.reshape(rows, _BLOCK)
-    ends = np.einsum("ij->i", wide).cumsum()
-    # Rounding may bring the product to the end itself, past every token.
-    target = min(uniform * ends[-1], np.nextafter(ends[-1], 0.0))
-    block = int(np.searchsorted(ends, target, "right"))
-    inner = wide[block].cumsum()
-    if block:
-        inner += ends[block - 1]
-    place = int(np.searchsorted(inner, target, "right"))
-    if place == _BLOCK:  # the block's sum was rounded up
-        place = int(np.flatnonzero(wide[block])[-1])
-    return block * _BLOCK + place

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chisquare, kstest
 
 from tests.unit.runtime.sampling.rows import Rows, transformers_scores
-from trtkit.runtime.sampling.draw import BLOCK, Uniform, draw, uniform_block
+from trtkit.runtime.sampling.draw import BLOCK, Uniform, draw, noise, uniform_block
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.sampling.settings import sequence_seed
 
@@ -91,9 +91,25 @@ def test_barred_tokens_are_never_drawn_at_the_edges(uniform: float) -> None:
     assert places[1:].tolist() == [8, 0]
 
 
-def test_the_edges_of_the_numbers_draw_the_first_and_the_last_token() -> None:
-    scores = torch.tensor([[-torch.inf, 0.0, 1.0, 0.0, -torch.inf]]).expand(2, -1)
-    assert draw(scores, np.array([0.0, 1 - 2**-53])).tolist() == [1, 3]
+def test_noise_is_that_of_splitmix64() -> None:
+    """Values published for the seed 1234567 (Rosetta Code, Pseudo-random numbers/Splitmix64)."""
+    published = np.array(
+        [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431], np.uint64
+    )
+    expected = -np.log(((published >> np.uint64(12)).astype(np.float64) + 0.5) / 2**52)
+    assert np.array_equal(noise(np.array([1234567]), np.arange(4)), expected)
+
+
+def test_rounding_changes_no_draw_of_a_large_vocabulary() -> None:
+    """Logits a millionth apart, as batches give them: of 2,000 draws by inverse CDF, several would differ."""
+    settings: list[dict[str, Any]] = [{"temperature": 1.3, "top_p": 0.9}, {"min_p": 0.02}, {}, {"typical_p": 0.9}]
+    params = [SamplingParams(seed=row, max_tokens=99, **settings[row % 4]) for row in range(40)]
+    exact, rounded = Rows(49_152, params), Rows(49_152, params)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        logits, error = torch.randn(2, 40, 49_152, generator=generator)
+        tokens = exact.step(logits).tokens
+        assert rounded.step(logits * (1 + 1e-6 * error)).tokens.tolist() == tokens.tolist()
 
 
 MIXED: list[dict[str, Any]] = [

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.sampling.columns import Columns
 
 # A row that does not draw: the first of its largest scores.
-_GREEDY = {"temperature": 1.0, "top_k": 1.0, "below": 0.0, "min_p": 0.0, "typical": 1.0, "uniform": 0.0}
+_GREEDY = {"temperature": 1.0, "top_k": 1.0, "below": 0.0, "min_p": 0.0, "typical": 1.0, "uniform": 1.0}
 
 
 def has_triton() -> bool:

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from trtkit.network.aot import Kernel, pointer
+from trtkit.runtime.sampling.draw import FIRST_GROUP, GROUP
 
 if TYPE_CHECKING:
     import torch
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 BLOCK = 1024
 """Tokens that a program looks at at a time."""
 NUMBERS = ("temperature", "repetition", "presence", "frequency", "top_k", "below", "min_p", "typical", "uniform")
-"""Columns of the numbers of a row. A uniform number below 0 leaves the row out."""
+"""Columns of the numbers of a row. A uniform number below 0 leaves the row out, 1 takes the first of the largest."""
 _WARPS = 16
 _WAYS = tl.constexpr(16)
 _LEAST = tl.constexpr(-(2**31))
 _MOST = tl.constexpr(2**31 - 1)
 _INFINITY = tl.constexpr(0x7F800000)  # its bits
+_FIRST_GROUP = tl.constexpr(FIRST_GROUP)
 _NEVER = tl.constexpr(float("-inf"))
 _BY_COUNT, _BY_WEIGHT, _BY_DISTANCE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
@@ -153,25 +155,41 @@ def _weights(scores, place, V, top, center, furthest):
 
 
 @triton.jit
-def _draw(scores, V, top, center, furthest, uniform, BLOCK: tl.constexpr):
-    """Return the token where the CDF passes `uniform`, summed in fp64 in the order of tokens."""
-    total = tl.full((), 0.0, tl.float64)
-    for start in range(0, V, BLOCK):
-        weight = _weights(scores, start + tl.arange(0, BLOCK), V, top, center, furthest)
-        total += tl.reduce(weight, 0, _add)
-    target = uniform * total
-    target = tl.where(target < total, target, total * (1.0 - 2.0**-53))
-    token, base = tl.full((), -1, tl.int32), tl.full((), 0.0, tl.float64)
+def _noise(key, number):
+    """Return exponential noise in fp64: `noise` of `draw.py`."""
+    bits = key.to(tl.uint64) + (number.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
+    bits = bits ^ (bits >> 31)
+    return -tl.log(((bits >> 12).to(tl.float64) + 0.5) * 2.0**-52)
+
+
+@triton.jit
+def _draw(scores, V, top, center, furthest, uniform, GROUP: tl.constexpr):
+    """Return the token that wins: first the group of the largest sum / noise, then its largest weight / noise."""
+    key = (uniform * 2.0**53).to(tl.int64)
+    best, winner = tl.full((), -1.0, tl.float64), tl.full((), 0, tl.int32)
+    for start in range(0, V, GROUP):
+        weight = _weights(scores, start + tl.arange(0, GROUP), V, top, center, furthest)
+        group = tl.full((), _FIRST_GROUP, tl.int64) + start // GROUP
+        value = tl.reduce(weight, 0, _add) / _noise(key, group)
+        winner = tl.where(value > best, start, winner)
+        best = tl.where(value > best, value, best)
+    place = winner + tl.arange(0, GROUP)
+    values = _weights(scores, place, V, top, center, furthest) / _noise(key, place)
+    highest = tl.reduce(values, 0, _larger)
+    return tl.reduce(tl.where(values == highest, place, V), 0, _smaller)
+
+
+@triton.jit
+def _first(scores, V, top, BLOCK: tl.constexpr):
+    """Return the first token of the largest score."""
+    token = tl.full((), 0, tl.int32) + V
     for start in range(0, V, BLOCK):
         place = start + tl.arange(0, BLOCK)
-        weight = _weights(scores, place, V, top, center, furthest)
-        end = base + tl.reduce(weight, 0, _add)
-        if (token < 0) & (end > target):
-            passes = (base + tl.associative_scan(weight, 0, _add) > target) & (weight > 0)
-            first = tl.reduce(tl.where(passes, place, V), 0, _smaller)
-            last = tl.reduce(tl.where(weight > 0, place, -1), 0, _larger)
-            token = tl.where(first < V, first, last)
-        base = end
+        score = tl.load(scores + place, mask=place < V, other=_NEVER)
+        first = tl.reduce(tl.where(score == top, place, V), 0, _smaller)
+        token = tl.where(first < token, first, token)
     return token
 
 
@@ -179,6 +197,7 @@ def _draw(scores, V, top, center, furthest, uniform, BLOCK: tl.constexpr):
 def sample_rows(
     logits_ptr, numbers_ptr, bias_ptr, counts_ptr, allowed_ptr, V, scores_ptr, tokens_ptr,
     HAS_BIAS: tl.constexpr, HAS_COUNTS: tl.constexpr, HAS_ALLOWED: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     """Draw the token of one row; see `sample` for the arguments. Scores are what the filters leave, -inf elsewhere."""
     row = tl.program_id(0).to(tl.int64)
@@ -218,7 +237,10 @@ def sample_rows(
         if typical < 1:
             nearest, infinity = tl.full((), 0, tl.int64), tl.full((), _INFINITY, tl.int64)
             furthest = _least_key(scores, V, top, center, none, total * typical, nearest, infinity, _BY_DISTANCE, BLOCK)
-        token = _draw(scores, V, top, center, furthest, tl.load(numbers + 8), BLOCK)
+        if tl.load(numbers + 8) < 1:
+            token = _draw(scores, V, top, center, furthest, tl.load(numbers + 8), GROUP)
+        else:
+            token = _first(scores, V, top, BLOCK)
         if HAS_COUNTS:
             drawn = counts_ptr + row * V + token
             tl.store(drawn, tl.load(drawn) + 2)
@@ -234,7 +256,7 @@ def launch(
     """Run the kernel on logits [R, V]. extras: bias, counts, allowed. outputs: scores, tokens."""
     pointers = [logits if extra is None else extra for extra in extras]  # what is not used is not read
     sample_rows[(logits.shape[0],)](
-        logits, numbers, *pointers, logits.shape[1], *outputs, *(extra is not None for extra in extras), BLOCK,
+        logits, numbers, *pointers, logits.shape[1], *outputs, *(extra is not None for extra in extras), BLOCK, GROUP,
         num_warps=_WARPS,
     )  # fmt: skip
 
@@ -243,6 +265,6 @@ def to_compile(dtype: DType) -> Kernel:
     """Return the kernel with everything it can do, and the types of its arguments."""
     inputs = {"logits_ptr": pointer(dtype), "numbers_ptr": "*fp64", "bias_ptr": "*fp32", "counts_ptr": "*i32"}
     outputs = {"scores_ptr": "*fp32", "tokens_ptr": "*i64"}
-    constants = {"HAS_BIAS": True, "HAS_COUNTS": True, "HAS_ALLOWED": True, "BLOCK": BLOCK}
+    constants = {"HAS_BIAS": True, "HAS_COUNTS": True, "HAS_ALLOWED": True, "BLOCK": BLOCK, "GROUP": GROUP}
     signature = {**inputs, "allowed_ptr": "*i32", "V": "i32", **outputs, **dict.fromkeys(constants, "constexpr")}
     return Kernel(sample_rows, signature, constants, _WARPS)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.sampling.columns import Columns, SlotState
     from trtkit.runtime.sequences import Sequences
 
-_UNIFORM, _LEFT_OUT = -1, -1.0  # the column of uniform numbers, and one that leaves a row out
+_UNIFORM, _LEFT_OUT, _LARGEST = -1, -1.0, 1.0  # the column of uniform numbers, and those that draw nothing
 _WAITS, _SAMPLE = int(WAITS), int(Use.SAMPLE)
 _COUNTS, _BARS = int(Use.REPETITION | Use.COUNTS), int(Use.BAD_WORDS | Use.MIN_TOKENS)
 _READ = int(Use.SAMPLE | Use.BIAS) | _COUNTS | _BARS
@@ -122,7 +122,7 @@ class KernelSampler:
             self._draw = replace(self._draw, scores=self._empty((self._slots, self._vocab_size), torch.float32))
         numbers = self._numbers[rows].copy()
         numbers[:, _UNIFORM] = _LEFT_OUT
-        numbers[slots - rows.start, _UNIFORM] = np.where(uses & _SAMPLE, uniform[is_free], 0)
+        numbers[slots - rows.start, _UNIFORM] = np.where(uses & _SAMPLE, uniform[is_free], _LARGEST)
         assert self._draw.numbers is not None
         self._draw.numbers[rows].copy_(torch.from_numpy(numbers), non_blocking=True)
         return self._draw
@@ -130,7 +130,7 @@ class KernelSampler:
     def sample(self, scores: torch.Tensor, slots: Array, uniform: Array) -> torch.Tensor:
         """Return the tokens [R] of `slots` from scores [R, V] after all but temperature and filters."""
         numbers = self._numbers[slots]
-        numbers[:, _UNIFORM] = np.where(self._columns.uses[slots] & _SAMPLE, uniform, 0)
+        numbers[:, _UNIFORM] = np.where(self._columns.uses[slots] & _SAMPLE, uniform, _LARGEST)
         return sample(scores, self._there(numbers))
 
     def _clear(self, slot: int, name: str, neutral: int, *, is_used: bool) -> None:
