@@ -36,7 +36,8 @@ def verify(request: VerifyRequest, context: Context) -> Report:
     engine, rows, parts = _engine(verifier, samples), verifier.rows(), verifier.part_errors(samples[0])
     context.report(Phase("compare rows of a batch"))
     batch_rows, nms = verifier.batch_rows(), verifier.nms()
-    optional = (one for one in (engine, rows, nms) if one is not None)
+    stored, loss = verifier.stored(samples[0]), verifier.loss(request.request.inputs, outputs)
+    optional = (one for one in (engine, rows, nms, stored, loss) if one is not None)
     checks: list[Check] = [*outputs.values(), *corners, *parts, *optional, agreed]
     report = Report(
         name=verifier.config.name,
@@ -55,6 +56,10 @@ def verify(request: VerifyRequest, context: Context) -> Report:
         parts=tuple(parts),
         rows=rows,
         nms=nms,
+        source_precision=verifier.subject.source_precision,
+        method="" if verifier.config.quantize is None else verifier.config.quantize.method,
+        stored=stored,
+        loss=loss,
         engine=engine,
         batch_rows=batch_rows,
     )

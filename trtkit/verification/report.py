@@ -10,7 +10,7 @@ from trtkit.jobs.json_form import to_json
 
 VERSION = 1
 """Of the report's JSON form."""
-_NOTES = {"unreal", "layers_problem", "fixed"}
+_NOTES = {"unreal", "layers_problem", "fixed", "source_precision", "method", "stored", "loss"}
 
 Answer = int | str
 BatchRows = Literal["independent", "mixed"]
@@ -149,6 +149,26 @@ class EngineOutputs:
 
 
 @dataclass(frozen=True)
+class StoredOutputs:
+    """Outputs against those of the quantized file itself. reference: what ran it. tolerance: as the report's."""
+
+    reference: str
+    tolerance: float
+    passed: bool
+    outputs: dict[str, Comparison]
+
+
+@dataclass(frozen=True)
+class QuantizationLoss:
+    """Relative RMS error on the worst calibration sample: now, and when the model was quantized."""
+
+    measured: float
+    recorded: float
+    allowed: float
+    passed: bool
+
+
+@dataclass(frozen=True)
 class Perplexity:
     """Perplexity per token of a text, ours and the reference's. allowed: the largest relative change that passes."""
 
@@ -205,6 +225,9 @@ class Report:
     tolerance: the largest relative RMS error of an output. slice_tolerance: that of its worst slice.
     hollow: outputs whose PASS is inconclusive. parts: of a hybrid. rows: of unordered outputs.
     nms: of a network that contains NMS; its `outputs` here are the rows before it.
+    source_precision: the type that the tolerance follows from because the source itself rounds to it; empty if it is
+    `precision`. method: how the model was quantized. stored: of a quantized file whose reference is its float model.
+    loss: of a model that was compared on its calibration data.
     engine: if one ran on a GPU. batch_rows: whether each row of axis 0 has the same outputs as alone, so that requests
     may share a batch; None if axis 0 is static.
     top_1_agreement: of logits, for tokens whose best two candidates are clearly apart.
@@ -228,6 +251,10 @@ class Report:
     parts: tuple[PartOutput, ...] = ()
     rows: Rows | None = None
     nms: Suppression | None = None
+    source_precision: str = ""
+    method: str = ""
+    stored: StoredOutputs | None = None
+    loss: QuantizationLoss | None = None
     engine: EngineOutputs | None = None
     batch_rows: BatchRows | None = None
     top_1_agreement: float | None = None

@@ -18,8 +18,8 @@ from trtkit.verification.compare import compare, worst
 from trtkit.verification.hybrid_reference import HybridReference
 from trtkit.verification.intermediates import onnx_runtime_tensors
 from trtkit.verification.layers import layer_errors
-from trtkit.verification.quantized import calibration_samples, has_calibration
-from trtkit.verification.report import Comparison, PartOutput, Rows
+from trtkit.verification.quantized import calibration_samples, check_loss, has_calibration
+from trtkit.verification.report import Comparison, PartOutput, Rows, StoredOutputs
 from trtkit.verification.rows import paired_rows, partners
 from trtkit.verification.signal import spread
 from trtkit.verification.slices import limits_of
@@ -27,13 +27,13 @@ from trtkit.verification.subject import open_subject
 from trtkit.verification.suppression import RowsExecution, matched
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from trtkit.arrays import Arrays
     from trtkit.jobs.events import Listener
     from trtkit.runtime.stages import StagesExecution
     from trtkit.verification.jobs import VerifyRequest
-    from trtkit.verification.report import BatchRows, LayerError, Suppression
+    from trtkit.verification.report import BatchRows, LayerError, Output, QuantizationLoss, Suppression
 
 
 # Further inputs that the reference runs on only to see how far its outputs move.
@@ -159,6 +159,22 @@ class Verifier:
     def nms(self) -> Suppression | None:
         """Return what NMS inside the network selected in all runs so far, None if there is none in it."""
         return self.execution.summary() if isinstance(self.execution, RowsExecution) else None
+
+    def stored(self, sample: Sample) -> StoredOutputs | None:
+        """Compare with the quantized file itself, if the reference is the float model that it was made from."""
+        stored = self.subject.stored
+        if stored is None:
+            return None
+        ours, theirs = self._run(sample.inputs), stored.reference.run(sample.inputs)
+        outputs = self.compared(*self._comparable(ours, {name: theirs[name] for name in ours}))
+        limits = limits_of(stored.tolerance, self.config.verify.max_slice_error)
+        passed = all(output.is_within(limits) for output in outputs.values())
+        return StoredOutputs(stored.reference.description, stored.tolerance, passed, outputs)
+
+    def loss(self, paths: Sequence[str], outputs: Mapping[str, Output]) -> QuantizationLoss | None:
+        """Compare the loss of a quantized model with the recorded one, if `samples` are its calibration data."""
+        is_calibration = not (paths or self.config.verify.inputs) and has_calibration(self.config)
+        return check_loss(self.config, self.subject.recorded_loss, outputs.values()) if is_calibration else None
 
     def engine(self) -> StagesExecution | None:
         """Return the engines on the GPU, None if there are no engines or no GPU."""
