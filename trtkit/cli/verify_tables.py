@@ -67,6 +67,10 @@ def _compared(report: Report) -> Iterator[RenderableType]:
     yield _outputs(report.outputs, "outputs")
     if report.rows:
         yield _rows(report.rows)
+    if report.counted:
+        counted = report.counted
+        text = f"boxes with a score of {counted.floor:g} or more: {counted.rows} in {plural(counted.runs, 'run')}"
+        yield Text(f"{text}; others come in any order and are not compared")
     if report.nms:
         yield _nms(report.nms)
     if report.parts:

@@ -17,7 +17,7 @@ WRONG_ANSWERS, OUT_OF_TOLERANCE = "FAIL (wrong answers)", "FAIL (out of toleranc
 def verdict(report: Report) -> str:
     """Return one of the four verdicts: wrong answers if nothing else is wrong."""
     if report.passed:
-        is_hollow = set(report.hollow) == set(report.outputs) or is_nms_idle(report)
+        is_hollow = set(report.hollow) == set(report.outputs) or is_nms_idle(report) or _counts_nothing(report)
         return INCONCLUSIVE if is_hollow else PASS
     optional: list[Check | None] = [
         report.rows,
@@ -50,6 +50,8 @@ def reason(report: Report) -> str:
         text += f"; also differs from the quantized file itself ({report.stored.reference})"
     if report.passed and is_nms_idle(report):
         text += "; NMS had nothing to select, since no box reached `task.boxes.min_score`: give pictures"
+    if report.passed and report.counted is not None and _counts_nothing(report):
+        text += f"; no box scored {report.counted.floor:g}, so only the scores were compared: give pictures"
     return f"{text}; {hollow_text(report)}" if report.passed and report.hollow else text
 
 
@@ -68,6 +70,11 @@ def fix(report: Report) -> str:
 def is_nms_idle(report: Report) -> bool:
     """Whether NMS inside the network selected nothing in any run, so that its pass proves nothing."""
     return report.nms is not None and report.nms.boxes == 0
+
+
+def _counts_nothing(report: Report) -> bool:
+    """Whether no box of a network that selects them itself scored enough to be compared in any run."""
+    return report.counted is not None and not report.counted.rows
 
 
 def slice_text(compared: Comparison | Corner) -> str:
