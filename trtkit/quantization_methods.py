@@ -28,6 +28,10 @@ Use = Literal["llm", "experts", "vision", "written"]
 _ALL_USES: tuple[Use, ...] = ("llm", "experts", "vision", "written")
 Algorithm = Literal["max", "smoothquant", "least_error", "nearest", "awq", "gptq"]
 BLOCKS = (128, 64, 32)
+LESS_LOSS = (
+    "leave more products unquantized (`quantize.keep`, `quantize.exclude`), calibrate on more data, or use int8_wo"
+)
+"""What to do if a quantized vision model loses too much."""
 AS_STORED, NONE = "as_stored", "none"
 """What a config may name in the place of a method: keep what a GGUF file holds; quantize nothing."""
 

@@ -27,6 +27,7 @@ from trtkit.engine.jobs import PrepareRequest
 from trtkit.engine.prepare import prepare
 from trtkit.jobs.job import Context
 from trtkit.quantization.vision import repair
+from trtkit.quantization.vision.onnx_model import recorded_loss
 from trtkit.verification.compare import compare
 
 if TYPE_CHECKING:
@@ -215,6 +216,29 @@ def test_products_that_lose_most_stay_where_the_loss_is_not_small(
         stay = [name for name, stored in stored_types(model).items() if stored == "FLOAT"]
         assert len(stay) == (kept if keep else 0)
     assert errors[0.4] < 0.9 * errors[0.0] or not kept
+
+
+def test_products_stay_until_the_finished_model_loses_little(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses of products alone that add up to nothing do not hide what the whole loses."""
+    alone = dict.fromkeys(("stem/conv", "block/conv1", "block/conv2", "head/hidden", "head/out"), 1e-12)
+    monkeypatch.setattr(repair, "losses", lambda *_: alone)
+    assert stored_types(make(quantize={"method": "int8", "keep": 0.8})) == dict.fromkeys(alone, "INT8")
+    monkeypatch.setattr(repair, "SMALL_LOSS", 0.0)
+    stay = [
+        name for name, kind in stored_types(make(quantize={"method": "int8", "keep": 0.8})).items() if kind == "FLOAT"
+    ]
+    assert len(stay) == 4
+
+
+def test_the_noted_loss_is_that_of_the_finished_model(make: Callable[..., Any]) -> None:
+    model = make(quantize={"method": "int8"})
+    errors = [
+        relative(onnx_runtime(model, inputs)["logits"], onnx_runtime(small(), inputs)["logits"])
+        for inputs in ({"images": picture[None]} for picture in pictures(8))
+    ]
+    assert recorded_loss(model) == pytest.approx(max(errors), rel=0.01)
 
 
 def test_max_and_entropy_scales_differ_and_max_covers_all(make: Callable[..., Any]) -> None:

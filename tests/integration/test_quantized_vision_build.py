@@ -64,3 +64,95 @@ def test_a_bundle_says_what_was_quantized_and_follows_its_data(
     ran = trtkit("verify", "out", "--json")
     assert ran.code == 0, ran.out
     assert json.loads(ran.out)["tolerance"] == 0.4
+
+
+@pytest.fixture
+def quantized_file(workspace: Path, trtkit: Callable[..., Ran]) -> Path:
+    """The small model in int8 as `trtkit quantize` writes it, calibrated on pictures; `m.yaml` is its config."""
+    models.save(small(), workspace / "m.onnx")
+    (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\nprofiles: [{batch: [1, 4, 8]}]\n")
+    np.savez(workspace / "a.npz", images=pictures(8))
+    ran = trtkit("quantize", "m.yaml", "--method", "int8", "--calib", "a.npz", "-o", "q")
+    assert ran.code == 0, ran.err
+    assert "loss on the calibration data: relative RMS error" in ran.out
+    return workspace / "q/model.onnx"
+
+
+def verified(trtkit: Callable[..., Ran], *words: str) -> dict[str, Any]:
+    ran = trtkit("verify", *words, "--json", "--no-layers")
+    return {"code": ran.code, **json.loads(ran.out)}
+
+
+def test_both_ways_to_int8_are_judged_alike(quantized_file: Path, trtkit: Callable[..., Ran]) -> None:
+    by_file = verified(trtkit, "m.yaml", "--set", f"source.onnx={quantized_file}")
+    asked = ("--set", "quantize.method=int8", "--set", "quantize.calibration.data=a.npz")
+    by_key = verified(trtkit, "m.yaml", *asked)
+    assert by_file["code"] == by_key["code"] == 0
+    same = ("reference", "tolerance", "samples", "outputs", "corners", "loss")
+    assert {key: by_file[key] for key in same} == {key: by_key[key] for key in same}
+    assert by_file["reference"] == "ONNX Runtime on m.onnx"
+    assert by_file["stored"]["reference"] == "ONNX Runtime on model.onnx, without fusion"
+    assert by_file["stored"]["passed"]
+
+
+def test_the_bundle_of_a_quantized_file_is_compared_with_the_float_model_as_long_as_it_is_there(
+    quantized_file: Path, workspace: Path, trtkit: Callable[..., Ran]
+) -> None:
+    assert trtkit("build", "m.yaml", "--set", f"source.onnx={quantized_file}", "-o", "out").code == 0
+    assert verified(trtkit, "out")["reference"] == "ONNX Runtime on m.onnx"
+    models.save(models.matmul(), workspace / "m.onnx")
+    changed = verified(trtkit, "out")
+    assert changed["code"] == 0
+    assert changed["reference"] == (
+        "ONNX Runtime on model.onnx, without fusion; not compared with the float model: "
+        "the source has changed since the build"
+    )
+
+
+@pytest.mark.parametrize("node", ["stem/conv", "block/conv1", "block/conv2", "head/hidden", "head/out"])
+def test_a_quantized_file_with_one_wrong_scale_fails(
+    node: str, quantized_file: Path, trtkit: Callable[..., Ran]
+) -> None:
+    models.save(with_wrong_scale(onnx.load(quantized_file), node), quantized_file)
+    ran = trtkit("verify", "m.yaml", "--set", f"source.onnx={quantized_file}", "--no-layers")
+    assert ran.code == 3, ran.out
+    assert "fix: quantize the float model again" in " ".join(ran.out.split())
+
+
+def with_wrong_scale(model: onnx.ModelProto, product: str) -> onnx.ModelProto:
+    """Return the model with the scale of one product's weight times 1.5."""
+    (node,) = (node for node in model.graph.node if node.name == product)
+    (step,) = (step for step in model.graph.node if step.output[0] == node.input[1])
+    (scale,) = (tensor for tensor in model.graph.initializer if tensor.name == step.input[1])
+    values = onnx.numpy_helper.to_array(scale) * np.float32(1.5)
+    scale.CopyFrom(onnx.numpy_helper.from_array(values, scale.name))
+    return model
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_quantized_file_of_another_tool_is_judged_by_its_nodes(
+    precision: str, quantized_file: Path, trtkit: Callable[..., Ran]
+) -> None:
+    (quantized_file.parent / "quantization.json").unlink()
+    report = verified(trtkit, str(quantized_file), "--precision", precision, "--set", "profiles=[{batch: [1, 4, 8]}]")
+    assert (report["code"], report["tolerance"], report["task"]["required"]) == (0, 0.4, 0.0)
+    assert report["reference"] == "ONNX Runtime on model.onnx, without fusion"
+
+
+def test_a_model_that_loses_too_much_says_what_to_do(workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    models.save(small(), workspace / "m.onnx")
+    np.savez(workspace / "a.npz", images=pictures(8))
+    asked = ("--set", "quantize.method=int8", "--set", "quantize.calibration.data=a.npz", "--no-layers")
+    ran = trtkit("verify", "m.onnx", *asked, "--set", "profiles=[{batch: [1, 4, 8]}]", "--inputs", "a.npz")
+    assert ran.code == 0, ran.out
+    loose = (
+        "--set",
+        "quantize.algorithm=max",
+        "--set",
+        "quantize.keep=0",
+        "--set",
+        "verify.max_relative_rms_error=1e-6",
+    )
+    ran = trtkit("verify", "m.onnx", *asked, *loose, "--set", "profiles=[{batch: [1, 4, 8]}]")
+    assert ran.code == 3
+    assert "fix: leave more products unquantized (`quantize.keep`, `quantize.exclude`)" in " ".join(ran.out.split())

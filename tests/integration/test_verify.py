@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from tests import models
 from tests.pages import Page
@@ -16,6 +16,8 @@ from trtkit.files import replace_file
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    import onnx
 
     from tests.conftest import Ran
 
@@ -217,3 +219,39 @@ def test_a_text_recognizer_keeps_its_alphabet_in_fp16(workspace: Path, trtkit: T
     found = trtkit("verify", "text.onnx", *words).json()
     assert (found["passed"], found["precision"]) == (True, "fp16")
     assert found["task"]["answers"] == [[" b", " b"], ["b ", "b "]]
+
+
+def fp16_inside() -> onnx.ModelProto:
+    """x [batch, 64] fp32 -> cast -> three products in fp16 -> cast -> y [batch, 64] fp32."""
+    values = np.random.default_rng(0).standard_normal((3, 64, 64)) / 8
+    weights = [models.constant(f"w{index}", value, "float16") for index, value in enumerate(values)]
+    nodes = [helper.make_node("Cast", ["x"], ["h0"], "down", to=TensorProto.FLOAT16)]
+    for index in range(3):
+        nodes.append(helper.make_node("MatMul", [f"h{index}", f"w{index}"], [f"m{index}"], f"product{index}"))
+        nodes.append(helper.make_node("Relu", [f"m{index}"], [f"h{index + 1}"], f"relu{index}"))
+    nodes.append(helper.make_node("Cast", ["h3"], ["y"], "up", to=TensorProto.FLOAT))
+    return models.model(nodes, [models.tensor("x", "batch", 64)], [models.tensor("y", "batch", 64)], weights)
+
+
+def test_the_tolerance_follows_from_what_the_source_itself_rounds_to(workspace: Path, trtkit: Trtkit) -> None:
+    models.save(fp16_inside(), workspace / "half.onnx")
+    ran = trtkit("verify", "half.onnx", "--set", "profiles=[{batch: [1, 2, 4]}]", "--no-layers")
+    assert ran.code == 0, ran.out
+    verdict = " ".join(ran.out.split()).partition("PASS: ")[2]
+    assert verdict == "half in fp32, tolerance 0.02 since the source itself computes in fp16"
+    report = trtkit("verify", "half.onnx", "--set", "profiles=[{batch: [1, 2, 4]}]", "--no-layers", "--json").json()
+    assert report["source_precision"] == "fp16"
+    assert report["outputs"]["y"]["relative_rms_error"] > 1e-4, "more than fp32 may have"
+
+
+def test_weights_stored_in_fp16_alone_widen_no_tolerance(workspace: Path, trtkit: Trtkit) -> None:
+    weights = models.constant("w", np.arange(12).reshape(3, 4) / 7, "float16")
+    nodes = [
+        helper.make_node("Cast", ["w"], ["wide"], "up", to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["x", "wide"], ["y"], "product"),
+    ]
+    model = models.model(nodes, [models.tensor("x", 2, 3)], [models.tensor("y", 2, 4)], [weights])
+    models.save(model, workspace / "stored.onnx")
+    report = trtkit("verify", "stored.onnx", "--json").json()
+    assert (report["passed"], report["tolerance"]) == (True, 1e-4)
+    assert "source_precision" not in report

@@ -15,15 +15,17 @@ from trtkit.cli.model_options import model_argument, model_options, output_optio
 from trtkit.cli.options import check_outputs, json_option, quiet_option
 from trtkit.cli.pages import check_page, page_origin
 from trtkit.files import write_output
-from trtkit.quantization_methods import Block, CacheFormat, methods_for
+from trtkit.quantization_methods import LESS_LOSS, Block, CacheFormat, methods_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.table import Table
+    from rich.text import Text
 
     from trtkit.cli.model_options import Overrides
     from trtkit.config.schema import ModelConfig
+    from trtkit.engine.jobs import QuantizedVision
     from trtkit.engine.quantize import QuantizeResult
     from trtkit.quantization.scoring.report import Scores
 
@@ -169,14 +171,29 @@ def _render(result: QuantizeResult, config: list[str]) -> None:
     from rich.text import Text
 
     from trtkit.cli.tables import console
+    from trtkit.engine.jobs import QuantizedVision
 
     size = result.size_bytes / 2**20
     if result.sensitivity is not None:
         console().print(_losses(result.sensitivity))
     console().print(Text.assemble(("quantized", "bold green"), f" {result.path}, {size:.1f} MiB"), soft_wrap=True)
+    if isinstance(result.quantized, QuantizedVision):
+        console().print(_loss(result.quantized), soft_wrap=True)
     ((key, source),) = result.source.items()
     words = ["trtkit", "build", *config, "--set", f"source.{key}={source}"]
     console().print(f"next: {shlex.join(words)}", soft_wrap=True)
+
+
+def _loss(quantized: QuantizedVision) -> Text:
+    """Return what the finished model loses on the calibration data, and what to do if that is much."""
+    from rich.text import Text
+
+    if quantized.loss is None:
+        return Text("loss: not measured without calibration data (`--calib`)")
+    text = f"loss on the calibration data: {quantized.loss_text}"
+    if quantized.loss <= _MUCH:
+        return Text(text)
+    return Text(f"{text}\nfix: {LESS_LOSS}", "yellow")
 
 
 def _target(config: ModelConfig, target: str | None, fallback: str | None) -> list[str]:
@@ -190,6 +207,7 @@ def _target(config: ModelConfig, target: str | None, fallback: str | None) -> li
 
 
 _SHOWN = 10
+_MUCH = 0.1
 
 
 def _losses(scores: Scores) -> Table:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from trtkit.cli.tables import listing, pairs, plural, shape_text
-from trtkit.verification.verdict import PASS, reason, slice_text, verdict
+from trtkit.verification.verdict import PASS, fix, reason, slice_text, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         LayerError,
         PartOutput,
         Perplexity,
+        QuantizationLoss,
         Report,
         Rows,
         Suppression,
@@ -34,16 +35,7 @@ _TOP = 10
 
 def verify_tables(report: Report) -> Iterator[RenderableType]:
     """Yield the report's tables, the verdict last."""
-    yield _overview(report)
-    yield _outputs(report.outputs, "outputs")
-    if report.rows:
-        yield _rows(report.rows)
-    if report.nms:
-        yield _nms(report.nms)
-    if report.parts:
-        yield _parts(report.parts)
-    if report.engine:
-        yield _outputs(report.engine.outputs, "the engine on this GPU against the reference executor")
+    yield from _compared(report)
     if report.task.measure:
         yield _answers(report.task)
     if report.perplexity:
@@ -63,8 +55,32 @@ def verify_tables(report: Report) -> Iterator[RenderableType]:
     if report.fixed:
         kept = ", ".join(report.fixed.keep_fp32)
         yield Text.assemble(("repaired: ", "green"), f"{report.fixed.config} keeps {kept} in fp32")
+    if fix(report):
+        yield Text(f"fix: {fix(report)}", "yellow")
     styled_verdict = (verdict(report), _verdict_style(report))
     yield Text.assemble(styled_verdict, f": {report.name} in {report.precision}, {reason(report)}")
+
+
+def _compared(report: Report) -> Iterator[RenderableType]:
+    """Yield what was compared, and the errors of outputs and parts."""
+    yield _overview(report)
+    yield _outputs(report.outputs, "outputs")
+    if report.rows:
+        yield _rows(report.rows)
+    if report.counted:
+        counted = report.counted
+        text = f"boxes with a score of {counted.floor:g} or more: {counted.rows} in {plural(counted.runs, 'run')}"
+        yield Text(f"{text}; others come in any order and are not compared")
+    if report.nms:
+        yield _nms(report.nms)
+    if report.parts:
+        yield _parts(report.parts)
+    if report.engine:
+        yield _outputs(report.engine.outputs, "the engine on this GPU against the reference executor")
+    if report.stored:
+        yield _outputs(report.stored.outputs, f"compared with {report.stored.reference}")
+    if report.loss:
+        yield _loss(report.loss)
 
 
 def first_out_of_tolerance(layers: Sequence[LayerError], tolerance: float) -> LayerError | None:
@@ -100,6 +116,12 @@ def _rows(rows: Rows) -> Text:
     """Return how many rows have no match, which the errors of the outputs do not count."""
     text = f"rows paired; {rows.unpaired:.1%} without a match (limit {rows.allowed:.1%})"
     return Text(text, "" if rows.passed else "red")
+
+
+def _loss(loss: QuantizationLoss) -> Text:
+    """Return what quantizing costs on the calibration data, now and when it was done."""
+    text = f"loss on the calibration data: {loss.measured:.1%}; {loss.recorded:.1%} when quantized"
+    return Text(f"{text} (limit {loss.allowed:.1%})", "" if loss.passed else "red")
 
 
 def _nms(nms: Suppression) -> Text:

@@ -40,12 +40,32 @@ class DiagnoseRequest:
 
 @dataclass(frozen=True)
 class QuantizedVision:
-    """A quantized ONNX file: its nodes, and how many activations and weights are quantized."""
+    """A quantized ONNX file: its nodes, and how many activations and weights are quantized.
+
+    loss: relative RMS error of its outputs on the worst calibration sample; None without calibration data.
+    """
 
     steps: tuple[Step, ...]
     nodes: int
     activations: int
     weights: int
+    loss: float | None = None
+
+    @property
+    def loss_text(self) -> str:
+        """What the finished model loses, in words; empty if that was not measured."""
+        return next((step.detail for step in self.steps if step.name == "loss"), "")
+
+
+@dataclass(frozen=True)
+class FloatModel:
+    """The model that a quantized ONNX file was made from.
+
+    config: its config, with absolute paths. digests: SHA-256 of its source's files.
+    """
+
+    config: ModelConfig
+    digests: tuple[str, ...]
 
 
 DIGEST = Job("trtkit.engine.digest:digest", ModelConfig, Digests, activity="reading the model")

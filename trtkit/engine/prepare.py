@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from trtkit.engine.parseable import make_parseable, write_onnx
 from trtkit.engine.prepare_parts import prepare_parts
-from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles
+from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles, with_first_names
 from trtkit.engine.stages import Prepared, PreparedStage
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
-from trtkit.network.onnx import autocast, care, custom_ops, function
+from trtkit.network.onnx import autocast, care, custom_ops, folding, function
 from trtkit.network.onnx.io import graph_inputs
 from trtkit.network.onnx.nms import append_nms
 from trtkit.quantization.vision.data import Place
@@ -47,7 +47,8 @@ def _prepare_whole(request: PrepareRequest, stage: Stage, steps: Steps) -> Prepa
     config, folder = request.config, request.folder / "network"
     path = _source_onnx(config, folder, steps)
     onnx_model = make_parseable(onnx_file.read_model(path), config, str(path), steps, has_plugins=request.has_plugins)
-    profiles, detail = resolve_profiles(graph_inputs(onnx_model), config.profiles)
+    named = with_first_names(config.profiles, folding.dimension_aliases(onnx_model))
+    profiles, detail = resolve_profiles(graph_inputs(onnx_model), named)
     steps.add("profiles", detail)
     shapes = opt_shapes(graph_inputs(onnx_model), profiles)
     if config.quantize is not None:

@@ -60,6 +60,15 @@ def resolve_profiles(
     return resolved, "; ".join([f"{len(resolved)} profile{'s'[: len(resolved) != 1]}", *notes])
 
 
+def with_first_names(profiles: Sequence[Profile], aliases: Mapping[str, str]) -> list[Profile]:
+    """Return profiles with the names that dimensions have in the network. aliases: other names that they may have.
+
+    A name that a profile gives itself wins over its aliases.
+    """
+    return [{aliases.get(key, key): value for key, value in profile.items() if key in aliases} |
+            {key: value for key, value in profile.items() if key not in aliases} for profile in profiles]  # fmt: skip
+
+
 def opt_dims(profiles: Sequence[Profile]) -> dict[str, int]:
     """Return typical sizes of the symbolic dimensions that the first profile names."""
     first = profiles[0] if profiles else {}

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from trtkit.backends import choose_backend
 from trtkit.bundle.folder_lock import atomic_folder
 from trtkit.config.targets import load_target
-from trtkit.engine.jobs import QUANTIZE_VISION, QuantizedVision
-from trtkit.errors import ConfigError, Problem
-from trtkit.jobs.json_form import to_json
+from trtkit.engine.jobs import DIGEST, QUANTIZE_VISION, FloatModel, QuantizedVision
+from trtkit.errors import ConfigError, Problem, TrtkitError
+from trtkit.files import open_regular
+from trtkit.jobs.json_form import from_json, to_json
 from trtkit.quantization.by_part.choice import SUMMARY, check_names
 from trtkit.quantization.jobs import (
     CHECK_TARGET,
@@ -24,6 +25,7 @@ from trtkit.quantization.jobs import (
 )
 from trtkit.quantization_methods import METHODS
 from trtkit.resolve import resolve
+from trtkit.sources.package_file import SCHEME
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
@@ -34,17 +36,33 @@ if TYPE_CHECKING:
     from trtkit.quantization.scoring.report import Scores
 
 RECORD = "quantization.json"
+_LARGEST_RECORD_BYTES = 16 << 20
 NOT_SCORED = ScoringRequest()
+
+
+def read_float_model(quantized: Path) -> FloatModel | None:
+    """Return what an ONNX file was quantized from, as noted next to it; None if nothing is, or it is damaged."""
+    record = quantized.with_name(RECORD)
+    try:
+        with open_regular(record) as file:
+            data = json.loads(file.read(_LARGEST_RECORD_BYTES))
+        return from_json(FloatModel, data["float_model"])
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, TrtkitError):
+        return None
 
 
 @dataclass(frozen=True)
 class QuantizeResult:
-    """A quantized model. path: its folder. options: how it was quantized. quantized: details."""
+    """A quantized model. path: its folder. options: how it was quantized. quantized: details.
+
+    float_model: what a vision model was quantized from, which `verify` compares it with.
+    """
 
     path: Path
     options: QuantizeOptions
     quantized: QuantizedLlm | QuantizedVision
     size_bytes: int
+    float_model: FloatModel | None = None
 
     @property
     def sensitivity(self) -> Scores | None:
@@ -54,7 +72,8 @@ class QuantizeResult:
     def to_json(self) -> dict[str, Any]:
         """Return the contents of quantization.json."""
         done = {name: value for name, value in to_json(self.quantized).items() if name != "sensitivity" or value}
-        return {"trtkit": __version__, "quantize": to_json(self.options), **done, "size_bytes": self.size_bytes}
+        data = {"trtkit": __version__, "quantize": to_json(self.options), **done, "size_bytes": self.size_bytes}
+        return data if self.float_model is None else data | {"float_model": to_json(self.float_model)}
 
     @property
     def source(self) -> dict[str, str]:
@@ -92,9 +111,28 @@ def quantize_model(
         done: QuantizedLlm | QuantizedVision
         done = runner.run(QUANTIZE_LLM, request) if is_llm else runner.run(QUANTIZE_VISION, request)
         size = sum(path.stat().st_size for path in folder.iterdir())
-        result = QuantizeResult(out, config.quantize, done, size)
+        origin = None if is_llm else _float_model(config, runner)
+        result = QuantizeResult(out, config.quantize, done, size, origin)
         (folder / RECORD).write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
     return result
+
+
+def _float_model(config: ModelConfig, runner: Runner) -> FloatModel:
+    """Return what is quantized, as it is found from any folder."""
+    assert config.quantize is not None
+    source, calibration = config.source, config.quantize.calibration
+    paths = {key: _absolute(getattr(source, key)) for key in ("onnx", "hf")}
+    data = calibration.model_copy(update={"data": _absolute(calibration.data)})
+    kept = {
+        "source": source.model_copy(update=paths),
+        "quantize": config.quantize.model_copy(update={"calibration": data}),
+    }
+    digests = tuple(file.sha256 for file in runner.run(DIGEST, config).files)
+    return FloatModel(config.model_copy(update=kept), digests)
+
+
+def _absolute(path: str | None) -> str | None:
+    return path if path is None or path.startswith(SCHEME) else str(Path(path).resolve())
 
 
 def _check_scored(model: Model, fallback: str | None) -> None:

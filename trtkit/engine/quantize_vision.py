@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from trtkit.engine.jobs import PrepareRequest, QuantizedVision
 from trtkit.engine.prepare import prepare
 from trtkit.network.onnx.quantize import counts
+from trtkit.quantization.vision.onnx_model import recorded_loss
 from trtkit.sources import onnx_file
 
 if TYPE_CHECKING:
@@ -26,5 +27,5 @@ def quantize_vision(request: QuantizeRequest, context: Context) -> QuantizedVisi
         path.rename(request.folder / path.name)
     (request.folder / "network").rmdir()
     model = onnx_file.read_model(request.folder / "model.onnx")
-    quantized = counts(model)
-    return QuantizedVision(prepared.steps, len(model.graph.node), quantized.activations, quantized.weights)
+    quantized, loss = counts(model), recorded_loss(model)
+    return QuantizedVision(prepared.steps, len(model.graph.node), quantized.activations, quantized.weights, loss)

@@ -13,7 +13,7 @@ from trtkit.inputs.images import read_image
 from trtkit.report import charts
 from trtkit.report.cells import Verdict, percent
 from trtkit.report.page import facts, page, section, table, verdict_title
-from trtkit.verification.verdict import PASS, reason, slice_text, verdict
+from trtkit.verification.verdict import PASS, fix, reason, slice_text, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,11 @@ def html_report(report: Report, origin: Origin, pictures: Mapping[str, Path] = M
     """Return the report of `trtkit verify` as a self-contained page. pictures: by the names of samples."""
     parts = [
         verdict_title(f"verify {report.name}", verdict(report), passed=report.passed),
-        *(f"<p>{escape(text)}</p>" for text in (reason(report), report.unreal, report.layers_problem) if text),
+        *(
+            f"<p>{escape(text)}</p>"
+            for text in (reason(report), fix(report), report.unreal, report.layers_problem)
+            if text
+        ),
         facts(_summary(report)),
         *section("Outputs", _outputs(report)),
         *section("Pictures", _pictures([pictures[name] for name in report.samples if name in pictures])),
@@ -46,6 +50,8 @@ def html_report(report: Report, origin: Origin, pictures: Mapping[str, Path] = M
     ]
     if report.engine is not None:
         parts += section("Engine on the GPU against the reference executor", _compared(report.engine.outputs))
+    if report.stored is not None:
+        parts += section(f"Compared with {report.stored.reference}", _compared(report.stored.outputs))
     return page(f"verify {report.name}", [*parts, *_layers(report)], origin)
 
 
@@ -59,6 +65,8 @@ def _summary(report: Report) -> dict[str, Value]:
         rows["NMS in the engine"] = (
             report.nms.problem or f"{report.nms.boxes} boxes in {report.nms.runs} runs, as on the host"
         )
+    if report.loss is not None:
+        rows["loss on the calibration data"] = f"{report.loss.measured:.1%}; {report.loss.recorded:.1%} when quantized"
     if report.top_1_agreement is not None:
         rows["top-1 agreement of logits"] = percent(report.top_1_agreement)
     return rows

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.runtime.tasks.boxes import Detections, Limits, corners, iou, probabilities, read_rows, suppress
+from trtkit.verification.rows import paired_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,15 +56,35 @@ def layout_of(outputs: Mapping[str, Array]) -> Layout | None:
         named = any("box" in name and shape[-1] == 4 for name, shape in zip(outputs, shapes, strict=True))
         return "queries" if named and shapes[0][:2] == shapes[1][:2] and _has_one_box(shapes) else None
     rows = next(iter(outputs.values())).astype(np.float64)
+    if len(shapes) == 1 and is_suppressed(rows):
+        return "suppressed"
     is_first = rows.shape[1] < rows.shape[2]
     rows = rows.transpose(0, 2, 1) if is_first else rows
     if len(shapes) != 1 or rows.shape[2] < 5 or rows.shape[1] < _FEWEST_ANCHORS or not _are_boxes(rows):
         return None
     if is_first:
         return "channels-first" if _are_scores(rows[..., 4:]) else None
-    if rows.shape[2] == 6 and np.array_equal(rows[..., 5], rows[..., 5].round()):
-        return "suppressed"
     return "anchors" if rows.shape[2] > 5 and _are_scores(rows[..., 4:]) else None
+
+
+def counted_rows(ours: Array, theirs: Array, floor: float) -> tuple[Array, Array]:
+    """Return the rows [K, F] of suppressed outputs [N, M, F] that either side scores `floor` or more, paired.
+
+    Rows below it are the last that a TopK took: near ties there come in any order, or are other boxes altogether.
+    """
+    paired = paired_rows({"rows": ours}, {"rows": theirs})["rows"]
+    counts = (paired[..., 4] >= floor) | (theirs[..., 4] >= floor) | ~np.isfinite(paired).all(-1)
+    return paired[counts], theirs[counts]
+
+
+def is_suppressed(rows: Array) -> bool:
+    """Whether an output is plainly rows of corners, score and class: [N, M, 6]."""
+    if rows.ndim != 3 or rows.shape[2] != 6 or rows.shape[1] < _FEWEST_ANCHORS or not np.isfinite(rows).all():
+        return False
+    scores, classes = rows[..., 4], rows[..., 5]
+    if not _are_scores(scores) or (classes < 0).any() or not np.array_equal(classes, classes.round()):
+        return False
+    return bool((np.diff(scores, axis=1) <= 0).all()) or _are_boxes(rows)
 
 
 def shared(ours: Detections, theirs: Detections, min_score: float = SCORE) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtkit.config.schema import DimRange
 from trtkit.errors import ExecutionError
 from trtkit.inputs.samples import Sample, random_sample, wrapped_sample
 from trtkit.jobs.events import Phase, Progress, Verdict
@@ -18,6 +19,8 @@ from trtkit.verification.report import Check, Corner, EngineOutputs, Output, Rep
 from trtkit.verification.signal import hollow_outputs
 from trtkit.verification.unreal import unreal_reason
 from trtkit.verification.verifier import Verifier
+
+_UNITS = "if only multiples of a stride work, add it to the profile, e.g. `multiple_of: 32`"
 
 if TYPE_CHECKING:
     from trtkit.jobs.events import Listener
@@ -36,7 +39,8 @@ def verify(request: VerifyRequest, context: Context) -> Report:
     engine, rows, parts = _engine(verifier, samples), verifier.rows(), verifier.part_errors(samples[0])
     context.report(Phase("compare rows of a batch"))
     batch_rows, nms = verifier.batch_rows(), verifier.nms()
-    optional = (one for one in (engine, rows, nms) if one is not None)
+    stored, loss = verifier.stored(samples[0]), verifier.loss(request.request.inputs, outputs)
+    optional = (one for one in (engine, rows, nms, stored, loss) if one is not None)
     checks: list[Check] = [*outputs.values(), *corners, *parts, *optional, agreed]
     report = Report(
         name=verifier.config.name,
@@ -54,7 +58,12 @@ def verify(request: VerifyRequest, context: Context) -> Report:
         corners=tuple(corners),
         parts=tuple(parts),
         rows=rows,
+        counted=verifier.counted,
         nms=nms,
+        source_precision=verifier.subject.source_precision,
+        method="" if verifier.config.quantize is None else verifier.config.quantize.method,
+        stored=stored,
+        loss=loss,
         engine=engine,
         batch_rows=batch_rows,
     )
@@ -87,10 +96,11 @@ def _compare_samples(
     comparisons: dict[str, list[Comparison]] = {}
     pairs = []
     for index, sample in enumerate(samples):
-        ours, theirs = verifier.run(sample)
+        outputs = verifier.run(sample)
+        ours, theirs = verifier.comparable(*outputs)
         for name, item in verifier.compared(ours, theirs).items():
             comparisons.setdefault(name, []).append(item)
-        pairs.append((ours, theirs))
+        pairs.append((ours, theirs) if verifier.counted is None else outputs)
         report(Progress("compare outputs", index + 1, len(samples)))
     required = AGREEMENT if verifier.config.quantize is not None else 1.0
     agreed = agreement(verifier.config.task, verifier.subject.onnx or Path(), pairs, required)
@@ -106,6 +116,8 @@ def _corners(verifier: Verifier, real: Sample | None, report: Listener) -> list[
     """Run the corners of every profile, on the sample where it is real data, else on random data."""
     options = verifier.config.verify
     shapes = list(corner_shapes(verifier.inputs, verifier.profiles, verifier.config.profiles, options.random_shapes))
+    has_units = any(isinstance(each, DimRange) and each.multiple_of > 1
+                    for profile in verifier.config.profiles for each in profile.values())  # fmt: skip
     results = []
     for index, (name, inputs) in enumerate(shapes):
         report(Progress("profile corners", index, len(shapes)))
@@ -114,13 +126,15 @@ def _corners(verifier: Verifier, real: Sample | None, report: Listener) -> list[
         else:
             sample = wrapped_sample(name, inputs, real)
         results.append(_corner(verifier, sample, inputs))
+        if name.split()[-2] == "random" and results[-1].problem and not has_units:
+            results[-1] = replace(results[-1], problem=f"{results[-1].problem}; {_UNITS}")
     return results
 
 
 def _corner(verifier: Verifier, sample: Sample, shapes: Shapes) -> Corner:
     """Run one corner; a network that cannot compute it is a finding, not a fault of ours."""
     try:
-        ours, theirs = verifier.run(sample)
+        ours, theirs = verifier.comparable(*verifier.run(sample))
     except ExecutionError as error:
         return Corner(sample.name, shapes, False, math.inf, problem=str(error))
     except Exception as error:  # ONNX Runtime and torch raise their own kinds

@@ -62,6 +62,11 @@ class VerifyRequest:
     engines: tuple[PlanFile, ...] = ()
     digests: tuple[str, ...] | None = None
 
+    @property
+    def trusts_source(self) -> bool:
+        """Whether the factory of the source may run: a config's always may."""
+        return self.request.trust_source or self.digests is None
+
 
 VERIFY_ARRAYS = Job("trtkit.verification.job:verify", VerifyRequest, Report)
 VERIFY_TEXT = Job("trtkit.verification.decoder_job:verify", VerifyRequest, Report)

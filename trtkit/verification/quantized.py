@@ -1,25 +1,122 @@
-"""Quantized vision models: what they may lose, and the data that they were quantized on."""
+"""Quantized vision models: what they may lose, what they were quantized from, and on which data."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtkit.config.quantize import QuantizeOptions
+from trtkit.dtypes import dtype_of
+from trtkit.engine.quantize import read_float_model
 from trtkit.errors import SourceError
 from trtkit.models.hybrids.spec import OnnxPart
+from trtkit.network.onnx.quantize import likely_method
 from trtkit.quantization.vision.data import read_calibration
 from trtkit.quantization_methods import METHODS, tolerance_of
 from trtkit.sources import package_file
+from trtkit.verification.references import Origin, source_reference, unusable
+from trtkit.verification.report import QuantizationLoss
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    import onnx
 
     from trtkit.config.schema import ModelConfig
     from trtkit.inputs.samples import Sample
     from trtkit.network.onnx.io import TensorSpec
     from trtkit.quantization.by_part.choice import HybridQuantization
+    from trtkit.verification.references import Reference
+    from trtkit.verification.report import Comparison
 
 AGREEMENT = 0.5
 """Share of equal answers: near misses are many, and some data is few; what is plainly wrong has fewer."""
+
+
+_LOSS_TIMES, _LOSS_MORE = 2.0, 0.05
+"""Rounding in another order may double a loss; a wrong scale costs more."""
+
+
+@dataclass(frozen=True)
+class QuantizedSource:
+    """A source with Q/DQ nodes, judged like a model that the config's own `quantize` quantizes.
+
+    config: with the options that the file was quantized with, or those that its nodes look like. float_config: reads
+    the float model; None if it cannot be compared. digests: of the float model's files. float_problem: why it is not
+    compared, in words that follow a reference's description; empty if there was none to compare.
+    """
+
+    config: ModelConfig
+    float_config: ModelConfig | None = None
+    digests: tuple[str, ...] = ()
+    float_problem: str = ""
+
+
+def quantized_source(config: ModelConfig, graph: onnx.ModelProto, *, trusts_source: bool) -> QuantizedSource | None:
+    """Return what is known of a source that is quantized itself; None if it is not, or the config quantizes it.
+
+    trusts_source: whether the user lets a factory run that the file's record names: the record is data.
+    """
+    method = likely_method(graph)
+    if config.quantize is not None or not method:
+        return None
+    noted = None if config.source.onnx is None else read_float_model(_path(config))
+    if noted is None or noted.config.quantize is None:
+        # Weights alone are rounded once and for all: every runtime computes the same from them.
+        options = QuantizeOptions.model_validate({"method": method}) if METHODS[method].rounds_inputs else None
+        return QuantizedSource(config.model_copy(update={"quantize": options}))
+    known = config.model_copy(update={"quantize": noted.config.quantize})
+    origin = Origin(_path(config), (), noted.digests, trusts_source)
+    problem, _ = unusable(noted.config.source, origin)
+    if problem:
+        return QuantizedSource(known, float_problem=f"; not compared with the float model: {problem}")
+    kept = {key: getattr(noted.config, key) for key in ("source", "fixed_inputs", "image_size")}
+    return QuantizedSource(known, config.model_copy(update=kept), noted.digests)
+
+
+def _path(config: ModelConfig) -> Path:
+    """Return where a config's ONNX file is, or was."""
+    assert config.source.onnx is not None
+    try:
+        return package_file.resolve(config.source.onnx, config.source.requires)
+    except SourceError:
+        return Path(config.source.onnx)
+
+
+@dataclass(frozen=True)
+class StoredReference:
+    """The quantized file itself, which the network is compared with in addition to the float model."""
+
+    reference: Reference
+    tolerance: float
+
+
+def stored_reference(
+    config: ModelConfig, quantized: ModelConfig, tolerance: float, origin: Origin
+) -> StoredReference | None:
+    """Return the quantized file of a config as a reference; None if it has changed or is gone.
+
+    quantized: the config with the file's options. tolerance: of a network that is not quantized.
+    """
+    assert quantized.quantize is not None
+    if unusable(config.source, origin)[0]:
+        return None
+    rounds_inputs = METHODS[quantized.quantize.method].rounds_inputs
+    allowed = max(tolerance, quantized_tolerance(quantized)) if rounds_inputs else tolerance
+    return StoredReference(source_reference(config), allowed)
+
+
+def check_loss(config: ModelConfig, recorded: float | None, outputs: Iterable[Comparison]) -> QuantizationLoss | None:
+    """Compare the loss on the calibration data with the one that was measured when the model was quantized.
+
+    recorded: the latter; None if it was not. outputs: on the calibration data.
+    """
+    if recorded is None or config.verify.max_relative_rms_error is not None:
+        return None
+    measured = max((output.relative_rms_error for output in outputs), default=0.0)
+    allowed = _LOSS_TIMES * recorded + _LOSS_MORE + dtype_of(config.precision).tolerance
+    return QuantizationLoss(measured, recorded, allowed, measured <= allowed)
 
 
 def quantized_tolerance(config: ModelConfig) -> float:

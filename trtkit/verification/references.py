@@ -10,6 +10,7 @@ import numpy as np
 
 from trtkit.errors import SourceError
 from trtkit.network.lowering.sampling import GATHER, GRID_SAMPLE
+from trtkit.network.onnx.quantize import is_quantized
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
 from trtkit.sources import onnx_file, package_file
 from trtkit.sources.digest import digest_source
@@ -41,14 +42,13 @@ class Reference(Protocol):
 class OnnxRuntimeReference:
     """ONNX Runtime on CPU. Inputs are converted to the types that the model takes. form: of ops that it lacks.
 
-    optimize: whether it may fuse nodes; Q/DQ would become integer kernels of its own, and some it fuses wrongly.
+    A model with Q/DQ nodes runs without fusion: they would become integer kernels, and some are fused wrongly.
     fixed_inputs: values of inputs that are constants in the engine. inside: tensors to return in place of the outputs.
     """
 
     path: Path
     description: str
     form: str = GATHER
-    optimize: bool = True
     fixed_inputs: Mapping[str, Any] = field(default_factory=dict)
     inside: Sequence[str] = ()
 
@@ -56,7 +56,9 @@ class OnnxRuntimeReference:
         from trtkit.network.onnx.custom_ops import METADATA_KEY
 
         model = _returning(self.path, self.inside) if self.inside else None
-        self._session = onnx_runtime_session(self.path, model, optimize=self.optimize, form=self.form)
+        has_qdq = is_quantized(model or onnx_file.read_graph(self.path))
+        self._session = onnx_runtime_session(self.path, model, optimize=not has_qdq, form=self.form)
+        self.description += ", without fusion" if has_qdq else ""
         replaced = self._session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
         if replaced:
             self.description += f", with trtkit's functions for {replaced}"
@@ -134,26 +136,30 @@ def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -
     source = config.source
     if source.onnx is not None and against == "torch":
         raise SourceError("an ONNX source has no PyTorch module", "--against torch", "use --against onnxruntime")
-    reason, fix = _unusable(source, origin)
+    reason, fix = unusable(source, origin)
     if reason and against == "torch":
         raise SourceError(reason, "--against torch", fix)
     if reason or (against == "onnxruntime" and source.onnx is None):
         own = "ONNX Runtime on the network's own ONNX file"
         description = f"{own}; {reason}" if reason else own
         inside = origin.outputs if origin.are_inside else ()
-        optimize = config.quantize is None
-        return OnnxRuntimeReference(origin.onnx, description, _other(config), optimize=optimize, inside=inside)
+        return OnnxRuntimeReference(origin.onnx, description, _other(config), inside=inside)
     if source.onnx is not None:
-        path = package_file.resolve(source.onnx, source.requires)
-        description = f"ONNX Runtime on {path.name}"
-        return OnnxRuntimeReference(path, description, _other(config), fixed_inputs=config.fixed_inputs)
+        return source_reference(config)
     torch_source = source.torch if source.hf is None else vision.folder_source(Path(source.hf), config.image_size)
     assert torch_source is not None
     module = export.make_module(torch_source, source.requires)
     return TorchReference(module, list(torch_source.inputs), origin.outputs, f"PyTorch on {torch_source.factory}")
 
 
-def _unusable(source: Source, origin: Origin) -> tuple[str, str]:
+def source_reference(config: ModelConfig) -> OnnxRuntimeReference:
+    """Return ONNX Runtime on a config's own ONNX file."""
+    assert config.source.onnx is not None
+    path = package_file.resolve(config.source.onnx, config.source.requires)
+    return OnnxRuntimeReference(path, f"ONNX Runtime on {path.name}", _other(config), fixed_inputs=config.fixed_inputs)
+
+
+def unusable(source: Source, origin: Origin) -> tuple[str, str]:
     """Return why the source is no reference and what to do about it, empty if it is one."""
     if source.torch is not None and not origin.trusts_source:
         return factory_withheld(source.torch.factory), TRUST_FIX

@@ -10,7 +10,7 @@ from trtkit.jobs.json_form import to_json
 
 VERSION = 1
 """Of the report's JSON form."""
-_NOTES = {"unreal", "layers_problem", "fixed"}
+_NOTES = {"unreal", "layers_problem", "fixed", "source_precision", "method", "counted", "stored", "loss"}
 
 Answer = int | str
 BatchRows = Literal["independent", "mixed"]
@@ -131,6 +131,15 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class CountedRows:
+    """Boxes of a network that ends in a selection of its own. rows: that score `floor` or more, in all runs."""
+
+    rows: int
+    runs: int
+    floor: float
+
+
+@dataclass(frozen=True)
 class Suppression:
     """NMS inside the network, replayed on the rows that it read. boxes: selected in all runs. problem: the first."""
 
@@ -146,6 +155,26 @@ class EngineOutputs:
 
     passed: bool
     outputs: dict[str, Comparison]
+
+
+@dataclass(frozen=True)
+class StoredOutputs:
+    """Outputs against those of the quantized file itself. reference: what ran it. tolerance: as the report's."""
+
+    reference: str
+    tolerance: float
+    passed: bool
+    outputs: dict[str, Comparison]
+
+
+@dataclass(frozen=True)
+class QuantizationLoss:
+    """Relative RMS error on the worst calibration sample: now, and when the model was quantized."""
+
+    measured: float
+    recorded: float
+    allowed: float
+    passed: bool
 
 
 @dataclass(frozen=True)
@@ -204,7 +233,11 @@ class Report:
 
     tolerance: the largest relative RMS error of an output. slice_tolerance: that of its worst slice.
     hollow: outputs whose PASS is inconclusive. parts: of a hybrid. rows: of unordered outputs.
+    counted: of outputs that are boxes after a selection, of which only those that score enough are compared.
     nms: of a network that contains NMS; its `outputs` here are the rows before it.
+    source_precision: the type that the tolerance follows from because the source itself rounds to it; empty if it is
+    `precision`. method: how the model was quantized. stored: of a quantized file whose reference is its float model.
+    loss: of a model that was compared on its calibration data.
     engine: if one ran on a GPU. batch_rows: whether each row of axis 0 has the same outputs as alone, so that requests
     may share a batch; None if axis 0 is static.
     top_1_agreement: of logits, for tokens whose best two candidates are clearly apart.
@@ -227,7 +260,12 @@ class Report:
     corners: tuple[Corner, ...] = ()
     parts: tuple[PartOutput, ...] = ()
     rows: Rows | None = None
+    counted: CountedRows | None = None
     nms: Suppression | None = None
+    source_precision: str = ""
+    method: str = ""
+    stored: StoredOutputs | None = None
+    loss: QuantizationLoss | None = None
     engine: EngineOutputs | None = None
     batch_rows: BatchRows | None = None
     top_1_agreement: float | None = None

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.inputs.index_ranges import with_index_ranges
 from trtkit.jobs.events import Phase
+from trtkit.network.onnx.facts import widest_rounding
 from trtkit.network.onnx.io import graph_inputs
+from trtkit.quantization.vision.onnx_model import recorded_loss
 from trtkit.resolve import resolve
 from trtkit.runtime.stages import reference_stages
-from trtkit.sources import onnx_file
+from trtkit.sources import onnx_file, package_file
 from trtkit.verification.hybrid_reference import HybridReference
-from trtkit.verification.quantized import hybrid_tolerance, quantized_tolerance
-from trtkit.verification.references import Origin, choose_reference
+from trtkit.verification.quantized import (
+    hybrid_tolerance,
+    quantized_source,
+    quantized_tolerance,
+    stored_reference,
+)
+from trtkit.verification.references import Origin, choose_reference, unusable
 from trtkit.verification.suppression import RowsExecution, before_nms
 
 if TYPE_CHECKING:
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
     from trtkit.network.onnx.io import TensorSpec
     from trtkit.runtime.stages import StagesExecution
     from trtkit.verification.jobs import VerifyRequest
+    from trtkit.verification.quantized import QuantizedSource, StoredReference
     from trtkit.verification.references import Reference
 
 # End to end, errors of many layers add up: ten times what one op may have.
@@ -41,6 +49,9 @@ class Subject:
 
     config: as `execution`'s outputs are read. onnx: the one file that is the whole model; None if there are several
         parts. opened: the source of such a model. tolerance: relative RMS error that its outputs may have.
+    stored: the quantized source file itself, if `reference` is the float model that it was made from.
+    recorded_loss: what quantizing cost on the calibration data, as noted in the network's file.
+    source_precision: the type that widens the tolerance, because the source itself rounds to it; empty if none does.
     """
 
     config: ModelConfig
@@ -50,11 +61,15 @@ class Subject:
     tolerance: float
     onnx: Path | None = None
     opened: OpenedHybrid | None = None
+    stored: StoredReference | None = None
+    recorded_loss: float | None = None
+    source_precision: str = ""
 
 
-def tolerance_of(config: ModelConfig) -> float:
-    """Return the relative RMS error that outputs may have, end to end."""
-    return config.verify.max_relative_rms_error or _END_TO_END * dtype_of(config.precision).tolerance
+def tolerance_of(config: ModelConfig, source_precision: str = "") -> float:
+    """Return the relative RMS error that outputs may have, end to end. source_precision: see `Subject`."""
+    precision = source_precision or config.precision
+    return config.verify.max_relative_rms_error or _END_TO_END * dtype_of(precision).tolerance
 
 
 def open_subject(request: VerifyRequest, backend: Backend, report: Listener) -> Subject:
@@ -76,6 +91,8 @@ def _one_file(request: VerifyRequest, backend: Backend, report: Listener) -> Sub
     report(Phase("parse"))
     graph = onnx_file.read_graph(onnx.path)
     config = with_index_ranges(request.config, graph)
+    quantized = quantized_source(config, graph, trusts_source=request.request.trust_source)
+    config = config if quantized is None else quantized.config
     execution = reference_stages(backend, request.stages, None)
     if config.engine_nms is not None:
         execution, config = before_nms(execution, graph, config.engine_nms), config.with_host_nms()
@@ -84,9 +101,41 @@ def _one_file(request: VerifyRequest, backend: Backend, report: Listener) -> Sub
         onnx.path,
         list(execution.output_names),
         request.digests,
-        request.request.trust_source,
+        request.trusts_source,
         isinstance(execution, RowsExecution),
     )
-    reference = choose_reference(config, request.request.against, origin)
-    tolerance = max(tolerance_of(config), quantized_tolerance(config))
-    return Subject(config, graph_inputs(graph), execution, reference, tolerance, onnx.path)
+    precision = _source_precision(config, origin)
+    reference, stored = _references(request, config, quantized, origin)
+    return Subject(
+        config,
+        graph_inputs(graph),
+        execution,
+        reference,
+        max(tolerance_of(config, precision), quantized_tolerance(config)),
+        onnx.path,
+        stored=stored,
+        recorded_loss=None if config.quantize is None else recorded_loss(graph),
+        source_precision=precision,
+    )
+
+
+def _references(
+    request: VerifyRequest, config: ModelConfig, quantized: QuantizedSource | None, origin: Origin
+) -> tuple[Reference, StoredReference | None]:
+    """Return the reference, and the quantized file itself if the reference is the float model it was made from."""
+    against = request.request.against
+    if quantized is None or quantized.float_config is None:
+        reference = choose_reference(config, against, origin)
+        reference.description += "" if quantized is None else quantized.float_problem
+        return reference, None
+    stored = stored_reference(request.config, config, tolerance_of(config), origin)
+    return choose_reference(quantized.float_config, against, replace(origin, digests=quantized.digests)), stored
+
+
+def _source_precision(config: ModelConfig, origin: Origin) -> str:
+    """Return the type that an ONNX source itself rounds to, if it is coarser than the config's; empty if not."""
+    if config.source.onnx is None or unusable(config.source, origin)[0]:
+        return ""
+    rounding = widest_rounding(onnx_file.read_graph(package_file.resolve(config.source.onnx, config.source.requires)))
+    is_coarser = rounding and dtype_of(rounding).tolerance > dtype_of(config.precision).tolerance
+    return rounding if is_coarser and config.verify.max_relative_rms_error is None else ""

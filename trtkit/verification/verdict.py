@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtkit.quantization_methods import LESS_LOSS
+
 if TYPE_CHECKING:
     from trtkit.verification.report import Check, Comparison, Corner, Report
 
@@ -15,9 +17,16 @@ WRONG_ANSWERS, OUT_OF_TOLERANCE = "FAIL (wrong answers)", "FAIL (out of toleranc
 def verdict(report: Report) -> str:
     """Return one of the four verdicts: wrong answers if nothing else is wrong."""
     if report.passed:
-        is_hollow = set(report.hollow) == set(report.outputs) or is_nms_idle(report)
+        is_hollow = set(report.hollow) == set(report.outputs) or is_nms_idle(report) or _counts_nothing(report)
         return INCONCLUSIVE if is_hollow else PASS
-    optional: list[Check | None] = [report.rows, report.nms, report.engine, report.perplexity]
+    optional: list[Check | None] = [
+        report.rows,
+        report.nms,
+        report.engine,
+        report.perplexity,
+        report.stored,
+        report.loss,
+    ]
     checks: list[Check] = [*report.outputs.values(), *report.corners, *report.parts]
     checks += [check for check in optional if check is not None]
     is_else_right = all(check.passed for check in checks)
@@ -27,19 +36,45 @@ def verdict(report: Report) -> str:
 def reason(report: Report) -> str:
     """Return the tolerance, or how far the answers or a slice are off."""
     task, text = report.task, f"tolerance {report.tolerance:g}"
+    if report.source_precision:
+        text += f" since the source itself computes in {report.source_precision}"
     if verdict(report) == WRONG_ANSWERS:
         return f"{task.agreement:.1%} of {task.measure} match the reference; {task.required:.1%} required"
     for name, output in report.outputs.items():
         if not output.passed and output.relative_rms_error <= report.tolerance:
             return f"`{name}` at {slice_text(output)} relative to its own size; limit {report.slice_tolerance:g}"
+    if report.loss is not None and not report.loss.passed:
+        loss = report.loss
+        text += f"; the loss on the calibration data is {loss.measured:.1%}; it was {loss.recorded:.1%} when quantized"
+    if report.stored is not None and not report.stored.passed:
+        text += f"; also differs from the quantized file itself ({report.stored.reference})"
     if report.passed and is_nms_idle(report):
         text += "; NMS had nothing to select, since no box reached `task.boxes.min_score`: give pictures"
+    if report.passed and report.counted is not None and _counts_nothing(report):
+        text += f"; no box scored {report.counted.floor:g}, so only the scores were compared: give pictures"
     return f"{text}; {hollow_text(report)}" if report.passed and report.hollow else text
+
+
+def fix(report: Report) -> str:
+    """Return what to do about a failed verification; empty if it passed or there is no general advice."""
+    if report.passed or not (report.method or report.precision != "fp32"):
+        return ""
+    if report.loss is not None and not report.loss.passed:
+        return "quantize the float model again: the quantized file or its data changed afterwards"
+    accept = "set `verify.max_relative_rms_error` to what the task allows"
+    if report.method:
+        return f"{LESS_LOSS}; or {accept}"
+    return f"`trtkit verify CONFIG --fix FILE` finds the nodes to keep in fp32; or {accept}"
 
 
 def is_nms_idle(report: Report) -> bool:
     """Whether NMS inside the network selected nothing in any run, so that its pass proves nothing."""
     return report.nms is not None and report.nms.boxes == 0
+
+
+def _counts_nothing(report: Report) -> bool:
+    """Whether no box of a network that selects them itself scored enough to be compared in any run."""
+    return report.counted is not None and not report.counted.rows
 
 
 def slice_text(compared: Comparison | Corner) -> str:

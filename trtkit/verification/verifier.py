@@ -6,6 +6,8 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from trtkit.backends import load_backend
 from trtkit.errors import ExecutionError, SourceError
 from trtkit.inputs.samples import Sample, check_profiles, random_sample, read_samples
@@ -15,11 +17,12 @@ from trtkit.runtime import device as devices
 from trtkit.runtime.stages import ReferenceStage, engine_stages
 from trtkit.verification.batching import row_by_row, two_rows
 from trtkit.verification.compare import compare, worst
+from trtkit.verification.detections import SCORE, counted_rows, layout_of
 from trtkit.verification.hybrid_reference import HybridReference
 from trtkit.verification.intermediates import onnx_runtime_tensors
 from trtkit.verification.layers import layer_errors
-from trtkit.verification.quantized import calibration_samples, has_calibration
-from trtkit.verification.report import Comparison, PartOutput, Rows
+from trtkit.verification.quantized import calibration_samples, check_loss, has_calibration
+from trtkit.verification.report import Comparison, CountedRows, PartOutput, Rows, StoredOutputs
 from trtkit.verification.rows import paired_rows, partners
 from trtkit.verification.signal import spread
 from trtkit.verification.slices import limits_of
@@ -27,13 +30,13 @@ from trtkit.verification.subject import open_subject
 from trtkit.verification.suppression import RowsExecution, matched
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from trtkit.arrays import Arrays
     from trtkit.jobs.events import Listener
     from trtkit.runtime.stages import StagesExecution
     from trtkit.verification.jobs import VerifyRequest
-    from trtkit.verification.report import BatchRows, LayerError, Suppression
+    from trtkit.verification.report import BatchRows, LayerError, Output, QuantizationLoss, Suppression
 
 
 # Further inputs that the reference runs on only to see how far its outputs move.
@@ -54,6 +57,7 @@ class Verifier:
         opened = self.subject.opened
         self.pairs_rows = self.config.verify.pair_rows or (opened is not None and opened.spec.has_unordered_rows)
         self.unpaired = 0.0
+        self.counted: CountedRows | None = None
 
     def samples(self, paths: Sequence[str]) -> list[Sample]:
         """Return the inputs to compare on: those asked for, the config's, what it was quantized on, or random ones."""
@@ -84,10 +88,10 @@ class Verifier:
         return bool(paths or self.config.verify.inputs or has_calibration(self.config))
 
     def run(self, sample: Sample) -> tuple[Arrays, Arrays]:
-        """Return our outputs and the reference's, those that rounding cannot reorder."""
+        """Return our outputs and the reference's."""
         ours = self._run(sample.inputs)
         theirs = self.reference.run(sample.inputs)
-        return self._comparable(ours, {name: theirs[name] for name in ours})
+        return ours, {name: theirs[name] for name in ours}
 
     def batch_rows(self) -> BatchRows | None:
         """Return whether rows of axis 0 know of each other; None where there is one row only, or random ones fail."""
@@ -102,15 +106,16 @@ class Verifier:
         if pair is None:
             return "mixed"
         unpaired, self.unpaired = self.unpaired, 0.0
-        compared = worst(list(self.compared(*self._comparable(*pair)).values()))
+        compared = worst(list(self.compared(*self.comparable(*pair)).values()))
         has_partners, self.unpaired = self.unpaired <= self.config.verify.max_unpaired_rows, unpaired
         return "independent" if compared.is_within(self.limits) and has_partners else "mixed"
 
     def _run(self, inputs: Arrays) -> Arrays:
         return {name: to_array(value) for name, value in self.execution.run(inputs).items()}
 
-    def _comparable(self, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
+    def comparable(self, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
         """Return both without what rounding can reorder."""
+        ours, theirs = self._counted(ours, theirs)
         if self.pairs_rows:
             ours, theirs = self._paired(ours, theirs)
         opened = self.subject.opened
@@ -119,6 +124,24 @@ class Verifier:
             {name: value for name, value in each.items() if name not in left_out} for each in (ours, theirs)
         )
         return ours, theirs
+
+    def _counted(self, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
+        """Return suppressed boxes without those that score too little to count; all scores in order if none is left."""
+        task = self.config.task
+        name = next(iter(theirs), "")
+        is_declared = task is not None and task.boxes is not None and task.boxes.layout == "suppressed"
+        if not is_declared and (task is not None or layout_of(theirs) != "suppressed"):
+            return ours, theirs
+        floor = SCORE if task is None or task.boxes is None else task.boxes.min_score
+        pair = [side[name].astype(np.float64) for side in (ours, theirs)]
+        if pair[0].shape != pair[1].shape:
+            return ours, theirs
+        rows = counted_rows(pair[0], pair[1], floor)
+        before = self.counted or CountedRows(0, 0, floor)
+        self.counted = CountedRows(before.rows + len(rows[1]), before.runs + 1, floor)
+        if not len(rows[1]):
+            rows = (1 - np.sort(pair[0][..., 4]), 1 - np.sort(pair[1][..., 4]))  # how sure it is of no object
+        return ours | {name: rows[0]}, theirs | {name: rows[1]}
 
     def compared(self, ours: Arrays, theirs: Arrays) -> dict[str, Comparison]:
         """Return the comparison of each output."""
@@ -160,6 +183,22 @@ class Verifier:
         """Return what NMS inside the network selected in all runs so far, None if there is none in it."""
         return self.execution.summary() if isinstance(self.execution, RowsExecution) else None
 
+    def stored(self, sample: Sample) -> StoredOutputs | None:
+        """Compare with the quantized file itself, if the reference is the float model that it was made from."""
+        stored = self.subject.stored
+        if stored is None:
+            return None
+        ours, theirs = self._run(sample.inputs), stored.reference.run(sample.inputs)
+        outputs = self.compared(*self.comparable(ours, {name: theirs[name] for name in ours}))
+        limits = limits_of(stored.tolerance, self.config.verify.max_slice_error)
+        passed = all(output.is_within(limits) for output in outputs.values())
+        return StoredOutputs(stored.reference.description, stored.tolerance, passed, outputs)
+
+    def loss(self, paths: Sequence[str], outputs: Mapping[str, Output]) -> QuantizationLoss | None:
+        """Compare the loss of a quantized model with the recorded one, if `samples` are its calibration data."""
+        is_calibration = not (paths or self.config.verify.inputs) and has_calibration(self.config)
+        return check_loss(self.config, self.subject.recorded_loss, outputs.values()) if is_calibration else None
+
     def engine(self) -> StagesExecution | None:
         """Return the engines on the GPU, None if there are no engines or no GPU that they run on."""
         device = devices.find_device_for(self.backend.name)
@@ -172,7 +211,8 @@ class Verifier:
         """Compare each output of the engine with the reference executor's; of NMS, the boxes that both selected."""
         theirs, ours = self.execution.run(sample.inputs), engine.run(sample.inputs)
         if not isinstance(self.execution, RowsExecution):
-            return self.compared(*({name: to_array(value) for name, value in side.items()} for side in (ours, theirs)))
+            own, other = ({name: to_array(value) for name, value in side.items()} for side in (ours, theirs))
+            return self.compared(*self._counted(own, other))
         mine, its = (
             {name: to_array(value) for name, value in side.items()} for side in (ours, self.execution.selected)
         )

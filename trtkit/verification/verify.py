@@ -43,7 +43,7 @@ def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Repo
         job_request = VerifyRequest(
             config=inputs.config,
             backend=inputs.backend,
-            request=replace(request.resolved(), trust_source=True),
+            request=request.resolved(),
             stages=prepared.stages,
             profiles=prepared.profiles,
             quantized=folder / QUANTIZED if (folder / QUANTIZED).exists() else None,

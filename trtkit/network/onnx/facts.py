@@ -121,3 +121,24 @@ def _set(values: Any, value: onnx.ValueInfoProto) -> None:
             del values[place]
             break
     values.append(value)
+
+
+# They compute nothing: what they return was rounded before.
+_MOVES = {
+    *("Cast", "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad", "Reshape"),
+    *("Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
+}
+
+
+def widest_rounding(model: onnx.ModelProto) -> str:
+    """Return the floating-point type below fp32 that a model's own nodes round to: the widest step; empty if none."""
+    known, types = Knowledge(model), set()
+    for node in model.graph.node:
+        is_cast = node.op_type == "Cast" and known.constant(node.input[0]) is None
+        if node.op_type in _MOVES and not is_cast:
+            continue
+        for name in node.output:
+            fact = known.fact(name)
+            if fact is not None and fact.dtype.is_float and fact.dtype.bits == 16:
+                types.add(fact.dtype)
+    return max(types, key=lambda dtype: dtype.tolerance).name if types else ""

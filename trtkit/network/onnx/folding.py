@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import json
 import math
 import os
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from trtkit.arrays import Arrays
 
 
+ALIASES_KEY = "trtkit.dimension_aliases"
 # What onnxslim is given, one after another, until the result may be kept; and what each leaves out, in words.
 _ATTEMPTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("", {}),
@@ -78,6 +80,7 @@ def fold_constants(model: onnx.ModelProto, sample: Sample | None = None) -> tupl
         slim, problem = _slimmed(model, options)
         problem = problem or _growth(model, slim) or (_difference(slim, sample) if sample else "")
         if not problem:
+            unify_dimensions(model, slim)
             detail = f"{len(model.graph.node)} -> {len(slim.graph.node)} nodes"
             return slim, f"{detail}; {left_out} left out: {first}" if left_out else detail
         first = first or problem
@@ -100,6 +103,35 @@ def _slimmed(model: onnx.ModelProto, options: Mapping[str, Any]) -> tuple[onnx.M
     if _borders(model) != _borders(slim):
         return model, "onnxslim would have changed the model's inputs or outputs"
     return slim, ""
+
+
+def unify_dimensions(original: onnx.ModelProto, slim: onnx.ModelProto) -> None:
+    """Name the dimensions that folding unified after the first input that has one; note their other names as aliases.
+
+    onnxslim keeps one of the names, and which one depends on the process.
+    """
+    before = {value.name: value.type.tensor_type.shape.dim for value in original.graph.input}
+    names: dict[str, list[str]] = {}
+    for value in slim.graph.input:
+        for old, new in zip(before.get(value.name, ()), value.type.tensor_type.shape.dim, strict=False):
+            if old.dim_param and new.dim_param:
+                names.setdefault(new.dim_param, []).append(old.dim_param)
+    first = {name: others[0] for name, others in names.items()}
+    if len(set(first.values())) < len(first):
+        return
+    for value in (*slim.graph.input, *slim.graph.output, *slim.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in first:
+                dim.dim_param = first[dim.dim_param]
+    aliases = {other: others[0] for others in names.values() for other in others[1:] if other != others[0]}
+    if aliases:
+        slim.metadata_props.add(key=ALIASES_KEY, value=json.dumps(aliases))
+
+
+def dimension_aliases(model: onnx.ModelProto) -> dict[str, str]:
+    """Return other names of a folded model's dimensions, which profiles may use too."""
+    value = next((entry.value for entry in model.metadata_props if entry.key == ALIASES_KEY), "{}")
+    return dict(json.loads(value))
 
 
 def _growth(model: onnx.ModelProto, slim: onnx.ModelProto) -> str:

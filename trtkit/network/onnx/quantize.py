@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 OPSETS = {8: 19, 4: 21}
 """By bits of a code."""
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
+_ROUNDING = ("QuantizeLinear", "DynamicQuantizeLinear")
 PRODUCTS = (*_CONVOLUTIONS, "Gemm", "MatMul")
 # TensorRT-RTX adds about 0.1 MiB of code for a quantized convolution: smaller weights would cost more than they save.
 LEAST_WEIGHTS = 2**16
@@ -56,7 +57,19 @@ class QuantizedCounts:
 
 def is_quantized(model: onnx.ModelProto) -> bool:
     """Whether the model has Q or DQ nodes."""
-    return any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in all_nodes(model.graph))
+    return any(node.op_type in (*_ROUNDING, "DequantizeLinear") for node in all_nodes(model.graph))
+
+
+def likely_method(model: onnx.ModelProto) -> str:
+    """Return the method that a model's Q/DQ nodes look like; empty if it has none."""
+    from onnx import TensorProto
+
+    if not is_quantized(model):
+        return ""
+    types = {tensor.data_type for tensor in model.graph.initializer}
+    if any(node.op_type in _ROUNDING for node in all_nodes(model.graph)):
+        return "fp8" if TensorProto.FLOAT8E4M3FN in types else "int8"
+    return "int4_wo" if TensorProto.INT4 in types else "int8_wo"
 
 
 def quantized_activations(model: onnx.ModelProto) -> list[onnx.NodeProto]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtkit.config.quantize import QuantizeOptions
@@ -13,7 +15,7 @@ from trtkit.inputs.samples import wrapped_sample
 from trtkit.network.onnx import quantize
 from trtkit.network.onnx.autocast import matches, select_nodes
 from trtkit.network.onnx.io import LARGEST_INLINE_BYTES, graph_inputs, save_model
-from trtkit.quantization.vision import data, repair
+from trtkit.quantization.vision import data, products, repair
 from trtkit.quantization_methods import METHODS, NONE, methods_for
 
 if TYPE_CHECKING:
@@ -27,8 +29,20 @@ if TYPE_CHECKING:
     from trtkit.network.onnx.quantize import QuantizedCounts
     from trtkit.quantization.by_part.choice import PartChoice
     from trtkit.quantization.vision.data import Place
+    from trtkit.quantization.vision.products import Loss
+    from trtkit.quantization.vision.repair import Repaired
 
-Json = dict[str, Any]
+LOSS_KEY = "trtkit.quantization_loss"
+"""Of an ONNX file's metadata: what the quantized model lost on its calibration data, on the worst sample."""
+
+
+@dataclass(frozen=True)
+class QuantizedModel:
+    """A quantized model, what of it is quantized, and its loss on the calibration data; None without any."""
+
+    model: onnx.ModelProto
+    counts: QuantizedCounts
+    loss: Loss | None
 
 
 def quantized(model: onnx.ModelProto, config: ModelConfig, place: Place) -> onnx.ModelProto:
@@ -39,18 +53,30 @@ def quantized(model: onnx.ModelProto, config: ModelConfig, place: Place) -> onnx
     assert config.quantize is not None
     options = config.quantize
     check_options(options)
-    model, counts = quantized_but(model, config, select_nodes(model, options.exclude, "quantize.exclude"), place)
+    result = quantized_but(model, config, select_nodes(model, options.exclude, "quantize.exclude"), place)
+    counts = result.counts
     if not counts.weights and not counts.activations:
         what = f"{options.method} finds nothing to quantize: every product is excluded or too small"
         raise QuantizeError(what, "quantize", "exclude less, use another method, or remove `quantize`")
     place.steps.add("quantize", f"{options.method}: {counts}")
-    return model
+    if result.loss is not None:
+        place.steps.add("loss", str(result.loss))
+        result.model.metadata_props.add(key=LOSS_KEY, value=f"{result.loss.worst:.3g}")
+    return result.model
 
 
-def quantized_but(
-    model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: Place
-) -> tuple[onnx.ModelProto, QuantizedCounts]:
-    """Return the model quantized but for the nodes `exclude`, and what of it is. Raises QuantizeError, SourceError."""
+def recorded_loss(model: onnx.ModelProto) -> float | None:
+    """Return the loss that `quantized` noted in an ONNX file; None if it noted none that can be read."""
+    value = next((entry.value for entry in model.metadata_props if entry.key == LOSS_KEY), "")
+    try:
+        loss = float(value)
+    except ValueError:
+        return None
+    return loss if math.isfinite(loss) else None
+
+
+def quantized_but(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: Place) -> QuantizedModel:
+    """Return the model quantized but for the nodes `exclude`. Raises QuantizeError, SourceError."""
     assert config.quantize is not None
     options, method = config.quantize, METHODS[config.quantize.method]
     _check_model(model)
@@ -61,12 +87,16 @@ def quantized_but(
         what = f"{options.method} needs opset {opset}, and the model cannot be converted: {error}"
         raise QuantizeError(what, "opset", f"export the model with opset {opset} or newer") from None
     if method.rounds_inputs:
-        model = _by_modelopt(model, config, exclude, place)
-    else:
-        if method.takes_block and options.block:
-            _check_block(model, exclude, options.block)
-        quantize.quantize_weights(model, method.dtype, exclude, options.block)
-    return model, quantize.counts(model)
+        result = _by_modelopt(model, config, exclude, place)
+        return QuantizedModel(result.model, quantize.counts(result.model), result.loss)
+    if method.takes_block and options.block:
+        _check_block(model, exclude, options.block)
+    exact = type(model)()
+    exact.CopyFrom(model)
+    quantize.quantize_weights(model, method.dtype, exclude, options.block)
+    samples = [] if options.calibration.data is None else data.read_calibration(config, graph_inputs(model))
+    loss = products.loss_of(exact, model, samples, place) if samples else None
+    return QuantizedModel(model, quantize.counts(model), loss)
 
 
 def quantized_part(model: onnx.ModelProto, config: ModelConfig, choice: PartChoice, place: Place) -> onnx.ModelProto:
@@ -82,7 +112,8 @@ def quantized_part(model: onnx.ModelProto, config: ModelConfig, choice: PartChoi
     named = [pattern for pattern in options.exclude if any(matches(node, pattern) for node in model.graph.node)]
     exclude = {node.name for node in model.graph.node if not node.name.startswith(f"{name}/")}
     exclude.update(select_nodes(model, named, f"{choice.key}.exclude"))
-    result, counts = quantized_but(model, config.model_copy(update={"quantize": whole}), sorted(exclude), place)
+    result = quantized_but(model, config.model_copy(update={"quantize": whole}), sorted(exclude), place)
+    counts = result.counts
     if not counts.weights and not counts.activations:
         if choice.is_own:
             what = (
@@ -91,7 +122,9 @@ def quantized_part(model: onnx.ModelProto, config: ModelConfig, choice: PartChoi
             raise QuantizeError(what, choice.key, "use another method, or `none`")
         return model
     place.steps.add("quantize", f"part `{name}`, {options.method}: {counts}")
-    return result
+    if result.loss is not None:
+        place.steps.add("loss", f"part `{name}`: {result.loss}")
+    return result.model
 
 
 def check_options(options: QuantizeOptions) -> None:
@@ -130,7 +163,7 @@ def _check_block(model: onnx.ModelProto, exclude: Sequence[str], block: int) -> 
         raise QuantizeError(f"a block size of {block} does not divide {products}{more}", "quantize.block", fix)
 
 
-def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: Place) -> onnx.ModelProto:
+def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: Place) -> Repaired:
     """Measure the model on data and let ModelOpt place Q/DQ."""
     assert config.quantize is not None
     options, where = config.quantize, str(config.quantize.calibration.data)
@@ -144,12 +177,10 @@ def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[
         tensors = [node.input[0] for node in quantize.quantized_activations(quantized_model)]
         ranges = data.measure(model, tensors, samples, place)
         repair.set_scales(quantized_model, ranges, METHODS[options.method].format, options.algorithm)
-    kept = repair.products_to_keep(model, quantized_model, samples, place, options.keep)
-    repair.keep_products(model, quantized_model, kept)
-    repair.correct_biases(model, quantized_model, samples, place)
-    if kept:
-        place.steps.add("keep", f"{len(kept)} products that lose most: {', '.join(kept)}")
-    return quantized_model
+    result = repair.repaired(model, quantized_model, samples, place, options.keep)
+    if result.kept:
+        place.steps.add("keep", f"{len(result.kept)} products that lose most: {', '.join(result.kept)}")
+    return result
 
 
 def _readers(model: onnx.ModelProto) -> dict[str, str]:

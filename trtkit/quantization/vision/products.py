@@ -96,6 +96,41 @@ def losses(
     return total
 
 
+@dataclass(frozen=True)
+class Loss:
+    """Relative RMS error of a quantized model's outputs on data, of the output that is farthest off.
+
+    mean: over all samples. worst: of the worst sample.
+    """
+
+    mean: float
+    worst: float
+
+    def __str__(self) -> str:
+        return f"relative RMS error {self.mean:.1%}, {self.worst:.1%} on the worst sample"
+
+
+def loss_of(model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place) -> Loss:
+    """Return what `quantized` loses against `model`. Raises QuantizeError where ONNX Runtime cannot run it."""
+    exact = _runner(model, place.folder / "exact.onnx")
+    run = _runner(quantized, place.folder / "finished.onnx")
+    errors = []
+    for sample in place.steps.each("loss", samples):
+        pairs = zip(run(sample.inputs), exact(sample.inputs), strict=True)
+        errors.append([_relative(ours, theirs) for ours, theirs in pairs if theirs.dtype.kind == "f"])
+    squares = np.square(np.asarray(errors))
+    return Loss(float(np.sqrt(squares.mean(0)).max(initial=0.0)), float(np.sqrt(squares).max(initial=0.0)))
+
+
+def _relative(ours: Array, theirs: Array) -> float:
+    """Return the relative RMS error of finite values; the RMS error if the reference is all zeros."""
+    if ours.shape != theirs.shape:  # as many rows as data decides
+        return 0.0
+    finite = np.isfinite(theirs) & np.isfinite(ours)
+    error, size = (_square(values[finite]) for values in (ours - theirs, theirs))
+    return float(np.sqrt(error / size if size else error / max(int(finite.sum()), 1)))
+
+
 def _square(values: Array) -> float:
     return float(np.square(values.astype(np.float64)).sum())
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtkit.network.onnx.quantize import quantized_activations
-from trtkit.quantization.vision.products import losses, moved_means, product_pairs
+from trtkit.quantization.vision.products import Loss, loss_of, losses, moved_means, product_pairs
 from trtkit.quantization_methods import FORMATS
 
 if TYPE_CHECKING:
@@ -62,28 +63,60 @@ def _rounded(values: Array, kind: Format) -> Array:
     )
 
 
-def products_to_keep(
-    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place, share: float
-) -> list[str]:
-    """Return the products that lose most if quantized alone, none where all lose little.
+@dataclass(frozen=True)
+class Repaired:
+    """A quantized model after its repair. kept: the products that stay unquantized. loss: on the calibration data."""
 
-    They are `share` of all at most, and so are their weights' numbers. Judging them takes a run of each.
+    model: onnx.ModelProto
+    kept: tuple[str, ...]
+    loss: Loss
+
+
+def repaired(
+    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place, share: float
+) -> Repaired:
+    """Return `quantized` with corrected biases and without the products that cost most, if it loses much with them.
+
+    The products that stay are `share` of all at most, and so are their weights' numbers. What products lose alone does
+    not add up to what they lose together, so the finished model is measured, and twice as many stay until it loses
+    little or no more may stay; of all these models, the one that loses least is returned.
+    """
+    allowed, count = _candidates(model, quantized, samples, place, share)
+    best: Repaired | None = None
+    while True:
+        tried = type(quantized)()
+        tried.CopyFrom(quantized)
+        keep_products(model, tried, allowed[:count])
+        correct_biases(model, tried, samples, place)
+        loss = loss_of(model, tried, samples, place)
+        if best is None or loss.mean < best.loss.mean:
+            best = Repaired(tried, tuple(allowed[:count]), loss)
+        if loss.mean <= SMALL_LOSS or count == len(allowed):
+            return best
+        count = min(max(2 * count, 1), len(allowed))
+
+
+def _candidates(
+    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place, share: float
+) -> tuple[list[str], int]:
+    """Return the products that may stay, the costliest first, and how many to begin with, by what each loses alone.
+
+    Judging them takes a run of each.
     """
     sizes = _weight_sizes(model, quantized)
-    count, room = int(share * len(sizes)), share * sum(sizes.values())
-    if not count:
-        return []
-    chosen = samples[:: max(1, len(samples) // RANKED_SAMPLES)][:RANKED_SAMPLES]
-    lost = losses(model, quantized, chosen, place)
-    kept: list[str] = []
+    most, room = int(share * len(sizes)), share * sum(sizes.values())
+    if not most:
+        return [], 0
+    lost = losses(model, quantized, samples[:: max(1, len(samples) // RANKED_SAMPLES)][:RANKED_SAMPLES], place)
+    allowed: list[str] = []
+    count, left = 0, sum(lost.values())
     for name in sorted(lost, key=lambda name: -lost[name]):
-        if sum(lost.values()) <= SMALL_LOSS**2 or len(kept) == count:
-            break
-        if sizes[name] <= room:
-            kept.append(name)
+        if len(allowed) < most and sizes[name] <= room:
+            count += left > SMALL_LOSS**2
+            allowed.append(name)
             room -= sizes[name]
-            del lost[name]
-    return kept
+            left -= lost[name]
+    return allowed, count
 
 
 def _weight_sizes(model: onnx.ModelProto, quantized: onnx.ModelProto) -> dict[str, int]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import subprocess
+import sys
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -13,6 +17,9 @@ from onnx import helper
 from tests import models
 from trtkit.network.onnx.folding import correct_outputs, fold_constants, run_sample
 from trtkit.network.onnx.io import graph_inputs, graph_outputs
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _with_constants() -> onnx.ModelProto:
@@ -125,3 +132,23 @@ def test_a_sample_that_would_fill_the_memory_is_not_run() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert run_sample(model, {"x": (2,)}) is None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1024 * 1024
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_dimension_that_two_inputs_share_has_the_first_inputs_name_in_every_process(
+    seed: int, tmp_path: Path
+) -> None:
+    nodes = [helper.make_node("Add", ["a", "b"], ["s"], "sum"), helper.make_node("Relu", ["s"], ["y"], "relu")]
+    inputs = [models.tensor("a", "unk__330", 21), models.tensor("b", "unk__331", 21)]
+    models.save(models.model(nodes, inputs, [models.tensor("y", "unk__332", 21)]), tmp_path / "m.onnx")
+    code = (
+        "import sys; from pathlib import Path; from trtkit.sources.onnx_file import read_model; "
+        "from trtkit.network.onnx.folding import dimension_aliases, fold_constants; "
+        "from trtkit.network.onnx.io import graph_inputs; model, _ = fold_constants(read_model(Path(sys.argv[1]))); "
+        "print([spec.shape[0] for spec in graph_inputs(model)], dimension_aliases(model))"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "m.onnx")]
+    ran = subprocess.run(
+        words, env={**os.environ, "PYTHONHASHSEED": str(seed)}, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == "['unk__330', 'unk__330'] {'unk__331': 'unk__330'}"
