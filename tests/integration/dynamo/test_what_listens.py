@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.dynamo import MODEL, OK, ask, wait_until
+from trtkit.deployment.dynamo.model_folder import read_model
+from trtkit.errors import GenerationError
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -80,3 +82,14 @@ def test_refused_requests_leave_no_lines_in_the_log(served: Served) -> None:
         assert 400 <= ask(urllib.request.Request(url, data, {"Content-Type": "application/json"}))[0] < 500
     errors = [line for line in served.log[count:] if "ERROR" in line]
     assert errors == [], errors[0]
+
+
+def test_a_chat_template_that_takes_too_much_is_refused_before_anything_starts(
+    chat_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path) -> None:
+        raise GenerationError("the chat template takes too much", str(folder))
+
+    monkeypatch.setattr("trtkit.deployment.dynamo.model_folder.try_template", refuse)
+    with pytest.raises(GenerationError, match="the chat template takes too much"):
+        read_model(chat_bundle)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import DeployError
+from trtkit.runtime.text.trial import try_patterns, try_template
 from trtkit.sources.safetensors_folder import json_object
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ def read_model(bundle: Path) -> ServedModel:
         raise DeployError("`model/config.json` does not name its `architectures`", str(bundle), _AGAIN)
     settings = json_object(folder / "tokenizer_config.json")
     has_chat = bool(settings.get("chat_template")) or (folder / "chat_template.jinja").is_file()
+    try_patterns(folder)  # the frontend runs both, and starts only after the workers
+    if has_chat:
+        try_template(folder)
     decoder, ranks = opened.manifest.decoder, opened.manifest.grid.ranks
     has_states = decoder is not None and decoder.state_bytes_per_slot > 0
     return ServedModel(opened.path, has_chat, opened.manifest.images is not None, ranks, has_states)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.errors import GenerationError, RequestError
 from trtkit.runtime.sampling.limits import check_text
 from trtkit.runtime.text.byte_level import byte_fallbacks, byte_level_table, decoders
+from trtkit.runtime.text.trial import json_settings, load_tokenizer, try_patterns, try_template
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,19 +17,19 @@ if TYPE_CHECKING:
 
 # Any of them holds a vocabulary.
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
-# Classes whose whole behaviour stands in tokenizer.json: loaded directly, in a third of AutoTokenizer's time.
-_PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
 
 
 class Tokenizer:
     """From text to token ids and back.
 
-    hf: transformers' tokenizer, which guides read. eos_token_ids: the tokens that end an answer.
+    hf: transformers' tokenizer, which guides read. eos_token_ids: the tokens that end an answer. untried: the folder of
+    a chat template that is to be tried, with limits, before it is first used.
     """
 
-    def __init__(self, hf: Any, eos_token_ids: tuple[int, ...] = ()) -> None:
+    def __init__(self, hf: Any, eos_token_ids: tuple[int, ...] = (), untried: Path | None = None) -> None:
         self.hf = hf
         self.eos_token_ids = eos_token_ids
+        self._untried = untried
 
     @property
     def bos_token_id(self) -> int | None:
@@ -89,10 +90,14 @@ class Tokenizer:
     def chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
         """Return the tokens of a conversation, opened for the assistant's answer.
 
-        messages: `{"role": ..., "content": ...}` each. Raises RequestError where the template does not take them.
+        messages: `{"role": ..., "content": ...}` each. Raises RequestError where the template does not take them,
+        GenerationError if it takes too much time or memory.
         """
         if not self.has_chat_template:
             raise RequestError("the tokenizer has no chat template", fix="give plain text")
+        if self._untried is not None:
+            try_template(self._untried)
+            self._untried = None
         options = {"add_generation_prompt": add_generation_prompt, "tokenize": True, "return_dict": False}
         import jinja2
 
@@ -117,8 +122,9 @@ def open_tokenizer(folder: Path) -> Tokenizer | None:
     """
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         return None
+    try_patterns(folder)
     try:
-        hf = _tokenizer_class(folder).from_pretrained(folder, local_files_only=True)
+        hf = load_tokenizer(folder)
         hf.encode("a")  # fields such as `model_max_length` are only read now
     except Exception as error:  # whatever a tokenizer's file makes transformers or its Rust part raise
         what = f"the tokenizer cannot be loaded: {type(error).__name__}: {error}"
@@ -127,7 +133,7 @@ def open_tokenizer(folder: Path) -> Tokenizer | None:
         # What transformers would do at the first call, where another thread may be reading them.
         hf.backend_tokenizer.no_truncation()
         hf.backend_tokenizer.no_padding()
-    return Tokenizer(hf, eos_token_ids(folder) or tuple(_ids(hf.eos_token_id)))
+    return Tokenizer(hf, eos_token_ids(folder) or tuple(_ids(hf.eos_token_id)), folder)
 
 
 def _check_text(text: str) -> None:
@@ -141,7 +147,7 @@ def _check_text(text: str) -> None:
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
     """Return the tokens that end an answer: of `generation_config.json`, else of `config.json`, else none."""
     for name in ("generation_config.json", "config.json"):
-        value = _json(folder / name).get("eos_token_id")
+        value = json_settings(folder / name).get("eos_token_id")
         try:
             ids = tuple(_ids(value))
         except (TypeError, ValueError, OverflowError):
@@ -152,31 +158,8 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
     return ()
 
 
-def _tokenizer_class(folder: Path) -> Any:
-    """Return the class of transformers that loads the folder's tokenizer."""
-    name = _json(folder / "tokenizer_config.json").get("tokenizer_class")
-    if name in _PLAIN_CLASSES and (folder / "tokenizer.json").is_file():
-        from transformers import PreTrainedTokenizerFast
-
-        return PreTrainedTokenizerFast
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer
-
-
 def _ids(value: Any) -> list[int]:
     """Return `eos_token_id` as a list: it may be absent, a number or a list."""
     if value is None:
         return []
     return [int(token) for token in value] if isinstance(value, list) else [int(value)]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Return a JSON object, empty if there is no file. Raises GenerationError if it is not an object."""
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise GenerationError(f"not JSON: {error}", str(path), "build the bundle again") from None
-    return data if isinstance(data, dict) else {}

@@ -126,3 +126,8 @@ _BY_CUT: dict[Cut, str] = {
 }
 CUTS = {name: cut for cut, names in _BY_CUT.items() for name in names.split()}
 """By `tokenizer.ggml.pre`."""
+
+
+def known_patterns() -> frozenset[str]:
+    """Return the patterns of published tokenizers, none of which backtracks for long."""
+    return frozenset(pattern for cut in _BY_CUT for pattern in cut.patterns)

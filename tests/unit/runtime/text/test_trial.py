@@ -1,0 +1,78 @@
+"""Patterns and chat templates that would not end, or would fill the memory, are refused before they run here."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import tiny_llm
+from trtkit.errors import GenerationError
+from trtkit.runtime.text import open_tokenizer, trial
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+HOSTILE = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}"
+    "{% endfor %}{% endfor %}",
+    "a long string": "{{ 'a' * 99999999999 }}",
+    "a wide number": "{{ '%99999999999d' % 1 }}",
+    "doubling": "{% set n = namespace(s='a') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tokenizer's folder; its child has three seconds."""
+    monkeypatch.setattr(trial, "LIMIT_S", 3)
+    tiny_llm.tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def with_pattern(folder: Path, pattern: str) -> Path:
+    file = folder / "tokenizer.json"
+    data = json.loads(file.read_text())
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, data["pre_tokenizer"]]}
+    file.write_text(json.dumps(data))
+    return folder
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_template_that_takes_too_much_is_refused(kind: str, folder: Path) -> None:
+    for file in folder.glob("chat_template*"):
+        file.unlink()
+    (folder / "chat_template.jinja").write_text(HOSTILE[kind])
+    tokenizer = open_tokenizer(folder)
+    assert tokenizer is not None
+    with pytest.raises(GenerationError, match="the chat template takes more than 3 s of CPU time or 6 GiB of memory"):
+        tokenizer.chat(MESSAGES)
+
+
+@pytest.mark.parametrize("pattern", [r"(a+)+$", r"(a|aa)+$"])
+def test_a_pattern_that_backtracks_is_refused(pattern: str, folder: Path) -> None:
+    with pytest.raises(GenerationError, match="the tokenizer's patterns take more than 3 s of CPU time"):
+        open_tokenizer(with_pattern(folder, pattern))
+
+
+def test_patterns_of_known_tokenizers_and_others_that_end_are_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = open_tokenizer(with_pattern(folder, r"\d+| ?\w+"))
+    assert unknown is not None
+    assert unknown.encode("a 12")
+    monkeypatch.setattr(trial, "_try", None)  # which would be called for an unknown pattern
+    tiny_llm.tokenizer().save_pretrained(folder)
+    known = sorted(trial.known_patterns())[0]
+    assert open_tokenizer(with_pattern(folder, known)) is not None
+
+
+def test_a_sound_template_is_tried_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = open_tokenizer(folder)
+    assert tokenizer is not None
+    ids = tokenizer.chat(MESSAGES)
+    monkeypatch.setattr("trtkit.runtime.text.tokenizer.try_template", None)
+    assert tokenizer.chat(MESSAGES) == ids

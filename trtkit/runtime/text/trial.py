@@ -1,0 +1,125 @@
+"""A tokenizer's patterns and its chat template, tried in a child process with limits before they are used here.
+
+Both are programs of the model's author: a pattern may backtrack for ever, a template may loop or fill all memory. The
+trial finds those that do so on ordinary text; it cannot find one that waits for a certain word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import GenerationError
+from trtkit.sources.gguf.cuts import known_patterns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LIMIT_S, LIMIT_GIB = 20, 6
+"""CPU seconds and address space of the child; a sound tokenizer takes about two seconds and one GiB."""
+_WALL_S = 120
+# Classes whose whole behaviour stands in tokenizer.json: loaded directly, in a third of AutoTokenizer's time.
+_PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
+_TURNS = [{"role": role, "content": "Why is the sky blue?"} for role in ("user", "assistant", "user")]
+_RUNS = [text * 2000 for text in ("a", "A", "1", " ", "\n", ".", "é", "中", "a ", "aA1 .\n")]
+
+
+def try_patterns(folder: Path) -> None:
+    """Tokenize ordinary texts in a child if `tokenizer.json` has patterns that are not of a known tokenizer.
+
+    Raises GenerationError for patterns that exceed the limits.
+    """
+    file, patterns = folder / "tokenizer.json", set[str]()
+    with contextlib.suppress(GenerationError, OSError):  # whoever loads it says why it cannot be read
+        patterns.update(_patterns(json_settings(file)))
+    if patterns - known_patterns():
+        _try(folder, "patterns", file)
+
+
+def try_template(folder: Path) -> None:
+    """Render short conversations in a child. Raises GenerationError for a chat template that exceeds the limits."""
+    file = folder / "chat_template.jinja"
+    _try(folder, "template", file if file.is_file() else folder / "tokenizer_config.json")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return transformers' tokenizer of a folder, whatever its patterns. Raises what transformers raises."""
+    name = json_settings(folder / "tokenizer_config.json").get("tokenizer_class")
+    if name in _PLAIN_CLASSES and (folder / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast as Loader
+    else:
+        from transformers import AutoTokenizer as Loader
+    return Loader.from_pretrained(folder, local_files_only=True)
+
+
+def json_settings(path: Path) -> dict[str, Any]:
+    """Return a JSON object, empty if there is no file. Raises GenerationError if it is not JSON."""
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise GenerationError(f"not JSON: {error}", str(path), "build the bundle again") from None
+    return data if isinstance(data, dict) else {}
+
+
+def _try(folder: Path, kind: str, file: Path) -> None:
+    command = [sys.executable, "-P", "-m", __name__, kind, str(folder), str(LIMIT_S)]
+    what = {"patterns": "the tokenizer's patterns take", "template": "the chat template takes"}[kind]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_WALL_S, check=False)
+        if ended.returncode == 0:
+            return
+    limits = f"{LIMIT_S} s of CPU time or {LIMIT_GIB} GiB of memory"
+    fix = "use a model whose tokenizer files you trust"
+    raise GenerationError(f"{what} more than {limits} for a short text", str(file), fix)
+
+
+def _patterns(data: object) -> Iterator[str]:
+    """Yield the regular expressions of a tokenizer.json, but for its vocabulary."""
+    if isinstance(data, dict):
+        if isinstance(data.get("Regex"), str):
+            yield data["Regex"]
+        for name, value in data.items():
+            if name != "vocab":
+                yield from _patterns(value)
+    elif isinstance(data, list):
+        for value in data:
+            if isinstance(value, (dict, list)):
+                yield from _patterns(value)
+
+
+def _limit(cpu_s: int) -> None:
+    """Let the system end this process at the limits."""
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (LIMIT_GIB << 30, LIMIT_GIB << 30))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+
+
+def _main(kind: str, folder: Path, cpu_s: int) -> None:
+    """Do what the parent process will do, with ordinary text. What raises an ordinary error is left to the parent."""
+    _limit(cpu_s)
+    try:
+        tokenizer = load_tokenizer(folder)
+        if kind == "patterns":
+            for text in _RUNS:
+                for end in ("", "!"):
+                    tokenizer.encode(text + end)
+        else:
+            for messages in (_TURNS[:1], _TURNS):
+                tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except MemoryError:
+        sys.exit(1)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
