@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,6 +32,15 @@ _WIDE_MODES = {"I;16": 257.0, "I;16L": 257.0, "I;16B": 257.0, "I;16N": 257.0}
 def read_image(path: Path) -> Image.Image:
     """Return the image at `path` as RGB, upright. Raises SourceError if it is not an image or its range is unknown."""
     return _opened(path, str(path), "give a PNG or JPEG file")
+
+
+def image_bytes(data: bytes) -> bytes:
+    """Return an image's bytes; JSON cannot hold them and has base64, perhaps as a data URL."""
+    _, comma, encoded = data.partition(b"base64,")
+    try:
+        return base64.b64decode(encoded if comma else data, validate=True)
+    except ValueError:
+        return data
 
 
 def decode_image(data: bytes, name: str) -> Image.Image:

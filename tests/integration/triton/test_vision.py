@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 import shutil
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +25,6 @@ from trtkit.runtime.model import open_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tests.conftest import Ran
     from tests.triton import Served
@@ -54,6 +58,21 @@ def test_an_image_is_answered_by_its_classes(served: Served, vision_folder: Path
     assert found["class_id"].tolist() == np.argsort(-logits, axis=-1).tolist()
     np.testing.assert_allclose(found["score"], -np.sort(-shares, axis=-1), rtol=1e-4)
     assert found["label"].tolist() == [[LABELS[index].encode() for index in row] for row in found["class_id"]]
+
+
+def test_a_picture_in_json_is_base64_as_the_docs_send_it(served: Served, client: Any, tmp_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "serving.md"
+    (command,) = re.findall(r"^```bash\n(\(printf .*?)```", page.read_text(), re.DOTALL | re.MULTILINE)
+    picture = sample("chelsea.png")
+    (tmp_path / "cat.jpg").write_bytes(picture)
+    command = command.replace("127.0.0.1:8000", served.http).replace("resnet50", "tiny")
+    ran = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    outputs = {each["name"]: each["data"] for each in json.loads(ran.stdout)["outputs"]}
+    url = b"data:image/png;base64," + base64.b64encode(picture)
+    for data in (picture, url):
+        expected = ask(client, "tiny", image=[[data]])
+        assert outputs["class_id"] == expected["class_id"].ravel().tolist()
+        np.testing.assert_allclose(outputs["score"], expected["score"].ravel(), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from trtkit.deployment.answers import PLACEMENT, placement_row
 from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
 from trtkit.deployment.triton.backend.settings import read_settings
 from trtkit.errors import SourceError
-from trtkit.inputs.images import decode_image, input_size, placement
+from trtkit.inputs.images import decode_image, image_bytes, input_size, placement
 from trtkit.inputs.samples import picture_input
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ImageModel:
         Raises SourceError where they would not have one size.
         """
         names = [f"image {index}" if len(images) > 1 else "image" for index in range(len(images))]
-        pictures = [decode_image(data, name) for data, name in zip(images, names, strict=True)]
+        pictures = [decode_image(image_bytes(data), name) for data, name in zip(images, names, strict=True)]
         inputs = [picture_input(picture, self._preprocess, self._dtype) for picture in pictures]
         sizes = {input_size(each, self._preprocess) for each in inputs}
         if len(sizes) > 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,6 +11,7 @@ import numpy as np
 
 from trtkit.deployment.triton.llm_fields import FIELDS
 from trtkit.errors import Problem, RequestError
+from trtkit.inputs.images import image_bytes
 from trtkit.runtime.sampling.checks import SettingsError
 from trtkit.runtime.sampling.limits import MAX_WORD_LENGTH, MAX_WORDS
 from trtkit.runtime.sampling.params import SamplingParams
@@ -229,7 +229,7 @@ def renamed(error: Exception) -> Exception:
 
 def _prompt(values: Mapping[str, list[Any]]) -> Prompt:
     """Return text, tokens or a conversation, with images where there are some."""
-    images = [_image_bytes(data) for data in values.get("image", [])]
+    images = [image_bytes(data) for data in values.get("image", [])]
     extra = {"images": images} if images else {}
     if "input_ids" in values:
         ids = values["input_ids"][: _length(values)]
@@ -246,15 +246,6 @@ def _length(values: Mapping[str, list[Any]]) -> int:
     if not 1 <= length <= most:
         raise RequestError(f"`{length}` is not from 1 to the {most} of `input_ids`", "input_lengths", "send the length")
     return length
-
-
-def _image_bytes(data: bytes) -> bytes:
-    """Return an image's bytes; JSON cannot hold them and has base64, perhaps as a data URL."""
-    _, comma, encoded = data.partition(b"base64,")
-    try:
-        return base64.b64decode(encoded if comma else data, validate=True)
-    except ValueError:
-        return data
 
 
 def _messages(text: str) -> list[Any]:

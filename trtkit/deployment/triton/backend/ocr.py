@@ -10,7 +10,7 @@ import triton_python_backend_utils as pb_utils
 from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
 from trtkit.deployment.triton.backend.settings import read_settings
 from trtkit.errors import DeployError
-from trtkit.inputs.images import decode_image, image_input
+from trtkit.inputs.images import decode_image, image_bytes, image_input
 from trtkit.inputs.samples import as_dtype
 from trtkit.runtime.page import PageReader, find_lines
 
@@ -36,7 +36,7 @@ class OcrModel:
     async def _answer(self, request: Any) -> Any:
         try:
             (images,) = arrays_of(request).values()
-            page = decode_image(images.reshape(-1)[0], "image")
+            page = decode_image(image_bytes(images.reshape(-1)[0]), "image")
             heatmap = await _ask(self._detector, image_input(page, self._reader.detector))
             boxes = find_lines(heatmap[0, 0], page.size)
             lines = [_ask(self._recognizer, line) for line in self._reader.lines(page, boxes)]
