@@ -73,7 +73,7 @@ def requests(**params: Any) -> dict[str, Asked]:
 
 
 # So hot that model and head both draw almost evenly: with the same random numbers, most guesses come true.
-HOT = {"temperature": 40.0, "seed": 5}
+HOT = {"temperature": 40.0, "seed": 4}
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "medusa"])

@@ -29,8 +29,11 @@ _EPS = 1e-6
 
 
 def latent_rope(config: HfConfig, *, is_interleaved: bool) -> RopeSpec:
-    """Return the rotary embedding of the `qk_rope_head_dim` elements that turn."""
-    return rope_spec(config, int(config.need("qk_rope_head_dim")), is_interleaved=is_interleaved)
+    """Return the rotary embedding of the `qk_rope_head_dim` elements that turn. Raises SourceError for an odd number."""
+    rope_dim = int(config.need("qk_rope_head_dim"))
+    if rope_dim % 2:
+        raise SourceError(f"`qk_rope_head_dim` is {rope_dim}; expected an even number", config.where)
+    return rope_spec(config, rope_dim, is_interleaved=is_interleaved)
 
 
 def latent_attention_part(config: HfConfig, rope: RopeSpec | None) -> AttentionSpec:
@@ -43,8 +46,6 @@ def latent_attention_part(config: HfConfig, rope: RopeSpec | None) -> AttentionS
     heads = int(config.need("num_attention_heads"))
     config.refuse("num_key_value_heads", heads)
     rank, rope_dim = int(config.need("kv_lora_rank")), int(config.need("qk_rope_head_dim"))
-    if rope is not None and rope_dim % 2:
-        raise SourceError(f"`qk_rope_head_dim` is {rope_dim}; expected an even number", config.where)
     if rope is not None and rope.dim != rope_dim:
         what = f"`qk_rope_head_dim` is {rope_dim}, and the rotary embedding turns {rope.dim} elements"
         raise SourceError(what, config.where, "correct `partial_rotary_factor`")

@@ -28,7 +28,9 @@ def chat_bundle(tiny_folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def served(chat_bundle: Path, hostile_folder: Path) -> Iterator[Served]:
     options = {"replicas": 2, "max_queue": 40, "hang_timeout_s": 8, "tool_call_parser": "hermes"}
-    with contextlib.chdir(hostile_folder), serving(chat_bundle, **options) as running:
+    with contextlib.ExitStack() as stack:
+        with contextlib.chdir(hostile_folder):  # only while its processes start
+            running = stack.enter_context(serving(chat_bundle, **options))
         yield running
 
 

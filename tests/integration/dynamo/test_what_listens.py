@@ -80,7 +80,7 @@ def test_refused_requests_leave_no_lines_in_the_log(served: Served) -> None:
     for body in ({"model": "other"}, {"temperature": -5}, {"best_of": 4}, {"prompt": None}, {"x" * 1000: 1}):
         data = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 1, **body}).encode()
         assert 400 <= ask(urllib.request.Request(url, data, {"Content-Type": "application/json"}))[0] < 500
-    errors = [line for line in served.log[count:] if "ERROR" in line]
+    errors = [line for line in served.log[count:] if "ERROR http-request" in line]
     assert errors == [], errors[0]
 
 

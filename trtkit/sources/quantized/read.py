@@ -59,7 +59,8 @@ def read_quantized(folder: Path, config: Mapping[str, Any], stored: Stored) -> Q
     rest, kv_cache = _kv_cache(stored, quantization)
     tensors = _READERS[method](rest, quantization)
     check_rest(tensors)
-    if kv_cache is None and not any(array.is_quantized for array in tensors.values()):
+    is_sparse_only = method == "modelopt" and quantization.get("quant_algo") is None  # pruned, and not quantized
+    if kv_cache is None and not is_sparse_only and not any(array.is_quantized for array in tensors.values()):
         what = f"`quantization_config` states `{method}`, but no weight is quantized"
         raise SourceError(what, str(folder / "config.json"), "remove `quantization_config`, or take the right weights")
     return Quantized(tensors, method, kv_cache)
