@@ -6,12 +6,16 @@ import json
 import re
 from typing import Any
 
+import numpy as np
+
 _FIXES = {
     "guided_json": "leave out what llguidance lacks: github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md",
     "guided_regex": "use the syntax of Rust's `regex`, without look-around and back-references",
     "guided_grammar": "a Lark grammar has a rule `start:`, a GBNF grammar `root ::=`",
 }
 _UNSATISFIABLE = "change the schema: no JSON value satisfies it, so no answer could"
+_ENDLESS = "a rule or reference leads only to itself, so no answer can begin"
+_TOO_LARGE = "simplify it: lower counts such as `{1000}`, or use `*` or `+` in their stead"
 _LONGEST = 300  # characters of a message
 # Where the expression is shown, with a mark below the fault; where a line and a column lead the message.
 _REGEX_FAULT = re.compile(r"regex parse error:\n    (?P<text>.*)\n(?P<indent> *)\^+\nerror: (?P<what>.*)")
@@ -37,8 +41,28 @@ def fault_of(matcher: Any) -> str:
     return str(matcher.get_error()).partition("\n  while processing ")[0]
 
 
+def first_fault(matcher: Any) -> str:
+    """Return why no answer can follow a compiled grammar, nothing if one can.
+
+    llguidance builds what its lexer needs with the first two masks: large counts and endless rules fail only there.
+    A matcher shares that with its copies, so a fault of any answer shows here too.
+    """
+    trial = matcher.deep_copy()
+    bits = np.frombuffer(trial.compute_bitmask(), np.uint8)
+    if not trial.is_error():
+        trial.consume_token(int(np.unpackbits(bits, bitorder="little").argmax()))
+        if not (trial.is_error() or trial.is_stopped()):
+            trial.compute_bitmask()
+    fault = fault_of(trial).partition("\n")[0] if trial.is_error() else ""
+    return _ENDLESS if fault.startswith("NoExtension") else fault
+
+
 def fix_of(name: str, fault: str = "") -> str:
     """Return what to do about a guided_ setting that cannot be compiled."""
+    if fault == _ENDLESS:
+        return "give each rule or reference an alternative that ends"
+    if "too many" in fault or "max is" in fault:
+        return _TOO_LARGE
     return _UNSATISFIABLE if "nsatisfiable" in fault else _FIXES.get(name, "")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from trtkit.errors import Problem, RequestError
 from trtkit.runtime.sampling.checks import raise_problems
-from trtkit.runtime.sampling.grammars import GrammarError, fault_of, fix_of, grammar_of
+from trtkit.runtime.sampling.grammars import GrammarError, fault_of, first_fault, fix_of, grammar_of
 from trtkit.runtime.sampling.subschemas import place_of_fault
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from trtkit.runtime.sampling.params import SamplingParams
     from trtkit.runtime.sampling.words import Ids
 
-_CACHED = 64  # grammars
+# Grammars that are kept. Each holds up to 35 MiB: what _MOST_STATES take, and some more for the lexer's expressions.
+_CACHED, _MOST_STATES = 8, 40_000
 
 
 class Guide:
@@ -95,7 +96,9 @@ class GuideFactory:
         value = getattr(params, name)
         try:
             grammar = grammar_of(name, value)
-            matcher = self._compiled.pop(grammar, None) or self._compile(name, value, grammar)
+            matcher = self._compiled.pop(grammar, None)
+            if matcher is None or first_fault(matcher):  # an answer may have used up what its copies share
+                matcher = self._compile(name, value, grammar)
         except GrammarError as error:
             raise_problems([Problem(str(error), name, fix_of(name, str(error)))])
         self._compiled[grammar] = matcher  # the latest used is the last
@@ -106,6 +109,8 @@ class GuideFactory:
     def _compile(self, name: str, value: Any, grammar: str) -> Any:
         matcher = self._parsed(grammar)
         if not matcher.is_error():
+            if fault := first_fault(matcher):
+                raise GrammarError(fault)
             return matcher
         message = fault_of(matcher)
         if name != "guided_json":
@@ -116,8 +121,16 @@ class GuideFactory:
     def _parsed(self, grammar: str) -> Any:
         from llguidance import LLMatcher, LLParserLimits
 
-        # Grammars within these limits take half a second at most for one token, on one core of 2020.
-        limits = LLParserLimits(verbose_errors=False, step_max_items=10_000, max_grammar_size=5_000)
+        # Grammars within these limits take half a second at most for one token, on one core of 2020. The first mask
+        # may use `initial_lexer_fuel`: ten times as much costs `(a{500}){1000}` 160 MiB and a second.
+        limits = LLParserLimits(
+            verbose_errors=False,
+            step_max_items=10_000,
+            max_grammar_size=5_000,
+            initial_lexer_fuel=100_000,
+            step_lexer_fuel=50_000,
+            max_lexer_states=_MOST_STATES,
+        )
         return LLMatcher(self._tokens(), grammar, log_level=0, limits=limits)
 
     def _tokens(self) -> Any:
