@@ -114,6 +114,16 @@ def test_a_field_is_what_the_docs_say(served: Served, path: str, field: str, val
         assert found == answer(served, path)[1]
 
 
+def test_stop_strings_with_ignore_eos_are_ignored_as_the_docs_say(served: Served) -> None:
+    """Dynamo's frontend drops them before a worker could refuse the pair."""
+    status, (text,) = answer(served, "completions", max_tokens=8, ignore_eos=True)
+    assert status == 200
+    stop = text[len(text) // 2]
+    assert answer(served, "completions", max_tokens=8, stop=[stop])[1] == [text[: text.index(stop)]]
+    assert answer(served, "completions", max_tokens=8, stop=[stop], ignore_eos=True)[1] == [text]
+    assert "drops `stop` when `ignore_eos` is set" in " ".join((ROOT / "docs/openai.md").read_text().split())
+
+
 def test_the_docs_list_them_all() -> None:
     lines = (ROOT / "docs/openai.md").read_text().splitlines()
     for fields in (BOTH, CHAT, COMPLETIONS):
