@@ -19,7 +19,10 @@ GENERATION = {"eos_token_id": [2, 3], "bos_token_id": 1, "temperature": 0.5, "do
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tokenizer's folder, whose patterns and template are not tried in a child first: `test_trial` does that."""
+    for name in ("try_patterns", "try_template"):
+        monkeypatch.setattr(f"trtkit.runtime.text.tokenizer.{name}", lambda _: None)
     byte_level(chat_template=CHATML).hf.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps(GENERATION))
     use(tmp_path)
