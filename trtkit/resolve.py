@@ -180,7 +180,7 @@ def _with_lengths(config: ModelConfig, kind: str) -> ModelConfig:
 
 
 def _within_positions(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """Return a config whose slots are no longer than the model's positions, if it does not name their length."""
+    """Return the config with slots no longer than the model's positions, unless it sets their length."""
     stated, text = config.llm or LlmOptions(), fields.get("text_config") or fields
     known = [text.get(name) for name in _POSITIONS] if isinstance(text, dict) else []
     limit = next((length for length in known if isinstance(length, int) and length > 0), stated.max_sequence_length)

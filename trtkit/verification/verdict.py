@@ -56,7 +56,7 @@ def reason(report: Report) -> str:
 
 
 def fix(report: Report) -> str:
-    """Return what to do about a failed verification; empty if it passed or there is no general advice."""
+    """Return advice for a failed verification; empty if it passed, or if no general advice applies."""
     if report.passed or not (report.method or report.precision != "fp32"):
         return ""
     if report.loss is not None and not report.loss.passed:

@@ -200,7 +200,7 @@ class Verifier:
         return check_loss(self.config, self.subject.recorded_loss, outputs.values()) if is_calibration else None
 
     def engine(self) -> StagesExecution | None:
-        """Return the engines on the GPU, None if there are no engines or no GPU that they run on."""
+        """Return the engines on the GPU; None without engines, or without a GPU that runs them."""
         device = devices.find_device_for(self.backend.name)
         if not self._engines or device is None:
             return None

@@ -59,7 +59,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def json_settings(path: Path) -> dict[str, Any]:
-    """Return a JSON object, empty if there is no file. Raises GenerationError if it is not JSON."""
+    """Return a JSON object, or an empty one if the file does not exist. Raises GenerationError if it is not JSON."""
     if not path.is_file():
         return {}
     try:
