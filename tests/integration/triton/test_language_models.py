@@ -94,7 +94,7 @@ def test_prompts_of_one_request_are_answered_each(served: Served, llm: LLM) -> N
 def test_a_conversation_goes_through_the_template(served: Served, llm: LLM) -> None:
     messages = [{"role": "user", "content": "hello"}]
     status, found = generate(served, MODEL, messages=json.dumps(messages), max_tokens=9)
-    assert status == 200
+    assert status == 200, found
     wanted = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=9))[0].outputs[0]
     assert found["text_output"] == wanted.text
 

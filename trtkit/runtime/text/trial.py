@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 LIMIT_S, LIMIT_GIB = 20, 6
 """CPU seconds and address space of the child; a sound tokenizer takes about two seconds and one GiB."""
 _WALL_S = 120
+_EXCEEDED = 3
+_ENDINGS = {_EXCEEDED, *(-number for number in (signal.SIGXCPU, signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV))}
+"""Exit statuses of a child that reached its limits."""
 # Classes whose whole behaviour stands in tokenizer.json: loaded directly, in a third of AutoTokenizer's time.
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
 _TURNS = [{"role": role, "content": "Why is the sky blue?"} for role in ("user", "assistant", "user")]
@@ -72,10 +76,23 @@ def json_settings(path: Path) -> dict[str, Any]:
 def _try(folder: Path, kind: str, file: Path) -> None:
     command = [sys.executable, "-P", "-m", __name__, kind, str(folder), str(LIMIT_S)]
     what = {"patterns": "the tokenizer's patterns take", "template": "the chat template takes"}[kind]
+    # A server's embedded Python has paths that a fresh one lacks.
+    variables = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with contextlib.suppress(subprocess.TimeoutExpired):
-        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_WALL_S, check=False)
+        ended = subprocess.run(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_WALL_S,
+            check=False,
+        )
         if ended.returncode == 0:
             return
+        if ended.returncode not in _ENDINGS:
+            reason = (ended.stderr.strip() or "no output").splitlines()[-1]
+            raise GenerationError(f"could not be tried in a process of its own: {reason}", str(file))
     limits = f"{LIMIT_S} s of CPU time or {LIMIT_GIB} GiB of memory"
     fix = "use a model whose tokenizer files you trust"
     raise GenerationError(f"{what} more than {limits} for a short text", str(file), fix)
@@ -116,9 +133,11 @@ def _main(kind: str, folder: Path, cpu_s: int) -> None:
             for messages in (_TURNS[:1], _TURNS):
                 tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except MemoryError:
-        sys.exit(1)
+        sys.exit(_EXCEEDED)
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
+    except BaseException:  # the tokenizers library panics at its own limit of a pattern's retries
+        sys.exit(_EXCEEDED)
 
 
 if __name__ == "__main__":

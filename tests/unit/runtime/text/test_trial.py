@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -68,6 +69,17 @@ def test_patterns_of_known_tokenizers_and_others_that_end_are_taken(
     tiny_llm.tokenizer().save_pretrained(folder)
     known = sorted(trial.known_patterns())[0]
     assert open_tokenizer(with_pattern(folder, known)) is not None
+
+
+def test_the_child_finds_what_only_this_process_has_on_its_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Triton's embedded Python, whose executable knows none of the environment's packages."""
+    monkeypatch.setattr(sys, "executable", sys.base_prefix + "/bin/python3")
+    tokenizer = open_tokenizer(folder)
+    assert tokenizer is not None
+    assert tokenizer.chat(MESSAGES)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(GenerationError, match="could not be tried in a process of its own: no output"):
+        trial.try_template(folder)
 
 
 def test_a_sound_template_is_tried_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
