@@ -23,7 +23,7 @@ from trtkit.inputs.images import image_input
 from trtkit.jobs.runner import ChildRunner
 from trtkit.network.onnx.io import graph_inputs
 from trtkit.network.onnx.parse import parse_onnx
-from trtkit.reference import Executor, Options, constants_from_onnx, to_array
+from trtkit.reference import Executor, constants_from_onnx, read_layers, to_array
 from trtkit.runtime.page import find_lines
 from trtkit.runtime.tasks import ctc_characters, ctc_text, top_classes
 from trtkit.sources import onnx_file
@@ -95,7 +95,7 @@ def executed(path: Path, feeds: Sequence[Array]) -> list[Array]:
     """Return the first output of the network that TensorRT parses, for each feed."""
     backend = load_backend("tensorrt_rtx")
     network = parse_onnx(backend, path, "ERROR")
-    executor = Executor(backend, network.definition, Options(constants=constants_from_onnx(path)))
+    executor = Executor(read_layers(backend, network.definition, constants_from_onnx(path)))
     (spec,) = executor.inputs
     return [to_array(next(iter(executor.run({spec.name: feed}).values()))) for feed in feeds]
 

@@ -29,12 +29,12 @@ def trtkit(onnx: Path, _config: Any) -> Callable[[Array], Any]:
 
     from trtkit.backends import load_backend
     from trtkit.network.onnx.parse import parse_onnx
-    from trtkit.reference import Executor
+    from trtkit.reference import Executor, read_layers
 
     torch.set_num_threads(THREADS)
     backend = load_backend("tensorrt_rtx")
     network = parse_onnx(backend, onnx)
-    executor = Executor(backend, network.definition)
+    executor = Executor(read_layers(backend, network.definition))
     name = executor.inputs[0].name
     return lambda x: executor.run({name: x})
 

@@ -24,7 +24,7 @@ from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
-from trtkit.reference import Executor, Options
+from trtkit.reference import Executor, Options, read_layers
 from trtkit.runtime.decoder.cache_size import page_tokens_of
 from trtkit.sources.huggingface import auto_classes
 from trtkit.sources.huggingface.stacked_experts import unstack_experts
@@ -111,8 +111,8 @@ class Runner:
     def __init__(self, graph: Graph, rank: Rank | None = None) -> None:
         self.backend, self.inputs = graph.backend, graph.inputs
         self._graph = graph  # keeps the weights alive
-        options = Options(constants=graph.constants, ranks=rank)
-        self._executor = Executor(graph.backend, graph.network, options)
+        options = Options(ranks=rank)
+        self._executor = Executor(read_layers(graph.backend, graph.network, graph.constants), options)
         self.reset(1)
 
     def reset(self, slots: int, readable: int = 1 << 20) -> None:

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from tests import models
 from trtkit.backends import load_backend
 from trtkit.network.onnx.parse import parse_onnx
-from trtkit.reference import Executor, Options, constants_from_onnx, to_array
+from trtkit.reference import Executor, constants_from_onnx, read_layers, to_array
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,7 +73,7 @@ def executed(path: Path, inputs: Arrays) -> Arrays:
     """Return the outputs of the network that TensorRT parses, by the reference executor."""
     backend = load_backend("tensorrt_rtx")
     network = parse_onnx(backend, path, "ERROR")
-    executor = Executor(backend, network.definition, Options(constants=constants_from_onnx(path)))
+    executor = Executor(read_layers(backend, network.definition, constants_from_onnx(path)))
     fed = {spec.name: inputs[spec.name] for spec in executor.inputs}
     return {name: to_array(value) for name, value in executor.run(fed).items()}
 

@@ -26,7 +26,7 @@ from trtkit.network.ops.kv_cache import append, append_quantized, head_tables, p
 from trtkit.network.ops.mask import appended_positions, cached_positions, causal_mask
 from trtkit.network.ops.shape import unsqueeze
 from trtkit.network.plugin import refusal
-from trtkit.reference import Executor, Options, to_array, to_tensor
+from trtkit.reference import Executor, read_layers, to_array, to_tensor
 from trtkit.verification.custom_ops.routes import interpreted_kernel
 from trtkit.verification.custom_ops.trial import Trial, trials
 
@@ -109,7 +109,7 @@ def test_language_models_attend_to_gathered_pages_alike(trial: Trial) -> None:
     mask = causal_mask(positions, lengths + counts, columns, attributes.window or None)
     softcap, sink = attributes.softcap or None, sinks[0] if sinks else None
     graph.output(attention_from_primitives((q, keys, values), mask, softcap, sink), "y")
-    executor = Executor(graph.backend, graph.network, Options(constants=graph.constants))
+    executor = Executor(read_layers(graph.backend, graph.network, graph.constants))
     output = executor.run({f"x{place}": x for place, x in enumerate(arrays)})["y"]
     for row, count in enumerate(trial.inputs[7].tolist() if trial.inputs[7] is not None else ()):
         want = torch.from_numpy(trial.expected[0][row, :, :count]).float()

@@ -11,7 +11,7 @@ import onnx
 
 from trtkit.errors import TrtkitError
 from trtkit.network.onnx import custom_ops, rewrites
-from trtkit.reference import Executor, Options, to_array, to_tensor
+from trtkit.reference import Executor, Options, read_layers, to_array, to_tensor
 
 from .known import known_cause
 
@@ -119,7 +119,7 @@ def _outcome(backend: Backend, case: Prepared) -> Outcome:
         return Outcome(case.name, op, True, cause=known_cause(case.name) or f"unexpected inputs {extra}")
     refused = _build(backend, builder, (network, log), inputs)
     try:
-        outputs = Executor(backend, network).run(inputs)
+        outputs = Executor(read_layers(backend, network)).run(inputs)
     except TrtkitError as error:
         return Outcome(case.name, op, True, not refused, cause=_short(error.what))
     cause = _mismatch(case, list(outputs.values()))
@@ -227,8 +227,8 @@ def _rounding_cause(backend: Backend, network: Any, case: Any, inputs: dict[str,
 
     Only asked of 16-bit outputs: cases round after every step of their own order, with a tolerance made for fp32.
     """
-    own = list(Executor(backend, network).run(inputs).values())
-    exact = list(Executor(backend, network, Options(widen="fp64")).run(inputs).values())
+    own = list(Executor(read_layers(backend, network)).run(inputs).values())
+    exact = list(Executor(read_layers(backend, network), Options(widen="fp64")).run(inputs).values())
     expected = [to_array(to_tensor(_array(want), "expected")) for want in case.data_sets[0][1]]
     for value, truth, want in zip(own, exact, expected, strict=False):
         if value.dtype.itemsize != 2 or value.shape != want.shape:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tests.integration.test_examples import ROOT, blocks, run_readme
-from trtkit.reference import Executor
+from trtkit.reference import Executor, read_layers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +50,7 @@ def test_the_example_computes_what_plain_torch_does() -> None:
     graph = module.new_graph()
     ids = torch.tensor([[5, 9, 2, 77, 31], [8, 8, 1, 0, 95]])
     cache = torch.full((2, module.K, module.T, module.H), 50.0)
-    got = Executor(graph.backend, graph.network).run(
+    got = Executor(read_layers(graph.backend, graph.network)).run(
         {
             "input_ids": ids.int(),
             "position_ids": torch.arange(5).repeat(2, 1).int(),

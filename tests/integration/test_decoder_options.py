@@ -13,7 +13,7 @@ from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
-from trtkit.reference import Executor, Options
+from trtkit.reference import Executor, Options, read_layers
 
 IDS = torch.randint(3, 67, (3, 9), generator=torch.Generator().manual_seed(2))
 LLAMA = next(case for case in CASES if case.name == "llama-3")
@@ -75,7 +75,7 @@ def feed_of(executor: Executor, dtype: torch.dtype = torch.int32) -> dict[str, t
 
 def test_ids_may_be_int64(model: Model) -> None:
     graph = graph_of(model, DecoderOptions(FP32, T, ids_dtype=INT64, has_all_logits=True))
-    executor = Executor(graph.backend, graph.network)
+    executor = Executor(read_layers(graph.backend, graph.network))
     assert relative_rms(executor.run(feed_of(executor, torch.int64))["logits"], model.logits(IDS)) <= 1e-5
     assert builds(graph)
 
@@ -98,7 +98,7 @@ def test_layers_speak_the_language_of_the_checkpoint(model: Model) -> None:
 def test_widened_bf16_weights_come_from_the_side_table(model: Model) -> None:
     graph = graph_of(model, DecoderOptions(BF16, T, has_all_logits=True))
     assert "layers.0/attention/q/weight" in graph.constants
-    widened = Executor(graph.backend, graph.network, Options(constants=graph.constants, widen="fp32"))
+    widened = Executor(read_layers(graph.backend, graph.network, graph.constants), Options(widen="fp32"))
     assert (
         relative_rms(widened.run(feed_of(widened))["logits"], model.logits(IDS, BF16)) <= 6e-3
     )  # the rotary tables are bf16

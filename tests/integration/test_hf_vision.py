@@ -13,7 +13,7 @@ from tests.prepared import prepared
 from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig
 from trtkit.network.onnx.parse import parse_onnx
-from trtkit.reference import Executor, to_array
+from trtkit.reference import Executor, read_layers, to_array
 from trtkit.verification.compare import compare
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def test_a_head_gives_what_transformers_gives(name: str, tmp_path: Path) -> None
     backend = load_backend("tensorrt_rtx")
     network = parse_onnx(backend, prepared(config, tmp_path / "network"), "ERROR")
     pixels = np.random.default_rng(0).standard_normal((3, 3, 32, 32)).astype(np.float32)
-    found = Executor(backend, network.definition).run({"pixel_values": pixels})
+    found = Executor(read_layers(backend, network.definition)).run({"pixel_values": pixels})
     with torch.inference_mode():
         answer = model(torch.from_numpy(pixels))
     assert len(found) == 1

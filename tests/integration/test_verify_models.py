@@ -14,7 +14,7 @@ from trtkit.config.schema import ModelConfig
 from trtkit.inputs.samples import Sample, random_sample, read_samples
 from trtkit.network.onnx.io import graph_inputs
 from trtkit.network.onnx.parse import parse_onnx
-from trtkit.reference import Executor, to_array
+from trtkit.reference import Executor, read_layers, to_array
 from trtkit.runtime.tasks import top_classes
 from trtkit.sources import onnx_file
 from trtkit.sources.torch.export import make_module
@@ -38,7 +38,7 @@ class Reader:
     def __init__(self, path: Path) -> None:
         backend = load_backend("tensorrt_rtx")
         self._network = parse_onnx(backend, path, "ERROR")
-        self._executor = Executor(backend, self._network.definition)
+        self._executor = Executor(read_layers(backend, self._network.definition))
 
     def __call__(self, sample: Sample) -> Any:
         return to_array(next(iter(self._executor.run(sample.inputs).values())))

@@ -13,7 +13,7 @@ from trtkit.engine.plan_file import can_be_captured
 from trtkit.engine.stages import bundle_stages
 from trtkit.models.model import SPECULATOR
 from trtkit.network.onnx.parse import parse_onnx
-from trtkit.reference import Executor, Options, constants_from_onnx
+from trtkit.reference import Executor, Options, constants_from_onnx, read_layers
 from trtkit.resolve import resolve
 from trtkit.runtime.decoder.network import bundle_head_network, bundle_network
 from trtkit.runtime.stages import reference_stages
@@ -49,8 +49,8 @@ class PlannedNetwork:
 
     def executor(self, ranks: Rank) -> Executor:
         """Return what computes it, caches in place as engines update them. ranks: for its collectives."""
-        options = Options(constants=self.constants, in_place_caches=True, ranks=ranks if self.ranks > 1 else None)
-        return Executor(self.backend, self.definition, options)
+        options = Options(in_place_caches=True, ranks=ranks if self.ranks > 1 else None)
+        return Executor(read_layers(self.backend, self.definition, self.constants), options)
 
 
 class Plans:

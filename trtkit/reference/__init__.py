@@ -1,5 +1,6 @@
 """The reference executor: an INetworkDefinition computed with torch, on CPU or CUDA."""
 
+from trtkit.network.layer_graph import LayerGraph, read_layers
 from trtkit.reference.arrays import to_array, to_tensor
 from trtkit.reference.executor import Executor, NetworkInput, Options, run_ranks
 from trtkit.reference.ranks import GlooRank, Group, Rank
@@ -9,10 +10,12 @@ __all__ = [
     "Executor",
     "GlooRank",
     "Group",
+    "LayerGraph",
     "NetworkInput",
     "Options",
     "Rank",
     "constants_from_onnx",
+    "read_layers",
     "run_ranks",
     "to_array",
     "to_tensor",

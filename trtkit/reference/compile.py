@@ -10,15 +10,16 @@ import torch
 
 from trtkit.dtypes import BOOL, INT32, INT64
 from trtkit.errors import ExecutionError
+from trtkit.network.layer_graph import MISSING, LayerGraph, Node
 from trtkit.reference.control_flow import Construct, live_nodes, outermost
 from trtkit.reference.flow import conditional_op, loop_op
-from trtkit.reference.graph import MISSING, Graph, Node
-from trtkit.reference.layer import Layer, Lowered, Op, Settings, TensorSpec
+from trtkit.reference.layer import Layer, Lowered, Op, Settings
 from trtkit.reference.layers import LOWERINGS, OWNING
 from trtkit.reference.picking import Joined, joined_constants, picking, without_unread
 from trtkit.reference.program import Program, Step, failed
 
 if TYPE_CHECKING:
+    from trtkit.network.layer_graph import TensorSpec
     from trtkit.reference.precision import Precision
 
 FOLD_LIMIT_BYTES = 1 << 20
@@ -42,12 +43,11 @@ class _Unit:
 class Compiler:
     """Turns blocks of nodes into programs; the blocks of one network share tensors and known values."""
 
-    def __init__(self, graph: Graph, settings: Settings) -> None:
+    def __init__(self, graph: LayerGraph, settings: Settings) -> None:
         self.graph, self.settings = graph, settings
         self.alias = _aliases(graph, settings.precision)
         self.known: dict[int, torch.Tensor] = {}
         self.nodes = [self._renamed(node) for node in graph.nodes if not self.alias.keys() & node.outputs]
-        self.shape_sources = {node.outputs[0]: node.trt for node in self.nodes if node.kind == "SHAPE"}
         self.owned: set[int] = set()
         self.joined: dict[int, Joined] = {}
 
@@ -118,9 +118,7 @@ class Compiler:
         """Return the view of the node that lowerings read."""
         specs = self.graph.specs
         return Layer(
-            node.trt,
-            node.kind,
-            node.name,
+            node,
             tuple(specs[slot] for slot in node.inputs),
             tuple(_spec(specs[slot]) for slot in node.outputs),
             tuple(self.known.get(slot) for slot in node.inputs),
@@ -160,7 +158,7 @@ class Compiler:
 
     def _static_shape(self, step: Step) -> tuple[int, ...] | None:
         """Return the shape that a SHAPE layer yields where it is the same in every run."""
-        shape = tuple(self.shape_sources[step.outputs[0]].get_input(0).shape)
+        shape = self.graph.spec(step.inputs[0]).shape
         return shape if shape and min(shape) >= 0 else None
 
 
@@ -170,7 +168,7 @@ def _spec(spec: TensorSpec | None) -> TensorSpec:
     return spec
 
 
-def _aliases(graph: Graph, precision: Precision) -> dict[int, int]:
+def _aliases(graph: LayerGraph, precision: Precision) -> dict[int, int]:
     """Map the output of each layer that hands on its input to that input."""
     alias = {}
     for node in graph.nodes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from trtkit.reference.graph import Node
+    from trtkit.network.layer_graph import Node
 
 LOOP_KINDS = ("TRIP_LIMIT", "ITERATOR", "RECURRENCE", "LOOP_OUTPUT")
 CONDITIONAL_KINDS = ("CONDITION", "CONDITIONAL_INPUT", "CONDITIONAL_OUTPUT")
@@ -60,8 +60,8 @@ def live_nodes(nodes: Iterable[Node], outputs: Iterable[int]) -> list[Node]:
     producer = {slot: node for node in nodes for slot in node.outputs}
     owners: dict[int, list[Node]] = {}
     for node in nodes:
-        if node.owner is not None:
-            owners.setdefault(id(node.owner), []).append(node)
+        if node.construct:
+            owners.setdefault(node.construct, []).append(node)
     pending = [producer[slot] for slot in outputs if slot in producer]
     pending += [node for node in nodes if node.kind == "ASSERTION"]
     live: set[Node] = set()
@@ -71,8 +71,8 @@ def live_nodes(nodes: Iterable[Node], outputs: Iterable[int]) -> list[Node]:
             continue
         live.add(node)
         pending += [producer[slot] for slot in node.inputs if slot in producer]
-        if node.owner is not None:
-            pending += [other for other in owners[id(node.owner)] if _steers(other)]
+        if node.construct:
+            pending += [other for other in owners[node.construct] if _steers(other)]
     return [node for node in nodes if node in live]
 
 
@@ -88,8 +88,8 @@ def _scope(nodes: list[Node], kept: set[int]) -> _Scope:
     for node in nodes:
         for slot in node.inputs:
             readers.setdefault(slot, []).append(node)
-        if node.owner is not None:
-            owned.setdefault(id(node.owner), []).append(node)
+        if node.construct:
+            owned.setdefault(node.construct, []).append(node)
     return _Scope({slot: node for node in nodes for slot in node.outputs}, readers, owned, kept)
 
 
@@ -124,7 +124,7 @@ def _branch(ends: list[Node], index: int, scope: _Scope) -> set[Node]:
     pending = [scope.producer[end.inputs[index]] for end in ends if end.inputs[index] in scope.producer]
     while pending:
         node = pending.pop()
-        if node in branch or node.owner is ends[0].owner:
+        if node in branch or node.construct == ends[0].construct:
             continue
         unit = _unit(node, scope)
         if _is_read_only_by(unit, branch, scope, takes_result):
@@ -144,8 +144,8 @@ def _unit(node: Node, scope: _Scope) -> set[Node]:
         if member in unit:
             continue
         unit.add(member)
-        if member.owner is not None:
-            boundary = scope.owned[id(member.owner)]
+        if member.construct:
+            boundary = scope.owned[member.construct]
             pending += boundary
             if member.kind in LOOP_KINDS:
                 pending += _loop_body(boundary, scope)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +11,6 @@ import torch
 from trtkit.errors import ExecutionError
 from trtkit.reference.arrays import to_tensor
 from trtkit.reference.compile import Compiler
-from trtkit.reference.graph import read_graph
 from trtkit.reference.layer import Settings, Tensor
 from trtkit.reference.precision import Precision
 from trtkit.reference.program import execute, observe, timed
@@ -19,8 +18,8 @@ from trtkit.reference.program import execute, observe, timed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from trtkit.backends import Backend
     from trtkit.dtypes import DType
+    from trtkit.network.layer_graph import LayerGraph
     from trtkit.reference.program import LayerTimer
     from trtkit.reference.ranks import Rank
 
@@ -32,15 +31,12 @@ WIDENINGS = (None, "fp32", "fp64")
 class Options:
     """How to compute.
 
-    constants: values of weights, by layer name (constants) or `<layer>/kernel`, `<layer>/bias`; torch tensors or
-        arrays, four-bit data unpacked or as packed bytes. They come before what the network holds.
     widen: None for the network's own precision; "fp32" or "fp64" computes its fp16, bf16 and fp32 tensors in that type.
     device: a torch device.
     in_place_caches: KV-cache updates write into the cache given as input instead of a copy of it.
     ranks: this rank, for a network with collectives: a thread of a `Group` (see `run_ranks`), or a process (GlooRank).
     """
 
-    constants: Mapping[str, Any] = field(default_factory=dict)
     widen: str | None = None
     device: str = "cpu"
     in_place_caches: bool = False
@@ -57,20 +53,19 @@ class NetworkInput:
 
 
 class Executor:
-    """A network compiled to torch. It holds the network, whose weights it shares.
+    """A network compiled to torch. It shares the memory of the network's weights.
 
     Raises ExecutionError for a layer it does not know.
     """
 
-    def __init__(self, backend: Backend, network: Any, options: Options | None = None) -> None:
+    def __init__(self, layers: LayerGraph, options: Options | None = None) -> None:
         options = options or Options()
         if options.widen not in WIDENINGS:
             raise ExecutionError(f"unknown widening `{options.widen}`", fix="use one of none, fp32, fp64")
-        self._network = network
         self._ranks = options.ranks
-        self._graph = read_graph(backend, network)
+        self._graph = layers
         self._precision = Precision(options.widen, torch.device(options.device))
-        settings = Settings(self._precision, options.constants, options.in_place_caches, options.ranks)
+        settings = Settings(self._precision, options.in_place_caches, options.ranks)
         self._memo = settings.memo
         compiler = Compiler(self._graph, settings)
         with torch.inference_mode():
@@ -183,15 +178,13 @@ class Executor:
 
     def _input_spec(self, slot: int) -> NetworkInput:
         """Return what the network says of an input."""
-        spec = self._graph.specs[slot]
-        assert spec is not None
-        return NetworkInput(spec.name, spec.dtype, self._graph.shapes[slot])
+        spec = self._graph.spec(slot)
+        assert spec.shape is not None
+        return NetworkInput(spec.name, spec.dtype, spec.shape)
 
     def _name(self, slot: int) -> str:
         """Return a tensor's name."""
-        spec = self._graph.specs[slot]
-        assert spec is not None
-        return spec.name
+        return self._graph.spec(slot).name
 
 
 def run_ranks(executors: Sequence[Executor], inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Tensor]]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from trtkit.network.layer_graph import MISSING, Node
 from trtkit.reference.control_flow import Construct, live_nodes
-from trtkit.reference.graph import MISSING, Node
 from trtkit.reference.program import Program, execute
 
 if TYPE_CHECKING:
@@ -64,10 +64,10 @@ class _End:
     dtype: torch.dtype
 
 
-def _end(node: Node, dtype: torch.dtype) -> _End:
+def _end(node: Node, layer: Layer) -> _End:
     """Read a loop output layer."""
-    shape = tuple(max(int(size), 0) for size in node.trt.get_input(0).shape)
-    return _End(node, node.trt.kind.name, int(node.trt.axis), shape, dtype)
+    shape = tuple(max(size, 0) for size in layer.input_shape(0))
+    return _End(node, layer.option("kind"), layer.number("axis"), shape, layer.output_dtype())
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,10 +112,10 @@ def loop_op(compiler: BlockCompiler, construct: Construct, inputs: tuple[int, ..
 def _compile_loop(compiler: BlockCompiler, construct: Construct, outputs: tuple[int, ...]) -> _Loop:
     """Read the boundary layers and compile what is inside."""
     boundary = construct.boundary
-    limits = {node.trt.kind.name: node.inputs[0] for node in boundary if node.kind == "TRIP_LIMIT"}
+    limits = {compiler.layer(node).option("kind"): node.inputs[0] for node in boundary if node.kind == "TRIP_LIMIT"}
     recurrences = tuple(node for node in boundary if node.kind == "RECURRENCE")
     by_output = {node.outputs[0]: node for node in boundary if node.kind == "LOOP_OUTPUT"}
-    ends = tuple(_end(by_output[slot], compiler.layer(by_output[slot]).output_dtype()) for slot in outputs)
+    ends = tuple(_end(by_output[slot], compiler.layer(by_output[slot])) for slot in outputs)
     condition = limits.get("WHILE")
     nodes = _in_order(construct, construct.branches[0])
     tested = live_nodes([node for node in nodes if node.kind != "ASSERTION"], [condition] if condition else [])
@@ -130,7 +130,9 @@ def _compile_loop(compiler: BlockCompiler, construct: Construct, outputs: tuple[
         for items in zip(test.initial, body.initial, rest.initial, strict=True)
     ]
     iterators = tuple(
-        (node, int(node.trt.axis), bool(node.trt.reverse)) for node in boundary if node.kind == "ITERATOR"
+        (node, layer.number("axis"), layer.flag("reverse"))
+        for node in boundary
+        if node.kind == "ITERATOR" and (layer := compiler.layer(node))
     )
     return _Loop(limits.get("COUNT"), condition, iterators, recurrences, ends, test, body, initial)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,11 @@ import torch
 
 from trtkit.errors import ExecutionError
 from trtkit.reference.memo import RunMemo
-from trtkit.reference.weights import read_weights
+from trtkit.reference.weights import weights_tensor
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
+    from trtkit.network.layer_graph import Node, TensorSpec
     from trtkit.reference.precision import Precision
     from trtkit.reference.ranks import Rank
 
@@ -38,44 +39,40 @@ class Lowered:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to compile. constants: the side table. in_place_caches: KV caches are updated where they are.
+    """How to compile. in_place_caches: KV caches are updated where they are.
 
     ranks: the other ranks of a multi-device network, None for a single one. memo: what layers share during a run.
     """
 
     precision: Precision
-    constants: Mapping[str, Any] = field(default_factory=dict)
     in_place_caches: bool = False
     ranks: Rank | None = None
     memo: RunMemo = field(default_factory=RunMemo)
 
 
 @dataclass(frozen=True, eq=False)
-class TensorSpec:
-    """A tensor of the network. is_shape: only shape arithmetic uses it."""
-
-    index: int
-    name: str
-    dtype: DType
-    is_shape: bool = False
-
-
-@dataclass(frozen=True, eq=False)
 class Layer:
     """One layer, read once when the network is compiled.
 
-    trt: the TensorRT object with its own class, so that its parameters can be read.
     inputs: None where an optional input is left out.
     known: values of the inputs that are the same in every run, None for the others.
     """
 
-    trt: Any
-    kind: str
-    name: str
+    node: Node
     inputs: tuple[TensorSpec | None, ...]
     outputs: tuple[TensorSpec, ...]
     known: tuple[Tensor | None, ...]
     settings: Settings
+
+    @property
+    def kind(self) -> str:
+        """The layer's type, such as `MATRIX_MULTIPLY`."""
+        return self.node.kind
+
+    @property
+    def name(self) -> str:
+        """The layer's name."""
+        return self.node.name
 
     @property
     def precision(self) -> Precision:
@@ -100,26 +97,58 @@ class Layer:
         """Return the torch type that holds output `index`."""
         return self.precision.storage(self.outputs[index].dtype)
 
+    def has(self, attribute: str) -> bool:
+        """Whether the layer has a parameter."""
+        return attribute in self.node.attributes
+
     def option(self, attribute: str) -> str:
-        """Return the name of an enumeration parameter, such as `MAX`."""
-        return str(getattr(self.trt, attribute).name)
+        """Return a text or the name of an enumeration, such as `MAX`."""
+        return str(self.attribute(attribute))
+
+    def flag(self, attribute: str) -> bool:
+        """Return a parameter that is true or false."""
+        return bool(self.attribute(attribute))
+
+    def number(self, attribute: str) -> int:
+        """Return a whole number."""
+        return int(self.attribute(attribute))
+
+    def real(self, attribute: str) -> float:
+        """Return a number."""
+        return float(self.attribute(attribute))
 
     def ints(self, attribute: str) -> tuple[int, ...] | None:
         """Return a list of sizes, None where it comes from an input or was never set."""
-        value = getattr(self.trt, attribute)
+        value = self.attribute(attribute)
         return None if value is None else tuple(int(item) for item in value)
 
-    def weights(self, attribute: str, dtype: DType | None = None) -> Tensor | None:
-        """Return a weights parameter as a flat tensor, None where it is empty.
+    def reals(self, attribute: str) -> tuple[float, ...]:
+        """Return a list of numbers."""
+        return tuple(float(item) for item in self.attribute(attribute) or ())
 
-        The side table's `<layer>/<attribute>` (`<layer>` for a constant) comes first.
-        """
-        key = self.name if self.kind == "CONSTANT" else f"{self.name}/{attribute}"
-        raw = self.settings.constants.get(key)
-        weights = read_weights(getattr(self.trt, attribute), raw, key, dtype)
-        if weights is None:
-            return None
-        return self.to_storage(weights, dtype)
+    def attribute(self, attribute: str) -> Any:
+        """Return a parameter. Raises ExecutionError if the layer has none of this name."""
+        if attribute not in self.node.attributes:
+            raise self.unsupported(f"a form without `{attribute}`")
+        return self.node.attributes[attribute]
+
+    def input_shape(self, index: int) -> tuple[int, ...]:
+        """Return an input's shape, -1 for sizes known at run time. Raises ExecutionError for one of unknown rank."""
+        return self._shape(self.inputs[index])
+
+    def output_shape(self, index: int = 0) -> tuple[int, ...]:
+        """Return an output's shape, -1 for sizes known at run time. Raises ExecutionError for one of unknown rank."""
+        return self._shape(self.outputs[index])
+
+    def _shape(self, spec: TensorSpec | None) -> tuple[int, ...]:
+        if spec is None or spec.shape is None:
+            raise self.unsupported("a tensor of unknown rank")
+        return spec.shape
+
+    def weights(self, attribute: str, dtype: DType | None = None) -> Tensor | None:
+        """Return a weights parameter as a flat tensor, in the type that holds `dtype`; None where it is empty."""
+        held = self.node.weights.get(attribute)
+        return None if held is None else self.to_storage(weights_tensor(held), dtype)
 
     def to_storage(self, value: Tensor, dtype: DType | None = None) -> Tensor:
         """Return `value` on the device, in the type that holds `dtype`; in `widen` where it is a float."""

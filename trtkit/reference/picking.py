@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtkit.reference.graph import MISSING
+from trtkit.network.layer_graph import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,16 +28,16 @@ def joined_constants(step: Step, layer: Layer, known: Mapping[int, Tensor]) -> J
     """Return what a step joins, if these are constants and each is one element of the axis."""
     if step.kind != "CONCATENATION" or not all(slot in known for slot in step.inputs):
         return None
-    axis, parts = int(layer.trt.axis), tuple(known[slot] for slot in step.inputs)
+    axis, parts = layer.number("axis"), tuple(known[slot] for slot in step.inputs)
     return Joined(axis, parts) if all(part.shape[axis] == 1 for part in parts) else None
 
 
 def picking(step: Step, layer: Layer, joined: Mapping[int, Joined]) -> Step:
     """Return a gather of joined constants as a step that reads only those that it picks; other steps as they are."""
     whole = joined.get(step.inputs[0]) if step.kind == "GATHER" else None
-    if whole is None or int(layer.trt.num_elementwise_dims) or layer.option("mode") != "DEFAULT":
+    if whole is None or layer.number("num_elementwise_dims") or layer.option("mode") != "DEFAULT":
         return step
-    if int(layer.trt.axis) != whole.axis or len(layer.trt.get_input(1).shape) != 1:
+    if layer.number("axis") != whole.axis or len(layer.input_shape(1)) != 1:
         return step
 
     def run(_unread: None, index: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 from polygraphy.backend.base import BaseRunner
 from polygraphy.common import TensorMetadata
 
+from trtkit.network.layer_graph import read_layers
 from trtkit.reference.arrays import to_array
 from trtkit.reference.executor import Executor, Options
 
@@ -29,7 +30,8 @@ class ReferenceRunner(BaseRunner):  # type: ignore[misc]
 
     def activate_impl(self) -> None:
         """Compile the network."""
-        self._executor = Executor(*self._source)
+        backend, network, options = self._source
+        self._executor = Executor(read_layers(backend, network), options)
 
     def get_input_metadata_impl(self) -> TensorMetadata:
         """Return the inputs' types and shapes, -1 where a size is dynamic."""

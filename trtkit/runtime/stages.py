@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trtkit.engine.parts_stage import parts_network
 from trtkit.jobs.events import ignore
 from trtkit.network.onnx.parse import parse_onnx
-from trtkit.reference import Executor, Options, constants_from_onnx
+from trtkit.reference import Executor, constants_from_onnx, read_layers
 from trtkit.runtime.runtime_cache import cache_file
 from trtkit.runtime.weight_budget import over_budget
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def parsed_run(backend: Backend, onnx: Path) -> Callable[[Mapping[str, Any]], dict[str, torch.Tensor]]:
     """Return what runs, on the reference executor, the network that TensorRT parses from a file."""
     network = parse_onnx(backend, onnx, "ERROR")
-    executor = Executor(backend, network.definition, Options(constants=constants_from_onnx(onnx)))
+    executor = Executor(read_layers(backend, network.definition, constants_from_onnx(onnx)))
 
     def run(inputs: Mapping[str, Any], _owner: object = network) -> dict[str, torch.Tensor]:
         return executor.run(inputs)
@@ -100,7 +100,7 @@ class ReferenceStage:
     ) -> None:
         self.backend, self.definition, self.constants = backend, definition, constants
         self.tensors, self.owner = tensors or {}, owner
-        self._executor = Executor(backend, definition, Options(constants=constants))
+        self._executor = Executor(read_layers(backend, definition, constants))
         self.keeps_seams = False
         self.seams: dict[str, torch.Tensor] = {}
 

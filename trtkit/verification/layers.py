@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtkit.reference import Executor, Options, to_tensor
+from trtkit.reference import Executor, Options, read_layers, to_tensor
 from trtkit.verification.report import LayerError
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def layer_errors(
     """
     names = makers(backend, network)
     widen = "fp32" if any(name.dtype in {"fp16", "bf16"} for name in names.values()) else "fp64"
-    wide = Executor(backend, network, Options(constants=constants, widen=widen))
-    own = Executor(backend, network, Options(constants=constants))
+    wide = Executor(read_layers(backend, network, constants), Options(widen=widen))
+    own = Executor(read_layers(backend, network, constants))
     sizes: dict[str, int] = {}
 
     def note(tensor: str, value: Any) -> None:

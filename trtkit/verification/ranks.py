@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.network.decoder import NEXT_HIDDEN_STATES
-from trtkit.reference import Executor, Group, Options
+from trtkit.reference import Executor, Group, Options, read_layers
 from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
 from trtkit.verification.layers import makers, measure, widened
 
@@ -100,7 +100,7 @@ def rank_errors(backend: Backend, ranks: RankNetworks, whole: DecoderNetwork, ca
     names = makers(backend, whole.graph.network)
     inputs = ReferenceDecoder(whole, len(call.starts)).inputs(call)
     type_of = "fp32" if any(name.dtype in {"fp16", "bf16"} for name in names.values()) else "fp64"
-    wide = Executor(backend, whole.graph.network, Options(constants=whole.graph.constants, widen=type_of))
+    wide = Executor(read_layers(backend, whole.graph.network, whole.graph.constants), Options(widen=type_of))
     counterparts = {name: _counterpart(name, names) for name in _rank_tensors(backend, ranks)}
     kept = wide.run(widened(inputs, type_of), keep={name for name in counterparts.values() if name})
     errors: dict[str, LayerError] = {}

@@ -24,7 +24,7 @@ from trtkit.network.graph import Graph
 from trtkit.network.input_spec import BATCH, NEW_TOKENS, Axis, InputSpec
 from trtkit.network.speculators.eagle3 import build_eagle3, fused
 from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
-from trtkit.reference import Executor, Options
+from trtkit.reference import Executor, read_layers
 from trtkit.verification.speculators.eagle3 import Eagle3Reference
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def executor(build: Any, *arguments: Any) -> tuple[Graph, Executor]:
     """Return a network and what runs it."""
     graph = Graph(rtx())
     build(graph, *arguments)
-    return graph, Executor(rtx(), graph.network, Options(constants=graph.constants))
+    return graph, Executor(read_layers(rtx(), graph.network, graph.constants))
 
 
 @pytest.mark.parametrize("form", FORMS)

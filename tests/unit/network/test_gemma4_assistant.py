@@ -17,7 +17,7 @@ from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.network.speculators.registry import build_speculator
-from trtkit.reference import Executor, Options
+from trtkit.reference import Executor, read_layers
 from trtkit.verification.speculators.gemma4_assistant import what_assistants_read
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_guesses_of_slots_out_of_step_match_transformers(form: str, memory: str,
     options, graph = DecoderOptions(FP32, T, has_kv_window=memory == "window", page_tokens=page), Graph(rtx())
     arrays = read.weights(find_weights(target.spec, target.checkpoint))
     build_speculator(graph, (read.spec, read.ids), arrays, options)
-    run, table = Executor(rtx(), graph.network, Options(constants=graph.constants)), target.hf.get_input_embeddings()
+    run, table = Executor(read_layers(rtx(), graph.network, graph.constants)), target.hf.get_input_embeddings()
     rows = [torch.randint(3, 67, (length,)).tolist() for length in (13, 1, 8)]
     states, shared = zip(*(what_assistants_read(target.hf, ids) for ids in rows), strict=True)
     feed = cached(

@@ -16,7 +16,7 @@ from trtkit.errors import NetworkError
 from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
 from trtkit.network.hybrid import Material, StageNetwork, write_stage
 from trtkit.network.onnx.merge import merged, prefixed
-from trtkit.reference import Executor
+from trtkit.reference import Executor, read_layers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ def write(spec: HybridSpec, names: list[str], model: Any, folder: Path, dtype: A
 
 
 def run(stage: StageNetwork, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-    return Executor(rtx(), stage.graph.network).run(inputs)
+    return Executor(read_layers(rtx(), stage.graph.network)).run(inputs)
 
 
 def test_network_api_goes_on_where_the_parser_ended(tmp_path: Path) -> None:

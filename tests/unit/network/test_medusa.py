@@ -19,7 +19,7 @@ from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.network.speculators.medusa import build_medusa
 from trtkit.network.speculators.names import DRAFT_HIDDEN
-from trtkit.reference import Executor, Options
+from trtkit.reference import Executor, read_layers
 from trtkit.verification.speculators.medusa import medusa_logits
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def logits_of(head: OpenedSpeculator, hidden: torch.Tensor, of_model: dict[str, 
     """Return the network's logits [heads, S, V] of hidden states, and those of the reference for known tokens."""
     graph, arrays = Graph(rtx()), head.weights(of_model or {})
     build_medusa(graph, head.spec, head.ids, arrays, DecoderOptions(FP32, 8))
-    run = Executor(rtx(), graph.network, Options(constants=graph.constants))
+    run = Executor(read_layers(rtx(), graph.network, graph.constants))
     logits = run.run({DRAFT_HIDDEN: hidden})["logits"]
     return logits.view(len(hidden), head.spec.heads, -1).transpose(0, 1), medusa_logits(head.spec, arrays, hidden)
 

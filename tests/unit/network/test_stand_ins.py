@@ -13,9 +13,10 @@ from trtkit.dtypes import FP32
 from trtkit.network.blocks.quantized import QuantizedLinears
 from trtkit.network.describe import describe
 from trtkit.network.graph import Graph
+from trtkit.network.layer_graph import read_layers
 from trtkit.network.ops.arithmetic import absolute
 from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
-from trtkit.reference.executor import Executor, Options
+from trtkit.reference.executor import Executor
 
 ROWS, COLUMNS, TOKENS = 48, 64, 5
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def described(graph: Graph) -> NetworkRecord:
 
 def outputs(graph: Graph) -> list[torch.Tensor]:
     x = torch.randn(2, TOKENS, COLUMNS, generator=torch.Generator().manual_seed(0))
-    return list(Executor(graph.backend, graph.network, Options(constants=graph.constants)).run({"x": x}).values())
+    return list(Executor(read_layers(graph.backend, graph.network, graph.constants)).run({"x": x}).values())
 
 
 @pytest.mark.parametrize("kind", ["fp4", "mxfp8"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trtkit.backends import Backend, load_backend
-from trtkit.reference import Executor, Options
+from trtkit.reference import Executor, Options, read_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,11 +55,11 @@ class Net:
         weights = self.trt.Weights(getattr(self.trt.DataType, dtype), raw.ctypes.data, int(np.prod(shape)))
         return self.network.add_constant(shape, weights).get_output(0)
 
-    def executor(self, *outputs: Any, **options: Any) -> Executor:
+    def executor(self, *outputs: Any, constants: Any = None, **options: Any) -> Executor:
         """Mark outputs and compile."""
         for tensor in outputs:
             self.network.mark_output(tensor)
-        return Executor(self.backend, self.network, Options(**options))
+        return Executor(read_layers(self.backend, self.network, constants), Options(**options))
 
     def run(self, *outputs: Any, **options: Any) -> Any:
         """Compute outputs; one tensor, or a list of several."""

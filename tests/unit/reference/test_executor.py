@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from trtkit.errors import ExecutionError
-from trtkit.reference import Executor, Group, Options, run_ranks
+from trtkit.reference import Executor, Group, Options, read_layers, run_ranks
 
 
 def _double_relu(net: Any, dtype: torch.dtype = torch.float32) -> Any:
@@ -72,7 +72,7 @@ def test_widening_computes_the_same_network_without_fp16_rounding(net: Any, wide
         doubled, net.constant(np.array([3], np.float16)), net.trt.ElementWiseOperation.DIV
     ).get_output(0)
     own = net.run(third)
-    wide = next(iter(Executor(net.backend, net.network, Options(widen=widen)).run(net.feed).values()))
+    wide = next(iter(Executor(read_layers(net.backend, net.network), Options(widen=widen)).run(net.feed).values()))
     assert own.tolist() == [math.inf]
     assert wide.dtype == dtype
     assert_close(wide, torch.tensor([60000 * 2 / 3], dtype=torch.float64).to(dtype))
@@ -191,7 +191,10 @@ def test_ranks_exchange_tensors_in_one_process(backend: Any, logger: Any) -> Non
         network.mark_output(layer.get_output(0))
         networks.append(network)
     group = Group(2)
-    executors = [Executor(backend, network, Options(ranks=group.member(rank))) for rank, network in enumerate(networks)]
+    executors = [
+        Executor(read_layers(backend, network), Options(ranks=group.member(rank)))
+        for rank, network in enumerate(networks)
+    ]
     found = run_ranks(executors, [{"x": torch.tensor([1.0, 2.0])}, {"x": torch.tensor([10.0, 20.0])}])
     assert [next(iter(item.values())).tolist() for item in found] == [[11.0, 22.0], [11.0, 22.0]]
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch.testing import assert_close
 
 from trtkit.errors import ExecutionError
-from trtkit.reference import Executor, Options, constants_from_onnx, to_array
+from trtkit.reference import Executor, constants_from_onnx, read_layers, to_array
 from trtkit.reference.polygraphy_runner import ReferenceRunner
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -43,7 +43,7 @@ def relative_rms(got: Any, want: Any) -> float:
 @pytest.mark.parametrize("path", sorted(LIGHT.glob("*.onnx")), ids=lambda path: path.stem)
 def test_light_models_match_their_stored_outputs(backend: Any, logger: Any, path: Path) -> None:
     """The wheel's own test feeds an input whose values are position / size."""
-    executor = Executor(backend, _network(backend, logger, path))
+    executor = Executor(read_layers(backend, _network(backend, logger, path)))
     (spec,) = executor.inputs
     size = int(np.prod(spec.shape))
     x = (np.arange(size, dtype=np.float32) / size).reshape(spec.shape)
@@ -64,7 +64,7 @@ def test_pp_ocr_matches_onnx_runtime_at_two_dynamic_shapes(backend: Any, logger:
     if package is None or package.origin is None:
         pytest.skip("the models are in the rapidocr-onnxruntime package")
     (path,) = (Path(package.origin).parent / "models").glob(f"*{kind}*.onnx")
-    executor = Executor(backend, _network(backend, logger, path))
+    executor = Executor(read_layers(backend, _network(backend, logger, path)))
     for shape in OCR_SHAPES.get(kind, OCR_SHAPES["rec"]):
         x = _page(shape)
         (got,) = executor.run({executor.inputs[0].name: x}).values()
@@ -101,7 +101,7 @@ def test_resize_matches_onnx_runtime(
 ) -> None:
     model = _resize(scales, mode=mode, coordinate_transformation_mode=transformation)
     x = np.sin(np.arange(70, dtype=np.float32)).reshape(1, 2, 5, 7)
-    (got,) = Executor(backend, parse(model)).run({"x": x}).values()
+    (got,) = Executor(read_layers(backend, parse(model))).run({"x": x}).values()
     (want,) = _onnxruntime(model.SerializeToString(), {"x": x})
     assert_close(got, torch.from_numpy(want), rtol=1e-4, atol=1e-5)
 
@@ -119,7 +119,7 @@ def test_grid_sample_matches_onnx_runtime(backend: Any, parse: Any, random: Any,
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
     model.ir_version = 10
     feed = {"x": random(1, 2, 5, 6).numpy(), "grid": random(1, 3, 4, 2).numpy()}
-    (got,) = Executor(backend, parse(model)).run(feed).values()
+    (got,) = Executor(read_layers(backend, parse(model))).run(feed).values()
     (want,) = _onnxruntime(model.SerializeToString(), feed)
     assert_close(got, torch.from_numpy(want), rtol=1e-4, atol=1e-5)
 
@@ -130,7 +130,7 @@ def test_trilu_without_upper_is_the_lower_triangle_as_the_parser_writes_it(backe
     graph = helper.make_graph([helper.make_node("Trilu", ["x"], ["y"])], "trilu", [x], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     model.ir_version = 10
-    (got,) = Executor(backend, parse(model)).run({"x": np.ones((3, 3), np.float32)}).values()
+    (got,) = Executor(read_layers(backend, parse(model))).run({"x": np.ones((3, 3), np.float32)}).values()
     assert got.tolist() == np.tril(np.ones((3, 3))).tolist()
 
 
@@ -170,11 +170,11 @@ def test_bf16_weights_come_from_the_network_or_from_the_onnx_file(
     backend: Any, parse: Any, random: Any, monkeypatch: pytest.MonkeyPatch, is_readable: bool
 ) -> None:
     if not is_readable:
-        monkeypatch.setattr("trtkit.reference.weights._layout_is_known", lambda _: False)
+        monkeypatch.setattr("trtkit.network.layer_graph._layout_is_known", lambda _: False)
     model = _bf16_model()
-    options = Options(constants={} if is_readable else constants_from_onnx(model))
+    constants = {} if is_readable else constants_from_onnx(model)
     x = random(1, 3, 10, 10, dtype=torch.bfloat16)
-    (got,) = Executor(backend, parse(model), options).run({"x": x}).values()
+    (got,) = Executor(read_layers(backend, parse(model), constants)).run({"x": x}).values()
     kernel, bias, matrix = (
         torch.from_numpy(numpy_helper.to_array(item).astype(np.float32)) for item in model.graph.initializer
     )
@@ -185,9 +185,9 @@ def test_bf16_weights_come_from_the_network_or_from_the_onnx_file(
 def test_weights_that_cannot_be_read_are_an_error_that_says_what_to_pass(
     backend: Any, parse: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtkit.reference.weights._layout_is_known", lambda _: False)
+    monkeypatch.setattr("trtkit.network.layer_graph._layout_is_known", lambda _: False)
     with pytest.raises(ExecutionError) as error:
-        Executor(backend, parse(_bf16_model()))
+        Executor(read_layers(backend, parse(_bf16_model())))
     assert str(error.value) == (
         "node_of_middle/kernel: TensorRT does not let bf16 weights be read back\n"
         "fix: pass them as constants[`node_of_middle/kernel`]"

@@ -11,7 +11,7 @@ from trtkit.errors import ExecutionError
 from trtkit.network.graph import Graph
 from trtkit.network.ops.gather import entries
 from trtkit.network.ops.shape import concat
-from trtkit.reference import Executor, Options
+from trtkit.reference import Executor, read_layers
 from trtkit.reference.compile import FOLD_LIMIT_BYTES
 
 PARTS = [random(1, 1, 40, 500) for _ in range(20)]
@@ -25,7 +25,7 @@ def executor(axis: int, parts: list[torch.Tensor], has_sum: bool = False) -> Exe
     graph.output(picked, "picked")
     if has_sum:
         graph.output(joined + joined, "doubled")
-    return Executor(graph.backend, graph.network, Options(constants=graph.constants))
+    return Executor(read_layers(graph.backend, graph.network, graph.constants))
 
 
 def names(network: Executor) -> list[str]:

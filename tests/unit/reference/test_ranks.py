@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 
 from tests.gloo import gloo_ranks
 from trtkit.errors import RankError
-from trtkit.reference import Executor, Group, Options, run_ranks
+from trtkit.reference import Executor, Group, Options, read_layers, run_ranks
 from trtkit.reference.ranks import gloo_group
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def network(backend: Any, logger: Any, operation: str, reduce_op: str, root: int
 
 
 def outputs(backend: Any, networks: list[Any], ranks: Sequence[Rank]) -> list[torch.Tensor]:
-    executors = [Executor(backend, each, Options(ranks=rank)) for each, rank in zip(networks, ranks, strict=True)]
+    executors = [
+        Executor(read_layers(backend, each), Options(ranks=rank)) for each, rank in zip(networks, ranks, strict=True)
+    ]
     feeds = [{"x": torch.randn(4, 3, generator=torch.Generator().manual_seed(rank)).half()} for rank in (0, 1)]
     return [answer["y"] for answer in run_ranks(executors, feeds)]
 

@@ -21,7 +21,7 @@ from trtkit.jobs.job import Context
 from trtkit.jobs.runner import Runner
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.network.profile import ProfileShapes
-from trtkit.reference import Executor, Options, to_array
+from trtkit.reference import Executor, read_layers, to_array
 from trtkit.verification.compare import compare
 from trtkit.verification.job import verify
 from trtkit.verification.jobs import Request, VerifyRequest
@@ -119,7 +119,7 @@ def test_constants_that_are_not_the_networks_are_caught(tmp_path: Path) -> None:
     reference = OnnxRuntimeReference(path, "").run(x)["logits"]
 
     def error(constants: dict[str, Any]) -> float:
-        executor = Executor(backend, network.definition, Options(constants=constants))
+        executor = Executor(read_layers(backend, network.definition, constants))
         return compare(to_array(executor.run(x)["logits"]), reference).relative_rms_error
 
     assert error({}) < 1e-6

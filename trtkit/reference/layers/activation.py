@@ -39,7 +39,7 @@ _ROUNDS_MORE_THAN_ONCE = ("SOFTSIGN", "SELU", "SOFTPLUS", "HARD_SIGMOID", "SCALE
 def activation(layer: Layer) -> Lowered:
     """Apply a function to each element; alpha and beta as `nvinfer1::ActivationType` says."""
     kind, dtype = layer.option("type"), layer.input_dtype()
-    alpha, beta = float(layer.trt.alpha), float(layer.trt.beta)
+    alpha, beta = layer.real("alpha"), layer.real("beta")
     if kind == "CLIP" and not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
         alpha, beta = int(max(alpha, limits.min)), int(min(beta, limits.max))
@@ -78,7 +78,7 @@ def parametric_relu(_layer: Layer) -> Op:
 
 def softmax(layer: Layer) -> Op:
     """Normalize exponentials along one axis, or along several together."""
-    axes = axes_of(int(layer.trt.axes))
+    axes = axes_of(layer.number("axes"))
     if len(axes) == 1:
         return lambda x: torch.softmax(x, axes[0])
 
@@ -102,9 +102,9 @@ def ragged_softmax(_layer: Layer) -> Op:
 
 def scale(layer: Layer) -> Lowered:
     """Compute (x * scale + shift) ** power with one value per tensor, channel or element."""
-    mode, axis = layer.option("mode"), int(layer.trt.channel_axis)
-    rank = len(layer.trt.get_input(0).shape)
-    shape = tuple(layer.trt.get_input(0).shape)
+    mode, axis = layer.option("mode"), layer.number("channel_axis")
+    rank = len(layer.input_shape(0))
+    shape = tuple(layer.input_shape(0))
 
     def parameter(name: str) -> Tensor | None:
         value = layer.weights(name)

@@ -76,7 +76,7 @@ def attention(layer: Layer) -> Op:
 
 def _normalization_rounding(layer: Layer) -> Callable[[Tensor, Tensor], Tensor]:
     """Return what quantizing and dequantizing the normalized scores does to them."""
-    kind = str(layer.trt.normalization_quantize_to_type.name)
+    kind = layer.option("normalization_quantize_to_type")
     if kind == "INT8":
         return lambda x, scale: torch.round(x / scale).clamp(-128, 127) * scale
     if kind == "FP8":

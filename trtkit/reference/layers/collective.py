@@ -60,7 +60,7 @@ def dist_collective(layer: Layer) -> Op:
 def _parameters(layer: Layer) -> tuple[str, str, int]:
     """Read operation, reduction and root from the layer's metadata."""
     try:
-        stated = json.loads(layer.trt.metadata)["collective"]
+        stated = json.loads(layer.option("metadata"))["collective"]
         return str(stated["operation"]), str(stated.get("reduce_op", "NONE")), int(stated.get("root", 0))
     except (ValueError, KeyError, TypeError) as error:
         raise ExecutionError(

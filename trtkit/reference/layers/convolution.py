@@ -58,16 +58,15 @@ class Window:
 
 def window_of(layer: Layer, size: str) -> Window:
     """Read the window parameters of a convolution or pooling layer."""
-    trt = layer.trt
     shape = layer.ints(size)
     assert shape is not None
-    dilation = layer.ints("dilation_nd") if hasattr(trt, "dilation_nd") else None
+    dilation = layer.ints("dilation_nd") if layer.has("dilation_nd") else None
     return Window(
         shape,
         layer.ints("stride_nd") or (1,) * len(shape),
         dilation or (1,) * len(shape),
-        tuple(trt.pre_padding),
-        tuple(trt.post_padding),
+        layer.ints("pre_padding") or (),
+        layer.ints("post_padding") or (),
         layer.option("padding_mode"),
     )
 
@@ -80,7 +79,7 @@ def pad_sizes(before: list[int], after: list[int]) -> list[int]:
 def convolution(layer: Layer) -> Op:
     """Correlate [N, C, ...] with a kernel [K, C / groups, ...] given as weights or as input 1; bias likewise."""
     window = window_of(layer, "kernel_size_nd")
-    groups, maps = int(layer.trt.num_groups), int(layer.trt.num_output_maps)
+    groups, maps = layer.number("num_groups"), layer.number("num_output_maps")
     convolve = _CONVOLVE[len(window.size)]
     kernel, bias = _parameters(layer, (maps, -1, *window.size))
 
@@ -100,9 +99,9 @@ def deconvolution(layer: Layer) -> Op:
     padding extends the result. Source: IDeconvolutionLayer in NvInfer.h.
     """
     window = window_of(layer, "kernel_size_nd")
-    groups = int(layer.trt.num_groups)
+    groups = layer.number("num_groups")
     deconvolve = _DECONVOLVE[len(window.size)]
-    kernel, bias = _parameters(layer, (-1, int(layer.trt.num_output_maps) // groups, *window.size))
+    kernel, bias = _parameters(layer, (-1, layer.number("num_output_maps") // groups, *window.size))
 
     def apply(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
         if window.is_symmetric and min(window.before) >= 0:
@@ -135,7 +134,7 @@ def _parameters(layer: Layer, shape: tuple[int, ...]) -> tuple[Tensor | None, Te
     compute = layer.precision.accumulation(layer.input_dtype())
     kernel = None if layer.has_input(1) else layer.weights("kernel")
     bias = None if layer.has_input(2) else layer.weights("bias")
-    groups = int(layer.trt.num_groups)
+    groups = layer.number("num_groups")
     if kernel is not None and shape[0] == -1 and groups > 1:
         channels = kernel.numel() // max(1, int(torch.tensor(shape[1:]).prod()))
         kernel = kernel.reshape(channels, *shape[1:])

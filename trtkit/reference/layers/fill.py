@@ -24,7 +24,7 @@ def fill(layer: Layer) -> Op:
     operation, dtype = layer.option("operation"), layer.output_dtype()
     stated = None if layer.has_input(0) else layer.ints("shape")
     device = layer.precision.device
-    constants = (layer.trt.alpha, layer.trt.beta)
+    constants = (layer.attribute("alpha"), layer.attribute("beta"))
 
     def run(shape: Tensor | None = None, alpha: Tensor | None = None, beta: Tensor | None = None) -> Tensor:
         wanted = list(stated) if stated is not None else sizes(shape)  # type: ignore[arg-type]

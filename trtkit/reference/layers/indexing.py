@@ -15,7 +15,7 @@ def gather(layer: Layer) -> Op:
 
     A negative index counts from the end. One outside the axis is an error here; TensorRT leaves it undefined.
     """
-    axis, batch_dims = int(layer.trt.axis), int(layer.trt.num_elementwise_dims)
+    axis, batch_dims = layer.number("axis"), layer.number("num_elementwise_dims")
     mode = layer.option("mode")
     if mode == "ND":
         return lambda x, index: _gather_nd(x, index.long(), batch_dims)
@@ -66,7 +66,7 @@ def _gather_nd(x: Tensor, index: Tensor, batch_dims: int) -> Tensor:
 
 def scatter(layer: Layer) -> Op:
     """Copy data and overwrite the elements or slices that indices name; where several name one, any may win."""
-    axis = int(layer.trt.axis)
+    axis = layer.number("axis")
     if layer.option("mode") == "ELEMENT":
         return lambda x, index, updates: x.scatter(axis, _from_start(index.long(), x.shape[axis]), updates)
 

@@ -55,14 +55,15 @@ def _torch_sums_in_fp32() -> bool:
 
 def einsum(layer: Layer) -> Op:
     """Sum products by an Einstein equation; ellipsis and repeated labels included."""
-    equation, dtype = str(layer.trt.equation).replace(" ", ""), layer.input_dtype()
+    equation, dtype = layer.option("equation").replace(" ", ""), layer.input_dtype()
     compute = layer.precision.accumulation(dtype)
     return lambda *operands: torch.einsum(equation, *[item.to(compute) for item in operands]).to(dtype)
 
 
 def constant(layer: Layer) -> Lowered:
     """Return the layer's weights in its shape, without a copy where the API gives their memory."""
-    shape = tuple(layer.trt.shape)
+    shape = layer.ints("shape")
+    assert shape is not None
     value = layer.weights("weights", layer.outputs[0].dtype)
     if value is None:
         value = torch.empty(0, dtype=layer.output_dtype(), device=layer.precision.device)

@@ -19,8 +19,8 @@ def mixture_of_experts(layer: Layer) -> Op:
     [E, F, D], their biases [E, F], [E, F], [E, D], scale of the fp8 down activations. SwiGLU with parameters:
     silu(alpha * gate) / alpha * (up + beta), gate and up clamped to the limit. Source: IMoELayer in NvInfer.h.
     """
-    trt, dtype = layer.trt, layer.input_dtype()
-    limit, alpha, beta = (float(getattr(trt, f"swiglu_param_{name}")) for name in ("limit", "alpha", "beta"))
+    dtype = layer.input_dtype()
+    limit, alpha, beta = (layer.real(f"swiglu_param_{name}") for name in ("limit", "alpha", "beta"))
     has_silu = layer.option("activation_type") == "SILU"
     compute = layer.precision.accumulation(dtype)
 

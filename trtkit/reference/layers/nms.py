@@ -18,7 +18,7 @@ def non_maximum_suppression(layer: Layer) -> Op:
     Of equal scores the first box leads. Source: INMSLayer in NvInfer.h.
     """
     is_corners = layer.option("bounding_box_format") == "CORNER_PAIRS"
-    limit, index_dtype = int(layer.trt.topk_box_limit), layer.output_dtype(0)
+    limit, index_dtype = layer.number("topk_box_limit"), layer.output_dtype(0)
 
     def run(
         boxes: Tensor, scores: Tensor, most: Tensor, iou: Tensor | None = None, least: Tensor | None = None

@@ -19,8 +19,8 @@ _AVERAGE = {2: F.avg_pool2d, 3: F.avg_pool3d}
 def pooling(layer: Layer) -> Op:
     """Reduce each window of [N, C, ...]."""
     window = window_of(layer, "window_size_nd")
-    excludes = bool(layer.trt.average_count_excludes_padding)
-    kind, blend = layer.option("type"), float(layer.trt.blend_factor)
+    excludes = layer.flag("average_count_excludes_padding")
+    kind, blend = layer.option("type"), layer.real("blend_factor")
     if kind == "MAX":
         return lambda x: _max_pool(x, window)
     if kind == "AVERAGE":
@@ -70,6 +70,6 @@ def _average_pool(x: Tensor, window: Window, excludes_padding: bool) -> Tensor:
 
 def local_response_normalization(layer: Layer) -> Op:
     """Divide by (k + alpha / window * sum of squares over neighbouring channels) ** beta."""
-    trt = layer.trt
-    window, alpha, beta, k = int(trt.window_size), float(trt.alpha), float(trt.beta), float(trt.k)
+    window = layer.number("window_size")
+    alpha, beta, k = (layer.real(name) for name in ("alpha", "beta", "k"))
     return lambda x: F.local_response_norm(x, window, alpha, beta, k)

@@ -21,7 +21,7 @@ def quantize(layer: Layer) -> Op:
 
     The scale is one number, one per index of the layer's axis, or one per block. Inputs: data, scale, zero point.
     """
-    axis = int(layer.trt.axis)
+    axis = layer.number("axis")
     rounding = _ROUNDINGS[layer.outputs[0].dtype.name]
     target = layer.output_dtype()
 
@@ -38,7 +38,7 @@ def quantize(layer: Layer) -> Op:
 
 def dequantize(layer: Layer) -> Op:
     """Multiply by the scale, in fp32 at least, and round to the output type. Inputs: data, scale, zero point."""
-    axis, target = int(layer.trt.axis), layer.output_dtype()
+    axis, target = layer.number("axis"), layer.output_dtype()
 
     def run(x: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
         wide = torch.float64 if target == torch.float64 else torch.float32
@@ -116,8 +116,8 @@ def dynamic_quantize(layer: Layer) -> Op:
 
 def _block_shape(layer: Layer) -> tuple[int, ...]:
     """Return the size of a block along each axis."""
-    rank = len(layer.trt.get_input(0).shape)
-    axis, size = int(layer.trt.axis), int(layer.trt.block_size)
+    rank = len(layer.input_shape(0))
+    axis, size = layer.number("axis"), layer.number("block_size")
     if size > 0:
         return tuple(size if place == axis % rank else 1 for place in range(rank))
     shape = layer.ints("block_shape")

@@ -14,7 +14,7 @@ Reduction = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
 def reduce(layer: Layer) -> Op:
     """Reduce axes; sums of whole numbers keep their type, their average drops the fraction."""
-    axes, keep, dtype = axes_of(int(layer.trt.axes)), bool(layer.trt.keep_dims), layer.input_dtype()
+    axes, keep, dtype = axes_of(layer.number("axes")), layer.flag("keep_dims"), layer.input_dtype()
     reduction = _REDUCTIONS[layer.option("op")]
     if not axes:
         return lambda x: x.clone()
@@ -59,8 +59,8 @@ _REDUCTIONS: dict[str, Reduction] = {
 
 def top_k(layer: Layer) -> Op:
     """Return the k largest or smallest along one axis, sorted, and their positions; of equals the first leads."""
-    (axis,) = axes_of(int(layer.trt.axes))
-    is_max, stated = layer.option("op") == "MAX", int(layer.trt.k)
+    (axis,) = axes_of(layer.number("axes"))
+    is_max, stated = layer.option("op") == "MAX", layer.number("k")
     index_dtype = layer.output_dtype(1)
 
     def run(x: Tensor, k: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def top_k(layer: Layer) -> Op:
 
 def cumulative(layer: Layer) -> Op:
     """Sum along an axis up to each element, from either end, with or without the element itself."""
-    is_exclusive, is_reverse, dtype = bool(layer.trt.exclusive), bool(layer.trt.reverse), layer.input_dtype()
+    is_exclusive, is_reverse, dtype = layer.flag("exclusive"), layer.flag("reverse"), layer.input_dtype()
 
     def run(x: Tensor, axis: Tensor) -> Tensor:
         along = int(axis) % x.dim()
@@ -99,8 +99,8 @@ def normalization(layer: Layer) -> Op:
     With groups, channels are split first. scale and bias broadcast to the input; [1, groups, 1, 1] is spread over
     the channels of each group. Source: INormalizationLayer in NvInfer.h.
     """
-    axes, epsilon = axes_of(int(layer.trt.axes)), float(layer.trt.epsilon)
-    groups, dtype = int(layer.trt.num_groups), layer.input_dtype()
+    axes, epsilon = axes_of(layer.number("axes")), layer.real("epsilon")
+    groups, dtype = layer.number("num_groups"), layer.input_dtype()
 
     def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         wide = x.float() if dtype.itemsize < 4 else x

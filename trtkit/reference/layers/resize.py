@@ -30,16 +30,15 @@ def resize(layer: Layer) -> Op:
 
     Where scales are given, positions are mapped with them, not with the ratio of the sizes (as in ONNX).
     """
-    trt = layer.trt
     rule = Rule(
         layer.option("resize_mode"),
         layer.option("coordinate_transformation"),
         layer.option("selector_for_single_pixel"),
         layer.option("nearest_rounding"),
-        bool(trt.exclude_outside),
-        float(trt.cubic_coeff),
+        layer.flag("exclude_outside"),
+        layer.real("cubic_coeff"),
     )
-    scales = [float(scale) for scale in trt.scales]
+    scales = list(layer.reals("scales"))
     stated = None if layer.has_input(1) or scales else layer.ints("shape")
     dtype = layer.input_dtype()
 
@@ -150,7 +149,7 @@ def grid_sample(layer: Layer) -> Op:
     """Sample [N, C, ...] at the positions of a grid in [-1, 1], last axis x first."""
     mode = _GRID_MODES[layer.option("interpolation_mode")]
     padding = _GRID_PADDING[layer.option("sample_mode")]
-    aligned, dtype = bool(layer.trt.align_corners), layer.input_dtype()
+    aligned, dtype = layer.flag("align_corners"), layer.input_dtype()
 
     def run(x: Tensor, grid: Tensor) -> Tensor:
         wide = torch.float32 if dtype.itemsize < 4 else dtype

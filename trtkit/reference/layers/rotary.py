@@ -19,7 +19,7 @@ def rotary_embedding(layer: Layer) -> Op:
     neighbours when interleaved, else element i of the two halves.
     Source: https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/_static/operators/RotaryEmbedding.html
     """
-    is_interleaved, stated = bool(layer.trt.interleaved), int(layer.trt.rotary_embedding_dim)
+    is_interleaved, stated = layer.flag("interleaved"), layer.number("rotary_embedding_dim")
     once, dtype = layer.settings.memo.once, layer.input_dtype()
     wide = torch.float32 if dtype.itemsize < 4 else dtype
 

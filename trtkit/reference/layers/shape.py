@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 
@@ -16,16 +14,15 @@ def shuffle(layer: Layer) -> Lowered:
 
     0 copies the input's size where `zero_is_placeholder`, -1 takes what is left. Source: IShuffleLayer in NvInfer.h.
     """
-    trt = layer.trt
-    zero_copies = bool(trt.zero_is_placeholder)
+    zero_copies = layer.flag("zero_is_placeholder")
     stated = None if layer.has_input(1) else layer.ints("reshape_dims")
-    rank = len(trt.get_input(0).shape)
-    first = _permutation(trt.first_transpose, rank)
+    rank = len(layer.input_shape(0))
+    first = _permutation(layer.ints("first_transpose"), rank)
     known = layer.known_input(1)
     if known is not None:
         stated = tuple(sizes(known))
     reshapes = layer.has_input(1) or stated is not None
-    second = _permutation(trt.second_transpose, len(trt.get_output(0).shape) if reshapes else rank)
+    second = _permutation(layer.ints("second_transpose"), len(layer.output_shape()) if reshapes else rank)
 
     def run(x: Tensor, shape: Tensor | None = None) -> Tensor:
         if first is not None:
@@ -38,9 +35,9 @@ def shuffle(layer: Layer) -> Lowered:
     return Lowered(run, is_view=True)
 
 
-def _permutation(padded: Any, rank: int) -> tuple[int, ...] | None:
+def _permutation(padded: tuple[int, ...] | None, rank: int) -> tuple[int, ...] | None:
     """Return a permutation of `rank` axes, None where it changes nothing."""
-    order = tuple(int(axis) for axis in tuple(padded)[:rank])
+    order = None if padded is None else padded[:rank]
     return None if order == tuple(range(rank)) else order
 
 
@@ -60,7 +57,7 @@ def squeeze(layer: Layer) -> Lowered:
     """Remove the axes of size 1 that input 1 names; without it, those that are statically 1."""
     if layer.has_input(1):
         return Lowered(lambda x, axes: x.squeeze(tuple(axis % x.dim() for axis in sizes(axes))), is_view=True)
-    stated = tuple(axis for axis, size in enumerate(layer.trt.get_input(0).shape) if size == 1)
+    stated = tuple(axis for axis, size in enumerate(layer.input_shape(0)) if size == 1)
     return Lowered(lambda x: x.squeeze(stated), is_view=True)
 
 
@@ -86,7 +83,7 @@ def shape(_layer: Layer) -> Op:
 
 def concatenation(layer: Layer) -> Op:
     """Join tensors along one axis."""
-    axis = int(layer.trt.axis)
+    axis = layer.number("axis")
     return lambda *parts: torch.cat(parts, axis)
 
 
@@ -101,7 +98,7 @@ def padding(layer: Layer) -> Op:
 
 def reverse_sequence(layer: Layer) -> Op:
     """Reverse the first `lengths[i]` elements of each slice along the batch axis."""
-    batch, sequence = int(layer.trt.batch_axis), int(layer.trt.sequence_axis)
+    batch, sequence = layer.number("batch_axis"), layer.number("sequence_axis")
 
     def run(x: Tensor, lengths: Tensor) -> Tensor:
         count = x.shape[sequence]
@@ -118,7 +115,7 @@ def reverse_sequence(layer: Layer) -> Op:
 
 def assertion(layer: Layer) -> Op:
     """Raise ExecutionError with the layer's message where an element is false."""
-    message = str(layer.trt.message)
+    message = layer.option("message")
 
     def run(condition: Tensor) -> tuple[()]:
         if not bool(condition.all()):
@@ -133,7 +130,7 @@ def one_hot(layer: Layer) -> Op:
 
     Inputs: indices, [off_value, on_value], depth.
     """
-    axis = int(layer.trt.axis)
+    axis = layer.number("axis")
 
     def run(indices: Tensor, values: Tensor, depth: Tensor) -> Tensor:
         place = axis % (indices.dim() + 1)

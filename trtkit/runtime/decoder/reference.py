@@ -10,7 +10,7 @@ import torch
 from trtkit.dtypes import DTYPES
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
-from trtkit.reference import Executor, Options
+from trtkit.reference import Executor, Options, read_layers
 from trtkit.reference.precision import Precision
 from trtkit.runtime.decoder.adapters import adapter_memory
 from trtkit.runtime.decoder.cached_places import NewTokens
@@ -40,9 +40,9 @@ class ReferenceDecoder:
         ranks: Rank | None = None,
         pool: PoolSize = AS_LINEAR,
     ) -> None:
-        options = Options(constants=network.graph.constants, in_place_caches=True, widen=widen, ranks=ranks)
+        options = Options(in_place_caches=True, widen=widen, ranks=ranks)
         self._network = network  # its graph owns the weights
-        self._executor = Executor(network.backend, network.graph.network, options)
+        self._executor = Executor(read_layers(network.backend, network.graph.network, network.graph.constants), options)
         self._names = {spec.name for spec in self._executor.inputs}
         self.hidden = next((s for s in network.graph.inputs if s.name in (HIDDEN_STATES, DRAFT_HIDDEN)), None)
         self._gives_logits = "logits" in self._executor.output_names

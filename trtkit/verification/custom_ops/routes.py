@@ -17,7 +17,7 @@ from trtkit.network.graph import Graph, Tensor
 from trtkit.network.host_array import array_dtype
 from trtkit.network.lowering.trt_ops import TrtOps
 from trtkit.network.onnx.function import function_of
-from trtkit.reference import Executor, Options, to_array, to_tensor
+from trtkit.reference import Executor, read_layers, to_array, to_tensor
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array
@@ -75,7 +75,7 @@ def parsed_function(backend: Backend, trial: Trial, form: str) -> Parsed:
 def function_in_tensorrt(backend: Backend, trial: Trial, form: str) -> tuple[list[Array], int]:
     """Compute the op's function, parsed by TensorRT, by the reference executor; and count its layers."""
     parsed = parsed_function(backend, trial, form)
-    return _executed(Executor(backend, parsed.network), trial), int(parsed.network.num_layers)
+    return _executed(Executor(read_layers(backend, parsed.network)), trial), int(parsed.network.num_layers)
 
 
 def network_of(backend: Backend, trial: Trial, form: str) -> Graph:
@@ -93,7 +93,7 @@ def network_of(backend: Backend, trial: Trial, form: str) -> Graph:
 
 def run_network(graph: Graph, trial: Trial) -> list[Array]:
     """Compute a lowering by the reference executor."""
-    return _executed(Executor(graph.backend, graph.network, Options(constants=graph.constants)), trial)
+    return _executed(Executor(read_layers(graph.backend, graph.network, graph.constants)), trial)
 
 
 def interpreted_kernel(trial: Trial) -> list[Array]:

@@ -9,7 +9,7 @@ import torch
 from trtkit.backends import Backend, load_backend
 from trtkit.dtypes import DTYPES, DType, dtype_of
 from trtkit.network.graph import Graph, Tensor
-from trtkit.reference import Executor, Options
+from trtkit.reference import Executor, read_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ def evaluate(build: Callable[..., Tensor | list[Tensor]], *inputs: torch.Tensor,
     outputs = made if isinstance(made, list) else [made]
     for index, tensor in enumerate(outputs):
         graph.output(tensor, f"y{index}")
-    executor = Executor(graph.backend, graph.network, Options(constants=graph.constants))
+    executor = Executor(read_layers(graph.backend, graph.network, graph.constants))
     values = executor.run({f"x{index}": x for index, x in enumerate(inputs)})
     for tensor, value in zip(outputs, values.values(), strict=True):
         assert all(want in (-1, have) for want, have in zip(tensor.shape, value.shape, strict=True))

@@ -10,7 +10,7 @@ import onnxruntime
 from tests import models
 from trtkit.backends import load_backend
 from trtkit.network.onnx.rewrites import rewrite
-from trtkit.reference import Executor, to_array
+from trtkit.reference import Executor, read_layers, to_array
 
 if TYPE_CHECKING:
     import onnx
@@ -56,7 +56,7 @@ def in_tensorrt(model: onnx.ModelProto, feeds: Arrays) -> list[np.ndarray[Any, A
         profile.set_shape(name, value.shape, value.shape, value.shape)
     config.add_optimization_profile(profile)
     assert builder.build_serialized_network(network, config) is not None
-    return [to_array(value) for value in Executor(BACKEND, network).run(feeds).values()]
+    return [to_array(value) for value in Executor(read_layers(BACKEND, network)).run(feeds).values()]
 
 
 def assert_all_agree(model: onnx.ModelProto, feeds: Arrays, atol: float = 0.0, rtol: float = 0.0) -> str:
