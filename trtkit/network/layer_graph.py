@@ -17,7 +17,7 @@ from trtkit.errors import ExecutionError
 from trtkit.network.host_array import Array, array_dtype, host_array
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from trtkit.backends import Backend
 
@@ -151,6 +151,7 @@ class _LayerReader:
         self._backend, self._slots, self._constants = backend, slots, constants
         self._attention: dict[int, tuple[int, ...]] = {}
         self._constructs: dict[int, int] = {}
+        self._names: dict[type, tuple[str, ...]] = {}
         self._held: list[Any] = []  # whose identity must last
 
     def nodes(self, untyped: Any) -> Iterator[Node]:
@@ -182,7 +183,10 @@ class _LayerReader:
         """Return a layer's attributes and weights."""
         attributes: dict[str, Attribute] = {}
         weights: dict[str, Weights] = {}
-        for key in _parameter_names(type(layer)):
+        layer_class = type(layer)
+        if (names := self._names.get(layer_class)) is None:
+            names = self._names[layer_class] = _parameter_names(layer_class)
+        for key in names:
             try:
                 value = getattr(layer, key)
             except (RuntimeError, TypeError, ValueError):
@@ -200,8 +204,7 @@ class _LayerReader:
         return attributes, weights
 
 
-@cache
-def _parameter_names(layer_class: Hashable) -> tuple[str, ...]:
+def _parameter_names(layer_class: type) -> tuple[str, ...]:
     """Return the properties that a layer's class adds to those of every layer."""
     return tuple(name for name, value in vars(layer_class).items() if isinstance(value, property))
 
