@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure import RESULTS
 from trtkit.bundle.bundle import is_bundle, open_bundle
-from trtkit.engine.cache import cache_folder
+from trtkit.files import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.measure import RESULTS, write, write_between
 from benchmarks.quantize_llm import CALIBRATION, texts
 from trtkit.bundle.bundle import open_bundle
-from trtkit.engine.cache import cache_folder
+from trtkit.files import cache_folder
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]

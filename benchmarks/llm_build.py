@@ -23,9 +23,9 @@ from benchmarks.measure import RESULTS, interleaved, ratio, run_bare, summary, w
 from trtkit.arrays import Array
 from trtkit.config.load import load_config
 from trtkit.engine.build_inputs import gather_inputs
-from trtkit.engine.cache import cache_folder
 from trtkit.engine.jobs import BUILD_STAGE
 from trtkit.engine.write_stages import prepare_stages, stage_request
+from trtkit.files import cache_folder
 from trtkit.jobs.runner import ChildRunner
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import model_weights

@@ -59,9 +59,8 @@ def decoder(form: str) -> ReferenceDecoder:
     }
     graph = Graph(backend)
     build_decoder(graph, spec, arrays, DecoderOptions(FP32, LENGTH, experts="chosen" if form == "chosen" else "all"))
-    return ReferenceDecoder(
-        DecoderNetwork(backend, graph, spec.vocab_size, LENGTH, LENGTH // 2, has_all_logits=False), max(BATCHES)
-    )
+    sizes = spec.vocab_size, LENGTH, LENGTH // 2
+    return ReferenceDecoder(DecoderNetwork(graph.layers(), graph.inputs, *sizes, has_all_logits=False), max(BATCHES))
 
 
 def step(reference: ReferenceDecoder, batch: int) -> None:

@@ -21,7 +21,7 @@ import torch
 from benchmarks.measure import interleaved, summary, write, write_between
 from benchmarks.quantize_llm import texts
 from trtkit import LLM, SamplingParams
-from trtkit.engine.cache import cache_folder
+from trtkit.files import cache_folder
 from trtkit.runtime.generation import Eagle3Proposer
 
 Json = dict[str, Any]

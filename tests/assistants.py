@@ -96,8 +96,8 @@ def networks(page_tokens: int | None, *, in_place: bool, has_tree: bool) -> tupl
     build_speculator(head, (read.spec, read.ids), own, options)
     sizes, is_paged = (67, LENGTH, MAX_PREFILL), page_tokens is not None
     return (
-        DecoderNetwork(rtx(), graph, *sizes, has_all_logits=True, has_read_only_caches=is_paged),
-        DecoderNetwork(rtx(), head, *sizes, has_all_logits=False, has_read_only_caches=is_paged),
+        DecoderNetwork(graph.layers(), graph.inputs, *sizes, has_all_logits=True, has_read_only_caches=is_paged),
+        DecoderNetwork(head.layers(), head.inputs, *sizes, has_all_logits=False, has_read_only_caches=is_paged),
     )
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tests.decoder_cases import CASES
-from tests.decoders import graph_of, model_of, rtx
+from tests.decoders import graph_of, model_of
 from trtkit.dtypes import FP32
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.runtime.decoder import DecoderNetwork, ReferenceDecoder
@@ -53,7 +53,7 @@ def network_of(
     options = {"page_tokens": page_tokens, "has_pages_in_place": in_place, "expands_latent": expands_latent}
     graph = graph_of(model, DecoderOptions(FP32, length, has_all_logits=has_all_logits, **options))
     sizes = model.spec.vocab_size, length, MAX_PREFILL, has_all_logits
-    return DecoderNetwork(rtx(), graph, *sizes, has_read_only_caches=page_tokens is not None)
+    return DecoderNetwork(graph.layers(), graph.inputs, *sizes, has_read_only_caches=page_tokens is not None)
 
 
 def decoder(

@@ -136,7 +136,9 @@ class Hybrid:
 
     def builds(self) -> bool:
         """Whether TensorRT-RTX builds every stage, for 1 to 3 images."""
-        return all(_builds(stage.owner.graph, stage.definition) for stage in self.execution.stages)
+        return all(
+            _builds(stage.layers.owner.graph, stage.layers.owner.graph.network) for stage in self.execution.stages
+        )
 
 
 def make(case: Case, folder: Path, compose: str, precision: str = "fp32", **more: Any) -> Hybrid:

@@ -100,7 +100,7 @@ def make_encoder(folder: Path, **more: Any) -> Hybrid:
 def builds(encoder: Hybrid, most: int) -> bool:
     """Whether TensorRT-RTX builds it, for 1 to 3 texts of 1 to `most` tokens."""
     (stage,) = encoder.execution.stages
-    builder, network = stage.owner.graph.builder, stage.definition
+    builder, network = stage.layers.owner.graph.builder, stage.layers.owner.graph.network
     config, profile = builder.create_builder_config(), builder.create_optimization_profile()
     for index in range(network.num_inputs):
         profile.set_shape(network.get_input(index).name, (1, 1), (2, 8), (3, most))

@@ -29,6 +29,14 @@ _AT_FDCWD = -100
 _NO_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM}
 
 
+def cache_folder() -> Path:
+    """Return the cache: $TRTKIT_CACHE_DIR, else `trtkit` in the user's cache folder."""
+    chosen = os.environ.get("TRTKIT_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtkit"
+
+
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
     """Yield an empty temporary folder that is removed with the block; those of killed processes are removed first."""

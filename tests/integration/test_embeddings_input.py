@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.decoders import graph_of, model_of, relative_rms, rtx
+from tests.decoders import graph_of, model_of, relative_rms
 from tests.generation import case_of
 from tests.tiny_chat import build
 from trtkit import LLM, SamplingParams
@@ -35,7 +35,9 @@ def test_rows_of_the_table_are_what_ids_stand_for(model_type: str) -> None:
     graph = graph_of(model, DecoderOptions(FP32, 32, has_all_logits=True, has_embeds_input=True))
     weights = find_weights(model.spec, {name: value.numpy() for name, value in model.checkpoint.items()})
     table = TokenEmbeddings(embedding_table(model.spec, weights, FP32))
-    network = DecoderNetwork(rtx(), graph, model.spec.vocab_size, 32, 16, has_all_logits=True, embeddings=table)
+    network = DecoderNetwork(
+        graph.layers(), graph.inputs, model.spec.vocab_size, 32, 16, has_all_logits=True, embeddings=table
+    )
     stepper = Stepper(ReferenceDecoder(network, 1))
     got = torch.cat([stepper.step([part])[0] for part in (IDS[:4], IDS[4:5], IDS[5:])])
     assert relative_rms(got, model.logits(torch.tensor([IDS]))[0]) <= 1e-4

@@ -95,7 +95,8 @@ def answers_of(case: Case, options: DecoderOptions) -> tuple[list[torch.Tensor],
     """Return the logits of two slots' prompts in pieces, and the most likely tokens that follow."""
     model, read = model_of(case), []
     sizes = model.spec.vocab_size, LENGTH, MAX_PREFILL, True
-    network = DecoderNetwork(rtx(), graph_of(model, options), *sizes, has_read_only_caches=True)
+    graph = graph_of(model, options)
+    network = DecoderNetwork(graph.layers(), graph.inputs, *sizes, has_read_only_caches=True)
     tested, starts, tokens = ReferenceDecoder(network, 2), [0, 0], [[], []]
     ids = [[5, 9, 30, 12, 44, 7, 8, 11], [61, 3, 17]]
     while min(map(len, tokens)) < 8:
@@ -157,7 +158,9 @@ def test_ranks_share_heads_and_layers() -> None:
     for rank in range(grid.ranks):
         spec, graph = rank_spec(model.spec, grid, rank), Graph(rtx())
         build_decoder(graph, spec, RankWeights(model.spec, spec, whole), IN_PLACE)
-        network = DecoderNetwork(rtx(), graph, 67, LENGTH, MAX_PREFILL, has_all_logits=True, has_read_only_caches=True)
+        network = DecoderNetwork(
+            graph.layers(), graph.inputs, 67, LENGTH, MAX_PREFILL, has_all_logits=True, has_read_only_caches=True
+        )
         ranks.append(ReferenceDecoder(network, 2, ranks=groups[rank // 2].member(rank % 2)))
     prompts, read = [[5, 9, 30, 12, 44, 7, 8], [61, 3, 17]], []
     for start, size in ((0, 4), (4, 2), (6, 1)):

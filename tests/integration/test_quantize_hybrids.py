@@ -69,7 +69,7 @@ def compare(hybrid: Hybrid, case: Case) -> dict[str, float]:
 
 def dequantized(hybrid: Hybrid) -> set[str]:
     """Return the layers of the network whose matrices are dequantized in it."""
-    network = hybrid.execution.stages[0].definition  # type: ignore[attr-defined]
+    network = hybrid.execution.stages[0].layers.owner.graph.network  # type: ignore[attr-defined]
     names = [network.get_layer(index).name for index in range(network.num_layers)]
     return {name.partition("/dequantize")[0].replace("/", ".") for name in names if "/dequantize" in name}
 

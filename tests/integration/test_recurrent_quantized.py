@@ -28,4 +28,4 @@ def test_a_quantized_mixture_computes_what_transformers_does(family: str, method
     got, want = network_logits(made), transformers_logits(made)
     assert float((got - want).norm() / want.norm()) < 1e-5
     assert float((got - transformers_logits(source)).norm() / want.norm()) > 1e-3
-    assert builds(config_network(config_of(made), "tensorrt_rtx").graph)
+    assert builds(config_network(config_of(made), "tensorrt_rtx").layers.owner)

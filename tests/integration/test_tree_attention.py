@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.decoder_cases import CASES
-from tests.decoders import graph_of, model_of, relative_rms, rtx
+from tests.decoders import graph_of, model_of, relative_rms
 from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS
 from trtkit.dtypes import FP32
 from trtkit.engine.speculators.tree import tree_obstacles
@@ -52,8 +52,9 @@ def decoder(case: Case, page_tokens: int | None, *, has_window: bool = False) ->
     )
     model = model_of(case)
     sizes = model.spec.vocab_size, LENGTH, MAX_PREFILL
+    graph = graph_of(model, options)
     network = DecoderNetwork(
-        rtx(), graph_of(model, options), *sizes, has_all_logits=True, has_read_only_caches=page_tokens is not None
+        graph.layers(), graph.inputs, *sizes, has_all_logits=True, has_read_only_caches=page_tokens is not None
     )
     return ReferenceDecoder(network, 2, pool=PoolSize(None if page_tokens is None else 40))
 

@@ -12,10 +12,11 @@ from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.plan_file import can_be_captured
 from trtkit.engine.stages import bundle_stages
 from trtkit.models.model import SPECULATOR
+from trtkit.network.graph import Graph
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx, read_layers
 from trtkit.resolve import resolve
-from trtkit.runtime.decoder.network import bundle_head_network, bundle_network
+from trtkit.runtime.decoder.network import written_head_network, written_network
 from trtkit.runtime.stages import reference_stages
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.network.profile import ResolvedProfile
     from trtkit.reference import Rank
+    from trtkit.runtime.decoder.network import DecoderNetwork
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,17 +101,30 @@ def _network(bundle: Bundle, index: int, rank: int) -> PlannedNetwork:
     backend, profiles = load_backend(manifest.backend.name), manifest.stages[index].profiles
     if manifest.interface == "tokens":
         if index == len(manifest.stages) - 1:
-            written, stage = bundle_network(bundle, rank), manifest.stages[index]
+            graph, stage = _graph(written_network(bundle, rank)), manifest.stages[index]
             profiles = stage.ranks[rank].profiles if stage.ranks else profiles
             ranks = manifest.grid.stage_ranks
-            return PlannedNetwork(backend, written.graph.network, written.graph.constants, profiles, written, ranks)
+            return PlannedNetwork(backend, graph.network, graph.constants, profiles, graph, ranks)
         if manifest.stages[index].name == SPECULATOR:
-            head = bundle_head_network(bundle)
-            return PlannedNetwork(backend, head.graph.network, head.graph.constants, profiles, head)
+            graph = _graph(written_head_network(bundle))
+            return PlannedNetwork(backend, graph.network, graph.constants, profiles, graph)
         onnx = bundle.onnx_path(manifest.stages[index].name)
         parsed = parse_onnx(backend, onnx, "ERROR")
         return PlannedNetwork(backend, parsed.definition, constants_from_onnx(onnx), profiles, parsed)
     stages = bundle_stages(bundle)
     opened = None if all(stage.writer == "parser" for stage in stages) else open_hybrid(resolve(manifest.config))
+    if opened is None:
+        onnx = bundle.onnx_path(manifest.stages[index].name)
+        parsed = parse_onnx(backend, onnx, "ERROR")
+        return PlannedNetwork(backend, parsed.definition, constants_from_onnx(onnx), profiles, parsed)
     running: Any = reference_stages(backend, stages, opened).stages[index]
-    return PlannedNetwork(backend, running.definition, running.constants, profiles, (running, running.owner))
+    graph = running.layers.owner.graph
+    onnx = stages[index].onnx
+    constants = {**({} if onnx is None else constants_from_onnx(onnx.path)), **graph.constants}
+    return PlannedNetwork(backend, graph.network, constants, profiles, running)
+
+
+def _graph(network: DecoderNetwork) -> Graph:
+    graph = network.layers.owner
+    assert isinstance(graph, Graph)
+    return graph

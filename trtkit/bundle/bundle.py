@@ -14,6 +14,7 @@ from trtkit.bundle.manifest import SCHEMA_VERSION, Manifest
 from trtkit.config.load import fetch_fix, is_hub_id, shipped_configs
 from trtkit.errors import BundleError, did_you_mean
 from trtkit.files import MANIFEST, read_text, replace_file
+from trtkit.network.layer_file import LayerFiles, load_layers
 from trtkit.network.record import NetworkRecord, record_from_json
 from trtkit.sources.digest import sha256_of
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from trtkit.bundle.records import FileRecord
+    from trtkit.network.layer_graph import LayerGraph
 
 NETWORK, QUANTIZED = "network.json", "quantized"
 _REBUILD = "build the bundle again"
@@ -66,6 +68,34 @@ class Bundle:
     def quantized_path(self) -> Path | None:
         """The folder of the quantized checkpoint that the build wrote; None if it wrote none."""
         return self.path / QUANTIZED if self.manifest.quantized else None
+
+    def layers(self, stage: str = "", rank: int = 0) -> LayerGraph | None:
+        """Return the layers of a stage's network, by default the last one's; None if it has plugins.
+
+        Raises BundleError if they, or a source that holds weights of them, have changed since the build.
+        """
+        record = self.manifest.stage(stage) if stage else self.manifest.stages[-1]
+        own = record.ranks[rank].layers if record.ranks else record.layers
+        if own is None:
+            return None
+        for file in (own.layers, own.weights):
+            if file is not None:
+                check_file(self.path, file)
+        manifest = self.manifest
+        holders = [*manifest.sources, *manifest.quantized]
+        for number in own.sources:
+            if number < len(manifest.sources):
+                check_source(holders[number])
+            else:
+                check_file(self.path, holders[number])
+        paths = [
+            *(Path(file.path) for file in manifest.sources),
+            *(self.path / file.path for file in manifest.quantized),
+        ]
+        graph, holding = load_layers(LayerFiles(self.path / own.layers.path, paths))
+        if not holding <= set(own.sources):
+            raise BundleError("the layers name weights in a file that was not checked", str(self.path), _REBUILD)
+        return graph
 
     def network_record(self) -> NetworkRecord:
         """Return the layers as `describe` recorded them. Raises BundleError."""
@@ -189,6 +219,16 @@ def check_file(folder: Path, record: FileRecord) -> None:
         raise BundleError("the manifest has an invalid file name", repr(record.path), _REBUILD) from None
     if sha256 != record.sha256:
         raise BundleError("the file has changed since the build: SHA-256 mismatch", str(path), "build the bundle again")
+
+
+def check_source(record: FileRecord) -> None:
+    """Compare a source, which is not in the bundle, with its record. Raises BundleError where it has changed."""
+    try:
+        sha256 = sha256_of(Path(record.path))
+    except OSError as error:
+        raise BundleError(f"cannot be read: {(error.strerror or str(error)).lower()}", record.path, _REBUILD) from None
+    if sha256 != record.sha256:
+        raise BundleError("the source has changed since the bundle was built", record.path, _REBUILD)
 
 
 def write_json(path: Path, data: Any) -> None:

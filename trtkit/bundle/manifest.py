@@ -24,10 +24,12 @@ from trtkit.network.profile import ResolvedProfile
 from trtkit.network.record import Totals
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from trtkit.bundle.records import EncoderRecord, ImagesRecord
     from trtkit.models.model import Interface
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class ModelRecord(StrictModel):
@@ -51,7 +53,7 @@ class Manifest(ModelRecord):
     build_key: SHA-256 over everything the plan follows from. verify: the last verification, None before.
     """
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     name: str
     created_at: str = Field(description="UTC, ISO 8601.")
     build_key: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -101,10 +103,17 @@ class Manifest(ModelRecord):
         return next(stage for stage in self.stages if stage.name == name)
 
     def network_files(self) -> list[FileRecord]:
-        """Return the records of what the networks are made from: ONNX files, tables, a quantized checkpoint."""
+        """Return the records of what the networks are made from: ONNX files, tables, a quantized checkpoint, layers."""
         parsed = (file for stage in self.stages if stage.onnx is not None for file in stage.onnx.files)
         table = None if self.decoder is None else self.decoder.embeddings
-        return [*parsed, *([] if table is None else [table]), *self.quantized]
+        return [*parsed, *([] if table is None else [table]), *self.quantized, *self._layer_files()]
+
+    def _layer_files(self) -> Iterator[FileRecord]:
+        for record in (each for stage in self.stages for each in (stage.ranks or [stage])):
+            if record.layers is not None:
+                yield record.layers.layers
+                if record.layers.weights is not None:
+                    yield record.layers.weights
 
 
 def json_schema() -> dict[str, Any]:

@@ -108,6 +108,18 @@ class OnnxRecord(StrictModel):
     grid_samples: tuple[tuple[str, str], ...]
 
 
+class LayersRecord(StrictModel):
+    """A network's layers, which the reference executor runs without TensorRT and without the model's source.
+
+    layers: the JSON file. weights: those that no source holds; None if the sources hold all.
+    sources: numbers of the sources, then of the quantized checkpoint's files, that hold weights.
+    """
+
+    layers: FileRecord
+    weights: FileRecord | None
+    sources: tuple[int, ...]
+
+
 class RankRecord(StrictModel):
     """One rank's network and engine of a decoder that several ranks share; see `parallel` in the config.
 
@@ -122,6 +134,7 @@ class RankRecord(StrictModel):
     totals: Totals
     weight_bytes: int
     kv_bytes_per_slot: int
+    layers: LayersRecord | None = None
 
 
 class StageRecord(StrictModel):
@@ -129,8 +142,9 @@ class StageRecord(StrictModel):
 
     Stages run in order. Inputs and outputs are called as the model's own, or `part.output`: each stage takes what an
     earlier one gives by the same name. writer: who made the network: TensorRT's parser, a family's parts, or the
-    decoder of language models. engine: the plan's path. ranks: of a decoder that several share; the stage's own
-    engine, inputs and profiles are the first one's, its outputs the last one's, its totals all of theirs.
+    decoder of language models. engine: the plan's path. layers: the network as data; None if it has plugins, which only
+    TensorRT runs. ranks: of a decoder that several share; the stage's own engine, layers, inputs and profiles are the
+    first one's, its outputs the last one's, its totals all of theirs.
     """
 
     name: str
@@ -142,6 +156,7 @@ class StageRecord(StrictModel):
     outputs: tuple[IoRecord, ...]
     profiles: tuple[ResolvedProfile, ...]
     totals: Totals
+    layers: LayersRecord | None = None
     ranks: tuple[RankRecord, ...] = ()
 
 
@@ -230,10 +245,13 @@ class DecoderRecord(SizeRecord):
 
     weight_bytes, kv_bytes_per_token, kv_bytes_per_slot, state_bytes_per_slot (recurrent states, and what layers read of
     an encoder): what all ranks hold together.
+    has_read_only_caches: whether the network gives new keys and values, which its runtime keeps.
     embeddings: the table that is read beside an engine which takes vectors. images: of a vision-language model.
     encoder: of an encoder-decoder model. speculator: the head that guesses tokens, if there is one.
     """
 
+    vocab_size: int
+    has_read_only_caches: bool
     embeddings: FileRecord | None = None
     images: ImagesRecord | None = None
     encoder: EncoderRecord | None = None

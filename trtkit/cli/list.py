@@ -112,7 +112,8 @@ def _bundles(folder: Path) -> Iterator[BundleRow]:
 
 
 def _cache() -> CacheRow:
-    from trtkit.engine.cache import cache_folder, cached_bundles, size_bytes
+    from trtkit.engine.cache import cached_bundles, size_bytes
+    from trtkit.files import cache_folder
 
     return CacheRow(str(cache_folder()), len(cached_bundles()), size_bytes(cache_folder()))
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
-from trtkit.bundle.bundle import NETWORK, QUANTIZED, Bundle, is_bundle, open_bundle, write_json
+from trtkit.bundle.bundle import NETWORK, Bundle, is_bundle, open_bundle, write_json
 from trtkit.bundle.folder_lock import atomic_folder
 from trtkit.bundle.manifest import Manifest
 from trtkit.bundle.records import BackendRecord, BuildMetrics, FileRecord
 from trtkit.engine import cache
 from trtkit.engine.build_inputs import BuildInputs, gather_inputs
 from trtkit.engine.model_record import file_record, joint_network, model_record
+from trtkit.engine.stages import quantized_files
 from trtkit.engine.write_stages import WrittenModel, plan_names, write_stages
 from trtkit.errors import BundleError
 from trtkit.files import MANIFEST
@@ -126,9 +127,5 @@ def _other_files(bundle: Bundle) -> tuple[FileRecord, ...]:
 
 def _quantized(folder: Path) -> tuple[FileRecord, ...]:
     """Return the records of the quantized checkpoint's weights and config, none where there is none."""
-    names = sorted(path.relative_to(folder) for path in (folder / QUANTIZED).glob("*") if path.suffix in _WEIGHT_FILES)
+    names = [path.relative_to(folder) for path in quantized_files(folder)]
     return tuple(record for name in names if (record := file_record(folder, str(name))) is not None)
-
-
-# Of a quantized checkpoint: what its weights follow from.
-_WEIGHT_FILES = (".safetensors", ".json")

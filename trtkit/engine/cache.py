@@ -10,17 +10,17 @@ import os
 import platform
 import secrets
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.errors import BundleError
-from trtkit.files import remove_tree
+from trtkit.files import cache_folder, remove_tree
 from trtkit.network.custom_op import user_ops_digest
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from trtkit.bundle.records import FileRecord
     from trtkit.config.schema import ModelConfig
@@ -84,14 +84,6 @@ def _without_data(options: dict[str, Any]) -> dict[str, Any]:
 
     whole = numbered(options)
     return {**whole, "parts": {name: numbered(part) for name, part in options["parts"].items()}}
-
-
-def cache_folder() -> Path:
-    """Return the cache: $TRTKIT_CACHE_DIR, else `trtkit` in the user's cache folder."""
-    chosen = os.environ.get("TRTKIT_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtkit"
 
 
 def restore(key: str, into: Path) -> bool:

@@ -282,7 +282,21 @@ def decoder_size(opened: OpenedDecoder) -> DecoderSize:
     per_token = cached.size_bytes(opened.own.cached_elements)
     per_slot = per_token * llm_options(config).max_sequence_length
     states = opened.own.state_bytes(dtype)
-    return DecoderSize(opened.spec.model_type, parameters, dtype.size_bytes(own), per_token, per_slot, states)
+    return DecoderSize(
+        opened.spec.model_type,
+        parameters,
+        dtype.size_bytes(own),
+        per_token,
+        per_slot,
+        states,
+        vocab_size=opened.spec.vocab_size,
+        has_read_only_caches=has_read_only_caches(opened),
+    )
+
+
+def has_read_only_caches(opened: OpenedDecoder) -> bool:
+    """Whether the network gives new keys and values, which its runtime keeps."""
+    return opened.source.kv_cache is not None or llm_options(opened.config).kv == "paged"
 
 
 def engine_bytes(source: DecoderSource, size: DecoderSize, ranks: int = 1) -> int:

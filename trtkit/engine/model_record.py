@@ -10,6 +10,7 @@ from trtkit.bundle.records import (
     DecoderRecord,
     FileRecord,
     IoRecord,
+    LayersRecord,
     OnnxRecord,
     PartRecord,
     PortRecord,
@@ -20,9 +21,11 @@ from trtkit.bundle.records import (
 from trtkit.dtypes import dtype_of
 from trtkit.engine.embeddings import EMBEDDINGS
 from trtkit.engine.encoder import open_encoder_source
+from trtkit.engine.stages import layers_file
 from trtkit.engine.vision_language import images_record, open_vision
 from trtkit.engine.write_stages import plan_names
 from trtkit.network.hybrid import input_name, port_dtype
+from trtkit.network.layer_file import LayerFiles
 from trtkit.network.record import join_records, join_totals
 from trtkit.sources.digest import sha256_of
 
@@ -93,13 +96,14 @@ def _stages(model: Model, written: WrittenModel, folder: Path) -> tuple[StageRec
             outputs=_outputs(result.network.outputs),
             profiles=result.profiles,
             totals=result.network.totals(),
+            layers=_layers(names[index], result, folder),
         )
         for index, (stage, prepared, result) in stages
     )
-    return (*records[:-1], _shared(records[-1], model, written)) if written.ranks else records
+    return (*records[:-1], _shared(records[-1], model, written, folder)) if written.ranks else records
 
 
-def _shared(stage: StageRecord, model: Model, written: WrittenModel) -> StageRecord:
+def _shared(stage: StageRecord, model: Model, written: WrittenModel, folder: Path) -> StageRecord:
     """Return the record of a decoder that several ranks share."""
     engines = plan_names(model)[len(model.stages) - 1 :]
     sizes = [result.decoder for result in written.ranks if result.decoder is not None]
@@ -113,6 +117,7 @@ def _shared(stage: StageRecord, model: Model, written: WrittenModel) -> StageRec
             totals=result.network.totals(),
             weight_bytes=size.weight_bytes,
             kv_bytes_per_slot=size.kv_bytes_per_slot,
+            layers=_layers(engine, result, folder),
         )
         for rank, (engine, result, size) in enumerate(zip(engines, written.ranks, sizes, strict=True))
     )
@@ -120,9 +125,21 @@ def _shared(stage: StageRecord, model: Model, written: WrittenModel) -> StageRec
     return stage.model_copy(update={"outputs": ranks[-1].outputs, "totals": totals, "ranks": ranks})
 
 
+def _layers(engine: str, result: StageResult, folder: Path) -> LayersRecord | None:
+    """Return the record of a network's layers, None if they were not written. engine: the plan's path."""
+    if result.layer_sources is None:
+        return None
+    files = LayerFiles(layers_file(folder / engine), ())
+    layers, weights = (file_record(folder, str(path.relative_to(folder))) for path in (files.layers, files.weights))
+    assert layers is not None
+    return LayersRecord(layers=layers, weights=weights, sources=result.layer_sources)
+
+
 def _decoder(model: Model, written: WrittenModel, sizes: Sequence[DecoderSize], folder: Path) -> DecoderRecord:
     head = written.results[0].decoder if model.has_speculator else None
     return DecoderRecord(
+        vocab_size=sizes[0].vocab_size,
+        has_read_only_caches=sizes[0].has_read_only_caches,
         parameters=sizes[0].parameters,
         weight_bytes=sum(size.weight_bytes for size in sizes),
         kv_bytes_per_token=sum(size.kv_bytes_per_token for size in sizes),
@@ -131,8 +148,13 @@ def _decoder(model: Model, written: WrittenModel, sizes: Sequence[DecoderSize], 
         embeddings=file_record(folder, EMBEDDINGS),
         images=images_record(open_vision(model.config)) if model.takes_images else None,
         encoder=open_encoder_source(model.config).record if model.has_encoder else None,
-        speculator=None if head is None else SpeculatorRecord.model_validate(asdict(head)),
+        speculator=None if head is None else _speculator(head),
     )
+
+
+def _speculator(head: DecoderSize) -> SpeculatorRecord:
+    facts = asdict(head)
+    return SpeculatorRecord(**{name: facts[name] for name in SpeculatorRecord.model_fields})
 
 
 def _seams(model: Model) -> set[str]:

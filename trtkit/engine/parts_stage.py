@@ -41,6 +41,7 @@ def write_parts(request: StageRequest, backend: Backend, context: Context) -> Wr
         stage.opt_shapes,
         network.parts,
         quantized=network.graph.quantized,
+        constants=network.graph.constants,
         held=(network,),
     )
 

@@ -6,12 +6,16 @@ Only what TensorRT itself needs is imported here: this process's peak memory is 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.backends import load_backend
 from trtkit.engine.plan_file import PlanRequest, write_plan
-from trtkit.engine.stages import StageResult
+from trtkit.engine.stages import StageResult, layers_file, quantized_files
+from trtkit.errors import ExecutionError
 from trtkit.network.describe import describe
+from trtkit.network.layer_file import LayerFiles, save_layers
+from trtkit.network.layer_graph import read_layers
 from trtkit.network.targets import check_types
 
 if TYPE_CHECKING:
@@ -33,8 +37,9 @@ def build_stage(request: StageRequest, context: Context) -> StageResult:
     check_types(record, options.target, options.compute_capabilities, backend.features)
     described = time.perf_counter()
     weight_bytes = sum(record.totals().weight_bytes.values())
-    plan = None
+    plan, layer_sources = None, None
     if request.plan is not None:
+        layer_sources = _save_layers(request, backend, network)
         plan_request = PlanRequest(network.profiles, options, request.plan, context.log)
         plan = write_plan(backend, network, network.weight_bytes or weight_bytes, plan_request, context.report)
     return StageResult(
@@ -48,7 +53,27 @@ def build_stage(request: StageRequest, context: Context) -> StageResult:
         network.inputs,
         network.size and network.size(weight_bytes),
         plan,
+        layer_sources,
     )
+
+
+def _save_layers(request: StageRequest, backend: Backend, network: WrittenNetwork) -> tuple[int, ...] | None:
+    """Write the network's layers for the reference executor; None if it has plugins, which only TensorRT runs."""
+    assert request.plan is not None
+    try:
+        layers = read_layers(backend, network.definition, network.constants)
+    except ExecutionError:  # of types that TensorRT does not hand out
+        if request.stage.onnx is None:
+            raise
+        from trtkit.reference.side_table import constants_from_onnx
+
+        constants = {**constants_from_onnx(request.stage.onnx.parsed), **network.constants}
+        layers = read_layers(backend, network.definition, constants)
+    if any(node.kind.startswith("PLUGIN") for node in layers.nodes):
+        return None
+    quantized = quantized_files(request.folder) if request.quantized is not None else []
+    files = LayerFiles(layers_file(request.plan), [*map(Path, request.sources), *quantized])
+    return save_layers(layers, files)
 
 
 def stage_writer(request: StageRequest) -> Callable[[StageRequest, Backend, Context], WrittenNetwork]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtkit.bundle.bundle import QUANTIZED
 from trtkit.jobs.events import Step
 from trtkit.models.model import Writer
 from trtkit.network.input_spec import InputSpec
@@ -109,7 +110,7 @@ class StageRequest:
 
     config: the ModelConfig as JSON, for writers that read the source. folder: the bundle under construction.
     quantized: the checkpoint that was made of the config's source; None if the source itself is read.
-    rank: of the config's grid, for the decoder.
+    rank: of the config's grid, for the decoder. sources: the model's files, as the manifest lists them.
     """
 
     stage: PreparedStage
@@ -120,6 +121,7 @@ class StageRequest:
     plan: Path | None = None
     quantized: Path | None = None
     rank: int = 0
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ class DecoderSize:
     """What a language model weighs, in the engine's precision; KV of one slot is at the engine's full length.
 
     parameters: of the whole model; the rest is what one rank holds. state_bytes_per_slot: recurrent states.
-    most_tokens: that a head can guess in a step; None for any number, and for other networks.
+    most_tokens: that a head can guess in a step; None for any number, and for other networks. vocab_size: V.
+    has_read_only_caches: whether the network gives new keys and values, which its runtime keeps.
     """
 
     model_type: str
@@ -137,6 +140,8 @@ class DecoderSize:
     kv_bytes_per_slot: int
     state_bytes_per_slot: int = 0
     most_tokens: int | None = None
+    vocab_size: int = 0
+    has_read_only_caches: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,7 @@ class StageResult:
     """A stage's network, described, and its plan if it was built.
 
     part_layers: how many layers each part has. inputs: what a decoder's writer knows of them; empty for other stages.
+    layer_sources: numbers of the sources that hold weights of the layers' file; None if none was written.
     """
 
     network: NetworkRecord
@@ -167,6 +173,7 @@ class StageResult:
     inputs: tuple[InputSpec, ...] = ()
     decoder: DecoderSize | None = None
     plan: BuiltPlan | None = None
+    layer_sources: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -183,7 +190,7 @@ class WrittenNetwork:
 
     weight_bytes: about what the plan will hold; None for what the description counts. size: a language model's, from
     the weight bytes that the description counts. quantized, kv_cache: how the writer quantized layers and caches.
-    inputs: what the writer knows of them.
+    inputs: what the writer knows of them. constants: weights that TensorRT does not hand out, by layer.
     """
 
     definition: Any
@@ -197,6 +204,7 @@ class WrittenNetwork:
     quantized: Mapping[str, LayerForm] = field(default_factory=dict)
     kv_cache: CacheFormat | None = None
     inputs: tuple[InputSpec, ...] = ()
+    constants: Mapping[str, Any] = field(default_factory=dict, repr=False)
     held: tuple[Any, ...] = field(default=(), repr=False)
 
     @classmethod
@@ -213,8 +221,19 @@ class WrittenNetwork:
             weight_bytes=size.weight_bytes,
             size=lambda _counted: size,
             inputs=tuple(graph.inputs),
+            constants=graph.constants,
             held=(graph,),
         )
+
+
+def layers_file(plan: Path) -> Path:
+    """Return where the layers of a plan's network lie, as data."""
+    return plan.with_suffix(".layers.json")
+
+
+def quantized_files(bundle: Path) -> list[Path]:
+    """Return the quantized checkpoint's weights and config, in order; none if there is no such checkpoint."""
+    return sorted(path for path in (bundle / QUANTIZED).glob("*") if path.suffix in (".safetensors", ".json"))
 
 
 def bundle_stages(bundle: Bundle) -> tuple[PreparedStage, ...]:

@@ -144,7 +144,8 @@ def _write_all(inputs: BuildInputs, prepared: Prepared, folder: Path, runner: Ru
         is_shared = stage.writer == "decoder" and count > 1
         for rank in range(count if is_shared else 1):
             plan = folder / plan_name(stage.name, rank if is_shared else None) if builds else None
-            result = run_stage(runner, replace(request, plan=plan, rank=rank))
+            sources = tuple(file.path for file in inputs.sources)
+            result = run_stage(runner, replace(request, plan=plan, rank=rank, sources=sources))
             ranks += [_of_rank(rank, result)] if is_shared else []
             results += [result] if rank == 0 else []
     return WrittenModel(prepared, (*results[:-1], ranks[0] if ranks else results[-1]), tuple(ranks))

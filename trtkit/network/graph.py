@@ -8,7 +8,7 @@ Shape letters, here and in all of `trtkit.network`:
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from trtkit.dtypes import DTYPES, FP16, DType, from_tensorrt
 from trtkit.errors import NetworkError
 from trtkit.network.host_array import Array, HostArray, host_array, overflow
+from trtkit.network.layer_graph import LayerGraph, read_layers
 from trtkit.network.trt_errors import error_recorder
 
 if TYPE_CHECKING:
@@ -214,6 +215,10 @@ class Graph:
             return x
         axes = self.constant(np.arange(rank - x.rank, dtype=np.int64), "axes")
         return self.add(self.network.add_unsqueeze(x.trt, axes.trt), "unsqueeze")
+
+    def layers(self) -> LayerGraph:
+        """Return the network's layers as data, which keep this graph alive."""
+        return replace(read_layers(self.backend, self.network, self.constants), owner=self)
 
     def error(self, what: str, where: str = "") -> NetworkError:
         """Return a NetworkError at a layer or the current scope, with TensorRT's messages since the last one."""

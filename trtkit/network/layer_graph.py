@@ -83,13 +83,14 @@ class Node:
 class LayerGraph:
     """A whole network. specs: indexed by slot, from 1 on. inputs, outputs: slots in the network's order.
 
-    owner: what the memory of the weights lives with.
+    library: the TensorRT that wrote it, with its version. owner: what the memory of the weights lives with.
     """
 
     nodes: tuple[Node, ...]
     specs: tuple[TensorSpec | None, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    library: str = ""
     owner: object = None
 
     def spec(self, slot: int) -> TensorSpec:
@@ -131,7 +132,8 @@ def read_layers(backend: Backend, network: Any, constants: Mapping[str, Array] |
     reader = _LayerReader(backend, slots, side)
     nodes = tuple(node for index in range(network.num_layers) for node in reader.nodes(network.get_layer(index)))
     outputs = tuple(slots.of(network.get_output(index)) for index in range(network.num_outputs))
-    return LayerGraph(nodes, tuple(slots.specs), inputs, outputs, (network, side))
+    library = f"{backend.name} {backend.version}"
+    return LayerGraph(nodes, tuple(slots.specs), inputs, outputs, library, (network, side))
 
 
 def _spec(slot: int, tensor: Any) -> TensorSpec:
@@ -167,6 +169,8 @@ class _LayerReader:
                 return
             kind, name, inputs = "ATTENTION", layer.name, self._attention[id(layer)]
         attributes, weights = self._parameters(layer, kind, name, outputs)
+        if untyped.metadata:  # the ONNX node; a collective's parameters, which TensorRT does not hand out
+            attributes["metadata"] = str(untyped.metadata)
         yield Node(kind, name, inputs, outputs, attributes, weights, self._construct(layer))
 
     def _construct(self, layer: Any) -> int:
@@ -199,8 +203,6 @@ class _LayerReader:
                     weights[key] = held
             elif _is_attribute(value):
                 attributes[key] = _attribute(value)
-        if kind == "DIST_COLLECTIVE":  # whose parameters TensorRT does not hand out
-            attributes["metadata"] = str(layer.metadata)
         return attributes, weights
 
 

@@ -17,7 +17,7 @@ from trtkit.reference import to_array
 from trtkit.resolve import resolve
 from trtkit.runtime import device as devices
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
-from trtkit.runtime.stages import engine_stages, reference_stages, stream_weights
+from trtkit.runtime.stages import ReferenceStage, StagesExecution, engine_stages, reference_stages, stream_weights
 from trtkit.runtime.weight_budget import weight_budget_bytes
 from trtkit.sources.digest import digest_source
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array, Arrays
     from trtkit.bundle.bundle import Bundle
-    from trtkit.runtime.stages import StagesExecution
     from trtkit.runtime.tasks.answers import Answer
     from trtkit.runtime.weight_budget import WeightBudget
 
@@ -162,6 +161,11 @@ def _no_layers(_inputs: Mapping[str, Array]) -> dict[str, float]:
 
 def _reference(bundle: Bundle) -> StagesExecution:
     """Return the reference executor on all stages. Raises BundleError if weights that it reads have changed."""
+    names = [stage.name for stage in bundle.manifest.stages]
+    layers = [graph for name in names if (graph := bundle.layers(name)) is not None]
+    if len(layers) == len(names):
+        outputs = [output.name for output in bundle.manifest.outputs]
+        return StagesExecution([ReferenceStage(graph) for graph in layers], outputs)
     backend, stages = load_backend(bundle.manifest.backend.name), bundle_stages(bundle)
     if all(stage.writer == "parser" for stage in stages):
         return reference_stages(backend, stages, None)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from trtkit.engine.cache import cache_folder
-from trtkit.files import replace_file
+from trtkit.files import cache_folder, replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path

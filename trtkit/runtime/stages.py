@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkit.engine.parts_stage import parts_network
@@ -22,18 +22,13 @@ if TYPE_CHECKING:
     from trtkit.engine.hybrids import OpenedHybrid
     from trtkit.engine.stages import PlanFile, PreparedStage
     from trtkit.jobs.events import Listener
+    from trtkit.network.layer_graph import LayerGraph
     from trtkit.runtime.device import Device, Stream
 
 
 def parsed_run(backend: Backend, onnx: Path) -> Callable[[Mapping[str, Any]], dict[str, torch.Tensor]]:
     """Return what runs, on the reference executor, the network that TensorRT parses from a file."""
-    network = parse_onnx(backend, onnx, "ERROR")
-    executor = Executor(read_layers(backend, network.definition, constants_from_onnx(onnx)))
-
-    def run(inputs: Mapping[str, Any], _owner: object = network) -> dict[str, torch.Tensor]:
-        return executor.run(inputs)
-
-    return run
+    return Executor(parsed_layers(backend, onnx)).run
 
 
 class StageExecution(Protocol):
@@ -87,20 +82,12 @@ class StagesExecution:
 class ReferenceStage:
     """A stage's network on the reference executor. seams: `part.output` tensors of the last run, where kept.
 
-    tensors: the network's name of every `part.output`. owner: what must live as long as the network.
+    tensors: the network's name of every `part.output`.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        definition: Any,
-        constants: Mapping[str, Any],
-        tensors: Mapping[str, str] | None = None,
-        owner: object = None,
-    ) -> None:
-        self.backend, self.definition, self.constants = backend, definition, constants
-        self.tensors, self.owner = tensors or {}, owner
-        self._executor = Executor(read_layers(backend, definition, constants))
+    def __init__(self, layers: LayerGraph, tensors: Mapping[str, str] | None = None) -> None:
+        self.layers, self.tensors = layers, tensors or {}
+        self._executor = Executor(layers)
         self.keeps_seams = False
         self.seams: dict[str, torch.Tensor] = {}
 
@@ -137,14 +124,19 @@ def reference_stages(
 def _reference_stage(
     backend: Backend, stage: PreparedStage, opened: OpenedHybrid | None, report: Listener
 ) -> ReferenceStage:
-    parsed = {} if stage.onnx is None else constants_from_onnx(stage.onnx.path)
     if opened is None:
         assert stage.onnx is not None
-        network = parse_onnx(backend, stage.onnx.path, "ERROR")
-        return ReferenceStage(backend, network.definition, parsed, owner=network)
+        return ReferenceStage(parsed_layers(backend, stage.onnx.path))
     written = parts_network(backend, opened, stage, report)
-    constants = {**parsed, **written.graph.constants}
-    return ReferenceStage(backend, written.graph.network, constants, written.tensors, written)
+    parsed = {} if stage.onnx is None else constants_from_onnx(stage.onnx.path)
+    layers = read_layers(backend, written.graph.network, {**parsed, **written.graph.constants})
+    return ReferenceStage(replace(layers, owner=written), written.tensors)
+
+
+def parsed_layers(backend: Backend, onnx: Path) -> LayerGraph:
+    """Return the layers of the network that TensorRT parses from a file."""
+    network = parse_onnx(backend, onnx, "ERROR")
+    return replace(read_layers(backend, network.definition, constants_from_onnx(onnx)), owner=network)
 
 
 def engine_stages(

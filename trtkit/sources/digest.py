@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
-from trtkit.files import open_regular
+from trtkit.files import cache_folder, open_regular, replace_file
 from trtkit.sources import onnx_file, package_file
 from trtkit.sources.adapter_folder import adapter_files
 from trtkit.sources.module_file import find_module
@@ -17,6 +21,10 @@ from trtkit.sources.speculator_folder import speculator_files
 if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.config.schema import ModelConfig, Source
+
+_REMEMBERED_BYTES = 4 << 20
+_MOST_REMEMBERED = 4096
+_SETTLED_NS = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -103,9 +111,35 @@ def _module_files(factory: str) -> list[Path]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hexadecimal. Raises OSError, for a pipe or a device too."""
+    """Return the SHA-256 of a file's content, in hexadecimal. Raises OSError, for a pipe or a device too.
+
+    That of a large file is remembered, and known again while the file's inode, size and times of change stay the same.
+    """
     with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        status, now = os.fstat(file.fileno()), time.time_ns()
+        if status.st_size < _REMEMBERED_BYTES:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        mark = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        name, memory = f"{status.st_dev}:{status.st_ino}", cache_folder() / "digests.json"
+        known = _remembered(memory)
+        if known.get(name, [])[1:] == mark:
+            return str(known[name][0])
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if now - max(mark[1:]) > _SETTLED_NS:  # a file may change twice within a tick of its clock
+        kept = list((_remembered(memory) | {name: [digest, *mark]}).items())[-_MOST_REMEMBERED:]
+        with contextlib.suppress(OSError):
+            memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(memory, json.dumps(dict(kept)).encode())
+    return digest
+
+
+def _remembered(memory: Path) -> dict[str, list[Any]]:
+    """Return digest, size and times of change of files by device and inode; none where the memory cannot be read."""
+    try:
+        data = json.loads(memory.read_bytes())
+        return {str(name): list(entry) for name, entry in data.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 def _digest(path: Path) -> SourceFile:

@@ -76,7 +76,7 @@ class DecoderVerifier:
         self.head = self._decoder.head
         head = None if self.head is None else head_network(self.backend, self._decoder)
         self.decoder = ReferenceDecoder(
-            self.network, _SLOTS, pool=PoolSize(head=() if head is None else tuple(head.graph.inputs))
+            self.network, _SLOTS, pool=PoolSize(head=() if head is None else tuple(head.inputs))
         )
         if head is not None:
             self.decoder.head = ReferenceDecoder(head, _SLOTS, pool=PoolSize(model=self.decoder.cache))
@@ -272,11 +272,10 @@ def _layers(verifier: DecoderVerifier, prompt: Prompt, report: Listener) -> tupl
     report(Phase("compare layers"))
     count = len(prompt.ids)
     call = Call(0, np.array([prompt.ids]), np.array([0]), np.array([count]))
-    network, constants = verifier.network.graph.network, verifier.network.graph.constants
     if verifier.ranks is not None:
-        errors = rank_errors(verifier.backend, verifier.ranks, verifier.network, call)
+        errors = rank_errors(verifier.ranks, verifier.network, call)
     else:
-        errors = layer_errors(verifier.backend, network, verifier.decoder.inputs(call), constants)
+        errors = layer_errors(verifier.network.layers, verifier.decoder.inputs(call))
     return tuple(replace(error, node=error.layer) for error in errors)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtkit.backends import load_backend
 from trtkit.engine.decoders import llm_options
 from trtkit.jobs.events import Phase
 from trtkit.models.parallel import SINGLE, grid_of
@@ -50,7 +51,7 @@ def compare_engine(
         return None
     report(Phase("compare the engine"))
     network, comparisons = write(), []
-    engine = _engine(network.backend, request, network, device)
+    engine = _engine(load_backend(request.backend), request, network, device)
     ours, theirs = Stepper(engine), Stepper(ReferenceDecoder(network, 1))
     try:
         for ids, soft in prompts:
@@ -64,7 +65,7 @@ def compare_engine(
 
 def _engine(backend: Backend, request: VerifyRequest, network: DecoderNetwork, device: devices.Device) -> EngineDecoder:
     options, file = llm_options(request.config), request.engines[-1]
-    plan = DecoderPlan(file, network.graph.inputs, options, network.embeddings, str(file.path))
+    plan = DecoderPlan(file, network.inputs, options, network.embeddings, str(file.path))
     return EngineDecoder(backend, plan, CacheSize(1), device)
 
 

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtkit.reference import Executor, Options, read_layers, to_tensor
+from trtkit.network.layer_graph import MISSING
+from trtkit.reference import Executor, Options, to_tensor
 from trtkit.verification.report import LayerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from trtkit.arrays import Array
-    from trtkit.backends import Backend
+    from trtkit.network.layer_graph import LayerGraph
 
     TensorsByName = Callable[[set[str]], Mapping[str, Array]]
 
@@ -44,21 +45,19 @@ class LayerName:
 
 
 def layer_errors(
-    backend: Backend,
-    network: Any,
+    layers: LayerGraph,
     inputs: Mapping[str, Any],
-    constants: Mapping[str, Any],
     reference: TensorsByName = lambda _: {},
 ) -> list[LayerError]:
-    """Run `network` widened and as it is on the same inputs and compare every float tensor, in execution order.
+    """Run a network widened and as it is on the same inputs and compare every float tensor, in execution order.
 
     Networks of fp16 and bf16 widen to fp32, those of fp32 to fp64. In as many passes as it takes for the widened
     tensors of one to stay within a GiB. reference: returns tensors of these names from elsewhere.
     """
-    names = makers(backend, network)
+    names = makers(layers)
     widen = "fp32" if any(name.dtype in {"fp16", "bf16"} for name in names.values()) else "fp64"
-    wide = Executor(read_layers(backend, network, constants), Options(widen=widen))
-    own = Executor(read_layers(backend, network, constants))
+    wide = Executor(layers, Options(widen=widen))
+    own = Executor(layers)
     sizes: dict[str, int] = {}
 
     def note(tensor: str, value: Any) -> None:
@@ -92,19 +91,14 @@ def passes(sizes: Mapping[str, int], limit: int) -> Iterator[set[str]]:
         yield group
 
 
-def makers(backend: Backend, network: Any) -> dict[str, LayerName]:
+def makers(layers: LayerGraph) -> dict[str, LayerName]:
     """Map each tensor to its layer; the parser notes the ONNX node as `[ONNX Layer: name]`."""
-    from trtkit.dtypes import from_tensorrt
-
     makers = {}
-    for index in range(network.num_layers):
-        layer = network.get_layer(index)
-        node = layer.metadata.removeprefix("[ONNX Layer: ").removesuffix("]") if layer.metadata else ""
-        inputs = (layer.get_input(i) for i in range(layer.num_inputs))
-        reads = tuple(tensor.name for tensor in inputs if tensor is not None)
-        for output in (layer.get_output(i) for i in range(layer.num_outputs)):
-            dtype = from_tensorrt(output.dtype.name).name
-            makers[output.name] = LayerName(layer.name, backend.layer_type(layer), node, dtype, reads)
+    for node in layers.nodes:
+        onnx = str(node.attributes.get("metadata", "")).removeprefix("[ONNX Layer: ").removesuffix("]")
+        reads = tuple(layers.spec(slot).name for slot in node.inputs if slot != MISSING)
+        for output in map(layers.spec, node.outputs):
+            makers[output.name] = LayerName(node.name, node.kind, onnx, output.dtype.name, reads)
     return makers
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.network.decoder import NEXT_HIDDEN_STATES
-from trtkit.reference import Executor, Group, Options, read_layers
+from trtkit.reference import Executor, Group, Options
 from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
 from trtkit.verification.layers import makers, measure, widened
 
@@ -92,16 +92,16 @@ def reference_decoder(
     return RankedDecoder(rank_networks(backend, opened, logits), slots)
 
 
-def rank_errors(backend: Backend, ranks: RankNetworks, whole: DecoderNetwork, call: Call) -> list[LayerError]:
+def rank_errors(ranks: RankNetworks, whole: DecoderNetwork, call: Call) -> list[LayerError]:
     """Compare what every rank of a stage should hold alike with the network of one rank, widened, in execution order.
 
     Of ranks that differ, the worst one counts. The sum of the ranks' products is compared with the product of one.
     """
-    names = makers(backend, whole.graph.network)
+    names = makers(whole.layers)
     inputs = ReferenceDecoder(whole, len(call.starts)).inputs(call)
     type_of = "fp32" if any(name.dtype in {"fp16", "bf16"} for name in names.values()) else "fp64"
-    wide = Executor(read_layers(backend, whole.graph.network, whole.graph.constants), Options(widen=type_of))
-    counterparts = {name: _counterpart(name, names) for name in _rank_tensors(backend, ranks)}
+    wide = Executor(whole.layers, Options(widen=type_of))
+    counterparts = {name: _counterpart(name, names) for name in _rank_tensors(ranks)}
     kept = wide.run(widened(inputs, type_of), keep={name for name in counterparts.values() if name})
     errors: dict[str, LayerError] = {}
     for values in _values(ranks, call, [name for name, whole_name in counterparts.items() if whole_name]):
@@ -113,11 +113,11 @@ def rank_errors(backend: Backend, ranks: RankNetworks, whole: DecoderNetwork, ca
     return list(errors.values())
 
 
-def _rank_tensors(backend: Backend, ranks: RankNetworks) -> list[str]:
+def _rank_tensors(ranks: RankNetworks) -> list[str]:
     """Return the tensors that ranks hold alike."""
     names: dict[str, LayerName] = {}
     for network in ranks.networks:
-        names |= makers(backend, network.graph.network)
+        names |= makers(network.layers)
     computed = (name for name, maker in names.items() if maker.kind != "CONSTANT")
     return [name for name in computed if name.endswith(_REDUCED) or _ALIKE.match(name)]
 

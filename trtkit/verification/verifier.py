@@ -230,7 +230,7 @@ class Verifier:
         errors: list[LayerError] = []
         for stage in self._stages():
             inputs = {name: tensors[name] for name in stage.input_names}
-            errors += layer_errors(self.backend, stage.definition, inputs, stage.constants, *others)
+            errors += layer_errors(stage.layers, inputs, *others)
             if len(self.execution.stages) > 1:
                 tensors |= stage.run(inputs)
         return errors

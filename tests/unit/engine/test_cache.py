@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 from trtkit.engine import cache
+from trtkit.files import cache_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,11 +23,11 @@ def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("TRTKIT_CACHE_DIR")
-    assert str(cache.cache_folder()) == "/home/ada/.cache/trtkit"
+    assert str(cache_folder()) == "/home/ada/.cache/trtkit"
     monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/ada")
-    assert str(cache.cache_folder()) == "/var/cache/ada/trtkit"
+    assert str(cache_folder()) == "/var/cache/ada/trtkit"
     monkeypatch.setenv("TRTKIT_CACHE_DIR", "/fast/disk")
-    assert str(cache.cache_folder()) == "/fast/disk"
+    assert str(cache_folder()) == "/fast/disk"
 
 
 def test_plans_are_shared_with_the_cache_and_manifests_are_not(tmp_path: Path, own_cache: Path) -> None:

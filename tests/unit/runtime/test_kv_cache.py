@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.decoders import builds, graph_of, model_of, rtx
+from tests.decoders import builds, graph_of, model_of
 from tests.generation import LENGTH, case_of, decoder
 from trtkit.dtypes import FP16, FP32
 from trtkit.errors import ExecutionError
@@ -113,7 +113,7 @@ def test_pages_in_eight_bits_hold_what_slots_hold(kv_format: CacheFormat) -> Non
         kv_cache = KvQuantization(kv_format, scales, scales)
         graph = graph_of(model, DecoderOptions(FP32, LENGTH, kv_cache=kv_cache, **caches))
         sizes = model.spec.vocab_size, LENGTH, 16, False
-        tested = ReferenceDecoder(DecoderNetwork(rtx(), graph, *sizes, has_read_only_caches=True), 3)
+        tested = ReferenceDecoder(DecoderNetwork(graph.layers(), graph.inputs, *sizes, has_read_only_caches=True), 3)
         tokens = greedy(tested, 1, 0, PROMPT, 6)
         known = len(PROMPT) + 5
         tested.cache.share(1, 2, known)

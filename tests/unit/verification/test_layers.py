@@ -13,6 +13,7 @@ from onnx import helper
 
 from tests import models
 from trtkit.backends import load_backend
+from trtkit.network.layer_graph import read_layers
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.verification import layers
 from trtkit.verification.intermediates import onnx_runtime_tensors
@@ -39,7 +40,7 @@ def measured(model: onnx.ModelProto, folder: Path, **inputs: Any) -> dict[str, L
     backend = load_backend("tensorrt_rtx")
     network = parse_onnx(backend, path, "ERROR")
     tensors = partial(onnx_runtime_tensors, path, inputs)
-    return {item.tensor: item for item in layer_errors(backend, network.definition, inputs, {}, tensors)}
+    return {item.tensor: item for item in layer_errors(read_layers(backend, network.definition), inputs, tensors)}
 
 
 def test_an_overflow_is_seen_where_it_happens(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_a_wrong_tensor_is_told_from_onnx_runtimes(tmp_path: Path) -> None:
     backend = load_backend("tensorrt_rtx")
     network = parse_onnx(backend, wrong, "ERROR")
     tensors = partial(onnx_runtime_tensors, right, {"images": x})
-    errors = layer_errors(backend, network.definition, {"images": x}, {}, tensors)
+    errors = layer_errors(read_layers(backend, network.definition), {"images": x}, tensors)
     found = {item.tensor: item.reference_error for item in errors}
     assert found["stem"] is not None
     assert found["stem"] > 0.1

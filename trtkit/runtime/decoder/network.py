@@ -1,4 +1,4 @@
-"""An LLM bundle's network, written again from the source that the bundle names."""
+"""An LLM bundle's network: read from the bundle, or written again from the source that the bundle names."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from trtkit.backends import load_backend
 from trtkit.dtypes import dtype_of
-from trtkit.engine.decoders import llm_options, open_decoder
+from trtkit.engine.decoders import has_read_only_caches, llm_options, open_decoder
 from trtkit.engine.embeddings import embedding_table
+from trtkit.models.model import SPECULATOR
 from trtkit.models.registry import decoder_spec
+from trtkit.network.decoder import EMBEDS
 from trtkit.network.graph import Graph
 from trtkit.resolve import resolve
 from trtkit.runtime.decoder.embeddings import TokenEmbeddings, bundle_embeddings
@@ -17,6 +19,7 @@ from trtkit.sources.digest import digest_model
 from trtkit.sources.safetensors_folder import read_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from trtkit.backends import Backend
@@ -24,19 +27,21 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.engine.decoders import OpenedDecoder
     from trtkit.models.spec import DecoderSpec
+    from trtkit.network.input_spec import InputSpec
+    from trtkit.network.layer_graph import LayerGraph
 
 
 @dataclass(frozen=True, eq=False)
 class DecoderNetwork:
-    """A network with its weights, which its graph owns.
+    """A network with its weights, and what its runtime knows of it. inputs: in the network's order.
 
     max_length: T, tokens that a slot holds. max_prefill_length: new tokens that a row may bring. embeddings: the
     table, where the network takes vectors. has_read_only_caches: whether the network gives new keys and values, which
     its runtime keeps. max_ranks: sum of the ranks of adapters that are resident at once.
     """
 
-    backend: Backend
-    graph: Graph
+    layers: LayerGraph
+    inputs: Sequence[InputSpec]
     vocab_size: int
     max_length: int
     max_prefill_length: int
@@ -60,15 +65,16 @@ def decoder_network(
         embeddings = TokenEmbeddings(
             embedding_table(opened.spec, opened.all_weights(), dtype_of(opened.config.precision))
         )
+    graph = opened.write(Graph(backend), weights, logits)
     return DecoderNetwork(
-        backend,
-        opened.write(Graph(backend), weights, logits),
+        graph.layers(),
+        graph.inputs,
         opened.spec.vocab_size,
         options.max_sequence_length,
         options.max_prefill_length,
         (logits or options.logits) == "all",
         embeddings,
-        opened.source.kv_cache is not None or options.kv == "paged",
+        has_read_only_caches(opened),
         0 if options.lora is None else options.lora.max_rank_sum,
     )
 
@@ -76,9 +82,10 @@ def decoder_network(
 def head_network(backend: Backend, opened: OpenedDecoder) -> DecoderNetwork:
     """Return the network of the head that guesses an opened model's tokens."""
     options = llm_options(opened.config)
+    graph = opened.write_head(Graph(backend))
     return DecoderNetwork(
-        backend,
-        opened.write_head(Graph(backend)),
+        graph.layers(),
+        graph.inputs,
         opened.spec.vocab_size,
         options.max_sequence_length,
         options.max_prefill_length,
@@ -97,15 +104,55 @@ def config_network(
 def bundle_network(bundle: Bundle, rank: int = 0, *, has_all_logits: bool = False) -> DecoderNetwork:
     """Return the network of one rank of an LLM bundle; with logits of every token if wanted, whatever its engine gives.
 
-    Raises BundleError if the source is not the one that the bundle was built from.
+    Raises BundleError if its layers, or the source that it is written from again for other logits, have changed.
     """
-    opened = _opened(bundle, rank)
-    backend = load_backend(bundle.manifest.backend.name)
-    return decoder_network(backend, opened, "all" if has_all_logits else None, bundle_embeddings(bundle.path))
+    manifest = bundle.manifest
+    layers, options, decoder = None, llm_options(manifest.config), manifest.decoder
+    assert decoder is not None
+    if not has_all_logits or options.logits == "all":
+        layers = bundle.layers(rank=rank)
+    if layers is None:
+        return written_network(bundle, rank, "all" if has_all_logits else None)
+    stage = manifest.stages[-1]
+    inputs = [record.spec for record in (stage.ranks[rank] if stage.ranks else stage).inputs]
+    return DecoderNetwork(
+        layers,
+        inputs,
+        decoder.vocab_size,
+        options.max_sequence_length,
+        options.max_prefill_length,
+        options.logits == "all",
+        bundle_embeddings(bundle.path) if any(spec.name == EMBEDS for spec in inputs) else None,
+        decoder.has_read_only_caches,
+        0 if options.lora is None else options.lora.max_rank_sum,
+    )
 
 
 def bundle_head_network(bundle: Bundle) -> DecoderNetwork:
-    """Return the network of the head in a bundle. Raises BundleError if the source has changed."""
+    """Return the network of the head in a bundle. Raises BundleError if its layers have changed."""
+    layers, options, decoder = bundle.layers(SPECULATOR), llm_options(bundle.manifest.config), bundle.manifest.decoder
+    assert decoder is not None
+    if layers is None:
+        return written_head_network(bundle)
+    return DecoderNetwork(
+        layers,
+        [record.spec for record in bundle.manifest.stage(SPECULATOR).inputs],
+        decoder.vocab_size,
+        options.max_sequence_length,
+        options.max_prefill_length,
+        has_all_logits=False,
+        has_read_only_caches=options.kv == "paged",
+    )
+
+
+def written_network(bundle: Bundle, rank: int = 0, logits: Literal["all", "last"] | None = None) -> DecoderNetwork:
+    """Return a bundle's network, written again from its source. Raises BundleError if the source has changed."""
+    opened, backend = _opened(bundle, rank), load_backend(bundle.manifest.backend.name)
+    return decoder_network(backend, opened, logits, bundle_embeddings(bundle.path))
+
+
+def written_head_network(bundle: Bundle) -> DecoderNetwork:
+    """Return the network of a bundle's head, written again. Raises BundleError if the source has changed."""
     return head_network(load_backend(bundle.manifest.backend.name), _opened(bundle, 0))
 
 

@@ -10,7 +10,7 @@ import torch
 from trtkit.dtypes import DTYPES
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
-from trtkit.reference import Executor, Options, read_layers
+from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
 from trtkit.runtime.decoder.adapters import adapter_memory
 from trtkit.runtime.decoder.cached_places import NewTokens
@@ -41,26 +41,25 @@ class ReferenceDecoder:
         pool: PoolSize = AS_LINEAR,
     ) -> None:
         options = Options(in_place_caches=True, widen=widen, ranks=ranks)
-        self._network = network  # its graph owns the weights
-        self._executor = Executor(read_layers(network.backend, network.graph.network, network.graph.constants), options)
+        self._network = network
+        self._executor = Executor(network.layers, options)
         self._names = {spec.name for spec in self._executor.inputs}
-        self.hidden = next((s for s in network.graph.inputs if s.name in (HIDDEN_STATES, DRAFT_HIDDEN)), None)
+        self.hidden = next((s for s in network.inputs if s.name in (HIDDEN_STATES, DRAFT_HIDDEN)), None)
         self._gives_logits = "logits" in self._executor.output_names
         hold = Precision(widen).storage
         sizes = slots, network.max_length
-        self.cache = open_cache(network.graph.inputs, sizes, lambda spec: hold(DTYPES[spec.dtype]), pool=pool)
-        self._own = self.cache.part(network.graph.inputs)  # without a head's
+        self.cache = open_cache(network.inputs, sizes, lambda spec: hold(DTYPES[spec.dtype]), pool=pool)
+        self._own = self.cache.part(network.inputs)  # without a head's
         self.head: StageExecution | None = None
         self.next_hidden: torch.Tensor | None = None
-        self.adapters = adapter_memory(network.graph.inputs, network.max_ranks, lambda spec: hold(DTYPES[spec.dtype]))
+        self.adapters = adapter_memory(network.inputs, network.max_ranks, lambda spec: hold(DTYPES[spec.dtype]))
         self.tokens = torch.zeros(slots, dtype=torch.int64)
         self._appends = network.has_read_only_caches
         self.is_asynchronous, self.takes_ids = False, network.embeddings is None
         self.slots, self.max_length = slots, self.cache.max_length
         self.vocab_size, self.has_all_logits = network.vocab_size, network.has_all_logits
         self.max_prefill_length = network.max_prefill_length
-        backend = network.backend
-        self.description = f"reference executor on the {backend.name} {backend.version} network, CPU"
+        self.description = f"reference executor on the {network.layers.library} network, CPU"
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
@@ -125,7 +124,7 @@ class ReferenceDecoder:
         if "visible_lengths" in self._names:
             feed["visible_lengths"] = call.visible_lengths()
         if self._network.embeddings is not None:
-            spec = next(spec for spec in self._network.graph.inputs if spec.name == EMBEDS)
+            spec = next(spec for spec in self._network.inputs if spec.name == EMBEDS)
             feed[EMBEDS] = self._network.embeddings.inputs(call, spec)
         if self.hidden is not None:
             feed[self.hidden.name] = call.hidden

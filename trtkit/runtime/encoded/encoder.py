@@ -11,6 +11,7 @@ from trtkit.engine.encoder import output_names
 from trtkit.engine.stages import plan_files
 from trtkit.models.model import ENCODER
 from trtkit.network.input_spec import ENCODED_MASK
+from trtkit.reference import Executor
 from trtkit.runtime.decoder import engine_device
 from trtkit.runtime.stages import engine_stages, parsed_run
 
@@ -52,13 +53,16 @@ def open_encoder(bundle: Bundle, runtime: Runtime = "auto") -> Encoder:
     """Open the encoder of a bundle. Raises BundleError where its file is not the one that was built."""
     record = bundle.manifest.encoder
     assert record is not None
-    backend = load_backend(bundle.manifest.backend.name)
-    bundle.check_network()
     device = engine_device(runtime)
     if device is not None:
+        bundle.check_network()
+        backend = load_backend(bundle.manifest.backend.name)
         names = list(output_names(record.layers))
         return Encoder(record, engine_stages(backend, plan_files(bundle)[:1], names, device).run)
-    return reference_encoder(record, backend, bundle.onnx_path(ENCODER))
+    if (layers := bundle.layers(ENCODER)) is not None:
+        return Encoder(record, Executor(layers).run)
+    bundle.check_network()
+    return reference_encoder(record, load_backend(bundle.manifest.backend.name), bundle.onnx_path(ENCODER))
 
 
 def reference_encoder(record: EncoderRecord, backend: Backend, onnx: Path) -> Encoder:

@@ -9,6 +9,7 @@ import torch
 from trtkit.backends import load_backend
 from trtkit.engine.stages import plan_files
 from trtkit.models.model import VISION
+from trtkit.reference import Executor
 from trtkit.runtime.decoder import engine_device
 from trtkit.runtime.stages import engine_stages, parsed_run
 
@@ -48,12 +49,15 @@ def open_tower(bundle: Bundle, runtime: Runtime = "auto") -> VisionTower:
     """Open the tower of a bundle. Raises BundleError where its file is not the one that was built."""
     record = bundle.manifest.images
     assert record is not None
-    backend = load_backend(bundle.manifest.backend.name)
-    bundle.check_network()
     device = engine_device(runtime)
     if device is not None:
+        bundle.check_network()
+        backend = load_backend(bundle.manifest.backend.name)
         return VisionTower(record, engine_stages(backend, plan_files(bundle)[:1], ["soft_tokens"], device).run)
-    return reference_tower(record, backend, bundle.onnx_path(VISION))
+    if (layers := bundle.layers(VISION)) is not None:
+        return VisionTower(record, Executor(layers).run)
+    bundle.check_network()
+    return reference_tower(record, load_backend(bundle.manifest.backend.name), bundle.onnx_path(VISION))
 
 
 def reference_tower(record: ImagesRecord, backend: Backend, onnx: Path) -> VisionTower:

@@ -1,0 +1,197 @@
+"""A network's layers as a file: what the reference executor runs without TensorRT and without the model's source.
+
+`NAME.json` lists tensors and layers by number; `NAME.weights` holds the weights one after another. Weights that are
+bytes of the model's own files, unchanged, stay there: they are mapped from where they lie.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.dtypes import DTYPES
+from trtkit.errors import BundleError
+from trtkit.files import read_text
+from trtkit.network.layer_graph import LayerGraph, Node, TensorSpec, Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from trtkit.network.layer_graph import Attribute, Bytes
+
+LAYERS_VERSION = 1
+_ALIGNMENT = 64  # bytes; the strictest that torch's kernels ask for
+_OWN = -1
+_EMPTY: list[Any] = [(), (), {}, {}, 0]
+"""What a layer has after its kind and name if nothing is there: inputs, outputs, attributes, weights, construct."""
+_MAPS = Path("/proc/self/maps")
+
+
+@dataclass(frozen=True)
+class LayerFiles:
+    """Where layers lie. weights: absent where every one lies in the sources. sources: of the model, in order."""
+
+    layers: Path
+    sources: Sequence[Path]
+
+    @property
+    def weights(self) -> Path:
+        """The file of all weights that no source has."""
+        return self.layers.with_suffix("").with_suffix(".weights")
+
+
+def save_layers(graph: LayerGraph, files: LayerFiles) -> tuple[int, ...]:
+    """Write a network's layers; return the numbers of the sources that hold weights of it. Raises OSError."""
+    mapped = _MappedSources(files.sources)
+    with files.weights.open("wb") as weights:
+        writer = _WeightsWriter(weights, mapped)
+        layers = [_encoded(node, writer) for node in graph.nodes]
+    if not writer.size:
+        files.weights.unlink()
+    data = {
+        "version": LAYERS_VERSION,
+        "library": graph.library,
+        "inputs": graph.inputs,
+        "outputs": graph.outputs,
+        "tensors": [[s.name, s.dtype.name, s.is_shape, s.shape] for s in graph.specs[1:] if s is not None],
+        "layers": layers,
+    }
+    files.layers.write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
+    return tuple(sorted(writer.sources))
+
+
+def load_layers(files: LayerFiles) -> tuple[LayerGraph, frozenset[int]]:
+    """Return a network's layers, their weights mapped, and the numbers of the sources that hold some.
+
+    Whether the files are those that were written is for the caller to check. Raises BundleError for a file that cannot
+    be read, that another version wrote, or that points outside its weights.
+    """
+    try:
+        data = json.loads(read_text(files.layers))
+        if data["version"] != LAYERS_VERSION:
+            what = f"unsupported version {data['version']!r} of a network's layers; expected {LAYERS_VERSION}"
+            raise BundleError(what, str(files.layers), "build the bundle again")
+        reader = _WeightsReader(files)
+        specs = [_spec(index, *row) for index, row in enumerate(data["tensors"], 1)]
+        nodes = tuple(_node(row, reader, len(specs)) for row in data["layers"])
+        inputs, outputs = (tuple(map(int, data[name])) for name in ("inputs", "outputs"))
+        _check_slots([*inputs, *outputs], len(specs), 1)
+        library = str(data["library"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        where = getattr(error, "filename", None) or files.layers
+        what = f"the network's layers cannot be read: {reason}"
+        raise BundleError(what, str(where), "build the bundle again") from None
+    return LayerGraph(nodes, (None, *specs), inputs, outputs, library), frozenset(reader.read - {_OWN})
+
+
+def _encoded(node: Node, writer: _WeightsWriter) -> list[Any]:
+    """Return a layer as JSON holds it; what is empty at the end is left out."""
+    weights = {key: [held.dtype.name, held.count, *writer.place(held.raw)] for key, held in node.weights.items()}
+    row = [node.kind, node.name, node.inputs, node.outputs, dict(node.attributes), weights, node.construct]
+    while not row[-1]:
+        row.pop()
+    return row
+
+
+def _node(row: list[Any], reader: _WeightsReader, tensors: int) -> Node:
+    kind, name, inputs, outputs, attributes, weights, construct = [*row, *_EMPTY[len(row) - 2 :]]
+    _check_slots(inputs, tensors, 0)
+    _check_slots(outputs, tensors, 1)
+    held = {key: reader.weights(*place) for key, place in weights.items()}
+    return Node(kind, name, tuple(inputs), tuple(outputs), _attributes(attributes), held, construct)
+
+
+def _attributes(data: dict[str, Any]) -> dict[str, Attribute]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+
+
+def _spec(index: int, name: str, dtype: str, is_shape: bool, shape: list[int] | None) -> TensorSpec:
+    return TensorSpec(index, name, DTYPES[dtype], is_shape, None if shape is None else tuple(shape))
+
+
+def _check_slots(slots: Sequence[int], tensors: int, lowest: int) -> None:
+    if not all(lowest <= slot <= tensors for slot in slots):
+        raise ValueError("a layer names a tensor that there is not")
+
+
+class _WeightsWriter:
+    """Writes each array once, those of the sources not at all. size: bytes written. sources: that hold some."""
+
+    def __init__(self, file: IO[bytes], mapped: _MappedSources) -> None:
+        self._file, self._mapped, self.size = file, mapped, 0
+        self._written: dict[tuple[int, int], int] = {}
+        self.sources: set[int] = set()
+
+    def place(self, raw: Bytes) -> tuple[int, int]:
+        """Return the number of the source that holds bytes, or `_OWN`, and their offset in that file."""
+        address = raw.ctypes.data
+        if (place := self._mapped.find(address, raw.nbytes)) is not None:
+            self.sources.add(place[0])
+            return place
+        offset = self._written.get((address, raw.nbytes))
+        if offset is None:
+            self._file.write(bytes(-self.size % _ALIGNMENT))
+            offset = self._written[address, raw.nbytes] = self.size + -self.size % _ALIGNMENT
+            self._file.write(np.ascontiguousarray(raw).data)
+            self.size = offset + raw.nbytes
+        return _OWN, offset
+
+
+class _MappedSources:
+    """Which of this process's memory is mapped, read-only, from which source."""
+
+    def __init__(self, sources: Sequence[Path]) -> None:
+        numbers = {str(path.resolve()): number for number, path in enumerate(sources)}
+        self._regions = sorted(_regions(numbers)) if numbers else []
+
+    def find(self, address: int, size: int) -> tuple[int, int] | None:
+        """Return the source and the offset in it of memory; None if it is not a source's."""
+        place = bisect.bisect_right(self._regions, (address, math.inf, 0, 0)) - 1
+        if place < 0:
+            return None
+        start, end, number, offset = self._regions[place]
+        return (number, offset + address - int(start)) if address + size <= end else None
+
+
+def _regions(numbers: dict[str, int]) -> Iterator[tuple[float, float, int, int]]:
+    """Yield start, end, source and offset in it of each mapping of a source that this process cannot write."""
+    try:
+        lines = _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:  # not Linux: all weights are written
+        return
+    for line in lines:
+        addresses, rights, offset, _device, _inode, *path = line.split(maxsplit=5)
+        number = numbers.get(path[0]) if path else None
+        if number is not None and "w" not in rights:
+            start, end = (int(each, 16) for each in addresses.split("-"))
+            yield start, end, number, int(offset, 16)
+
+
+class _WeightsReader:
+    """Maps the files that weights lie in. read: their numbers."""
+
+    def __init__(self, files: LayerFiles) -> None:
+        self._files = files
+        self._memory: dict[int, Bytes] = {}
+
+    @property
+    def read(self) -> set[int]:
+        """The numbers of the files that hold weights."""
+        return set(self._memory)
+
+    def weights(self, dtype: str, count: int, source: int, offset: int) -> Weights:
+        """Return weights that share the memory of their file. Raises ValueError outside it."""
+        if source not in self._memory:
+            path = self._files.weights if source == _OWN else self._files.sources[source]
+            self._memory[source] = np.memmap(path, np.uint8, "c")  # copied where written, which nothing does
+        memory, size = self._memory[source], DTYPES[dtype].size_bytes(count)
+        if min(count, offset) < 0 or offset + size > memory.size:
+            raise ValueError("weights lie outside their file")
+        return Weights(DTYPES[dtype], np.asarray(memory)[offset : offset + size], count)
