@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Detections near the threshold, or that suppression joins otherwise, may differ.
 _DETECTIONS = 0.9
+_TOP = 5
 
 
 def agreement(
@@ -79,10 +80,11 @@ def _read(outputs: Arrays, reference: Arrays, task: Task | None) -> list[Detecti
 
 
 def _classes(outputs: Sequence[tuple[Any, Any]], required: float) -> Agreement:
-    """Compare top-1 exactly and top-5 as sets."""
+    """Compare top-1 exactly, and top-5 as sets if there are more than five classes."""
     pairs = [pair for ours, theirs in outputs for pair in zip(top_classes(ours), top_classes(theirs), strict=True)]
     top_1 = sum(a[0] == b[0] for a, b in pairs) / len(pairs)
-    top_5 = sum(len(set(a) & set(b)) / len(b) for a, b in pairs) / len(pairs)
+    has_more = outputs[0][0][0].size > _TOP
+    top_5 = sum(len(set(a) & set(b)) / len(b) for a, b in pairs) / len(pairs) if has_more else None
     return Agreement("top-1", top_1, required, top_5, tuple((a[0], b[0]) for a, b in pairs))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.sources.onnx_file import metadata_value
+from trtkit.sources.onnx_file import metadata_value, read_graph
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,11 +16,16 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
 
 _LABELS = "give a JSON list of names, or a text file with a name a line, in the order of the classes"
+# Operators that move or round values but keep what they mean.
+_PASSING = {"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "QuantizeLinear", "DequantizeLinear"}
 
 
-def top_classes(logits: Array, count: int = 5) -> list[list[int]]:
-    """Return the indices of the `count` largest logits [N, classes] of each item, largest first."""
-    order = np.argsort(-logits.astype(np.float64), axis=-1, kind="stable")
+def top_classes(scores: Array, count: int = 5) -> list[list[int]]:
+    """Return the indices of the `count` largest scores of each item, largest first.
+
+    scores: [N, classes], or with axes of size 1 after it.
+    """
+    order = np.argsort(-scores.reshape(len(scores), -1).astype(np.float64), axis=-1, kind="stable")
     return [[int(index) for index in row[:count]] for row in order]
 
 
@@ -28,6 +33,20 @@ def softmax(logits: Array) -> Array:
     """Return the softmax over the last axis, in fp64."""
     shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
+
+
+def scores_of(path: Path) -> Literal["probabilities", "logits"]:
+    """Return what the first output of an ONNX file holds, by the operator that computes it.
+
+    The values alone would not tell: the logits of a batch may look like probabilities.
+    """
+    graph = read_graph(path).graph
+    makers = {name: node for node in graph.node for name in node.output}
+    node = makers.get(graph.output[0].name)
+    while node is not None and node.op_type in _PASSING:
+        node = makers.get(node.input[0])
+    is_probability = node is not None and node.op_type in {"Softmax", "Sigmoid"}
+    return "probabilities" if is_probability else "logits"
 
 
 def read_labels(path: Path) -> list[str]:

@@ -12,7 +12,7 @@ from trtkit.errors import SourceError
 from trtkit.network.onnx.nms import CLASSES_KEY, NMS_OUTPUTS
 from trtkit.runtime.tasks import boxes as box_layouts
 from trtkit.runtime.tasks.answers import Box, Boxes, Classes, ClassMap, DepthMap, Embedding, Outputs, Text
-from trtkit.runtime.tasks.classes import metadata_labels, read_labels, softmax, top_classes
+from trtkit.runtime.tasks.classes import metadata_labels, read_labels, scores_of, softmax, top_classes
 from trtkit.runtime.tasks.maps import class_map, depth_map
 from trtkit.runtime.tasks.text import ctc_characters, ctc_scores, ctc_text
 from trtkit.runtime.tasks.text_map import text_boxes
@@ -78,9 +78,10 @@ class Reader:
             case _:
                 return Embedding(value)
 
-    def _classes(self, logits: Array) -> Classes:
-        ids = tuple(top_classes(logits[None], self.top_k)[0])
-        scores = softmax(logits)
+    def _classes(self, value: Array) -> Classes:
+        value = value.reshape(-1)
+        ids = tuple(top_classes(value[None], self.top_k)[0])
+        scores = value if self.task is not None and self.task.scores == "probabilities" else softmax(value)
         return Classes(ids, tuple(float(scores[index]) for index in ids), self._names(ids))
 
     def _boxes(self, detections: box_layouts.Detections, placed: Placement) -> Boxes:
@@ -139,6 +140,9 @@ def open_reader(bundle: Bundle, top_k: int = 5) -> Reader:
     if task is None:
         return Reader(None)
     _check_outputs(task, outputs)
+    if task.kind == "classification" and task.scores is None:
+        scores = scores_of(bundle.onnx_path()) if bundle.is_one_file else "logits"
+        task = task.model_copy(update={"scores": scores})
     if task.kind in {"segmentation", "depth"} and config.preprocess is not None and config.preprocess.crop is not None:
         what = "`preprocess.crop` cuts off what the map would have to cover"
         raise SourceError(what, bundle.manifest.name, "use `resize: {exact: ...}` or `resize: {letterbox: ...}`")
@@ -146,7 +150,7 @@ def open_reader(bundle: Bundle, top_k: int = 5) -> Reader:
         return Reader(task, characters=tuple(ctc_characters(bundle.onnx_path())))
     path = task.labels and package_file.resolve(task.labels, task.requires)
     labels = tuple(read_labels(Path(path))) if path else _own_labels(task, bundle)
-    classes = _classes(task, outputs)
+    classes = class_count(task, outputs)
     if labels and task.has_engine_nms:
         classes = int(metadata_value(bundle.onnx_path(), CLASSES_KEY) or 0)
     if labels and classes and len(labels) != classes:
@@ -183,7 +187,8 @@ def _fits(task: Task, outputs: Sequence[IoRecord]) -> bool:
     if task.boxes is None:
         ranks = _RANKS[task.kind]
         is_depth_map = task.kind != "depth" or len(shapes[0]) == 3 or shapes[0][1] in {1, -1}
-        return len(shapes[0]) in ranks and is_depth_map
+        has_axes_of_one = task.kind == "classification" and len(shapes[0]) == 4 and shapes[0][2:] == (1, 1)
+        return (len(shapes[0]) in ranks and is_depth_map) or has_axes_of_one
     is_map = task.boxes.layout == "text-map"
     if any(len(shape) != (4 if is_map else 3) for shape in shapes):
         return False
@@ -205,7 +210,7 @@ def _rows_fit(task: Task, shapes: Sequence[tuple[int, ...]]) -> bool:
     return row == 6 if task.boxes.layout == "suppressed" else row > (4 if task.boxes.layout == "channels-first" else 5)
 
 
-def _classes(task: Task, outputs: Sequence[IoRecord]) -> int:
+def class_count(task: Task, outputs: Sequence[IoRecord]) -> int:
     """Return how many classes the outputs have, 0 if the shapes do not say."""
     first = outputs[0].shape
     if task.kind in {"classification", "segmentation"} or (task.boxes and task.boxes.layout == "text-map"):
