@@ -68,6 +68,51 @@ def test_pictures_are_answered_in_order_whatever_the_batch(workspace: Path, trtk
     assert [answer.scores[0] for answer in python if isinstance(answer, Classes)] == pytest.approx(scores[0], abs=1e-5)
 
 
+def test_a_bundle_holds_its_labels(workspace: Path, trtkit: Trtkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config's labels are relative to its file; neither file nor folder is needed after the build."""
+    photo, names = picture(workspace / "photo.png", 0), workspace / "deep" / "names.txt"
+    names.parent.mkdir()
+    models.save(models.classifier(), workspace / "deep" / "tiny.onnx")
+    names.write_text("ant\nbee\ncat\ndog\nelk\n")
+    (workspace / "deep" / "tiny.yaml").write_text(CONFIG)
+    answers = []
+    for count in range(2):
+        ran = trtkit("build", "deep/tiny.yaml", "-o", "bundle", "--json")
+        assert ran.code == 0, ran.err
+        names.rename(workspace / f"{count}.txt")
+        (workspace / "elsewhere").mkdir(exist_ok=True)
+        with monkeypatch.context() as patch:
+            patch.chdir(workspace / "elsewhere")
+            answers.append(json.loads(trtkit("run", "../bundle", photo, "--json").out)["classes"])
+        names.write_text("ape\nboa\ncow\ndoe\nemu\n")
+    first, second = ([each["label"] for each in classes] for classes in answers)
+    assert sorted(first) == ["ant", "bee", "cat", "dog", "elk"]
+    # Names changed since are taken over without building the engine again.
+    assert [name[0] for name in second] == [name[0] for name in first]
+    assert sorted(second) == ["ape", "boa", "cow", "doe", "emu"]
+    assert ran.json()["origin"] == "unchanged"
+
+
+def test_a_bundle_without_its_labels_is_built_again(workspace: Path, trtkit: Trtkit) -> None:
+    bundle, photo = build(workspace, trtkit), picture(workspace / "photo.png", 0)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    del manifest["labels"]
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    what = "the bundle was built by a trtkit that did not keep the names of `task.labels` in it"
+    assert trtkit("run", bundle, photo).err.endswith(f"error: {bundle}: {what}\nfix: build it again\n")
+    assert trtkit("build", "tiny.yaml", "-o", "bundle", "-q").code == 0
+    assert trtkit("run", bundle, photo).code == 0
+
+
+def test_labels_are_read_before_anything_is_built(workspace: Path, trtkit: Trtkit) -> None:
+    models.save(models.classifier(), workspace / "tiny.onnx")
+    (workspace / "tiny.yaml").write_text(CONFIG)
+    ran = trtkit("build", "tiny.yaml", "-o", "bundle")
+    assert ran.code == 1
+    assert f"error: {workspace / 'names.txt'}: no such file" in ran.err
+    assert not (workspace / "bundle").exists()
+
+
 def ends_in_softmax() -> onnx.ModelProto:
     """The classifier with probabilities [batch, 5, 1, 1], as SqueezeNet gives them."""
     proto = models.classifier()

@@ -112,7 +112,9 @@ class Task(StrictModel):
         "`probabilities` if the ONNX file ends in a Softmax or Sigmoid, otherwise `logits`.",
     )
     labels: str | None = Field(
-        None, description="Class names: a JSON list, or a text file with one per line; a path or `package://`."
+        None,
+        description="Class names: a JSON list, or a text file with one per line; a path or `package://`. They are read "
+        "at the build and kept in the bundle.",
     )
     requires: str | None = Field(
         None, description="Package with the `labels` file, installed by `pip install --no-deps`."

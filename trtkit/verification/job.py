@@ -11,7 +11,7 @@ from trtkit.config.schema import DimRange
 from trtkit.errors import ExecutionError
 from trtkit.inputs.samples import Sample, random_sample, wrapped_sample
 from trtkit.jobs.events import Phase, Progress, Verdict
-from trtkit.verification.answers import agreement
+from trtkit.verification.answers import agreement, named
 from trtkit.verification.compare import worst
 from trtkit.verification.corners import Shapes, corner_shapes
 from trtkit.verification.quantized import AGREEMENT
@@ -54,7 +54,7 @@ def verify(request: VerifyRequest, context: Context) -> Report:
         samples=tuple(sample.name for sample in samples),
         outputs=outputs,
         hollow=hollow_outputs(outputs, verifier.limits),
-        task=agreed,
+        task=named(agreed, request.labels),
         corners=tuple(corners),
         parts=tuple(parts),
         rows=rows,

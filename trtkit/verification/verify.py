@@ -49,6 +49,7 @@ def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Repo
             quantized=folder / QUANTIZED if (folder / QUANTIZED).exists() else None,
             images=images_record(open_vision(config)) if inputs.model.takes_images else None,
             encoder=open_encoder_source(inputs.config).record if inputs.model.has_encoder else None,
+            labels=inputs.labels,
         )
         return run_job(job_request, runner)
 
@@ -75,6 +76,7 @@ def verify_bundle(bundle: Bundle, request: Request, runner: Runner) -> Report:
         encoder=manifest.encoder,
         engines=plan_files(bundle),
         digests=tuple(file.sha256 for file in manifest.sources),
+        labels=manifest.labels,
     )
     report = run_job(job_request, runner)
     write_json(bundle.path / MANIFEST, manifest.model_copy(update={"verify": _record(report)}).model_dump(mode="json"))

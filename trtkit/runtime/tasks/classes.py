@@ -1,13 +1,11 @@
-"""Read logits as classes, and the names of classes from a file."""
+"""Read scores as classes, and the names of classes from an ONNX file."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from trtkit.errors import SourceError
 from trtkit.sources.onnx_file import metadata_value, read_graph
 
 if TYPE_CHECKING:
@@ -15,7 +13,6 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
 
-_LABELS = "give a JSON list of names, or a text file with a name a line, in the order of the classes"
 # Operators that move or round values but keep what they mean.
 _PASSING = {"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "QuantizeLinear", "DequantizeLinear"}
 
@@ -47,18 +44,6 @@ def scores_of(path: Path) -> Literal["probabilities", "logits"]:
         node = makers.get(node.input[0])
     is_probability = node is not None and node.op_type in {"Softmax", "Sigmoid"}
     return "probabilities" if is_probability else "logits"
-
-
-def read_labels(path: Path) -> list[str]:
-    """Return the names of classes in a file: a JSON list, or a line each. Raises SourceError where it holds none."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        labels = json.loads(text) if path.suffix == ".json" else text.splitlines()
-    except (OSError, ValueError) as error:
-        raise SourceError(f"cannot be read: {error}", str(path), _LABELS) from None
-    if not isinstance(labels, list) or not labels or not all(isinstance(name, str) for name in labels):
-        raise SourceError("holds no list of names", str(path), _LABELS)
-    return labels
 
 
 def metadata_labels(path: Path) -> tuple[str, ...]:
