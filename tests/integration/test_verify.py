@@ -50,6 +50,21 @@ def error_of(ran: Ran) -> str:
     return ran.err.partition("error: ")[2].rstrip()
 
 
+def test_answers_have_the_names_that_the_bundle_holds(config: Path, trtkit: Trtkit) -> None:
+    labels = config.parent / "names.txt"
+    labels.write_text("ant\nbee\ncat\ndog\nelk\n")
+    words = ("--set", "task.labels=names.txt")
+    of_config = trtkit("verify", config, *words, "--json").json()["task"]
+    assert trtkit("build", config, "-o", "bundle", "-q", *words).code == 0
+    labels.unlink()
+    of_bundle = trtkit("verify", "bundle", "--json").json()["task"]
+    for task in (of_config, of_bundle):
+        named = {
+            str(number): ("ant", "bee", "cat", "dog", "elk")[number] for pair in task["answers"] for number in pair
+        }
+        assert task["names"] == named
+
+
 def test_a_right_network_is_exit_0_with_a_table_that_says_so(config: Path, trtkit: Trtkit) -> None:
     ran = trtkit("verify", config)
     assert ran.code == 0
