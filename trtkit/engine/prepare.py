@@ -16,7 +16,7 @@ from trtkit.network.onnx.io import graph_inputs
 from trtkit.network.onnx.nms import append_nms
 from trtkit.quantization.vision.data import Place
 from trtkit.quantization.vision.onnx_model import quantized
-from trtkit.resolve import resolve
+from trtkit.resolve import onnx_export, resolve
 from trtkit.sources import onnx_file, package_file
 from trtkit.sources.huggingface import vision
 from trtkit.sources.huggingface.preprocessing import folder_labels
@@ -93,6 +93,12 @@ def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
     if source.onnx is not None:
         path = package_file.resolve(source.onnx, source.requires)
         steps.add("source", f"{path.name}, {path.stat().st_size / 2**20:.1f} MiB")
+        written = onnx_export(config)
+        if written is not None:
+            lacks = "" if config.task else "; no `task` of trtkit reads its outputs, which stay tensors"
+            steps.add(
+                "metadata", f"Ultralytics `{written.task}`, pictures of {written.size[0]}x{written.size[1]}{lacks}"
+            )
         return path
     torch_source = source.torch if source.hf is None else vision.folder_source(Path(source.hf), config.image_size)
     assert torch_source is not None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Dimension 0 of an input, which is nearly always the batch, may be left out of a config.
 DEFAULT_BATCH = DimRange(min=1, opt=1, max=8)
+_REMOVE = "all sizes of the model are fixed: remove `profiles`, or export the model with dynamic sizes"
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,8 @@ def _key_fault(key: str, value: DimRange | ShapeRange, inputs: Sequence[TensorSp
     if isinstance(axes.get(key), int):
         return Problem(f"`{key}` is static: its size is {axes[key]}", where, "remove it, or export the model dynamic")
     if key not in symbols and key not in axes:
-        return Problem(f"unknown input or dimension `{key}`", where, _near(key, [*symbols, *by_name]))
+        fix = _near(key, [*symbols, *by_name]) if symbols else _REMOVE
+        return Problem(f"unknown input or dimension `{key}`", where, fix)
     return None
 
 

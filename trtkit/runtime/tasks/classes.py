@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.sources.onnx_file import metadata_value
+from trtkit.sources.onnx_file import class_names, metadata_value
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,12 +44,4 @@ def read_labels(path: Path) -> list[str]:
 
 def metadata_labels(path: Path) -> tuple[str, ...]:
     """Return the classes under `names` in an ONNX file's metadata, a Python dict by number; empty if it has none."""
-    import ast
-
-    text = metadata_value(path, "names")
-    try:
-        names = ast.literal_eval(text) if text else {}
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return ()
-    is_whole = isinstance(names, dict) and sorted(names, key=str) == sorted(range(len(names)), key=str)
-    return tuple(str(names[index]) for index in range(len(names))) if is_whole else ()
+    return class_names(metadata_value(path, "names") or "")
