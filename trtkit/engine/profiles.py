@@ -61,6 +61,15 @@ def resolve_profiles(
     return resolved, "; ".join([f"{len(resolved)} profile{'s'[: len(resolved) != 1]}", *notes])
 
 
+def check_keys(inputs: Sequence[TensorSpec], profiles: Sequence[Profile]) -> None:
+    """Refuse keys of profiles that a model cannot have, before it is exported or folded. Raises ConfigError."""
+    problems = [
+        fault for index, profile in enumerate(profiles) for fault in _faults(inputs, profile, f"profiles.{index}")
+    ]
+    if problems:
+        raise ConfigError("the profiles do not fit the model", list(dict.fromkeys(problems)), _describe(inputs))
+
+
 def with_first_names(profiles: Sequence[Profile], aliases: Mapping[str, str]) -> list[Profile]:
     """Return profiles with the names that dimensions have in the network. aliases: other names that they may have.
 
