@@ -71,12 +71,23 @@ def check_keys(inputs: Sequence[TensorSpec], profiles: Sequence[Profile]) -> Non
 
 
 def with_first_names(profiles: Sequence[Profile], aliases: Mapping[str, str]) -> list[Profile]:
-    """Return profiles with the names that dimensions have in the network. aliases: other names that they may have.
+    """Return profiles in which every dimension has its name in the network. aliases: from other names to that one.
 
-    A name that a profile gives itself wins over its aliases.
+    Raises ConfigError if a profile gives a dimension two ranges by two of its names.
     """
-    return [{aliases.get(key, key): value for key, value in profile.items() if key in aliases} |
-            {key: value for key, value in profile.items() if key not in aliases} for profile in profiles]  # fmt: skip
+    renamed: list[Profile] = []
+    problems: list[Problem] = []
+    for index, profile in enumerate(profiles):
+        ranges: Profile = {}
+        for key, value in profile.items():
+            name = aliases.get(key, key)
+            if ranges.setdefault(name, value) != value:
+                what = f"dimension `{name}` has different ranges under its different names"
+                problems.append(Problem(what, f"profiles.{index}.{key}", "give both one range, or remove one"))
+        renamed.append(ranges)
+    if problems:
+        raise ConfigError("the profiles do not fit the model", problems)
+    return renamed
 
 
 def opt_dims(profiles: Sequence[Profile]) -> dict[str, int]:
