@@ -270,3 +270,46 @@ def test_weights_stored_in_fp16_alone_widen_no_tolerance(workspace: Path, trtkit
     report = trtkit("verify", "stored.onnx", "--json").json()
     assert (report["passed"], report["tolerance"]) == (True, 1e-4)
     assert "source_precision" not in report
+
+
+@pytest.mark.parametrize("name", ["rows", "others", "a.0", "b.0"])
+def test_a_dimension_that_two_inputs_share_goes_by_either_name(
+    name: str, trtkit: Callable[..., Ran], workspace: Path
+) -> None:
+    """a [rows, 21] + b [others, 21], in rows of 84: random sizes are multiples of 4 by any of the names."""
+    nodes = [
+        helper.make_node("Add", ["a", "b"], ["sum"], "sum"),
+        helper.make_node("Reshape", ["sum", "shape"], ["y"], "wide"),
+    ]
+    inputs = [models.tensor("a", "rows", 21), models.tensor("b", "others", 21)]
+    shape = models.constant("shape", [-1, 84], "int64")
+    models.save(models.model(nodes, inputs, [models.tensor("y", "wide_rows", 84)], [shape]), workspace / "m.onnx")
+    profile = f"profiles=[{{{name}: {{min: 4, opt: 8, max: 64, multiple_of: 4}}}}]"
+    report = trtkit("verify", "m.onnx", "--set", profile, "--set", "verify.random_shapes=6", "--no-layers", "--json")
+    assert report.code == 0, report.out + report.err
+    sizes = {corner["shapes"][name][0] for corner in report.json()["corners"] for name in ("a", "b")}
+    assert len(sizes) > 3
+    assert all(size % 4 == 0 for size in sizes)
+
+
+@pytest.mark.parametrize("name", ["rows", "others"])
+def test_folding_is_checked_on_a_run_if_two_inputs_share_a_dimension(
+    name: str, trtkit: Callable[..., Ran], workspace: Path
+) -> None:
+    """a [rows, 4] + b [others, 4] becomes [rows, 2, 2]; the file says [rows, 4], which onnxslim believes unchecked."""
+    nodes = [
+        helper.make_node("Add", ["a", "b"], ["sum"], "sum"),
+        helper.make_node("Shape", ["sum"], ["sizes"], "sizes"),
+        helper.make_node("Slice", ["sizes", "zero", "one", "zero"], ["row"], "row"),
+        helper.make_node("Concat", ["row", "two", "two"], ["shape"], "shape", axis=0),
+        helper.make_node("Reshape", ["sum", "shape"], ["y"], "square"),
+    ]
+    constants = [models.constant(name, [value], "int64") for value, name in enumerate(("zero", "one", "two"))]
+    inputs = [models.tensor("a", "rows", 4), models.tensor("b", "others", 4)]
+    models.save(models.model(nodes, inputs, [models.tensor("y", "rows", 4)], constants), workspace / "m.onnx")
+    built = trtkit("build", "m.onnx", "-o", "out", "--set", f"profiles=[{{{name}: [3, 4, 5]}}]")
+    assert built.code == 0, built.err
+    manifest = trtkit("inspect", "out", "--json").json()["manifest"]
+    steps = {step["name"]: step["detail"] for step in manifest["steps"]}
+    assert steps["declared shapes"] == "wrong, corrected: `y` is [3, 2, 2]"
+    assert manifest["profiles"][0]["b"]["max"] == [5, 4]

@@ -11,9 +11,12 @@ from trtkit.config.targets import Target, load_target
 from trtkit.engine import cache
 from trtkit.engine.jobs import DIGEST
 from trtkit.engine.plugins import uses_plugins
+from trtkit.engine.profiles import check_keys
 from trtkit.models.model import VISION
+from trtkit.network.onnx.io import TensorSpec
 from trtkit.quantization.by_part.choice import check_names
 from trtkit.resolve import resolve
+from trtkit.sources.huggingface.vision import torch_source
 from trtkit.sources.labels import config_labels
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ def gather_inputs(config: ModelConfig, runner: Runner) -> BuildInputs:
     labels = config_labels(model.config)
     if config.quantize is not None and model.spec is None:
         check_names(config.quantize, (VISION,) if model.takes_images else ())
+    _check_profiles(model)
     target = load_target(config.target)
     backend = choose_backend(target.backend)
     has_plugins = uses_plugins(config, backend)
@@ -59,3 +63,11 @@ def gather_inputs(config: ModelConfig, runner: Runner) -> BuildInputs:
     tools = cache.tool_versions()
     key = cache.build_key(model.config, target, backend, (*sources, *data), tools)
     return BuildInputs(model, target, backend, sources, tools, key, has_plugins, labels)
+
+
+def _check_profiles(model: Model) -> None:
+    """Refuse profiles that name what a model to be exported lacks. Raises ConfigError."""
+    config = model.config
+    if model.interface == "arrays" and model.spec is None and config.source.onnx is None and config.profiles:
+        inputs = torch_source(config).inputs
+        check_keys([TensorSpec(name, spec.dtype, spec.shape) for name, spec in inputs.items()], config.profiles)

@@ -16,8 +16,10 @@ from trtkit.engine.vision_language import images_record, open_vision
 from trtkit.engine.write_stages import prepare_stages
 from trtkit.errors import SourceError, TrtkitError
 from trtkit.files import MANIFEST, scratch_folder
+from trtkit.inputs.samples import check_files
 from trtkit.jobs.events import Verdict
 from trtkit.resolve import resolve
+from trtkit.sources import package_file
 from trtkit.verification.jobs import VERIFY_ARRAYS, VERIFY_ENCODER, VERIFY_IMAGES, VERIFY_TEXT, Request, VerifyRequest
 from trtkit.verification.report import Report
 from trtkit.verification.verdict import verdict as verdict_of
@@ -36,8 +38,8 @@ __all__ = ["Request", "run_job", "verify_bundle", "verify_config"]
 
 def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Report:
     """Make and verify the network of `config` without building it."""
+    _check(request, resolve(config))
     inputs = gather_inputs(config, runner)
-    _check(request, inputs.model)
     with scratch_folder() as folder:
         prepared = prepare_stages(inputs, folder, runner)
         job_request = VerifyRequest(
@@ -112,12 +114,17 @@ def _job(request: VerifyRequest) -> Job[VerifyRequest, Report]:
 
 
 def _check(request: Request, model: Model) -> None:
-    """Refuse what a model cannot be verified by. Raises SourceError."""
+    """Refuse what a model cannot be verified by, inputs that cannot be read among it. Raises SourceError."""
     if request.text is not None and (model.interface == "arrays" or model.takes_images or model.has_encoder):
         raise SourceError("perplexity applies to language models only", "--text", "leave it out")
     if request.against == "onnxruntime" and model.spec is not None:
         fix = "leave it out, or verify with `--set route=onnx`"
         raise SourceError("a hybrid is not an ONNX file", "--against onnxruntime", fix)
+    if model.interface == "arrays":
+        check_files(request.inputs or model.config.verify.inputs, model.config)
+    else:
+        for path in request.inputs:
+            package_file.resolve(path)
 
 
 def _record(report: Report) -> VerificationRecord:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from trtkit.sources.onnx_file import metadata_value, read_graph
+from trtkit.sources.onnx_file import class_names, metadata_value, read_graph
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,12 +48,4 @@ def scores_of(path: Path) -> Literal["probabilities", "logits"]:
 
 def metadata_labels(path: Path) -> tuple[str, ...]:
     """Return the classes under `names` in an ONNX file's metadata, a Python dict by number; empty if it has none."""
-    import ast
-
-    text = metadata_value(path, "names")
-    try:
-        names = ast.literal_eval(text) if text else {}
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return ()
-    is_whole = isinstance(names, dict) and sorted(names, key=str) == sorted(range(len(names)), key=str)
-    return tuple(str(names[index]) for index in range(len(names))) if is_whole else ()
+    return class_names(metadata_value(path, "names") or "")
