@@ -212,6 +212,17 @@ def detector(size: int = 64, *, is_dynamic: bool = False) -> onnx.ModelProto:
     return model(nodes, [tensor("images", "batch", 3, *edges)], [tensor("rows", "batch", 6, 50)], initializers)
 
 
+def exported_by_ultralytics(model: onnx.ModelProto, imgsz: str = "[64, 64]", **metadata: str) -> onnx.ModelProto:
+    """Return a model with the metadata that Ultralytics 8.3 writes: of a detector of two classes, unless changed."""
+    entries = {
+        "description": "Ultralytics YOLO11n model trained on two.yaml", "author": "Ultralytics", "version": "8.3.50",
+        "stride": "32", "task": "detect", "batch": "1", "imgsz": imgsz,
+        "names": "{0: 'dark', 1: 'light'}", "args": "{'batch': 1, 'half': False, 'dynamic': False, 'nms': False}",
+    }  # fmt: skip
+    helper.set_model_props(model, entries | metadata)
+    return model
+
+
 def crowded_detector(layout: str = "channels-first", *, opset: int = 17) -> onnx.ModelProto:
     """images [batch, 3, 64, 64] -> rows of 64 boxes that overlap, of three classes, as YOLOv8's or YOLOv5's."""
     count = 7 if layout == "channels-first" else 8

@@ -24,7 +24,9 @@ from trtkit.sources.huggingface.text import folder_pooling
 from trtkit.sources.huggingface.vision import folder_image_size
 from trtkit.sources.hybrid_source import hybrid_config
 from trtkit.sources.package_file import hf_folder
+from trtkit.sources.package_file import resolve as resolve_file
 from trtkit.sources.safetensors_folder import json_object
+from trtkit.sources.ultralytics import read_export
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.models.hybrids.spec import HybridSpec
     from trtkit.sources.huggingface.preprocessing import Fields
+    from trtkit.sources.ultralytics import Export
 
 # What models are called in errors.
 _FILE, _MODULE, _VISION, _HYBRID = "an ONNX file", "a PyTorch module", "a vision model built through ONNX", "a hybrid"
@@ -55,7 +58,7 @@ def resolve(config: ModelConfig) -> Model:
     if source.hf is None:
         if source.gguf is not None or source.trtllm is not None:
             return _checked(_LANGUAGE, _decoder(config))
-        return _checked(_MODULE if source.onnx is None else _FILE, _one_part(config))
+        return _checked(_MODULE, _one_part(config)) if source.onnx is None else _file(config)
     fields = json_object(hf_folder(source) / "config.json")
     model_type = str(fields.get("model_type", ""))
     if not fields:  # whoever reads the folder says what it lacks
@@ -84,6 +87,33 @@ def _completed(model: Model, fields: Fields) -> Model:
         changes["task"] = folder_task(fields)
     changes = {key: value for key, value in changes.items() if value is not None}
     return replace(model, config=config.model_copy(update=changes)) if changes else model
+
+
+def _file(config: ModelConfig) -> Model:
+    """Return the model of an ONNX file, whose config says, where it did not, what Ultralytics wrote into the file."""
+    model = _checked(_FILE, _one_part(config))
+    export = onnx_export(config)
+    if export is None:
+        return model
+    preprocess, task = config.preprocess or export.preprocess, config.task or export.trtkit_task
+    resize = None if preprocess is None else preprocess.resize
+    size = None if resize is None else resize.letterbox or resize.exact
+    changes = {
+        "preprocess": preprocess,
+        "task": task,
+        "profiles": export.profiles(config.profiles, size or export.size),
+    }
+    return replace(model, config=config.model_copy(update=changes))
+
+
+def onnx_export(config: ModelConfig) -> Export | None:
+    """Return what Ultralytics wrote into the config's ONNX file; None for other files, and one that is not there."""
+    if config.source.onnx is None:
+        return None
+    try:
+        return read_export(resolve_file(config.source.onnx, config.source.requires))
+    except SourceError:  # reported where the model is read
+        return None
 
 
 def _with_text_task(model: Model) -> Model:

@@ -52,7 +52,7 @@ def test_a_network_goes_from_onnx_to_a_server(onnx_path: Path, workspace: Path) 
     assert report.passed
     assert report.layers
     assert trtkit.verify(bundle).passed
-    model = trtkit.open_model(bundle)
+    model = trtkit.open_model(bundle, "reference")
     x = np.ones((2, 3), np.float32)
     np.testing.assert_array_equal(model(x), trtkit.open_model("bundles/m", "onnxruntime")(x))
     measured = trtkit.bench("bundles/m", batches=[2], runtime="reference")

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.conftest import Ran
+
 
 @pytest.fixture
 def config(workspace: Path) -> Path:
@@ -137,3 +139,72 @@ def test_json_puts_the_same_error_on_stdout(workspace: Path, config: Path, trtki
         "error": "SourceError", "what": "no such file", "where": f"{workspace}/m.onnx", "fix": "check the path",
     }  # fmt: skip
     assert ran.err == f"error: {workspace}/m.onnx: no such file\nfix: check the path\n"
+
+
+_MODULE = """\
+from pathlib import Path
+
+import torch
+
+
+def make() -> torch.nn.Module:
+    Path("exported").touch()
+    return torch.nn.Conv2d(3, 4, 3)
+"""
+
+
+@pytest.fixture
+def module(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The config of a PyTorch module that leaves a file `exported` when it is made."""
+    (workspace / "small_convolution.py").write_text(_MODULE)
+    monkeypatch.syspath_prepend(str(workspace))
+    path = workspace / "module.yaml"
+    source = "{torch: {factory: 'small_convolution:make', inputs: {x: {shape: [batch, 3, 8, 8]}}, outputs: [y]}}"
+    path.write_text(f"source: {source}\npreprocess: {{resize: {{exact: [8, 8]}}}}\n")
+    return path
+
+
+def test_a_wrong_name_of_an_input_is_refused_before_the_export(
+    workspace: Path, module: Path, refuses: Callable[..., str]
+) -> None:
+    assert refuses("build", module, "--shapes", "images:1x3x8x8", code=2) == (
+        "the profiles do not fit the model\n"
+        "  --shapes images: unknown input `images`\n"
+        "    fix: known: x\n"
+        "fix: the model's inputs are x [batch, 3, 8, 8]"
+    )
+    assert not (workspace / "exported").exists()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ("gone.jpg", "gone.jpg: no such file"),
+        ("notes.pdf", "notes.pdf: unknown kind of input `.pdf`"),
+        ("notes.jpg", "notes.jpg: not a readable image: its format is none of BMP"),
+    ],
+)
+def test_inputs_that_cannot_be_read_are_refused_before_the_export(
+    inputs: str, message: str, workspace: Path, module: Path, refuses: Callable[..., str]
+) -> None:
+    for name in ("notes.pdf", "notes.jpg"):
+        (workspace / name).write_text("no picture")
+    assert message in refuses("verify", module, "--inputs", inputs)
+    assert not (workspace / "exported").exists()
+
+
+def test_a_wrong_name_of_an_input_is_refused_before_a_file_is_folded(
+    trtkit: Callable[..., Ran], workspace: Path
+) -> None:
+    models.save(models.classifier(), workspace / "m.onnx")
+    refused = trtkit("build", "m.onnx", "--shapes", "picture:1x3x16x16")
+    assert refused.code == 2
+    assert "unknown input `picture`\n    fix: known: images" in refused.err
+    assert "fold" not in refused.err
+
+
+def test_pictures_that_cannot_be_read_are_refused_before_the_model_is_opened(
+    workspace: Path, refuses: Callable[..., str]
+) -> None:
+    (workspace / "notes.jpg").write_text("no picture")
+    assert refuses("run", "bundles/not-built", "notes.jpg").startswith("notes.jpg: not a readable image: its format")

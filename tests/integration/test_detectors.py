@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 from onnx import helper, numpy_helper
+from onnx.tools import update_model_dims
 
 from tests import models
 from tests.hybrids import case_of, model_of
@@ -209,3 +210,27 @@ def test_a_random_size_that_the_network_refuses_asks_for_multiples(trtkit: Calla
     )
     units = "profiles=[{size: {min: 4, opt: 8, max: 64, multiple_of: 4}}]"
     assert trtkit("verify", "m.onnx", "--set", units, "--no-layers").code == 0
+
+
+def test_a_task_of_ultralytics_that_trtkit_lacks_stays_tensors(trtkit: Callable[..., Ran], workspace: Path) -> None:
+    models.save(models.exported_by_ultralytics(models.detector(), task="segment"), workspace / "m.onnx")
+    built = trtkit("build", "m.onnx", "-o", "out")
+    assert built.code == 0, built.err
+    steps = {step["name"]: step["detail"] for step in trtkit("inspect", "out", "--json").json()["manifest"]["steps"]}
+    lacks = "no `task` of trtkit reads its outputs, which stay tensors"
+    assert steps["metadata"] == f"Ultralytics `segment`, pictures of 64x64; {lacks}"
+
+
+def test_profiles_of_a_model_with_fixed_sizes_are_an_error(trtkit: Callable[..., Ran], workspace: Path) -> None:
+    model = update_model_dims.update_inputs_outputs_dims(
+        models.exported_by_ultralytics(models.detector()), {"images": [1, 3, 64, 64]}, {"rows": [1, 6, 50]}
+    )
+    models.save(model, workspace / "m.onnx")
+    refused = trtkit("build", "m.onnx", "-o", "out", "--set", "profiles=[{batch: [1, 4, 8]}]", "--quiet")
+    assert refused.code == 2
+    assert refused.err == (
+        "error: the profiles do not fit the model\n"
+        "  profiles.0.batch: unknown input or dimension `batch`\n"
+        "    fix: all sizes of the model are fixed: remove `profiles`, or export the model with dynamic sizes\n"
+        "fix: the model's inputs are images [1, 3, 64, 64]\n"
+    )

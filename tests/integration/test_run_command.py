@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING
 
 import av
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from onnx import helper
 from PIL import Image
 
 from tests import models
+from tests.deployments import deployed
 from trtkit import open_model
+from trtkit.config.task import Preprocess, Resize
+from trtkit.deployment.answers import answer_tensors, reader_from
+from trtkit.inputs.images import image_input, read_image
 from trtkit.runtime.tasks.answers import Classes
 
 if TYPE_CHECKING:
@@ -60,6 +66,84 @@ def test_pictures_are_answered_in_order_whatever_the_batch(workspace: Path, trtk
     assert scores[2] == pytest.approx(scores[0], abs=1e-5)
     python = list(open_model(bundle).predict(sorted((workspace / "photos").iterdir())))
     assert [answer.scores[0] for answer in python if isinstance(answer, Classes)] == pytest.approx(scores[0], abs=1e-5)
+
+
+def test_a_bundle_holds_its_labels(workspace: Path, trtkit: Trtkit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config's labels are relative to its file; neither file nor folder is needed after the build."""
+    photo, names = picture(workspace / "photo.png", 0), workspace / "deep" / "names.txt"
+    names.parent.mkdir()
+    models.save(models.classifier(), workspace / "deep" / "tiny.onnx")
+    names.write_text("ant\nbee\ncat\ndog\nelk\n")
+    (workspace / "deep" / "tiny.yaml").write_text(CONFIG)
+    answers = []
+    for count in range(2):
+        ran = trtkit("build", "deep/tiny.yaml", "-o", "bundle", "--json")
+        assert ran.code == 0, ran.err
+        names.rename(workspace / f"{count}.txt")
+        (workspace / "elsewhere").mkdir(exist_ok=True)
+        with monkeypatch.context() as patch:
+            patch.chdir(workspace / "elsewhere")
+            answers.append(json.loads(trtkit("run", "../bundle", photo, "--json").out)["classes"])
+        names.write_text("ape\nboa\ncow\ndoe\nemu\n")
+    first, second = ([each["label"] for each in classes] for classes in answers)
+    assert sorted(first) == ["ant", "bee", "cat", "dog", "elk"]
+    # Names changed since are taken over without building the engine again.
+    assert [name[0] for name in second] == [name[0] for name in first]
+    assert sorted(second) == ["ape", "boa", "cow", "doe", "emu"]
+    assert ran.json()["origin"] == "unchanged"
+
+
+def test_a_bundle_without_its_labels_is_built_again(workspace: Path, trtkit: Trtkit) -> None:
+    bundle, photo = build(workspace, trtkit), picture(workspace / "photo.png", 0)
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    del manifest["labels"]
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    what = "the bundle was built by a trtkit that did not keep the names of `task.labels` in it"
+    assert trtkit("run", bundle, photo).err.endswith(f"error: {bundle}: {what}\nfix: build it again\n")
+    assert trtkit("build", "tiny.yaml", "-o", "bundle", "-q").code == 0
+    assert trtkit("run", bundle, photo).code == 0
+
+
+def test_labels_are_read_before_anything_is_built(workspace: Path, trtkit: Trtkit) -> None:
+    models.save(models.classifier(), workspace / "tiny.onnx")
+    (workspace / "tiny.yaml").write_text(CONFIG)
+    ran = trtkit("build", "tiny.yaml", "-o", "bundle")
+    assert ran.code == 1
+    assert f"error: {workspace / 'names.txt'}: no such file" in ran.err
+    assert not (workspace / "bundle").exists()
+
+
+def ends_in_softmax() -> onnx.ModelProto:
+    """The classifier with probabilities [batch, 5, 1, 1], as SqueezeNet gives them."""
+    proto = models.classifier()
+    shape = helper.make_tensor("four", onnx.TensorProto.INT64, [4], [-1, 5, 1, 1])
+    nodes = [
+        *proto.graph.node,
+        helper.make_node("Reshape", ["logits", "four"], ["raised"]),
+        helper.make_node("Softmax", ["raised"], ["scores"], axis=1),
+    ]
+    weights = [*proto.graph.initializer, shape]
+    return models.model(nodes, proto.graph.input, [models.tensor("scores", "batch", 5, 1, 1)], weights)
+
+
+def test_a_softmax_in_the_network_is_not_applied_again(workspace: Path, trtkit: Trtkit) -> None:
+    """Neither by `run` nor by the served pipeline; ONNX Runtime is the reference."""
+    file = models.save(ends_in_softmax(), workspace / "soft.onnx")
+    bundle = build(workspace, trtkit, CONFIG.replace("tiny.onnx", "soft.onnx"))
+    photo = picture(workspace / "photo.png", 0)
+    ran = trtkit("run", bundle, photo, "--json")
+    (scores,) = onnxruntime.InferenceSession(file).run(
+        None, {"images": image_input(read_image(photo), Preprocess(resize=Resize(exact=(16, 16))))}
+    )
+    probabilities = sorted(scores.ravel(), reverse=True)
+    assert [each["score"] for each in json.loads(ran.out)["classes"]] == pytest.approx(probabilities, abs=1e-4)
+    deployed(trtkit, bundle)
+    (file,) = (workspace / "models").glob("*_postprocess/1/settings.json")
+    tensors = answer_tensors(reader_from(json.loads(file.read_text())), {"scores": scores})
+    np.testing.assert_allclose(tensors["score"], [probabilities], rtol=1e-6)
+    pbtxt = "".join((file.parents[1] / "config.pbtxt").read_text().split())
+    assert pbtxt.count("dims:5dims:1dims:1") == 1
+    assert pbtxt.count("dims:5}") == 3  # class_id, score, label
 
 
 def test_answers_are_drawn_and_the_rate_is_told(workspace: Path, trtkit: Trtkit) -> None:

@@ -89,7 +89,7 @@ def test_texts_become_vectors(bundle: Path, tmp_path: Path, trtkit: Callable[...
     model = library.open_model(bundle)
     answers = list(model.predict(sentences, batch=3))
     assert all(isinstance(answer, Embedding) and answer.vector.shape == (32,) for answer in answers)
-    alone = [next(model.predict([sentence])) for sentence in sentences]
+    alone = [next(model.predict(sentence)) for sentence in sentences]
     for one, other in zip(answers, alone, strict=True):
         np.testing.assert_allclose(one.vector, other.vector, atol=1e-5)
     (tmp_path / "sentences.txt").write_text("\n".join(sentences))

@@ -8,6 +8,7 @@ import pytest
 
 from trtkit.config import shipped_configs
 from trtkit.config.load import load_config
+from trtkit.sources.package_file import SCHEME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,8 @@ SMALLEST_PLAN = {"resnet50": 0.3}
 
 def has_own_source(name: str) -> bool:
     """Whether a config's weights come with a package; others name a folder of the user's."""
-    return load_config(name).source.hf is None
+    source = load_config(name).source
+    return source.hf is None and (source.onnx is None or source.onnx.startswith(SCHEME))
 
 
 @pytest.mark.slow

@@ -50,12 +50,27 @@ def error_of(ran: Ran) -> str:
     return ran.err.partition("error: ")[2].rstrip()
 
 
+def test_answers_have_the_names_that_the_bundle_holds(config: Path, trtkit: Trtkit) -> None:
+    labels = config.parent / "names.txt"
+    labels.write_text("ant\nbee\ncat\ndog\nelk\n")
+    words = ("--set", "task.labels=names.txt")
+    of_config = trtkit("verify", config, *words, "--json").json()["task"]
+    assert trtkit("build", config, "-o", "bundle", "-q", *words).code == 0
+    labels.unlink()
+    of_bundle = trtkit("verify", "bundle", "--json").json()["task"]
+    for task in (of_config, of_bundle):
+        named = {
+            str(number): ("ant", "bee", "cat", "dog", "elk")[number] for pair in task["answers"] for number in pair
+        }
+        assert task["names"] == named
+
+
 def test_a_right_network_is_exit_0_with_a_table_that_says_so(config: Path, trtkit: Trtkit) -> None:
     ran = trtkit("verify", config)
     assert ran.code == 0
     lines = [" ".join(line.split()) for line in ran.out.splitlines()]
     assert "reference ONNX Runtime on tiny.onnx" in lines
-    assert "top-1 100.0% match the reference, top-5 100.0%" in lines
+    assert "top-1 100.0% match the reference" in lines
     assert [line.split(" images ")[0] for line in lines if " images " in line] == [
         "profile 0 min",
         "profile 0 opt",
@@ -255,3 +270,46 @@ def test_weights_stored_in_fp16_alone_widen_no_tolerance(workspace: Path, trtkit
     report = trtkit("verify", "stored.onnx", "--json").json()
     assert (report["passed"], report["tolerance"]) == (True, 1e-4)
     assert "source_precision" not in report
+
+
+@pytest.mark.parametrize("name", ["rows", "others", "a.0", "b.0"])
+def test_a_dimension_that_two_inputs_share_goes_by_either_name(
+    name: str, trtkit: Callable[..., Ran], workspace: Path
+) -> None:
+    """a [rows, 21] + b [others, 21], in rows of 84: random sizes are multiples of 4 by any of the names."""
+    nodes = [
+        helper.make_node("Add", ["a", "b"], ["sum"], "sum"),
+        helper.make_node("Reshape", ["sum", "shape"], ["y"], "wide"),
+    ]
+    inputs = [models.tensor("a", "rows", 21), models.tensor("b", "others", 21)]
+    shape = models.constant("shape", [-1, 84], "int64")
+    models.save(models.model(nodes, inputs, [models.tensor("y", "wide_rows", 84)], [shape]), workspace / "m.onnx")
+    profile = f"profiles=[{{{name}: {{min: 4, opt: 8, max: 64, multiple_of: 4}}}}]"
+    report = trtkit("verify", "m.onnx", "--set", profile, "--set", "verify.random_shapes=6", "--no-layers", "--json")
+    assert report.code == 0, report.out + report.err
+    sizes = {corner["shapes"][name][0] for corner in report.json()["corners"] for name in ("a", "b")}
+    assert len(sizes) > 3
+    assert all(size % 4 == 0 for size in sizes)
+
+
+@pytest.mark.parametrize("name", ["rows", "others"])
+def test_folding_is_checked_on_a_run_if_two_inputs_share_a_dimension(
+    name: str, trtkit: Callable[..., Ran], workspace: Path
+) -> None:
+    """a [rows, 4] + b [others, 4] becomes [rows, 2, 2]; the file says [rows, 4], which onnxslim believes unchecked."""
+    nodes = [
+        helper.make_node("Add", ["a", "b"], ["sum"], "sum"),
+        helper.make_node("Shape", ["sum"], ["sizes"], "sizes"),
+        helper.make_node("Slice", ["sizes", "zero", "one", "zero"], ["row"], "row"),
+        helper.make_node("Concat", ["row", "two", "two"], ["shape"], "shape", axis=0),
+        helper.make_node("Reshape", ["sum", "shape"], ["y"], "square"),
+    ]
+    constants = [models.constant(name, [value], "int64") for value, name in enumerate(("zero", "one", "two"))]
+    inputs = [models.tensor("a", "rows", 4), models.tensor("b", "others", 4)]
+    models.save(models.model(nodes, inputs, [models.tensor("y", "rows", 4)], constants), workspace / "m.onnx")
+    built = trtkit("build", "m.onnx", "-o", "out", "--set", f"profiles=[{{{name}: [3, 4, 5]}}]")
+    assert built.code == 0, built.err
+    manifest = trtkit("inspect", "out", "--json").json()["manifest"]
+    steps = {step["name"]: step["detail"] for step in manifest["steps"]}
+    assert steps["declared shapes"] == "wrong, corrected: `y` is [3, 2, 2]"
+    assert manifest["profiles"][0]["b"]["max"] == [5, 4]

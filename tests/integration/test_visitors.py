@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from onnx.tools import update_model_dims
 from PIL import Image
 
 from tests import models
@@ -26,11 +27,15 @@ def block_with(words: str) -> str:
 
 
 @pytest.mark.children
-def test_an_onnx_file_of_a_detector_to_boxes_on_a_picture(tmp_path: Path) -> None:
-    models.save(models.detector(640, is_dynamic=True), tmp_path / "yolo11n.onnx")
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_an_onnx_file_of_a_detector_to_boxes_on_a_picture(is_dynamic: bool, tmp_path: Path) -> None:
+    model = models.exported_by_ultralytics(models.detector(96, is_dynamic=is_dynamic), "[96, 96]")
+    if not is_dynamic:  # Ultralytics' default: the batch is fixed too
+        model = update_model_dims.update_inputs_outputs_dims(model, {"images": [1, 3, 96, 96]}, {"rows": [1, 6, 50]})
+    models.save(model, tmp_path / "yolo11n.onnx")
     Image.new("RGB", (320, 320), "white").save(tmp_path / "street.jpg")
     printed = run_script(block_with("yolo11n.onnx"), tmp_path)
-    assert re.search(r"^street\.jpg: 1 box: class 1 1\.00$", printed, re.MULTILINE)
+    assert re.search(r"^street\.jpg: 1 box: light 1\.00$", printed, re.MULTILINE)
     with Image.open(tmp_path / "drawn" / "street.jpg") as drawn:
         assert drawn.size == (320, 320)
 

@@ -50,6 +50,17 @@ class Endpoint:
         """Return the outputs of one request. Raises DeployError if the server refuses."""
         return self.client.infer(self.model, inputs, self._outputs)
 
+    def check_inputs(self, names: Sequence[str]) -> None:
+        """Refuse a model that does not take a network's inputs. Raises BenchError."""
+        served = self.client.interface(self.model)
+        if set(names) == {tensor.name for tensor in served.inputs}:
+            return
+        theirs, ours = (_listed(each) for each in ([tensor.name for tensor in served.inputs], names))
+        step = next((name for name in served.steps if name.endswith("_engine")), "NAME")
+        around = ": it is an ensemble around the network" if served.steps else ""
+        fix = f"give the network's model: --model {step}"
+        raise BenchError(f"`{self.model}` takes {theirs}, and the network {ours}{around}", self.url, fix)
+
     def _version(self) -> str:
         version = self.client.version()
         if not self.client.has_ready(self.model):
@@ -92,6 +103,10 @@ class ServedText:
 def workers_of(schedule: Schedule, count: int) -> tuple[Sequence[float] | int, int]:
     """Return when `count` requests are due, or how many they are, and how many may be under way."""
     return schedule.due_s or count, schedule.concurrency or min(count, MOST_UNDER_WAY)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _fields(work: Work) -> dict[str, Array]:

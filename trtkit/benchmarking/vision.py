@@ -125,6 +125,7 @@ def _measured(bundle: Bundle, request: BenchRequest) -> Contender:
             weight_budget_gib=request.options.weight_budget_gib,
         )
     endpoint = Endpoint(request.server.url, request.server.name or bundle.manifest.name)
+    endpoint.check_inputs([each.name for each in bundle.manifest.inputs])
     return Contender("served", endpoint.computes, endpoint.infer)
 
 

@@ -44,6 +44,7 @@ class ModelRecord(StrictModel):
     model_type: str = Field("", description="The family of a model of several parts or of a language model.")
     stages: tuple[StageRecord, ...] = Field(min_length=1, description="Networks and their engines, in order.")
     totals: Totals = Field(description="Layers, weight bytes, FLOPs and bytes moved at the opt shapes.")
+    labels: tuple[str, ...] = Field((), description="The classes' names by `task.labels` or a folder's `id2label`.")
     decoder: DecoderRecord | None = Field(None, description="What a language model weighs; None for other models.")
 
 

@@ -30,6 +30,7 @@ _PATH_KEYS: tuple[KeyPath, ...] = (
     ("source", "lora"),
     ("source", "torch", "checkpoint"),
     ("llm", "speculator"),
+    ("task", "labels"),
     ("quantize", "calibration", "data"),
     ("quantize", "parts", "*", "calibration", "data"),
 )

@@ -98,16 +98,23 @@ class Boxes(StrictModel):
 class Task(StrictModel):
     """How outputs are read.
 
-    classification: logits [N, classes]. ctc-text: probabilities [N, steps, characters], blank first; the
-    characters are in the ONNX file's metadata under `character`. detection: boxes in the layout `boxes`. pose: the same
-    with one class followed by K keypoints [x, y, score], `channels-first` [N, 5+3K, A] or `suppressed` [N, M, 6+3K].
-    segmentation: logits [N, classes, h, w]. depth: [N, h, w] or [N, 1, h, w]. embedding: [N, D].
+    classification: scores [N, classes] or [N, classes, 1, 1]. ctc-text: probabilities [N, steps, characters], blank
+    first; the characters are in the ONNX file's metadata under `character`. detection: boxes in the layout `boxes`.
+    pose: the same with one class followed by K keypoints [x, y, score], `channels-first` [N, 5+3K, A] or `suppressed`
+    [N, M, 6+3K]. segmentation: logits [N, classes, h, w]. depth: [N, h, w] or [N, 1, h, w]. embedding: [N, D].
     """
 
     kind: Literal["classification", "ctc-text", "detection", "pose", "segmentation", "depth", "embedding"]
     boxes: Boxes | None = Field(None, description="Detection and pose: layout of the boxes in the outputs.")
+    scores: Literal["probabilities", "logits"] | None = Field(
+        None,
+        description="Classification: what the output holds. Logits go through a softmax. If unset, it is "
+        "`probabilities` if the ONNX file ends in a Softmax or Sigmoid, otherwise `logits`.",
+    )
     labels: str | None = Field(
-        None, description="Class names: a JSON list, or a text file with one per line; a path or `package://`."
+        None,
+        description="Class names: a JSON list, or a text file with one per line; a path or `package://`. They are read "
+        "at the build and kept in the bundle.",
     )
     requires: str | None = Field(
         None, description="Package with the `labels` file, installed by `pip install --no-deps`."
@@ -130,6 +137,8 @@ class Task(StrictModel):
             raise ValueError("`boxes.nms` must be `host` for the kind `pose`: NMS in the engine drops the keypoints")
         if self.labels is not None and self.kind not in {"classification", "detection", "segmentation"}:
             raise ValueError("`labels` applies to the kinds `classification`, `detection` and `segmentation` only")
+        if self.scores is not None and self.kind != "classification":
+            raise ValueError("`scores` applies to the kind `classification` only; detectors have `boxes.scores`")
         if self.min_agreement is not None and self.kind not in {"classification", "ctc-text", "detection", "pose"}:
             raise ValueError(f"`min_agreement` does not apply to the kind `{self.kind}`")
         return self

@@ -78,10 +78,10 @@ def _standing(inputs: BuildInputs, out: Path) -> Bundle | None:
 def _adopted(bundle: Bundle, inputs: BuildInputs) -> Bundle:
     """Return an earlier bundle with what the plan's config says that no build follows from.
 
-    That is where the source lies, how inputs are made, what the outputs mean and how they are verified; a result of
-    verifying something else is dropped.
+    That is where the source lies, how inputs are made, what the outputs mean, what the classes are called, and how they
+    are verified; a result of verifying something else is dropped.
     """
-    unhashed = {"config": inputs.config, "target": inputs.target, "sources": inputs.sources}
+    unhashed = {"config": inputs.config, "target": inputs.target, "sources": inputs.sources, "labels": inputs.labels}
     if all(getattr(bundle.manifest, key) == value for key, value in unhashed.items()):
         return bundle
     manifest = bundle.manifest.model_copy(update={**unhashed, "verify": None})

@@ -11,9 +11,13 @@ from trtkit.config.targets import Target, load_target
 from trtkit.engine import cache
 from trtkit.engine.jobs import DIGEST
 from trtkit.engine.plugins import uses_plugins
+from trtkit.engine.profiles import check_keys
 from trtkit.models.model import VISION
+from trtkit.network.onnx.io import TensorSpec
 from trtkit.quantization.by_part.choice import check_names
 from trtkit.resolve import resolve
+from trtkit.sources.huggingface.vision import torch_source
+from trtkit.sources.labels import config_labels
 
 if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
@@ -23,7 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BuildInputs:
-    """A build before it starts. key: SHA-256 of all else. uses_plugins: custom ops of ONNX files become plugins."""
+    """A build before it starts.
+
+    key: SHA-256 of all that the plan follows from. uses_plugins: custom ops of ONNX files become plugins. labels: names
+    of classes.
+    """
 
     model: Model
     target: Target
@@ -32,6 +40,7 @@ class BuildInputs:
     tools: dict[str, str]
     key: str
     uses_plugins: bool = False
+    labels: tuple[str, ...] = ()
 
     @property
     def config(self) -> ModelConfig:
@@ -42,8 +51,10 @@ class BuildInputs:
 def gather_inputs(config: ModelConfig, runner: Runner) -> BuildInputs:
     """Resolve model, target and backend, and fingerprint the source and calibration data. Raises TrtkitError."""
     model = resolve(config)
+    labels = config_labels(model.config)
     if config.quantize is not None and model.spec is None:
         check_names(config.quantize, (VISION,) if model.takes_images else ())
+    _check_profiles(model)
     target = load_target(config.target)
     backend = choose_backend(target.backend)
     has_plugins = uses_plugins(config, backend)
@@ -51,4 +62,12 @@ def gather_inputs(config: ModelConfig, runner: Runner) -> BuildInputs:
     sources, data = (tuple(FileRecord(**asdict(file)) for file in each) for each in (digests.files, digests.data))
     tools = cache.tool_versions()
     key = cache.build_key(model.config, target, backend, (*sources, *data), tools)
-    return BuildInputs(model, target, backend, sources, tools, key, has_plugins)
+    return BuildInputs(model, target, backend, sources, tools, key, has_plugins, labels)
+
+
+def _check_profiles(model: Model) -> None:
+    """Refuse profiles that name what a model to be exported lacks. Raises ConfigError."""
+    config = model.config
+    if model.interface == "arrays" and model.spec is None and config.source.onnx is None and config.profiles:
+        inputs = torch_source(config).inputs
+        check_keys([TensorSpec(name, spec.dtype, spec.shape) for name, spec in inputs.items()], config.profiles)

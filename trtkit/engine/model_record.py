@@ -59,6 +59,7 @@ def model_record(inputs: BuildInputs, written: WrittenModel, folder: Path) -> Mo
         model_type=sizes[0].model_type if sizes else "" if spec is None else spec.model_type,
         stages=stages,
         totals=stages[-1].totals if written.ranks else network.totals(),
+        labels=inputs.labels,
         decoder=_decoder(inputs.model, written, sizes, folder) if sizes else None,
     )
 

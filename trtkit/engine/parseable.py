@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.engine.plugins import write_plugins
-from trtkit.engine.profiles import resolve_profiles, small_shapes
+from trtkit.engine.profiles import resolve_profiles, small_shapes, with_first_names
 from trtkit.engine.stages import OnnxFile
 from trtkit.errors import ConfigError
 from trtkit.network.onnx import care, custom_ops, folding, rewrites
@@ -14,12 +15,14 @@ from trtkit.network.onnx.limits import check_size, check_vectors
 from trtkit.network.onnx.nms import OPSET
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import onnx
 
-    from trtkit.config.schema import ModelConfig
+    from trtkit.config.schema import ModelConfig, Profile
     from trtkit.jobs.steps import Steps
+    from trtkit.network.onnx.io import TensorSpec
 
 
 def make_parseable(
@@ -69,11 +72,29 @@ def make_parseable(
 def _sample(model: onnx.ModelProto, config: ModelConfig) -> folding.Sample | None:
     """Run the model before it is folded; None if its shapes are not known here, as those of a hybrid's part."""
     inputs = graph_inputs(model)
-    try:
-        profiles, _ = resolve_profiles(inputs, config.profiles)
-    except ConfigError:  # what is wrong with them is said when they are resolved for the engine
+    sample = _run(model, inputs, config.profiles)
+    if sample is not None or sum(spec.is_dynamic for spec in inputs) < 2:
+        return sample
+    aliases = folding.dimension_aliases(folding.fold_constants(model)[0])  # two inputs may share a dimension
+    if not aliases:
         return None
-    return folding.run_sample(model, small_shapes(inputs, profiles))
+    shared = [
+        replace(spec, shape=tuple(aliases.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.shape))
+        for spec in inputs
+    ]
+    try:
+        return _run(model, shared, with_first_names(config.profiles, aliases))
+    except ConfigError:  # reported when the profiles are resolved for the engine
+        return None
+
+
+def _run(model: onnx.ModelProto, inputs: Sequence[TensorSpec], profiles: Sequence[Profile]) -> folding.Sample | None:
+    """Run the model at the smallest shapes of the first profile."""
+    try:
+        resolved, _ = resolve_profiles(inputs, profiles)
+    except ConfigError:  # reported when the profiles are resolved for the engine
+        return None
+    return folding.run_sample(model, small_shapes(inputs, resolved))
 
 
 def write_onnx(model: onnx.ModelProto, path: Path, steps: Steps, *, uses_plugins: bool) -> OnnxFile:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.engine.parseable import make_parseable, write_onnx
 from trtkit.engine.prepare_parts import prepare_parts
-from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles, with_first_names
+from trtkit.engine.profiles import check_keys, opt_dims, opt_shapes, resolve_profiles, with_first_names
 from trtkit.engine.stages import Prepared, PreparedStage
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
@@ -16,7 +16,7 @@ from trtkit.network.onnx.io import graph_inputs
 from trtkit.network.onnx.nms import append_nms
 from trtkit.quantization.vision.data import Place
 from trtkit.quantization.vision.onnx_model import quantized
-from trtkit.resolve import resolve
+from trtkit.resolve import onnx_export, resolve
 from trtkit.sources import onnx_file, package_file
 from trtkit.sources.huggingface import vision
 from trtkit.sources.huggingface.preprocessing import folder_labels
@@ -46,7 +46,9 @@ def _prepare_whole(request: PrepareRequest, stage: Stage, steps: Steps) -> Prepa
     """Prepare a model that is one ONNX file: in the config's precision, quantized if it asks for it."""
     config, folder = request.config, request.folder / "network"
     path = _source_onnx(config, folder, steps)
-    onnx_model = make_parseable(onnx_file.read_model(path), config, str(path), steps, has_plugins=request.has_plugins)
+    onnx_model = onnx_file.read_model(path)
+    check_keys([spec for spec in graph_inputs(onnx_model) if spec.name not in config.fixed_inputs], config.profiles)
+    onnx_model = make_parseable(onnx_model, config, str(path), steps, has_plugins=request.has_plugins)
     named = with_first_names(config.profiles, folding.dimension_aliases(onnx_model))
     profiles, detail = resolve_profiles(graph_inputs(onnx_model), named)
     steps.add("profiles", detail)
@@ -93,9 +95,14 @@ def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
     if source.onnx is not None:
         path = package_file.resolve(source.onnx, source.requires)
         steps.add("source", f"{path.name}, {path.stat().st_size / 2**20:.1f} MiB")
+        written = onnx_export(config)
+        if written is not None:
+            lacks = "" if config.task else "; no `task` of trtkit reads its outputs, which stay tensors"
+            steps.add(
+                "metadata", f"Ultralytics `{written.task}`, pictures of {written.size[0]}x{written.size[1]}{lacks}"
+            )
         return path
-    torch_source = source.torch if source.hf is None else vision.folder_source(Path(source.hf), config.image_size)
-    assert torch_source is not None
+    torch_source = vision.torch_source(config)
     module = export.make_module(torch_source, source.requires)
     steps.add("source", f"{torch_source.factory}, {sum(p.numel() for p in module.parameters()) / 1e6:.1f} M parameters")
     path = folder / "exported.onnx"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Dimension 0 of an input, which is nearly always the batch, may be left out of a config.
 DEFAULT_BATCH = DimRange(min=1, opt=1, max=8)
+_REMOVE = "all sizes of the model are fixed: remove `profiles`, or export the model with dynamic sizes"
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,33 @@ def resolve_profiles(
     return resolved, "; ".join([f"{len(resolved)} profile{'s'[: len(resolved) != 1]}", *notes])
 
 
-def with_first_names(profiles: Sequence[Profile], aliases: Mapping[str, str]) -> list[Profile]:
-    """Return profiles with the names that dimensions have in the network. aliases: other names that they may have.
+def check_keys(inputs: Sequence[TensorSpec], profiles: Sequence[Profile]) -> None:
+    """Refuse keys of profiles that a model cannot have, before it is exported or folded. Raises ConfigError."""
+    problems = [
+        fault for index, profile in enumerate(profiles) for fault in _faults(inputs, profile, f"profiles.{index}")
+    ]
+    if problems:
+        raise ConfigError("the profiles do not fit the model", list(dict.fromkeys(problems)), _describe(inputs))
 
-    A name that a profile gives itself wins over its aliases.
+
+def with_first_names(profiles: Sequence[Profile], aliases: Mapping[str, str]) -> list[Profile]:
+    """Return profiles in which every dimension has its name in the network. aliases: from other names to that one.
+
+    Raises ConfigError if a profile gives a dimension two ranges by two of its names.
     """
-    return [{aliases.get(key, key): value for key, value in profile.items() if key in aliases} |
-            {key: value for key, value in profile.items() if key not in aliases} for profile in profiles]  # fmt: skip
+    renamed: list[Profile] = []
+    problems: list[Problem] = []
+    for index, profile in enumerate(profiles):
+        ranges: Profile = {}
+        for key, value in profile.items():
+            name = aliases.get(key, key)
+            if ranges.setdefault(name, value) != value:
+                what = f"dimension `{name}` has different ranges under its different names"
+                problems.append(Problem(what, f"profiles.{index}.{key}", "give both one range, or remove one"))
+        renamed.append(ranges)
+    if problems:
+        raise ConfigError("the profiles do not fit the model", problems)
+    return renamed
 
 
 def opt_dims(profiles: Sequence[Profile]) -> dict[str, int]:
@@ -163,7 +184,8 @@ def _key_fault(key: str, value: DimRange | ShapeRange, inputs: Sequence[TensorSp
     if isinstance(axes.get(key), int):
         return Problem(f"`{key}` is static: its size is {axes[key]}", where, "remove it, or export the model dynamic")
     if key not in symbols and key not in axes:
-        return Problem(f"unknown input or dimension `{key}`", where, _near(key, [*symbols, *by_name]))
+        fix = _near(key, [*symbols, *by_name]) if symbols else _REMOVE
+        return Problem(f"unknown input or dimension `{key}`", where, fix)
     return None
 
 

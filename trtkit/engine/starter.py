@@ -75,11 +75,16 @@ def _relative(model: Path, folder: Path) -> str:
 
 
 def _onnx(path: Path) -> Data:
-    """Return the profile that an ONNX file's dynamic dimensions need."""
+    """Return the profile that an ONNX file's dynamic dimensions need, and what Ultralytics wrote into the file."""
+    config = resolve(config_for_source("onnx", path)).config
     ranges: Data = {}
     for spec in graph_inputs(read_graph(path)):
         ranges |= dict(_ranges(spec))
-    return {"precision": "fp32", **({"profiles": [ranges]} if ranges else {})}
+    if config.profiles:  # the size of an Ultralytics model's pictures
+        batch = [(key, sizes) for key, sizes in ranges.items() if sizes is _BATCH]
+        ranges = {**dict(batch), **{key: sizes.max for key, sizes in config.profiles[0].items()}}
+    sections = config.model_dump(mode="json", include={"preprocess", "task"}, exclude_unset=True, exclude_none=True)
+    return {"precision": "fp32", **({"profiles": [ranges]} if ranges else {}), **sections}
 
 
 def _ranges(spec: TensorSpec) -> Iterator[tuple[str, object]]:

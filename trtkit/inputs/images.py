@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import numpy as np
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from PIL import Image
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _GREY = 114
+_FIX = "give a PNG or JPEG file"
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 """What Pillow may decode. Others are rare in images, and one of them, PostScript, starts another program."""
 MAX_PIXELS = 89_478_485
@@ -31,7 +34,15 @@ _WIDE_MODES = {"I;16": 257.0, "I;16L": 257.0, "I;16B": 257.0, "I;16N": 257.0}
 
 def read_image(path: Path) -> Image.Image:
     """Return the image at `path` as RGB, upright. Raises SourceError if it is not an image or its range is unknown."""
-    return _opened(path, str(path), "give a PNG or JPEG file")
+    return _opened(path, str(path), _FIX)
+
+
+def check_image(path: Path) -> None:
+    """Refuse a file whose header is not an image's. Raises SourceError."""
+    from PIL import Image
+
+    with _reading(str(path), _FIX), Image.open(path, formats=FORMATS):
+        pass
 
 
 def image_bytes(data: bytes) -> bytes:
@@ -49,11 +60,19 @@ def decode_image(data: bytes, name: str) -> Image.Image:
 
 
 def _opened(file: Path | io.BytesIO, name: str, fix: str) -> Image.Image:
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, ImageOps
+
+    with _reading(name, fix), Image.open(file, formats=FORMATS) as image:
+        return _in_eight_bits(ImageOps.exif_transpose(image), name)
+
+
+@contextlib.contextmanager
+def _reading(name: str, fix: str) -> Iterator[None]:
+    """Turn Pillow's errors into SourceError."""
+    from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(file, formats=FORMATS) as image:
-            return _in_eight_bits(ImageOps.exif_transpose(image), name)
+        yield
     except UnidentifiedImageError:
         what = f"not a readable image: its format is none of {', '.join(FORMATS)}"
         raise SourceError(what, name, fix) from None

@@ -14,7 +14,7 @@ import numpy as np
 from trtkit.dtypes import dtype_of
 from trtkit.errors import DATA_ERRORS, SourceError
 from trtkit.files import open_regular
-from trtkit.inputs.images import image_input, read_image
+from trtkit.inputs.images import check_image, image_input, read_image
 from trtkit.sources import package_file
 
 if TYPE_CHECKING:
@@ -53,6 +53,19 @@ def read_samples(paths: Sequence[str], config: ModelConfig, inputs: Sequence[Ten
     samples = [sample for path in paths for sample in _read(path, config, inputs)]
     check_samples(samples, inputs)
     return samples
+
+
+def check_files(paths: Sequence[str], config: ModelConfig) -> None:
+    """Refuse inputs that cannot be read, before the network is made: by path, kind and an image's header.
+
+    Raises SourceError.
+    """
+    for path in paths:
+        for file in sample_files(package_file.resolve(path, config.verify.requires)):
+            _check_kind(file)
+            if file.suffix.lower() in IMAGES:
+                _preprocess(config, file)
+                check_image(file)
 
 
 def sample_files(path: Path) -> list[Path]:
@@ -199,25 +212,35 @@ def _read(text: str, config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[
     path = package_file.resolve(text, config.verify.requires)
     if path.is_dir():
         return [sample for file in sample_files(path) for sample in _read(str(file), config, inputs)]
+    _check_kind(path)
     if path.suffix.lower() in IMAGES:
         return [_image_sample(path, config, inputs)]
     if path.suffix.lower() == ".npz":
         return [Sample(path.name, read_npz(path))]
-    if path.suffix.lower() == ".json":
-        return _polygraphy_samples(path)
-    raise SourceError(f"unknown kind of input `{path.suffix}`", str(path), f"use {', '.join(sorted(_SUFFIXES))}")
+    return _polygraphy_samples(path)
+
+
+def _check_kind(path: Path) -> None:
+    if path.suffix.lower() not in _SUFFIXES:
+        raise SourceError(f"unknown kind of input `{path.suffix}`", str(path), f"use {', '.join(sorted(_SUFFIXES))}")
+
+
+def _preprocess(config: ModelConfig, path: Path) -> Preprocess:
+    """Return how an image becomes an input. Raises SourceError if the config does not define it."""
+    if config.preprocess is None:
+        raise SourceError("images need `preprocess:` in the config", str(path), "add it, or give .npz arrays")
+    return config.preprocess
 
 
 def _image_sample(path: Path, config: ModelConfig, inputs: Sequence[TensorSpec]) -> Sample:
     """Preprocess an image into the model's only input."""
-    if config.preprocess is None:
-        raise SourceError("images need `preprocess:` in the config", str(path), "add it, or give .npz arrays")
+    preprocess = _preprocess(config, path)
     if len(inputs) != 1:
         raise SourceError(f"an image is one input; the model has {len(inputs)}", str(path), "give .npz arrays")
     shape = inputs[0].shape
-    if config.preprocess.layout == "nchw" and len(shape) == 4 and shape[3] == 3 != shape[1]:
+    if preprocess.layout == "nchw" and len(shape) == 4 and shape[3] == 3 != shape[1]:
         raise SourceError(f"`{inputs[0].name}` takes channels last", str(path), "set `preprocess.layout: nhwc`")
-    return Sample(path.name, {inputs[0].name: picture_input(read_image(path), config.preprocess, inputs[0].dtype)})
+    return Sample(path.name, {inputs[0].name: picture_input(read_image(path), preprocess, inputs[0].dtype)})
 
 
 def _polygraphy_samples(path: Path) -> list[Sample]:

@@ -51,7 +51,8 @@ def attentions(config: HfConfig) -> list[AttentionSpec]:
     )
     sizes, sources = _sizes(config, types), cache_sources(config, types)
     ropes = {
-        kind: rope_spec(config, sizes[types.index(kind)][0], layer_type=kind, parameters=_ROPE) for kind in set(types)
+        kind: rope_spec(config, sizes[types.index(kind)][0], layer_type=kind, parameters=_ROPE)
+        for kind in dict.fromkeys(types)
     }
     return [
         replace(
@@ -96,7 +97,7 @@ def _sizes(config: HfConfig, types: list[str]) -> list[tuple[int, int]]:
                 f"`per_layer_config` of layer {name} has `{others[0]}`, which is not supported", config.where
             )
         sizes[int(name)] = int(changes.get("head_dim", head_dim)), int(changes.get("num_key_value_heads", heads))
-    for kind in set(types):
+    for kind in dict.fromkeys(types):
         if len({size for size, own in zip(sizes, types, strict=True) if own == kind}) > 1:
             raise SourceError(f"`per_layer_config` gives layers of type `{kind}` several sizes", config.where)
     return sizes

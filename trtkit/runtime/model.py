@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from trtkit.backends import load_backend
 from trtkit.bundle.bundle import check_file, open_bundle
@@ -22,7 +25,7 @@ from trtkit.runtime.weight_budget import weight_budget_bytes
 from trtkit.sources.digest import digest_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from PIL import Image
 
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 RuntimeName = Literal["reference", "onnxruntime", "tensorrt", "auto"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Model:
     """A bundle that is ready to run. `bundle.manifest.config` describes its inputs and outputs."""
 
@@ -46,12 +49,20 @@ class Model:
     description: str = ""
     """What computes."""
 
+    def __repr__(self) -> str:
+        """Return the bundle and what computes, on one line."""
+        return f"Model({str(self.bundle.path)!r}: {self.bundle.manifest.name}, {self.description})"
+
     def predict(
-        self, items: Iterable[Image.Image | Path | str | tuple[str, str]], *, batch: int | None = None
+        self,
+        items: Image.Image | Path | str | Array | Iterable[Image.Image | Path | str | Array | tuple[str, str]],
+        *,
+        batch: int | None = None,
     ) -> Iterator[Answer]:
         """Yield an answer to each item, read from the outputs by the config's `task`: classes, boxes, text, maps.
 
-        items: pictures or their paths; for a text encoder, texts or pairs of texts.
+        items: one picture or several: paths, PIL images, or uint8 arrays [height, width, 3] in RGB order; reverse the
+        BGR frames of OpenCV first, by `frame[..., ::-1]`. For a text encoder, a text, or several texts or pairs.
         batch: items per call; the engine's `opt` batch if None. Raises SourceError if a picture cannot be read, or
         if the config does not describe how it becomes the only input.
         """
@@ -59,15 +70,37 @@ class Model:
         from trtkit.runtime.predict_text import open_text_predictor, takes_text
 
         if takes_text(self.bundle):
-            return open_text_predictor(self.bundle, self.run, batch)(_texts(items))
-        return open_predictor(self.bundle, self.run, batch)(_pictures(items))
+            return open_text_predictor(self.bundle, self.run, batch)(_texts(_as_items(items)))
+        return open_predictor(self.bundle, self.run, batch)(_pictures(_as_items(items)))
 
     def __call__(self, x: Array) -> Array:
-        """Return the first output for the only input. Raises ExecutionError where the model has several inputs."""
+        """Return the first output for the only input. Raises ExecutionError if the model has several inputs."""
+        if not isinstance(x, np.ndarray):
+            raise _not_an_array(x)
         names = [tensor.name for tensor in self.bundle.manifest.inputs]
         if len(names) != 1:
             raise ExecutionError(f"the model has {len(names)} inputs: {', '.join(names)}", fix="pass them to `run`")
         return next(iter(self.run({names[0]: x}).values()))
+
+
+def _not_an_array(x: object) -> ExecutionError:
+    """Return the error for calling a model with what another method takes."""
+    fix = "pass a NumPy array, such as `numpy.asarray(x, numpy.float32)`"
+    if isinstance(x, str | Path):
+        fix = f"for pictures, use `model.predict({str(x)!r})`"
+    elif isinstance(x, dict):
+        fix = f"for inputs by name, use `model.run({{{next(iter(x), 'name')!r}: ...}})`"
+    return ExecutionError(f"a model takes one array when called, got {type(x).__name__}", fix=fix)
+
+
+def _as_items(items: object) -> Iterable[object]:
+    """Return several items as they are, and a single one in a list."""
+    from PIL import Image
+
+    is_one = isinstance(items, str | Path | Image.Image) or (isinstance(items, np.ndarray) and items.ndim < 4)
+    if is_one or not isinstance(items, Iterable):
+        return [items]
+    return items
 
 
 def _texts(items: Iterable[object]) -> Iterator[str | tuple[str, str]]:
@@ -86,21 +119,35 @@ def _pictures(items: Iterable[object]) -> Iterator[Image.Image]:
             yield item
         elif isinstance(item, str | Path):
             yield read_image(Path(item))
+        elif isinstance(item, np.ndarray):
+            yield _picture_of(item)
         else:
             raise SourceError(f"expected a picture or its path, got {type(item).__name__}", "predict", "give a path")
 
 
+def _picture_of(array: Array) -> Image.Image:
+    """Return RGB pixels [height, width, 3] as a picture. Raises SourceError for other arrays."""
+    from PIL import Image
+
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
+        what = f"expected a picture as a uint8 array [height, width, 3], got {array.dtype} {list(array.shape)}"
+        fix = "give RGB bytes (`frame[..., ::-1]` of OpenCV's BGR); network inputs go to `run`"
+        raise SourceError(what, "predict", fix)
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
 def open_model(
     bundle: Bundle | Path | str,
-    runtime: RuntimeName = "reference",
+    runtime: RuntimeName = "auto",
     *,
     has_cuda_graphs: bool = False,
     weight_budget_gib: WeightBudget | None = None,
 ) -> Model:
     """Open a bundle, given by its folder or as `open_bundle` returned it.
 
-    runtime: `reference` runs the exact network that the engine was built from on the CPU, `onnxruntime` the ONNX file
-    that TensorRT parsed, `tensorrt` the engine on the GPU, and `auto` the engine if a GPU is present.
+    runtime: `auto` runs the engine if a GPU is present and otherwise as `reference`, which runs the exact network that
+    the engine was built from on the CPU; `onnxruntime` runs the ONNX file that TensorRT parsed, `tensorrt` the engine
+    on the GPU.
     has_cuda_graphs: whether to capture an engine's launches once per shape and replay them.
     weight_budget_gib: GPU memory for weights, of which the others stay in host memory; all if None.
     Raises BundleError if a file has changed since the build, BackendError if the TensorRT library is missing, does not

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.inputs.images import read_image
+from trtkit.inputs.images import check_image, read_image
 from trtkit.inputs.samples import IMAGES
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Picture:
 
 
 def input_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files to read, folders' in order of their names. Raises SourceError for what is no picture."""
+    """Return the files to read, folders' in order of their names. Raises SourceError for what is not a picture."""
     files = [file for path in paths for file in _files(path)]
     names = [file.name for file in files]
     twice = next((file for index, file in enumerate(files) if file.name in names[:index]), None)
@@ -39,6 +39,9 @@ def input_files(paths: Sequence[Path]) -> list[Path]:
     unknown = [file for file in files if file.suffix.lower() not in IMAGES | VIDEOS | {ARRAYS, TEXTS}]
     if unknown:
         raise SourceError(f"unknown kind of file `{unknown[0].suffix}`", str(unknown[0]), f"give {_KINDS}")
+    for file in files:
+        if file.suffix.lower() in IMAGES:
+            check_image(file)
     return files
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import queue
 from collections import defaultdict
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ Protocol = Literal["http", "grpc"]
 _SCHEMES: dict[str, tuple[Protocol, bool]] = {
     "http": ("http", False), "https": ("http", True), "grpc": ("grpc", False), "grpcs": ("grpc", True),
 }  # fmt: skip
+_PROBE_S, _PROBE_BYTES = 10.0, 1 << 20
 _FORMS = "use http://HOST:PORT, grpc://HOST:PORT or HOST:PORT"
 
 
@@ -73,15 +75,17 @@ def parse_url(url: str, protocol: Protocol | None = None) -> Address:
     except ValueError:
         is_target = False
     if target.endswith("/v1"):
-        what = f"`{url}` is an OpenAI-compatible server; trtkit measures a bundle here, or Triton servers"
-        raise DeployError(
-            what, fix="measure it with AIPerf, as docs/openai.md shows, or give the bundle without `--url`"
-        )
+        raise _openai_server(url)
     if not is_target or not named:
         raise DeployError(f"`{url}` is not a server address", fix=_FORMS)
     if protocol not in {None, named}:
         raise DeployError(f"`{url}` is not for {protocol}", "--protocol", "leave it out, or change the URL")
     return Address("grpc" if named == "grpc" else "http", target, is_tls)
+
+
+def _openai_server(url: str) -> DeployError:
+    what = f"`{url}` is an OpenAI-compatible server; trtkit measures a bundle here, or Triton servers"
+    return DeployError(what, fix="measure it with AIPerf, as docs/openai.md shows, or give the bundle without `--url`")
 
 
 class Client:
@@ -128,7 +132,12 @@ class Client:
 
     def version(self) -> str:
         """Return Triton's version."""
-        metadata = self._json("get_server_metadata")
+        try:
+            metadata = self._json("get_server_metadata")
+        except DeployError:
+            if self._lists_openai_models():
+                raise _openai_server(str(self.address)) from None
+            raise
         if not isinstance(metadata, dict) or "version" not in metadata:
             raise self._unreachable("what answers is another kind of server")
         return str(metadata["version"])
@@ -195,6 +204,21 @@ class Client:
                 if not is_done:
                     self._client.stop_stream(cancel_requests=True)
                     self._answers = None
+
+    def _lists_openai_models(self) -> bool:
+        """Whether the server answers at `/v1/models` as OpenAI's API does."""
+        if self.address.protocol != "http":
+            return False
+        connect = http.client.HTTPSConnection if self.address.is_tls else http.client.HTTPConnection
+        connection = connect(self.address.target, timeout=min(self._timeout_s, _PROBE_S))
+        try:
+            connection.request("GET", "/v1/models")
+            answer = json.loads(connection.getresponse().read(_PROBE_BYTES))
+        except (OSError, http.client.HTTPException, ValueError):
+            return False
+        finally:
+            connection.close()
+        return isinstance(answer, dict) and isinstance(answer.get("data"), list)
 
     def _opened_stream(self) -> queue.Queue[tuple[Any, Any]]:
         """Return what arrives on the connection's stream, which is kept from one request to the next."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from trtkit.dtypes import from_onnx
 from trtkit.errors import SourceError, reader
@@ -127,7 +128,68 @@ def _texts(message: Message) -> Iterator[object]:
 
 def metadata_value(path: Path, key: str) -> str | None:
     """Return what an ONNX file's metadata says under `key`, None if it says nothing."""
-    import onnx
+    return metadata(path).get(key)
 
-    model = onnx.load(str(path), load_external_data=False)
-    return next((entry.value for entry in model.metadata_props if entry.key == key), None)
+
+def metadata(path: Path) -> dict[str, str]:
+    """Return an ONNX file's metadata without reading its graph; empty if it is not an ONNX file."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    entries: dict[str, str] = {}
+    try:
+        with open_regular(path) as file:
+            for data in _protobuf_fields(file, onnx.ModelProto.METADATA_PROPS_FIELD_NUMBER):
+                entry = onnx.StringStringEntryProto.FromString(data)
+                entries.setdefault(entry.key, entry.value)
+    except (OSError, EOFError, DecodeError):
+        return {}
+    return entries
+
+
+def class_names(text: str) -> tuple[str, ...]:
+    """Return the classes that a Python dict by number names, as Ultralytics writes them; empty for any other text."""
+    import ast
+
+    try:
+        names = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return ()
+    is_whole = isinstance(names, dict) and sorted(names, key=str) == sorted(range(len(names)), key=str)
+    return tuple(str(names[index]) for index in range(len(names))) if is_whole else ()
+
+
+_VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
+"""Wire types of protobuf."""
+
+
+def _protobuf_fields(file: BinaryIO, number: int) -> Iterator[bytes]:
+    """Yield the values of a field of a message, and skip all other fields. Raises EOFError if the file is not one."""
+    size = os.fstat(file.fileno()).st_size
+    while file.tell() < size:
+        key = _varint(file)
+        kind = key & 7
+        if kind == _VARINT:
+            _varint(file)
+            continue
+        if kind not in {_EIGHT_BYTES, _LENGTH, _FOUR_BYTES}:
+            raise EOFError
+        length = _varint(file) if kind == _LENGTH else {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}[kind]
+        if length > size - file.tell():
+            raise EOFError
+        if key >> 3 == number and kind == _LENGTH:
+            yield file.read(length)
+        else:
+            file.seek(length, os.SEEK_CUR)
+
+
+def _varint(file: BinaryIO) -> int:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = file.read(1)
+        if not byte:
+            break
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return value
+    raise EOFError

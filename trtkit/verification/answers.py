@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.errors import SourceError
-from trtkit.runtime.tasks import ctc_characters, ctc_text, read_labels, top_classes
+from trtkit.runtime.tasks import ctc_characters, ctc_text, top_classes
 from trtkit.runtime.tasks.reader import read_boxes
-from trtkit.sources import package_file
 from trtkit.verification.detections import MARGIN, SCORE, layout_of, read_detections, shared
 from trtkit.verification.report import Agreement
 
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 
 # Detections near the threshold, or that suppression joins otherwise, may differ.
 _DETECTIONS = 0.9
+_TOP = 5
 
 
 def agreement(
@@ -44,8 +43,7 @@ def agreement(
     outputs = [(next(iter(ours.values())), next(iter(theirs.values()))) for ours, theirs in pairs]
     required = required if task.min_agreement is None else task.min_agreement
     if task.kind == "classification":
-        agreed = _classes(outputs, required)
-        return replace(agreed, names=_names(task, agreed))
+        return _classes(outputs, required)
     characters = ctc_characters(onnx)
     answers = [
         pair
@@ -79,21 +77,20 @@ def _read(outputs: Arrays, reference: Arrays, task: Task | None) -> list[Detecti
 
 
 def _classes(outputs: Sequence[tuple[Any, Any]], required: float) -> Agreement:
-    """Compare top-1 exactly and top-5 as sets."""
+    """Compare top-1 exactly, and top-5 as sets if there are more than five classes."""
     pairs = [pair for ours, theirs in outputs for pair in zip(top_classes(ours), top_classes(theirs), strict=True)]
     top_1 = sum(a[0] == b[0] for a, b in pairs) / len(pairs)
-    top_5 = sum(len(set(a) & set(b)) / len(b) for a, b in pairs) / len(pairs)
+    has_more = outputs[0][0][0].size > _TOP
+    top_5 = sum(len(set(a) & set(b)) / len(b) for a, b in pairs) / len(pairs) if has_more else None
     return Agreement("top-1", top_1, required, top_5, tuple((a[0], b[0]) for a, b in pairs))
 
 
-def _names(task: Task, agreed: Agreement) -> dict[str, str]:
-    """Return the names of the classes in the answers; empty if labels cannot be read, which numbers do without."""
-    if task.labels is None:
-        return {}
-    try:
-        labels = dict(enumerate(read_labels(package_file.resolve(task.labels, task.requires))))
-    except SourceError:
-        return {}
-    return {
-        str(each): labels[each] for pair in agreed.answers for each in pair if isinstance(each, int) and each in labels
+def named(agreed: Agreement, labels: Sequence[str]) -> Agreement:
+    """Return how answers agree with the names of the classes in them; as it is if classes have no names."""
+    names = {
+        str(each): labels[each]
+        for pair in agreed.answers
+        for each in pair
+        if isinstance(each, int) and each in range(len(labels))
     }
+    return replace(agreed, names=names)

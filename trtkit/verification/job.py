@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.config.schema import DimRange
+from trtkit.engine.profiles import with_first_names
 from trtkit.errors import ExecutionError
 from trtkit.inputs.samples import Sample, random_sample, wrapped_sample
 from trtkit.jobs.events import Phase, Progress, Verdict
-from trtkit.verification.answers import agreement
+from trtkit.network.onnx.folding import aliases_of_file
+from trtkit.verification.answers import agreement, named
 from trtkit.verification.compare import worst
 from trtkit.verification.corners import Shapes, corner_shapes
 from trtkit.verification.quantized import AGREEMENT
@@ -54,7 +56,7 @@ def verify(request: VerifyRequest, context: Context) -> Report:
         samples=tuple(sample.name for sample in samples),
         outputs=outputs,
         hollow=hollow_outputs(outputs, verifier.limits),
-        task=agreed,
+        task=named(agreed, request.labels),
         corners=tuple(corners),
         parts=tuple(parts),
         rows=rows,
@@ -115,9 +117,11 @@ def _output(compared: Comparison, spread: float | None, limits: Limits) -> Outpu
 def _corners(verifier: Verifier, real: Sample | None, report: Listener) -> list[Corner]:
     """Run the corners of every profile, on the sample where it is real data, else on random data."""
     options = verifier.config.verify
-    shapes = list(corner_shapes(verifier.inputs, verifier.profiles, verifier.config.profiles, options.random_shapes))
+    aliases = {} if verifier.subject.onnx is None else aliases_of_file(verifier.subject.onnx)
+    configured = with_first_names(verifier.config.profiles, aliases)
+    shapes = list(corner_shapes(verifier.inputs, verifier.profiles, configured, options.random_shapes))
     has_units = any(isinstance(each, DimRange) and each.multiple_of > 1
-                    for profile in verifier.config.profiles for each in profile.values())  # fmt: skip
+                    for profile in configured for each in profile.values())  # fmt: skip
     results = []
     for index, (name, inputs) in enumerate(shapes):
         report(Progress("profile corners", index, len(shapes)))

@@ -48,7 +48,7 @@ class VerifyRequest:
     quantized: the checkpoint that was made of the config's source. images: of a vision-language model. encoder: of an
     encoder-decoder model.
     engines: to compare on a GPU. digests: of the source files at the build of a bundle; None if the source has
-    just been read.
+    just been read. labels: names of classes.
     """
 
     config: ModelConfig
@@ -61,6 +61,7 @@ class VerifyRequest:
     encoder: EncoderRecord | None = None
     engines: tuple[PlanFile, ...] = ()
     digests: tuple[str, ...] | None = None
+    labels: tuple[str, ...] = ()
 
     @property
     def trusts_source(self) -> bool:

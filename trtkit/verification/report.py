@@ -105,7 +105,7 @@ class Agreement:
     """How answers agree. measure: `top-1`, `text`, `greedy text`, `detections`, or empty if there is none.
 
     agreement: share of equal answers. answers: ours and the reference's, one pair an item. names: of the classes in
-    the answers, by their numbers; empty if the task has no labels that can be read.
+    the answers, by their numbers; empty if they have no names.
     """
 
     measure: str = ""

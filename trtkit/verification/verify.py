@@ -16,8 +16,10 @@ from trtkit.engine.vision_language import images_record, open_vision
 from trtkit.engine.write_stages import prepare_stages
 from trtkit.errors import SourceError, TrtkitError
 from trtkit.files import MANIFEST, scratch_folder
+from trtkit.inputs.samples import check_files
 from trtkit.jobs.events import Verdict
 from trtkit.resolve import resolve
+from trtkit.sources import package_file
 from trtkit.verification.jobs import VERIFY_ARRAYS, VERIFY_ENCODER, VERIFY_IMAGES, VERIFY_TEXT, Request, VerifyRequest
 from trtkit.verification.report import Report
 from trtkit.verification.verdict import verdict as verdict_of
@@ -36,8 +38,8 @@ __all__ = ["Request", "run_job", "verify_bundle", "verify_config"]
 
 def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Report:
     """Make and verify the network of `config` without building it."""
+    _check(request, resolve(config))
     inputs = gather_inputs(config, runner)
-    _check(request, inputs.model)
     with scratch_folder() as folder:
         prepared = prepare_stages(inputs, folder, runner)
         job_request = VerifyRequest(
@@ -49,6 +51,7 @@ def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Repo
             quantized=folder / QUANTIZED if (folder / QUANTIZED).exists() else None,
             images=images_record(open_vision(config)) if inputs.model.takes_images else None,
             encoder=open_encoder_source(inputs.config).record if inputs.model.has_encoder else None,
+            labels=inputs.labels,
         )
         return run_job(job_request, runner)
 
@@ -75,6 +78,7 @@ def verify_bundle(bundle: Bundle, request: Request, runner: Runner) -> Report:
         encoder=manifest.encoder,
         engines=plan_files(bundle),
         digests=tuple(file.sha256 for file in manifest.sources),
+        labels=manifest.labels,
     )
     report = run_job(job_request, runner)
     write_json(bundle.path / MANIFEST, manifest.model_copy(update={"verify": _record(report)}).model_dump(mode="json"))
@@ -110,12 +114,17 @@ def _job(request: VerifyRequest) -> Job[VerifyRequest, Report]:
 
 
 def _check(request: Request, model: Model) -> None:
-    """Refuse what a model cannot be verified by. Raises SourceError."""
+    """Refuse what a model cannot be verified by, inputs that cannot be read among it. Raises SourceError."""
     if request.text is not None and (model.interface == "arrays" or model.takes_images or model.has_encoder):
         raise SourceError("perplexity applies to language models only", "--text", "leave it out")
     if request.against == "onnxruntime" and model.spec is not None:
         fix = "leave it out, or verify with `--set route=onnx`"
         raise SourceError("a hybrid is not an ONNX file", "--against onnxruntime", fix)
+    if model.interface == "arrays":
+        check_files(request.inputs or model.config.verify.inputs, model.config)
+    else:
+        for path in request.inputs:
+            package_file.resolve(path)
 
 
 def _record(report: Report) -> VerificationRecord:

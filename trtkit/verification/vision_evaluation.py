@@ -18,6 +18,7 @@ from trtkit.jobs.events import Phase, Progress
 from trtkit.runtime.model import open_model
 from trtkit.runtime.predict import Predictor, open_predictor
 from trtkit.runtime.tasks.answers import Boxes, Classes, Text
+from trtkit.runtime.tasks.reader import class_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 # COCO's measure wants boxes of every score: its precision is over all recalls. Ultralytics validates so too.
 _LEAST_SCORE = 0.001
+_TOP = (1, 5)
 
 
 @dataclass(frozen=True)
@@ -108,14 +110,18 @@ def _note(task: Task) -> str:
 
 
 def _classes(predictor: Predictor, request: VisionRequest, runner: Runner) -> tuple[int, dict[str, float]]:
-    """Return top-1 and top-5 accuracy."""
+    """Return top-1 accuracy, and top-5 unless the model is known to have no more than five classes."""
     named = _class_folders(request.images) if request.truth is None else _table(request, "class")
     wanted = _numbers(named, predictor.reader.labels, str(request.truth or request.images))
     ranks = []
     for (_, number), answer in zip(wanted, _answers(predictor, [file for file, _ in wanted], runner), strict=True):
         assert isinstance(answer, Classes)
         ranks.append(answer.ids.index(number) if number in answer.ids else len(answer.ids))
-    shares = {f"top-{most}": sum(rank < most for rank in ranks) / len(ranks) for most in (1, 5)}
+    task = predictor.reader.task
+    assert task is not None
+    classes = class_count(task, predictor.bundle.manifest.outputs)
+    counts = (1,) if 0 < classes <= max(_TOP) else _TOP
+    shares = {f"top-{most}": sum(rank < most for rank in ranks) / len(ranks) for most in counts}
     return len(ranks), shares
 
 

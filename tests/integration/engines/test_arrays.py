@@ -48,11 +48,17 @@ def test_a_classifier_of_two_profiles(precision: str, has_cuda_graphs: bool, gpu
     """Batches come in any order, and come back."""
     bundle = classify(tmp_path, gpu, PROFILES, f"precision={precision}")
     engine = open_model(bundle, "tensorrt", has_cuda_graphs=has_cuda_graphs)
-    reference, random = open_model(bundle), np.random.default_rng(0)
+    reference, random = open_model(bundle, "reference"), np.random.default_rng(0)
     assert engine.description.endswith("host memory")
     for batch in (2, 7, 2, 1, 5, 7, 4):
         image = random.standard_normal((batch, 3, 16, 16)).astype(np.float32)
         assert np.array_equal(engine(image), reference(image))
+
+
+def test_the_engine_runs_unless_another_runtime_is_chosen(gpu: Simulated, tmp_path: Path) -> None:
+    bundle = classify(tmp_path, gpu)
+    assert open_model(bundle).description == open_model(bundle, "tensorrt").description
+    assert open_model(bundle, "reference").description.startswith("reference executor")
 
 
 def test_scalars_and_several_inputs(gpu: Simulated, tmp_path: Path) -> None:
@@ -92,7 +98,8 @@ def test_kernels_are_kept_when_an_engine_is_dropped(gpu: Simulated, tmp_path: Pa
 def test_layers_are_timed(gpu: Simulated, tmp_path: Path) -> None:
     bundle = classify(tmp_path, gpu)
     seconds = open_model(bundle, "tensorrt").layer_seconds({"images": np.ones((2, 3, 16, 16), np.float32)})
-    assert seconds.keys() == open_model(bundle).layer_seconds({"images": np.ones((2, 3, 16, 16), np.float32)}).keys()
+    reference = open_model(bundle, "reference").layer_seconds({"images": np.ones((2, 3, 16, 16), np.float32)})
+    assert seconds.keys() == reference.keys()
 
 
 @pytest.mark.parametrize("compose", ["fused", "chained"])
@@ -103,7 +110,7 @@ def test_a_hybrid(compose: str, has_cuda_graphs: bool, gpu: Simulated, tmp_path:
     fields: dict[str, Any] = {"source": {"hf": str(tmp_path / "model")}, "image_size": case.size, "compose": compose}
     bundle = built(ModelConfig.model_validate({"name": "m", "precision": "fp32", **fields}), tmp_path, gpu)
     assert len(bundle.manifest.engines) == (1 if compose == "fused" else len(bundle.manifest.stages))
-    engine, reference = open_model(bundle, "tensorrt", has_cuda_graphs=has_cuda_graphs), open_model(bundle)
+    engine, reference = open_model(bundle, "tensorrt", has_cuda_graphs=has_cuda_graphs), open_model(bundle, "reference")
     for seed in range(3):
         shape = (1, *bundle.manifest.inputs[0].shape[1:])
         pixels = {"pixel_values": np.random.default_rng(seed).standard_normal(shape).astype(np.float32)}
@@ -129,7 +136,7 @@ def detect(folder: Path, gpu: Simulated, precision: str) -> Bundle:
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_detector_with_nms_in_it(precision: str, gpu: Simulated, tmp_path: Path) -> None:
     bundle = detect(tmp_path, gpu, precision)
-    engine, reference = open_model(bundle, "tensorrt"), open_model(bundle)
+    engine, reference = open_model(bundle, "tensorrt"), open_model(bundle, "reference")
     images = {"images": np.random.default_rng(0).standard_normal((2, 3, 64, 64)).astype(np.float32)}
     ours, theirs = engine.run(images), reference.run(images)
     assert ours["num_detections"].min() > 5

@@ -132,3 +132,7 @@ def test_what_is_no_endpoint_or_model_is_refused(
         f"{url(served)}: the server has no ready model `nobody`\n"
         "fix: give the model's name in the repository: --model NAME"
     )
+    assert refuses(*words, "--url", url(served)) == (
+        f"{url(served)}: `tiny` takes `image`, and the network `images`: it is an ensemble around the network\n"
+        "fix: give the network's model: --model tiny_engine"
+    )

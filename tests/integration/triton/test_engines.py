@@ -71,7 +71,7 @@ def test_a_language_model(engines: Served, llm: LLM) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "chained"])
 def test_a_network_of_arrays(engines: Served, vision_folder: Path, name: str) -> None:
-    reference = open_model(vision_folder / {"plain": "tiny"}.get(name, name))
+    reference = open_model(vision_folder / {"plain": "tiny"}.get(name, name), "reference")
     tensor = reference.bundle.manifest.inputs[0]
     pixels = np.random.default_rng(0).standard_normal((2, *tensor.shape[1:])).astype(np.float32)
     answer = ask(connect(engines, "http"), name, **{tensor.name: pixels})

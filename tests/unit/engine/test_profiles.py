@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtkit.config.schema import DimRange, ShapeRange
-from trtkit.engine.profiles import DEFAULT_BATCH, opt_dims, opt_shapes, resolve_profiles
+from trtkit.engine.profiles import DEFAULT_BATCH, opt_dims, opt_shapes, resolve_profiles, with_first_names
 from trtkit.errors import ConfigError
 from trtkit.network.onnx.io import TensorSpec
 from trtkit.network.profile import ProfileShapes
@@ -110,3 +110,21 @@ def test_typical_sizes_for_tracing_come_from_the_first_profile() -> None:
     whole = ShapeRange(min=(1,), opt=(2,), max=(3,))
     assert opt_dims([{"batch": sized(1, 8, 32), "x": whole}, {"batch": sized(1, 1, 1)}]) == {"batch": 8}
     assert opt_dims([]) == {}
+
+
+def test_other_names_of_a_dimension_become_its_first_one() -> None:
+    aliases = {"columns": "width", "x": "width"}
+    profiles = [{"columns": sized(1, 2, 3), "height": sized(4, 5, 6)}, {"x": sized(1, 2, 3), "width": sized(1, 2, 3)}]
+    width = {"width": sized(1, 2, 3)}
+    assert with_first_names(profiles, aliases) == [{**width, "height": sized(4, 5, 6)}, width]
+
+
+@pytest.mark.parametrize("names", [("width", "columns"), ("columns", "width")])
+def test_a_dimension_with_two_ranges_by_two_names_is_refused(names: tuple[str, str]) -> None:
+    profile = dict(zip(names, (sized(1, 2, 3), sized(1, 2, 4)), strict=True))
+    with pytest.raises(ConfigError) as error:
+        with_first_names([{}, profile], {"columns": "width"})
+    assert [(problem.where, problem.fix) for problem in error.value.problems] == [
+        (f"profiles.1.{names[1]}", "give both one range, or remove one")
+    ]
+    assert error.value.problems[0].what == "dimension `width` has different ranges under its different names"

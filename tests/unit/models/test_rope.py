@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import AutoConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from trtkit.errors import SourceError
 from trtkit.models.hf_config import HfConfig
-from trtkit.models.rope import original_length, rope_spec
+from trtkit.models.rope import LAYER_TYPES, original_length, rope_spec
 from trtkit.network.rope_tables import rope_tables
 
 LONG = {
@@ -118,3 +122,17 @@ def test_a_part_of_each_head_beside_scaling_is_refused_where_transformers_fails(
     assert str(caught.value) == (
         "config.json: `partial_rotary_factor` is 0.5, but `llama` rotates whole heads\nfix: remove it"
     )
+
+
+@pytest.mark.parametrize("model_type", ["gemma4_text", "mellum"])
+def test_of_two_wrong_types_of_layers_the_first_is_named_in_every_process(model_type: str) -> None:
+    fields = AutoConfig.for_model(model_type, num_hidden_layers=2).to_dict()
+    fields["layer_types"] = ["sliding_attention", "full_attention"]
+    fields["rope_parameters"] = {kind: {"rope_type": f"of {kind}", "rope_theta": 1e4} for kind in LAYER_TYPES}
+    code = "import json, sys; from trtkit.models.registry import decoder_spec; decoder_spec(json.load(sys.stdin))"
+    for seed in range(4):
+        ran = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": str(seed)}, check=False,
+            input=json.dumps(fields, default=str), capture_output=True, text=True,
+        )  # fmt: skip
+        assert "of sliding_attention" in ran.stderr, ran.stderr

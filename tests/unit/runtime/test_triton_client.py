@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import http.server
 import threading
 from typing import TYPE_CHECKING
@@ -86,7 +87,13 @@ class AnswersAnything(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(params=[b"{}", b"[]", b"<html>", b""])
 def stranger(request: pytest.FixtureRequest) -> Iterator[str]:
-    handler = type("Handler", (AnswersAnything,), {"body": request.param})
+    with serving(type("Handler", (AnswersAnything,), {"body": request.param})) as target:
+        yield target
+
+
+@contextlib.contextmanager
+def serving(handler: type[AnswersAnything]) -> Iterator[str]:
+    """Serve on a port of this machine; yield its address."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"127.0.0.1:{server.server_port}"
@@ -99,3 +106,28 @@ def test_another_web_server_is_told_from_triton(stranger: str) -> None:
         assert client.is_live()
         with pytest.raises(DeployError, match="no Triton server answers: "):
             client.version()
+
+
+class OpenAiServer(AnswersAnything):
+    """A server with OpenAI's paths, and no others."""
+
+    def do_GET(self) -> None:
+        is_known = self.path == "/v1/models"
+        body = b'{"object": "list", "data": [{"id": "llama", "object": "model"}]}' if is_known else b""
+        self.send_response(200 if is_known else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_an_openai_server_without_v1_in_its_address_names_what_measures_it() -> None:
+    with (
+        serving(OpenAiServer) as target,
+        Client(parse_url(target), 5.0) as client,
+        pytest.raises(DeployError) as error,
+    ):
+        client.version()
+    assert str(error.value) == (
+        f"`http://{target}` is an OpenAI-compatible server; trtkit measures a bundle here, or Triton servers\n"
+        "fix: measure it with AIPerf, as docs/openai.md shows, or give the bundle without `--url`"
+    )

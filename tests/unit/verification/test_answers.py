@@ -26,6 +26,18 @@ def test_top_1_and_top_5_are_compared_item_by_item() -> None:
     assert not found.passed
 
 
+def test_top_5_of_five_classes_is_not_reported() -> None:
+    """All of them always are among the first five."""
+    found = agreement(Task(kind="classification"), NO_FILE, [(logits([9, 8, 7, 6, 5]), logits([9, 8, 7, 6, 5]))])
+    assert (found.agreement, found.top_5) == (1.0, None)
+
+
+def test_scores_may_have_axes_of_one_after_the_classes() -> None:
+    ours, theirs = (np.array(row, np.float32).reshape(1, 3, 1, 1) for row in ([1, 5, 2], [1, 5, 2]))
+    found = agreement(Task(kind="classification"), NO_FILE, [({"y": ours}, {"y": theirs})])
+    assert found.answers == ((1, 1),)
+
+
 @pytest.mark.parametrize(("required", "passed"), [(0.5, True), (0.51, False)])
 def test_the_share_that_must_agree_is_the_tasks(required: float, passed: bool) -> None:
     pairs = [(logits([1, 0]), logits([1, 0])), (logits([1, 0]), logits([0, 1]))]

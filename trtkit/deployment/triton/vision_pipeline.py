@@ -129,8 +129,8 @@ def _postprocess(reader: Reader, name: str, steps: Sequence[ServedModel], option
         what = "The vector of the picture."
         outputs = [Tensor("embedding", "fp32", (*items, network.outputs[0].dims[-1]))]
     elif reader.task.kind == "classification":
-        what = f"The {options.top_k} likeliest classes (`top_k`), their names and shares of the softmax."
-        classes = network.outputs[0].dims[-1]
+        what = f"The {options.top_k} likeliest classes (`top_k`), their names and probabilities."
+        classes = network.outputs[0].dims[len(items)]
         dims = (*items, min(options.top_k, classes) if classes > 0 else options.top_k)
         outputs = [Tensor("class_id", "int32", dims), Tensor("score", "fp32", dims)]
         outputs += [Tensor("label", "text", dims)] if reader.labels else []

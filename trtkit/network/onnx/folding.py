@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.network.onnx.io import random_inputs
+from trtkit.sources.onnx_file import metadata_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     import onnx
 
@@ -132,6 +134,11 @@ def dimension_aliases(model: onnx.ModelProto) -> dict[str, str]:
     """Return other names of a folded model's dimensions, which profiles may use too."""
     value = next((entry.value for entry in model.metadata_props if entry.key == ALIASES_KEY), "{}")
     return dict(json.loads(value))
+
+
+def aliases_of_file(path: Path) -> dict[str, str]:
+    """Return the `dimension_aliases` of a file."""
+    return dict(json.loads(metadata_value(path, ALIASES_KEY) or "{}"))
 
 
 def _growth(model: onnx.ModelProto, slim: onnx.ModelProto) -> str:

@@ -1,6 +1,6 @@
 """What a vision model's outputs say: classes, text, boxes, masks, poses, depth, embeddings."""
 
-from trtkit.runtime.tasks.classes import read_labels, softmax, top_classes
+from trtkit.runtime.tasks.classes import softmax, top_classes
 from trtkit.runtime.tasks.text import ctc_characters, ctc_scores, ctc_text
 
-__all__ = ["ctc_characters", "ctc_scores", "ctc_text", "read_labels", "softmax", "top_classes"]
+__all__ = ["ctc_characters", "ctc_scores", "ctc_text", "softmax", "top_classes"]

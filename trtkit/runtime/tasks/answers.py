@@ -15,7 +15,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Classes:
-    """The likeliest classes, the first first. scores: shares of the softmax. labels: empty if classes have no names."""
+    """The likeliest classes, the first first. scores: probabilities. labels: empty if classes have no names."""
 
     ids: tuple[int, ...]
     scores: tuple[float, ...]

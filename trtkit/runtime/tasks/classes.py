@@ -1,26 +1,28 @@
-"""Read logits as classes, and the names of classes from a file."""
+"""Read scores as classes, and the names of classes from an ONNX file."""
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from trtkit.errors import SourceError
-from trtkit.sources.onnx_file import metadata_value
+from trtkit.sources.onnx_file import class_names, metadata_value, read_graph
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.arrays import Array
 
-_LABELS = "give a JSON list of names, or a text file with a name a line, in the order of the classes"
+# Operators that move or round values but keep what they mean.
+_PASSING = {"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "QuantizeLinear", "DequantizeLinear"}
 
 
-def top_classes(logits: Array, count: int = 5) -> list[list[int]]:
-    """Return the indices of the `count` largest logits [N, classes] of each item, largest first."""
-    order = np.argsort(-logits.astype(np.float64), axis=-1, kind="stable")
+def top_classes(scores: Array, count: int = 5) -> list[list[int]]:
+    """Return the indices of the `count` largest scores of each item, largest first.
+
+    scores: [N, classes], or with axes of size 1 after it.
+    """
+    order = np.argsort(-scores.reshape(len(scores), -1).astype(np.float64), axis=-1, kind="stable")
     return [[int(index) for index in row[:count]] for row in order]
 
 
@@ -30,26 +32,20 @@ def softmax(logits: Array) -> Array:
     return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
 
 
-def read_labels(path: Path) -> list[str]:
-    """Return the names of classes in a file: a JSON list, or a line each. Raises SourceError where it holds none."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        labels = json.loads(text) if path.suffix == ".json" else text.splitlines()
-    except (OSError, ValueError) as error:
-        raise SourceError(f"cannot be read: {error}", str(path), _LABELS) from None
-    if not isinstance(labels, list) or not labels or not all(isinstance(name, str) for name in labels):
-        raise SourceError("holds no list of names", str(path), _LABELS)
-    return labels
+def scores_of(path: Path) -> Literal["probabilities", "logits"]:
+    """Return what the first output of an ONNX file holds, by the operator that computes it.
+
+    The values alone would not tell: the logits of a batch may look like probabilities.
+    """
+    graph = read_graph(path).graph
+    makers = {name: node for node in graph.node for name in node.output}
+    node = makers.get(graph.output[0].name)
+    while node is not None and node.op_type in _PASSING:
+        node = makers.get(node.input[0])
+    is_probability = node is not None and node.op_type in {"Softmax", "Sigmoid"}
+    return "probabilities" if is_probability else "logits"
 
 
 def metadata_labels(path: Path) -> tuple[str, ...]:
     """Return the classes under `names` in an ONNX file's metadata, a Python dict by number; empty if it has none."""
-    import ast
-
-    text = metadata_value(path, "names")
-    try:
-        names = ast.literal_eval(text) if text else {}
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return ()
-    is_whole = isinstance(names, dict) and sorted(names, key=str) == sorted(range(len(names)), key=str)
-    return tuple(str(names[index]) for index in range(len(names))) if is_whole else ()
+    return class_names(metadata_value(path, "names") or "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,14 +11,11 @@ from trtkit.errors import SourceError
 from trtkit.network.onnx.nms import CLASSES_KEY, NMS_OUTPUTS
 from trtkit.runtime.tasks import boxes as box_layouts
 from trtkit.runtime.tasks.answers import Box, Boxes, Classes, ClassMap, DepthMap, Embedding, Outputs, Text
-from trtkit.runtime.tasks.classes import metadata_labels, read_labels, softmax, top_classes
+from trtkit.runtime.tasks.classes import metadata_labels, scores_of, softmax, top_classes
 from trtkit.runtime.tasks.maps import class_map, depth_map
 from trtkit.runtime.tasks.text import ctc_characters, ctc_scores, ctc_text
 from trtkit.runtime.tasks.text_map import text_boxes
-from trtkit.sources import package_file
-from trtkit.sources.huggingface.preprocessing import folder_labels
 from trtkit.sources.onnx_file import metadata_value
-from trtkit.sources.safetensors_folder import json_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,9 +74,10 @@ class Reader:
             case _:
                 return Embedding(value)
 
-    def _classes(self, logits: Array) -> Classes:
-        ids = tuple(top_classes(logits[None], self.top_k)[0])
-        scores = softmax(logits)
+    def _classes(self, value: Array) -> Classes:
+        value = value.reshape(-1)
+        ids = tuple(top_classes(value[None], self.top_k)[0])
+        scores = value if self.task is not None and self.task.scores == "probabilities" else softmax(value)
         return Classes(ids, tuple(float(scores[index]) for index in ids), self._names(ids))
 
     def _boxes(self, detections: box_layouts.Detections, placed: Placement) -> Boxes:
@@ -139,32 +136,35 @@ def open_reader(bundle: Bundle, top_k: int = 5) -> Reader:
     if task is None:
         return Reader(None)
     _check_outputs(task, outputs)
+    if task.kind == "classification" and task.scores is None:
+        scores = scores_of(bundle.onnx_path()) if bundle.is_one_file else "logits"
+        task = task.model_copy(update={"scores": scores})
     if task.kind in {"segmentation", "depth"} and config.preprocess is not None and config.preprocess.crop is not None:
         what = "`preprocess.crop` cuts off what the map would have to cover"
         raise SourceError(what, bundle.manifest.name, "use `resize: {exact: ...}` or `resize: {letterbox: ...}`")
     if task.kind == "ctc-text":
         return Reader(task, characters=tuple(ctc_characters(bundle.onnx_path())))
-    path = task.labels and package_file.resolve(task.labels, task.requires)
-    labels = tuple(read_labels(Path(path))) if path else _own_labels(task, bundle)
-    classes = _classes(task, outputs)
+    if task.labels is not None and not bundle.manifest.labels:
+        what = "the bundle was built by a trtkit that did not keep the names of `task.labels` in it"
+        raise SourceError(what, str(bundle.path), "build it again")
+    labels = bundle.manifest.labels or _own_labels(task, bundle)
+    classes = class_count(task, outputs)
     if labels and task.has_engine_nms:
         classes = int(metadata_value(bundle.onnx_path(), CLASSES_KEY) or 0)
     if labels and classes and len(labels) != classes:
         what = f"`task.labels` names {len(labels)} classes; the outputs have {classes}"
-        raise SourceError(what, str(path or bundle.path), "give the names of the model's own classes, and build again")
+        fix = "give the names of the model's own classes, and build again"
+        raise SourceError(what, task.labels or str(bundle.path), fix)
     return Reader(task, labels, top_k=top_k, keypoints=_keypoints(task, outputs))
 
 
 def _own_labels(task: Task, bundle: Bundle) -> tuple[str, ...]:
-    """Return the classes that the model itself names: in its ONNX file, or in the folder that it was built from."""
+    """Return the classes that the model itself names in its ONNX file."""
     if task.kind not in {"classification", "detection", "segmentation"}:
         return ()
     if task.boxes is not None and task.boxes.layout == "text-map":
         return ("text",)
-    if bundle.is_one_file and (labels := metadata_labels(bundle.onnx_path())):
-        return labels
-    source = bundle.manifest.config.source
-    return () if source.hf is None else folder_labels(json_object(package_file.hf_folder(source) / "config.json"))
+    return metadata_labels(bundle.onnx_path()) if bundle.is_one_file else ()
 
 
 def _check_outputs(task: Task, outputs: Sequence[IoRecord]) -> None:
@@ -183,7 +183,8 @@ def _fits(task: Task, outputs: Sequence[IoRecord]) -> bool:
     if task.boxes is None:
         ranks = _RANKS[task.kind]
         is_depth_map = task.kind != "depth" or len(shapes[0]) == 3 or shapes[0][1] in {1, -1}
-        return len(shapes[0]) in ranks and is_depth_map
+        has_axes_of_one = task.kind == "classification" and len(shapes[0]) == 4 and shapes[0][2:] == (1, 1)
+        return (len(shapes[0]) in ranks and is_depth_map) or has_axes_of_one
     is_map = task.boxes.layout == "text-map"
     if any(len(shape) != (4 if is_map else 3) for shape in shapes):
         return False
@@ -205,7 +206,7 @@ def _rows_fit(task: Task, shapes: Sequence[tuple[int, ...]]) -> bool:
     return row == 6 if task.boxes.layout == "suppressed" else row > (4 if task.boxes.layout == "channels-first" else 5)
 
 
-def _classes(task: Task, outputs: Sequence[IoRecord]) -> int:
+def class_count(task: Task, outputs: Sequence[IoRecord]) -> int:
     """Return how many classes the outputs have, 0 if the shapes do not say."""
     first = outputs[0].shape
     if task.kind in {"classification", "segmentation"} or (task.boxes and task.boxes.layout == "text-map"):

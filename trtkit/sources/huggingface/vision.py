@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import InputSpec, TorchSource
@@ -13,9 +14,10 @@ from trtkit.sources.safetensors_folder import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import torch
+
+    from trtkit.config.schema import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,15 @@ _HEADS = {
 }
 """Heads by how architectures' names go on behind `For`."""
 _BODY = _Head("AutoModel", ("last_hidden_state",))
+
+
+def torch_source(config: ModelConfig) -> TorchSource:
+    """Return the PyTorch module of a config that names one, or the folder of a vision model."""
+    source = config.source
+    if source.torch is not None:
+        return source.torch
+    assert source.hf is not None
+    return folder_source(Path(source.hf), config.image_size)
 
 
 def folder_source(folder: Path, image_size: tuple[int, int] | None = None) -> TorchSource:

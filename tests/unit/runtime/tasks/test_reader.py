@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
+from scipy.special import softmax
 
 from trtkit.bundle.records import IoRecord
 from trtkit.config.task import Preprocess, Resize, Task
 from trtkit.errors import SourceError
 from trtkit.inputs.images import placement
-from trtkit.runtime.tasks.answers import Boxes
+from trtkit.runtime.tasks.answers import Boxes, Classes
+from trtkit.runtime.tasks.classes import scores_of
 from trtkit.runtime.tasks.reader import Reader, _check_outputs
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 YOLO = {"layout": "channels-first", "min_score": 0.3}
 LETTERBOX = Preprocess(resize=Resize(letterbox=(64, 64)))
@@ -91,6 +98,7 @@ POSE = {"layout": "channels-first"}
     [
         (task("classification"), [(-1, 10)]),
         (task("classification"), [(-1, -1)]),
+        (task("classification"), [(-1, 10, 1, 1)]),
         (task("detection", boxes=YOLO), [(-1, 84, 8400)]),
         (task("detection", boxes=YOLO), [(1, 84, -1)]),
         (task("detection", boxes={"layout": "anchors"}), [(1, 25200, 85)]),
@@ -111,6 +119,7 @@ def test_outputs_that_fit_the_task(what: Task, shapes: list[tuple[int, ...]]) ->
     ("what", "shapes"),
     [
         (task("classification"), [(-1, 10, 7)]),
+        (task("classification"), [(-1, 10, 7, 7)]),
         (task("detection", boxes=YOLO), [(-1, 10)]),
         (task("detection", boxes=YOLO), [(1, 4, 8400)]),
         (task("detection", boxes={"layout": "suppressed"}), [(1, 300, 7)]),
@@ -126,3 +135,60 @@ def test_outputs_that_fit_the_task(what: Task, shapes: list[tuple[int, ...]]) ->
 def test_outputs_that_do_not_are_refused(what: Task, shapes: list[tuple[int, ...]]) -> None:
     with pytest.raises(SourceError, match=rf"are not those of a {what.kind} task"):
         _check_outputs(what, outputs(*shapes))
+
+
+LOGITS = np.array([[1.0, 3.0, 2.0, -4.0]], np.float32)
+
+
+def classes_of(scores: str | None, output: Any) -> Classes:
+    reader = Reader(task("classification", scores=scores))
+    (answer,) = reader.read({"y": output}, [placement((100, 50), LETTERBOX)], (64, 64))
+    assert isinstance(answer, Classes)
+    return answer
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (1, 4, 1, 1)])
+def test_probabilities_are_taken_as_they_are_and_logits_by_their_softmax(shape: tuple[int, ...]) -> None:
+    expected = softmax(LOGITS[0].astype(np.float64))[[1, 2, 0, 3]]
+    for scores, output in ((None, LOGITS), ("logits", LOGITS), ("probabilities", softmax(LOGITS))):
+        answer = classes_of(scores, output.reshape(shape))
+        assert answer.ids == (1, 2, 0, 3)
+        np.testing.assert_allclose(answer.scores, expected, rtol=1e-6)
+
+
+def graph(path: Path, *nodes: tuple[str, dict[str, Any]], is_quantized: bool = False) -> Path:
+    """Save nodes of one input in a row, the last of which gives the output."""
+    names = [f"t{index}" for index in range(len(nodes) + 1)]
+    more = ["scale", "zero"] if is_quantized else []
+    row = [
+        helper.make_node(op, [before, *(more if "Linear" in op else [])], [after], **keys)
+        for (op, keys), before, after in zip(nodes, names[:-1], names[1:], strict=True)
+    ]
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in (names[0], names[-1])]
+    made = helper.make_graph(row, "g", value[:1], value[1:])
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 12)]), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([("Softmax", {"axis": 1})], "probabilities"),
+        ([("Sigmoid", {})], "probabilities"),
+        ([("Softmax", {"axis": 1}), ("Flatten", {})], "probabilities"),
+        ([("Softmax", {"axis": 1}), ("Cast", {"to": 1}), ("Identity", {}), ("Squeeze", {})], "probabilities"),
+        ([("Softmax", {}), ("QuantizeLinear", {}), ("DequantizeLinear", {})], "probabilities"),
+        ([("Relu", {})], "logits"),
+        ([("Softmax", {"axis": 1}), ("Relu", {})], "logits"),  # attention, or anything else in the middle
+        ([("LogSoftmax", {"axis": 1})], "logits"),  # its softmax is the probabilities
+        ([("Identity", {})], "logits"),
+    ],
+)
+def test_the_last_node_decides_what_scores_are(tmp_path: Path, nodes: list[Any], expected: str) -> None:
+    path = graph(tmp_path / "a.onnx", *nodes, is_quantized=True)
+    assert scores_of(path) == expected
+
+
+def test_scores_are_of_classifications_only() -> None:
+    with pytest.raises(ValueError, match="`scores` applies to the kind `classification` only"):
+        task("embedding", scores="logits")
