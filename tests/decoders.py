@@ -24,7 +24,8 @@ from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
-from trtkit.reference import Executor, Options, read_layers
+from trtkit.network.layer_file import LayerFiles, load_layers, save_layers
+from trtkit.reference import Executor, Options
 from trtkit.runtime.decoder.cache_size import page_tokens_of
 from trtkit.sources.huggingface import auto_classes
 from trtkit.sources.huggingface.stacked_experts import unstack_experts
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from tests.decoder_case import Case
     from trtkit.models.spec import DecoderSpec
+    from trtkit.network.layer_graph import LayerGraph
     from trtkit.reference.ranks import Rank
 
 T = 32
@@ -105,14 +107,23 @@ def executor_of(case: Case, dtype: DType) -> Runner:
     return Runner(graph_of(model_of(case), DecoderOptions(dtype, T, has_all_logits=True)))
 
 
+def through_a_file(layers: LayerGraph) -> LayerGraph:
+    """Return a network's layers as a bundle holds them: written to a file, and read from it."""
+    with TemporaryDirectory() as folder:
+        files = LayerFiles(Path(folder) / "m.layers.json", ())
+        save_layers(layers, files)
+        return load_layers(files)[0]
+
+
 class Runner:
-    """A network with caches for some slots. rank: its place in a group, if several ranks share the model."""
+    """A network, read from a file of its layers, with caches for some slots.
+
+    rank: its place in a group, if several ranks share the model.
+    """
 
     def __init__(self, graph: Graph, rank: Rank | None = None) -> None:
         self.backend, self.inputs = graph.backend, graph.inputs
-        self._graph = graph  # keeps the weights alive
-        options = Options(ranks=rank)
-        self._executor = Executor(read_layers(graph.backend, graph.network, graph.constants), options)
+        self._executor = Executor(through_a_file(graph.layers()), Options(ranks=rank))
         self.reset(1)
 
     def reset(self, slots: int, readable: int = 1 << 20) -> None:

@@ -57,7 +57,7 @@ def test_two_lines_make_a_whole_bundle(workspace: Path, build: Callable[..., Any
     ]
     manifest = answer["manifest"]
     assert manifest == json.loads((workspace / "bundles/m/manifest.json").read_text())
-    assert (manifest["name"], manifest["schema_version"]) == ("m", 3)
+    assert (manifest["name"], manifest["schema_version"]) == ("m", 4)
     assert manifest["backend"] == {"name": "tensorrt_rtx", "version": load_backend("tensorrt_rtx").version}
     assert manifest["tools"]["trtkit"] == __version__
     images, logits = (manifest[kind][0] for kind in ("inputs", "outputs"))

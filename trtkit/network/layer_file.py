@@ -83,7 +83,7 @@ def load_layers(files: LayerFiles) -> tuple[LayerGraph, frozenset[int]]:
         inputs, outputs = (tuple(map(int, data[name])) for name in ("inputs", "outputs"))
         _check_slots([*inputs, *outputs], len(specs), 1)
         library = str(data["library"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         where = getattr(error, "filename", None) or files.layers
         what = f"the network's layers cannot be read: {reason}"

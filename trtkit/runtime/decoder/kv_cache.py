@@ -52,15 +52,16 @@ class KvCache:
         self.model = ""
         self.follows = False
         self.stream = stream
-        self._stream, self._empty = stream, _empty if stream is None else stream.empty
+        self._stream, self._empty = stream, _zeros if stream is None else stream.empty
         self.pages: PageTables | None = None
         self.page_tokens = page_tokens_of(kept)
         self._arrays = {spec.name: self._empty(self._shape(spec), dtype_of(spec)) for spec in kept}
         self._marked: dict[str, torch.Tensor] = {}
         self._marked_positions = np.zeros(sizes[0], np.int64)
         self._state_names = {spec.name for spec in (*self.states, *self.encoded)}  # what has no axis of tokens
-        for array in self._arrays.values():
-            self._run(array.zero_)
+        if stream is not None:
+            for array in self._arrays.values():
+                self._run(array.zero_)
 
     def part(self, specs: Iterable[InputSpec], *, follows: bool = False) -> KvCache:
         """Return the caches of some inputs, in the same memory.
@@ -281,9 +282,9 @@ def _by_feeder(kept: Sequence[InputSpec]) -> list[list[InputSpec]]:
     return [[spec for spec in kept if spec.feeder == feeder] for feeder in ("cache", "state", "encoder")]
 
 
-def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return the caller's own memory."""
-    return torch.empty(*shape, dtype=dtype)
+def _zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return the caller's own memory, which the system clears where it is first used."""
+    return torch.zeros(*shape, dtype=dtype)
 
 
 def _misplaced(slot: int, held: int, wanted: int) -> ExecutionError:
