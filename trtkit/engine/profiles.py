@@ -63,11 +63,14 @@ def resolve_profiles(
 
 def check_keys(inputs: Sequence[TensorSpec], profiles: Sequence[Profile]) -> None:
     """Refuse keys of profiles that a model cannot have, before it is exported or folded. Raises ConfigError."""
-    problems = [
-        fault for index, profile in enumerate(profiles) for fault in _faults(inputs, profile, f"profiles.{index}")
+    faults = [
+        _key_fault(key, value, inputs, f"profiles.{index}.{key}")
+        for index, profile in enumerate(profiles)
+        for key, value in profile.items()
     ]
+    problems = [fault for fault in faults if fault is not None]
     if problems:
-        raise ConfigError("the profiles do not fit the model", list(dict.fromkeys(problems)), _describe(inputs))
+        raise ConfigError("the profiles do not fit the model", problems, _describe(inputs))
 
 
 def with_first_names(profiles: Sequence[Profile], aliases: Mapping[str, str]) -> list[Profile]:
