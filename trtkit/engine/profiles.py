@@ -229,13 +229,20 @@ def _by_dims(
             continue
         dim_range = ranges[dim] or usual.of(dim)
         if dim_range is None:
-            fix = f"add `{dim}: [min, opt, max]`"
+            fix = f"add `{dim}: [min, opt, max]` to the profile, or give sizes as in `--shapes {_example(spec)}`"
             problems.append(Problem(f"dimension `{dim}` (axis {axis} of `{spec.name}`) has no range", where, fix))
             dim_range = DEFAULT_BATCH
         dims.append(dim_range)
     return ProfileShapes(
         min=tuple(dim.min for dim in dims), opt=tuple(dim.opt for dim in dims), max=tuple(dim.max for dim in dims)
     )
+
+
+def _example(spec: TensorSpec) -> str:
+    """Return a shape of an input as `--shapes` takes it, of usual sizes."""
+    edge = 640 if len(spec.shape) == 4 else 128
+    sizes = [dim if isinstance(dim, int) else edge if axis else 1 for axis, dim in enumerate(spec.shape)]
+    return f"{spec.name}:{'x'.join(map(str, sizes))}"
 
 
 def _near(key: str, known: list[str]) -> str:
