@@ -62,9 +62,9 @@ def test_dimension_without_a_range_is_named(workspace: Path, config: Path, refus
     assert refuses("build", config, code=2) == (
         "the profiles do not fit the model\n"
         "  profiles.0: dimension `x.2` (axis 2 of `x`) has no range\n"
-        "    fix: add `x.2: [min, opt, max]`\n"
+        "    fix: add `x.2: [min, opt, max]` to the profile, or give sizes as in `--shapes x:1x3x640x640`\n"
         "  profiles.0: dimension `x.3` (axis 3 of `x`) has no range\n"
-        "    fix: add `x.3: [min, opt, max]`\n"
+        "    fix: add `x.3: [min, opt, max]` to the profile, or give sizes as in `--shapes x:1x3x640x640`\n"
         "fix: the model's inputs are x [x.0, 3, x.2, x.3]"
     )
 

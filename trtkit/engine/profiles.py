@@ -63,11 +63,14 @@ def resolve_profiles(
 
 def check_keys(inputs: Sequence[TensorSpec], profiles: Sequence[Profile]) -> None:
     """Refuse keys of profiles that a model cannot have, before it is exported or folded. Raises ConfigError."""
-    problems = [
-        fault for index, profile in enumerate(profiles) for fault in _faults(inputs, profile, f"profiles.{index}")
+    faults = [
+        _key_fault(key, value, inputs, f"profiles.{index}.{key}")
+        for index, profile in enumerate(profiles)
+        for key, value in profile.items()
     ]
+    problems = [fault for fault in faults if fault is not None]
     if problems:
-        raise ConfigError("the profiles do not fit the model", list(dict.fromkeys(problems)), _describe(inputs))
+        raise ConfigError("the profiles do not fit the model", problems, _describe(inputs))
 
 
 def with_first_names(profiles: Sequence[Profile], aliases: Mapping[str, str]) -> list[Profile]:
@@ -226,13 +229,20 @@ def _by_dims(
             continue
         dim_range = ranges[dim] or usual.of(dim)
         if dim_range is None:
-            fix = f"add `{dim}: [min, opt, max]`"
+            fix = f"add `{dim}: [min, opt, max]` to the profile, or give sizes as in `--shapes {_example(spec)}`"
             problems.append(Problem(f"dimension `{dim}` (axis {axis} of `{spec.name}`) has no range", where, fix))
             dim_range = DEFAULT_BATCH
         dims.append(dim_range)
     return ProfileShapes(
         min=tuple(dim.min for dim in dims), opt=tuple(dim.opt for dim in dims), max=tuple(dim.max for dim in dims)
     )
+
+
+def _example(spec: TensorSpec) -> str:
+    """Return a shape of an input as `--shapes` takes it, of usual sizes."""
+    edge = 640 if len(spec.shape) == 4 else 128
+    sizes = [dim if isinstance(dim, int) else edge if axis else 1 for axis, dim in enumerate(spec.shape)]
+    return f"{spec.name}:{'x'.join(map(str, sizes))}"
 
 
 def _near(key: str, known: list[str]) -> str:
