@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import json
 import os
 import secrets
 import shutil
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 """What makes a folder a bundle."""
+_MOST_REMEMBERED = 4096
 _SCRATCH, _SCRATCH_AGE_S = "trtkit-scratch-", 60.0
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _AT_FDCWD = -100
@@ -35,6 +37,23 @@ def cache_folder() -> Path:
     if chosen:
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtkit"
+
+
+def recalled(memory: str) -> dict[str, object]:
+    """Return what a file of the cache remembers; nothing where it cannot be read."""
+    try:
+        data = json.loads((cache_folder() / memory).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def remember(memory: str, name: str, value: object) -> None:
+    """Add to a file of the cache, whose oldest entries make room; a cache that cannot be written is no fault."""
+    kept = list((recalled(memory) | {name: value}).items())[-_MOST_REMEMBERED:]
+    with contextlib.suppress(OSError):
+        cache_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(cache_folder() / memory, json.dumps(dict(kept)).encode())
 
 
 @contextlib.contextmanager

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.files import cache_folder, open_regular, replace_file
+from trtkit.files import open_regular, recalled, remember
 from trtkit.sources import onnx_file, package_file
 from trtkit.sources.adapter_folder import adapter_files
 from trtkit.sources.module_file import find_module
@@ -22,8 +20,7 @@ if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.config.schema import ModelConfig, Source
 
-_REMEMBERED_BYTES = 4 << 20
-_MOST_REMEMBERED = 4096
+_MEMORY, _REMEMBERED_BYTES = "digests.json", 4 << 20
 _SETTLED_NS = 50_000_000
 
 
@@ -120,26 +117,14 @@ def sha256_of(path: Path) -> str:
         if status.st_size < _REMEMBERED_BYTES:
             return hashlib.file_digest(file, "sha256").hexdigest()
         mark = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-        name, memory = f"{status.st_dev}:{status.st_ino}", cache_folder() / "digests.json"
-        known = _remembered(memory)
-        if known.get(name, [])[1:] == mark:
-            return str(known[name][0])
+        name = f"{status.st_dev}:{status.st_ino}"
+        known = recalled(_MEMORY).get(name)
+        if isinstance(known, list) and known[1:] == mark:
+            return str(known[0])
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if now - max(mark[1:]) > _SETTLED_NS:  # a file may change twice within a tick of its clock
-        kept = list((_remembered(memory) | {name: [digest, *mark]}).items())[-_MOST_REMEMBERED:]
-        with contextlib.suppress(OSError):
-            memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(memory, json.dumps(dict(kept)).encode())
+        remember(_MEMORY, name, [digest, *mark])
     return digest
-
-
-def _remembered(memory: Path) -> dict[str, list[Any]]:
-    """Return digest, size and times of change of files by device and inode; none where the memory cannot be read."""
-    try:
-        data = json.loads(memory.read_bytes())
-        return {str(name): list(entry) for name, entry in data.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}
 
 
 def _digest(path: Path) -> SourceFile:

@@ -13,10 +13,14 @@ import resource
 import signal
 import subprocess
 import sys
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import GenerationError
+from trtkit.files import recalled, remember
+from trtkit.sources.digest import sha256_of
 from trtkit.sources.gguf.cuts import known_patterns
 
 if TYPE_CHECKING:
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 LIMIT_S, LIMIT_GIB = 20, 6
 """CPU seconds and address space of the child; a sound tokenizer takes about two seconds and one GiB."""
-_WALL_S = 120
+_WALL_S, _MEMORY = 120, "tried.json"
 _EXCEEDED = 3
 _ENDINGS = {_EXCEEDED, *(-number for number in (signal.SIGXCPU, signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV))}
 """Exit statuses of a child that reached its limits."""
@@ -74,6 +78,8 @@ def json_settings(path: Path) -> dict[str, Any]:
 
 
 def _try(folder: Path, kind: str, file: Path) -> None:
+    if (tried := _digest(folder, kind)) in recalled(_MEMORY):
+        return
     command = [sys.executable, "-P", "-m", __name__, kind, str(folder), str(LIMIT_S)]
     what = {"patterns": "the tokenizer's patterns take", "template": "the chat template takes"}[kind]
     # A server's embedded Python has paths that a fresh one lacks.
@@ -89,6 +95,7 @@ def _try(folder: Path, kind: str, file: Path) -> None:
             check=False,
         )
         if ended.returncode == 0:
+            remember(_MEMORY, tried, LIMIT_S)
             return
         if ended.returncode not in _ENDINGS:
             reason = (ended.stderr.strip() or "no output").splitlines()[-1]
@@ -96,6 +103,14 @@ def _try(folder: Path, kind: str, file: Path) -> None:
     limits = f"{LIMIT_S} s of CPU time or {LIMIT_GIB} GiB of memory"
     fix = "use a model whose tokenizer files you trust"
     raise GenerationError(f"{what} more than {limits} for a short text", str(file), fix)
+
+
+def _digest(folder: Path, kind: str) -> str:
+    """Return a digest of what a trial follows from: the tokenizer's files, and the libraries that read them."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".jinja", ".model") and path.is_file())
+    facts = [kind, *(version(name) for name in ("transformers", "tokenizers"))]
+    facts += [f"{path.name} {sha256_of(path)}" for path in files]
+    return sha256("\n".join(facts).encode()).hexdigest()
 
 
 def _patterns(data: object) -> Iterator[str]:
