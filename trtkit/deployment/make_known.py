@@ -133,7 +133,8 @@ def _tolerance(bundle: Bundle) -> float:
     if config.verify.max_relative_rms_error is not None:
         return config.verify.max_relative_rms_error
     options = () if config.quantize is None else (config.quantize, *config.quantize.parts.values())
-    methods, roundings = {each.method for each in options}, {config.precision}
+    methods: set[str] = {each.method for each in options}
+    roundings: set[str] = {config.precision}
     for stage in manifest.stages:
         if stage.onnx is not None:
             graph = read_graph(bundle.path / stage.onnx.path)
