@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 """What makes a folder a bundle."""
+QUANTIZED = "quantized"
+"""The folder in a bundle of the checkpoint that the build quantized."""
 _MOST_REMEMBERED = 4096
 _SCRATCH, _SCRATCH_AGE_S = "trtkit-scratch-", 60.0
 _RENAME_EXCHANGE = 2  # linux/fs.h

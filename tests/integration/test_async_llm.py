@@ -6,10 +6,12 @@ import asyncio
 import gc
 import queue
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import served_heads, tiny_chat
 from tests.tiny_llm import GREEDY, PROMPTS
 from trtkit import LLM, AsyncLLM, SamplingParams
 from trtkit.errors import GenerationError, RequestError
@@ -17,6 +19,8 @@ from trtkit.runtime.llm import EngineThread, TextBundle
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from trtkit.runtime.generation import Engine
 
 
 def test_an_interrupted_batch_leaves_the_engine_empty(llm: LLM) -> None:
@@ -177,3 +181,79 @@ def test_an_engine_that_hangs_shows_it_and_an_idle_one_does_not(llm_bundle: Path
     while thread.silent_s > 0:
         pass
     thread.close()
+
+
+@pytest.fixture(scope="module")
+def guessing_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Logits of every token: linear caches, pages, and heads that guess."""
+    folder = tmp_path_factory.mktemp("guessing")
+    return {
+        "linear": tiny_chat.build(folder / "linear"),
+        "paged": tiny_chat.build(folder / "paged", "llm.kv=paged"),
+        "heads": served_heads.build(folder / "heads"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["linear", "paged", "heads"])
+def test_200_requests_whose_tokens_are_guessed_have_the_answers_they_have_alone(
+    guessing_bundles: dict[str, Path], kind: str
+) -> None:
+    bundle = guessing_bundles[kind]
+    words = ["the sky", "a sea", "any fire", "one and one and one and one"]
+    prompts = [f"{words[index % 4]} {words[index % 3]} is {index % 20} is" for index in range(200)]
+    heats = (0.0, 0.8, 2.0)
+    params = [
+        SamplingParams(temperature=heats[index % 3], seed=index % 7, max_tokens=tokens, ignore_eos=True)
+        for index in range(200)
+        for tokens in [4 + index % 13 if index % 3 else 50]  # greedy ones repeat themselves in the end
+    ]
+    with LLM(bundle, speculate=0 if kind == "heads" else None) as llm:
+        cases = {(prompt, str(each)): (prompt, each) for prompt, each in zip(prompts, params, strict=True)}
+        alone = {key: llm.generate([prompt], each)[0].outputs[0].text for key, (prompt, each) in cases.items()}
+
+    async def leave(running: AsyncLLM, index: int) -> None:
+        async for _ in running.generate(prompts[index], params[index]):
+            break
+
+    async def main() -> tuple[list[Any], Counts]:
+        running = AsyncLLM(bundle, **({"speculate": 2} if kind == "heads" else {"lookup": 4}))
+        try:
+            work = [collect(running, prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+            leaving = [leave(running, index) for index in range(0, 200, 10)]
+            outputs = await asyncio.gather(*work, *leaving)
+            async with asyncio.timeout(60):
+                while (after := await asyncio.wrap_future(running.thread.run(counts))).has_work:
+                    await asyncio.sleep(0.01)
+            return outputs[:200], after
+        finally:
+            running.close()
+
+    outputs, after = asyncio.run(main())
+    expected = [alone[prompt, str(each)] for prompt, each in zip(prompts, params, strict=True)]
+    assert [text for text, _ in outputs] == expected
+    assert after.drafted > after.accepted > 0
+    assert (after.waiting, after.free_slots, after.held_pages) == (0, 3, 0)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What an engine holds when nobody asks it anything. held_pages: of running requests."""
+
+    has_work: bool
+    waiting: int
+    free_slots: int
+    held_pages: int
+    drafted: int
+    accepted: int
+
+
+def counts(engine: Engine) -> Counts:
+    pages, numbers = engine.execution.cache.pages, engine.statistics
+    return Counts(
+        engine.has_work,
+        engine.waiting,
+        engine.free_slots,
+        0 if pages is None else pages.held,
+        numbers.drafted_tokens,
+        numbers.accepted_tokens,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
@@ -14,10 +15,18 @@ from tests import models
 from tests.conftest import tree
 from trtkit import __version__
 from trtkit.backends import load_backend
+from trtkit.bundle.bundle import open_bundle
+from trtkit.bundle.folder_lock import atomic_folder, locked
 from trtkit.bundle.manifest import json_schema
+from trtkit.config import load_config
+from trtkit.engine import build as building
+from trtkit.engine import cache
+from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import subprocess
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.conftest import Ran
@@ -163,3 +172,66 @@ def test_one_bundle_replaces_another(workspace: Path, build: Callable[..., Any])
     build("-o", "out", "--set", "name=second")
     assert [path for path in tree(workspace / "out") if "plan" in path] == ["engines/second.plan"]
     assert [path for path in tree(workspace) if path.startswith(".")] == []
+
+
+@pytest.fixture
+def second_config(workspace: Path) -> Path:
+    """A config of another model."""
+    models.save(models.matmul(), workspace / "second.onnx")
+    (workspace / "second.yaml").write_text("name: second\nsource: {onnx: second.onnx}\n")
+    return workspace / "second.yaml"
+
+
+def test_a_build_that_follows_at_once_into_the_same_folder_stays_whole(
+    config: Path, second_config: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first build's result, and what the cache keeps of it, are not the second's, whose files stand there then."""
+    first, second = (load_config(str(path)) for path in (config, second_config))
+    out, other = workspace / "out", build_bundle(second, workspace / "other", new_runner()).bundle
+
+    @contextmanager
+    def followed(path: Path, *, replaces: str) -> Iterator[Path]:
+        with atomic_folder(path, replaces=replaces) as folder:
+            yield folder
+        shutil.rmtree(path)
+        shutil.copytree(other.path, path)
+
+    monkeypatch.setattr(building, "atomic_folder", followed)
+    result = build_bundle(first, out, new_runner())
+    assert (result.bundle.path, result.bundle.manifest.config) == (out, first)
+    assert open_bundle(out).manifest == other.manifest
+    open_bundle(out).check_files()
+    (kept,) = (path for path in cache.cached_bundles() if path.name == result.bundle.manifest.build_key)
+    assert open_bundle(kept).manifest.config == first
+    open_bundle(kept).check_files()
+
+
+def test_a_manifest_is_not_rewritten_while_another_build_has_the_folder(
+    workspace: Path, build: Callable[..., Any], config: Path, trtkit: Callable[..., Ran]
+) -> None:
+    build("-o", "out")
+    before = (workspace / "out/manifest.json").read_bytes()
+    words = ("build", config, "-o", "out", "--set", "description=another")
+    with locked(workspace / "out"):
+        assert trtkit("build", config, "-o", "out").code == 0  # nothing changes
+        assert "out: another build is writing this folder" in trtkit(*words).err
+    assert (workspace / "out/manifest.json").read_bytes() == before
+    assert trtkit(*words).code == 0
+    assert open_bundle(workspace / "out").manifest.config.description == "another"
+
+
+@pytest.mark.children
+def test_two_builds_at_once_leave_one_whole_bundle(
+    config: Path, second_config: Path, workspace: Path, start_trtkit: Callable[..., subprocess.Popen[str]]
+) -> None:
+    before = set(tree(workspace))
+    for _ in ("built", "restored"):
+        builds = [start_trtkit("build", path, "-o", "out") for path in (config, second_config)]
+        ends = [(*build.communicate(timeout=120), build.returncode) for build in builds]
+        for _, err, code in ends:
+            assert code == 0 or "another build is writing this folder" in err
+        bundle = open_bundle(workspace / "out")
+        bundle.check_files()
+        assert bundle.manifest.name in [name for name, end in zip(("m", "second"), ends, strict=True) if end[-1] == 0]
+        assert bundle.manifest.config.source.onnx == str(workspace / f"{bundle.manifest.name}.onnx")
+        assert [path for path in set(tree(workspace)) - before if path.startswith(".")] == []

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from tests import models
 from tests.quantized_vision import pictures, small
+from trtkit.bundle.bundle import open_bundle
+from trtkit.bundle.known import read_known
+from trtkit.deployment.make_known import ensure_known
+from trtkit.quantization_methods import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +69,30 @@ def test_a_bundle_says_what_was_quantized_and_follows_its_data(
     ran = trtkit("verify", "out", "--json")
     assert ran.code == 0, ran.out
     assert json.loads(ran.out)["tolerance"] == 0.4
+
+
+@pytest.mark.parametrize("method", ["int8", "int8_wo", "none"])
+def test_known_answers_may_differ_as_much_as_rounding_does(
+    workspace: Path, trtkit: Callable[..., Ran], method: str
+) -> None:
+    """ONNX Runtime, which multiplies integers if it may, gives the known answer within its tolerance."""
+    models.save(small(), workspace / "m.onnx")
+    quantize = f"quantize: {{method: {method}, calibration: {{data: a.npz}}}}\n" if method != "none" else ""
+    (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\nprofiles: [{batch: [1, 4, 8]}]\n" + quantize)
+    np.savez(workspace / "a.npz", images=pictures(8, 0))
+    assert trtkit("build", "m.yaml", "-o", "out").code == 0
+    ensure_known(open_bundle(workspace / "out"), None, lambda _: None)
+    bundle = open_bundle(workspace / "out")
+    known = read_known(bundle)
+    assert known is not None
+    assert known.tolerance == (METHODS["int8"].tolerance if method == "int8" else pytest.approx(1e-4))
+    options = onnxruntime.SessionOptions()
+    if method != "int8":  # it would round activations too
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(bundle.onnx_path()), options, providers=["CPUExecutionProvider"])
+    for name, value in zip(known.outputs, session.run(list(known.outputs), dict(known.inputs)), strict=True):
+        error = np.linalg.norm(value - known.outputs[name]) / np.linalg.norm(known.outputs[name])
+        assert error <= known.tolerance
 
 
 @pytest.fixture

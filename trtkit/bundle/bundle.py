@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from trtkit.bundle.manifest import SCHEMA_VERSION, Manifest
 from trtkit.config.load import fetch_fix, is_hub_id, shipped_configs
 from trtkit.errors import BundleError, did_you_mean
-from trtkit.files import MANIFEST, read_text, replace_file
+from trtkit.files import MANIFEST, QUANTIZED, read_text, replace_file
 from trtkit.network.layer_file import LayerFiles, load_layers
 from trtkit.network.record import NetworkRecord, record_from_json
 from trtkit.sources.digest import sha256_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.records import FileRecord
     from trtkit.network.layer_graph import LayerGraph
 
-NETWORK, QUANTIZED = "network.json", "quantized"
+NETWORK = "network.json"
 _REBUILD = "build the bundle again"
 
 

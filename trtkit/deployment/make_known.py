@@ -14,9 +14,13 @@ from trtkit.inputs.images import decode_image
 from trtkit.inputs.samples import random_sample
 from trtkit.jobs.events import Phase
 from trtkit.models.parallel import SINGLE
+from trtkit.network.onnx.facts import widest_rounding
 from trtkit.network.onnx.io import TensorSpec
+from trtkit.network.onnx.quantize import likely_method
+from trtkit.quantization_methods import METHODS
 from trtkit.runtime.model import open_model
 from trtkit.sources import package_file
+from trtkit.sources.onnx_file import read_graph
 from trtkit.verification.subject import tolerance_of
 from trtkit.verification.verify import verify_bundle
 
@@ -120,7 +124,24 @@ def _tensor_request(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Know
     manifest = model.bundle.manifest
     specs = [TensorSpec(record.name, record.dtype, record.shape) for record in manifest.inputs]
     inputs = random_sample("known", shapes, manifest.config, specs).inputs
-    return KnownRequest(inputs, model.run(inputs), tolerance_of(manifest.config))
+    return KnownRequest(inputs, model.run(inputs), _tolerance(model.bundle))
+
+
+def _tolerance(bundle: Bundle) -> float:
+    """Return how far another runtime may be off: it rounds where this one does, but from sums in another order."""
+    manifest, config = bundle.manifest, bundle.manifest.config
+    if config.verify.max_relative_rms_error is not None:
+        return config.verify.max_relative_rms_error
+    options = () if config.quantize is None else (config.quantize, *config.quantize.parts.values())
+    methods: set[str] = {each.method for each in options}
+    roundings: set[str] = {config.precision}
+    for stage in manifest.stages:
+        if stage.onnx is not None:
+            graph = read_graph(bundle.path / stage.onnx.path)
+            methods.add(likely_method(graph))
+            roundings.add(widest_rounding(graph) or config.precision)
+    of_inputs = [METHODS[name].tolerance for name in methods if name in METHODS and METHODS[name].rounds_inputs]
+    return max([*(tolerance_of(config, rounding) for rounding in roundings), *of_inputs])
 
 
 def _sample_image(bundle: Bundle) -> bytes | None:
@@ -140,7 +161,7 @@ def _image_request(model: Model, image: bytes, answer: ImageAnswer) -> KnownRequ
     """Return an image's bytes with their answer."""
     outputs = answer.compute(model, decode_image(image, "known"))
     images = np.array([image], dtype=np.object_).reshape(answer.shape)
-    return KnownRequest({"image": images}, outputs, tolerance_of(model.bundle.manifest.config))
+    return KnownRequest({"image": images}, outputs, _tolerance(model.bundle))
 
 
 def _text_request(bundle: Bundle) -> KnownRequest:

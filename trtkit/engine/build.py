@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from trtkit.bundle.bundle import NETWORK, Bundle, is_bundle, open_bundle, write_json
-from trtkit.bundle.folder_lock import atomic_folder
+from trtkit.bundle.folder_lock import atomic_folder, locked
 from trtkit.bundle.manifest import Manifest
 from trtkit.bundle.records import BackendRecord, BuildMetrics, FileRecord
 from trtkit.engine import cache
@@ -39,16 +39,16 @@ def build_bundle(config: ModelConfig, out: Path, runner: Runner, *, use_cache: b
     Raises TrtkitError if input, TensorRT or the disk does not allow it; `out` is then as it was.
     """
     inputs = gather_inputs(config, runner)
-    if use_cache and (standing := _standing(inputs, out)):
-        return BuildResult(_adopted(standing, inputs), "unchanged")
+    if use_cache and (standing := _current(inputs, out)):
+        return BuildResult(standing, "unchanged")
     with atomic_folder(out, replaces=MANIFEST) as folder:
         restored = use_cache and cache.restore(inputs.key, folder)
         if not restored:
             _fill(inputs, folder, runner)
-    bundle = _adopted(open_bundle(out), inputs)
-    if not restored and use_cache:
-        cache.store(inputs.key, out)
-    return BuildResult(bundle, "restored" if restored else "built")
+        manifest = _adopted(open_bundle(folder), inputs).manifest
+        if not restored and use_cache:
+            cache.store(inputs.key, folder)
+    return BuildResult(Bundle(out, manifest), "restored" if restored else "built")
 
 
 def _fill(inputs: BuildInputs, folder: Path, runner: Runner) -> None:
@@ -59,6 +59,16 @@ def _fill(inputs: BuildInputs, folder: Path, runner: Runner) -> None:
     manifest = _manifest(inputs, written, folder)
     manifest = manifest.model_copy(update={"files": _other_files(Bundle(folder, manifest))})
     write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
+
+
+def _current(inputs: BuildInputs, out: Path) -> Bundle | None:
+    """Return the bundle at `out` if it is the very one that this build would make, its manifest up to date."""
+    standing = _standing(inputs, out)
+    if standing is None or _is_adopted(standing, inputs):
+        return standing
+    with locked(out.resolve()):  # another build may have replaced it meanwhile
+        standing = _standing(inputs, out)
+        return standing and _adopted(standing, inputs)
 
 
 def _standing(inputs: BuildInputs, out: Path) -> Bundle | None:
@@ -81,12 +91,19 @@ def _adopted(bundle: Bundle, inputs: BuildInputs) -> Bundle:
     That is where the source lies, how inputs are made, what the outputs mean, what the classes are called, and how they
     are verified; a result of verifying something else is dropped.
     """
-    unhashed = {"config": inputs.config, "target": inputs.target, "sources": inputs.sources, "labels": inputs.labels}
-    if all(getattr(bundle.manifest, key) == value for key, value in unhashed.items()):
+    if _is_adopted(bundle, inputs):
         return bundle
-    manifest = bundle.manifest.model_copy(update={**unhashed, "verify": None})
+    manifest = bundle.manifest.model_copy(update={**_unhashed(inputs), "verify": None})
     write_json(bundle.path / MANIFEST, manifest.model_dump(mode="json"))
     return Bundle(bundle.path, manifest)
+
+
+def _is_adopted(bundle: Bundle, inputs: BuildInputs) -> bool:
+    return all(getattr(bundle.manifest, key) == value for key, value in _unhashed(inputs).items())
+
+
+def _unhashed(inputs: BuildInputs) -> dict[str, object]:
+    return {"config": inputs.config, "target": inputs.target, "sources": inputs.sources, "labels": inputs.labels}
 
 
 def _manifest(inputs: BuildInputs, written: WrittenModel, folder: Path) -> Manifest:

@@ -14,8 +14,6 @@ from trtkit.engine.plan_file import PlanRequest, write_plan
 from trtkit.engine.stages import StageResult, layers_file, quantized_files
 from trtkit.errors import ExecutionError
 from trtkit.network.describe import describe
-from trtkit.network.layer_file import LayerFiles, save_layers
-from trtkit.network.layer_graph import read_layers
 from trtkit.network.targets import check_types
 
 if TYPE_CHECKING:
@@ -59,6 +57,9 @@ def build_stage(request: StageRequest, context: Context) -> StageResult:
 
 def _save_layers(request: StageRequest, backend: Backend, network: WrittenNetwork) -> tuple[int, ...] | None:
     """Write the network's layers for the reference executor; None if it has plugins, which only TensorRT runs."""
+    from trtkit.network.layer_file import LayerFiles, save_layers
+    from trtkit.network.layer_graph import read_layers
+
     assert request.plan is not None
     try:
         layers = read_layers(backend, network.definition, network.constants)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit.bundle.bundle import QUANTIZED
+from trtkit.files import QUANTIZED
 from trtkit.jobs.events import Step
 from trtkit.models.model import Writer
 from trtkit.network.input_spec import InputSpec

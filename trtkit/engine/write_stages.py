@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtkit.backends import BACKENDS
-from trtkit.bundle.bundle import QUANTIZED
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import decoder_size, engine_bytes, makes_checkpoint, open_decoder
 from trtkit.engine.encoder import is_of_encoder, open_encoder_source
@@ -23,6 +22,7 @@ from trtkit.engine.tower_data import measured_on_arrays
 from trtkit.engine.towers import open_tower, processor_files
 from trtkit.engine.vision_language import open_vision
 from trtkit.errors import ConfigError, QuantizeError
+from trtkit.files import QUANTIZED
 from trtkit.models.model import VISION
 from trtkit.models.parallel import grid_of
 from trtkit.network.targets import check_named_types

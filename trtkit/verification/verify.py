@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from trtkit.bundle.bundle import QUANTIZED, write_json
+from trtkit.bundle.bundle import write_json
 from trtkit.bundle.records import VerificationRecord
 from trtkit.engine.build_inputs import gather_inputs
 from trtkit.engine.encoder import open_encoder_source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import queue
 import re
 import threading
@@ -16,9 +17,13 @@ import pytest
 pytest.importorskip("nixl._api")
 
 from openai import InternalServerError
+from safetensors.numpy import load_file, save_file
 
 from tests import tiny_chat
+from tests.decoder_case import SIZES
 from tests.dynamo import MODEL, Served, serving, wait_until
+from tests.medusa import save_random
+from tests.unit.runtime.text.tokenizers import byte_level
 from trtkit import SamplingParams
 from trtkit.bundle.bundle import open_bundle
 from trtkit.deployment.dynamo.disaggregation import Decode, Prefill
@@ -93,19 +98,62 @@ def test_caches_are_lent_on_the_loopback_address(apart: Served) -> None:
     assert listening == {"0100007F"}
 
 
+def other_weights(folder: Path) -> tuple[str, ...]:
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "model.norm.weight": 2 * weights["model.norm.weight"]}, folder / "model.safetensors")
+    return ()
+
+
+def other_tokenizer(folder: Path) -> tuple[str, ...]:
+    """Swap the ids of two words, and nothing else."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    words = content["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return ()
+
+
+def draft(folder: Path) -> tuple[str, ...]:
+    save_random(folder / "heads", (SIZES["hidden_size"], byte_level().vocab_size), 2)
+    return (f"llm.speculator={folder / 'heads'}",)
+
+
+def int8_caches(folder: Path) -> tuple[str, ...]:
+    text = folder.parent / "text.txt"
+    text.write_text(" ".join(PROMPTS * 8))
+    words = (
+        "method=none",
+        "kv_cache=int8",
+        f"calibration.data={text}",
+        "calibration.samples=2",
+        "calibration.length=16",
+    )
+    return tuple(f"quantize.{word}" for word in words)
+
+
+def options(*overrides: str) -> Callable[[Path], tuple[str, ...]]:
+    return lambda _: overrides
+
+
 @pytest.mark.parametrize(
-    ("changes", "error"),
+    ("change", "error"),
     [
-        (("precision=fp16",), "with the same weights and precision\nfix: build both from the same source"),
-        (("llm.max_sequence_length=64",), "its slots hold 64 tokens, those of"),
-        (("parallel.tensor=2",), "has 2 ranks,"),
+        (other_weights, "`model.safetensors` differs\nfix: build both from the same source"),
+        (other_tokenizer, "`tokenizer.json` differs\nfix: build both from the same source"),
+        (draft, "only one of them has an `llm.speculator`\nfix: build both with the same `llm.speculator`, or without"),
+        (options("precision=fp16"), "`precision` is fp16, not fp32\nfix: build both with the same `precision`"),
+        (int8_caches, "its KV caches are int8, not fp32\nfix: "),
+        (options("quantize.method=int8_wo"), "`quantize` differs\nfix: build both with the same `quantize`"),
+        (options("llm.max_sequence_length=64"), "its slots hold 64 tokens, those of"),
+        (options("parallel.tensor=2"), "has 2 ranks,"),
     ],
-    ids=str,
+    ids=["weights", "tokenizer", "draft", "precision", "kv", "quantized", "length", "ranks"],
 )
-def test_another_model_and_shorter_slots_are_refused(
-    chat_bundle: Path, tmp_path: Path, changes: tuple[str, ...], error: str
+def test_pairs_that_do_not_fit_are_refused_by_name(
+    chat_bundle: Path, tmp_path: Path, change: Callable[[Path], tuple[str, ...]], error: str
 ) -> None:
-    other = tiny_chat.build(tmp_path, *changes)
+    folder = tiny_chat.save_model(tmp_path / "changed")
+    other = tiny_chat.build(tmp_path, f"source.hf={folder}", *change(folder))
     with pytest.raises(DeployError) as caught:
         check_prefill_bundle(open_bundle(other), open_bundle(chat_bundle))
     assert str(caught.value).startswith("--prefill-bundle: ")
@@ -138,6 +186,45 @@ def test_answers_stay_right_when_the_prefill_worker_dies(chat_bundle: Path, loca
         assert complete(client, PROMPTS[2]) == answer(local, PROMPTS[2])
 
 
+def tokens(of: EngineThread, ids: list[int], params: SamplingParams) -> list[int]:
+    news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    of.submit(ids, params, "only", news.put)
+    while (delta := news.get()).output is None:
+        pass
+    return list(delta.output.outputs[0].token_ids)
+
+
+def params_of(loan: Any) -> dict[str, Any]:
+    return {"disaggregated_params": {"loan": loan}}
+
+
+def lend(prefill: Prefill, thread: EngineThread, ids: list[int]) -> Any:
+    """Return the loan of a prompt that a prefill worker computes."""
+    prefill.expect("a", {"token_ids": ids})
+    tokens(thread, ids, SamplingParams(max_tokens=1, temperature=0))
+    return prefill.result("a")["disaggregated_params"]["loan"]
+
+
+@pytest.mark.parametrize("page_tokens", [None, 16], ids=["linear", "pages of 16"])
+def test_pages_of_another_size_are_borrowed(chat_bundle: Path, tmp_path: Path, page_tokens: int | None) -> None:
+    for_prompts = tiny_chat.build(tmp_path / "prompts", "llm.kv=paged", "llm.page_tokens=32")
+    answering = chat_bundle
+    if page_tokens is not None:
+        answering = tiny_chat.build(tmp_path / "answers", "llm.kv=paged", f"llm.page_tokens={page_tokens}")
+    check_prefill_bundle(open_bundle(for_prompts), open_bundle(answering))
+    ids, prefill = list(range(10, 80)), Prefill(1 << 20, keep_s=60)  # two pages of 32 and 6 tokens
+    with contextlib.ExitStack() as stack:
+        first, second, alone = (
+            stack.enter_context(contextlib.closing(EngineThread(bundle, step, runtime="reference")))
+            for bundle, step in ((for_prompts, prefill.update), (answering, None), (answering, None))
+        )
+        loan = lend(prefill, first, ids)
+        asyncio.run(Decode(limit_s=10).fetch({"token_ids": ids, "prefill_result": params_of(loan)}, second))
+        for params in (SamplingParams(max_tokens=8, temperature=0), SamplingParams(max_tokens=8, seed=3)):
+            assert tokens(second, ids, params) == tokens(alone, ids, params)
+        assert second.frontend.engine.statistics.imported_tokens == 64
+
+
 def broken(loan: Any) -> Iterator[Any]:
     """Yield what may reach a decode worker when all does not go well."""
     yield None
@@ -154,31 +241,20 @@ def test_a_loan_that_does_not_arrive_is_computed_again(llm_bundle: Path, caplog:
     thread = EngineThread(llm_bundle, prefill.update, runtime="reference")
     other = EngineThread(llm_bundle, runtime="reference")
 
-    def tokens(of: EngineThread, params: SamplingParams) -> list[int]:
-        news: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        of.submit(ids, params, "only", news.put)
-        while (delta := news.get()).output is None:
-            pass
-        return list(delta.output.outputs[0].token_ids)
-
-    def lent() -> Any:
-        prefill.expect("a", {"token_ids": ids})
-        tokens(thread, SamplingParams(max_tokens=1, temperature=0))
-        return prefill.result("a")["disaggregated_params"]["loan"]
-
     greedy = SamplingParams(max_tokens=8, temperature=0)
-    want, statistics = tokens(thread, greedy), other.frontend.engine.statistics
-    for wrong in broken(lent()):
-        asked = {"token_ids": ids, "prefill_result": {"disaggregated_params": {"loan": wrong}}}
+    want, statistics = tokens(thread, ids, greedy), other.frontend.engine.statistics
+    for wrong in broken(lend(prefill, thread, ids)):
+        asked = {"token_ids": ids, "prefill_result": params_of(wrong)}
         asyncio.run(decode.fetch(asked, other))
     told = [record.message for record in caplog.records if record.name == "trtkit.dynamo"]
     assert len(told) == 5
     assert all("a prompt of 40 tokens is computed here, its cache did not arrive" in line for line in told)
-    assert tokens(other, greedy) == want
+    assert tokens(other, ids, greedy) == want
     assert (statistics.imported_tokens, statistics.prompt_tokens) == (0, len(ids))
     ids[0] = 9
-    asyncio.run(decode.fetch({"token_ids": ids, "prefill_result": {"disaggregated_params": {"loan": lent()}}}, other))
-    assert tokens(other, greedy) == tokens(thread, greedy)
+    loan = lend(prefill, thread, ids)
+    asyncio.run(decode.fetch({"token_ids": ids, "prefill_result": params_of(loan)}, other))
+    assert tokens(other, ids, greedy) == tokens(thread, ids, greedy)
     assert statistics.imported_tokens == len(ids) - 1
     assert prefill.result("b") == {"disaggregated_params": {"loan": None}}
     thread.close()

@@ -229,14 +229,19 @@ def test_guides_that_explode_are_refused(
 ) -> None:
     workers = [worker.process.pid for worker in served.fleet.workers]
     before = [resident_mib(pid) for pid in workers]
-    for guide in guides:
-        status, body = post(served, json.dumps({"model": MODEL, "prompt": "a", name: guide}).encode())
+    wanted, longest_s = answers(local, "a", temperature=0.0)[0].text, 0.0
+    with ThreadPoolExecutor(4) as pool:
+        bodies = [json.dumps({"model": MODEL, "prompt": "a", name: guide}).encode() for guide in guides]
+        sent = [pool.submit(post, served, body) for body in bodies]
+        while not all(each.done() for each in sent) or not longest_s:
+            start = time.monotonic()
+            assert complete(client, "a", temperature=0).choices[0].text == wanted
+            longest_s = max(longest_s, time.monotonic() - start)
+    for status, body in (each.result() for each in sent):
         assert status == 400
         assert name.encode() in body
         assert reason in body
-    start = time.monotonic()
-    assert complete(client, "a", temperature=0).choices[0].text == answers(local, "a", temperature=0.0)[0].text
-    assert time.monotonic() - start < 10  # on a busy machine, both of them
+    assert longest_s < 10  # on a busy machine, both of them
     assert all(resident_mib(pid) - size < 300 for pid, size in zip(workers, before, strict=True))
 
 

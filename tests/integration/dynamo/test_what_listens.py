@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
+import time
 import urllib.request
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
+import zmq
 
 from tests.dynamo import MODEL, OK, ask, wait_until
 from trtkit.deployment.dynamo.model_folder import read_model
 from trtkit.errors import GenerationError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from openai import OpenAI
 
     from tests.dynamo import Served
@@ -23,8 +29,8 @@ OPENAI = Path(__file__).parents[3] / "docs" / "openai.md"
 ADAPTER = {"lora_name": MODEL, "source": {"uri": "file:///tmp"}}
 
 
-def answer(client: OpenAI) -> str:
-    return client.completions.create(model=MODEL, prompt="the quick", max_tokens=6, temperature=0).choices[0].text
+def answer(client: OpenAI, prompt: str = "the quick") -> str:
+    return client.completions.create(model=MODEL, prompt=prompt, max_tokens=6, temperature=0).choices[0].text
 
 
 def test_the_docs_name_every_route_and_none_of_them_is_for_operators(served: Served, client: OpenAI) -> None:
@@ -40,6 +46,62 @@ def test_the_docs_name_every_route_and_none_of_them_is_for_operators(served: Ser
         status = ask(urllib.request.Request(root + path, data, headers))[0]
         assert 400 <= status < 500 or path == "/v1/responses/input_tokens", path
     assert [answer(client) for _ in range(3)] == [before] * 3
+
+
+def test_forged_events_at_the_broker_change_no_answer(served: Served, client: OpenAI) -> None:
+    """Any process of this machine can tell the router what workers hold; the worker alone knows what it has cached."""
+    publish, subscribe = broker_addresses(served)
+    assert [address.rpartition(":")[0] for address in (publish, subscribe)] == ["tcp://127.0.0.1"] * 2
+    prompts = [f"{word} the quick brown fox jumps over the lazy dog" for word in ("a", "one", "my")]
+    want = [answer(client, prompt) for prompt in prompts]
+    with zmq.Context() as context, context.socket(zmq.SUB) as listener, context.socket(zmq.PUB) as stranger:
+        listener.subscribe(b"")
+        listener.connect(subscribe)
+        stranger.connect(publish)
+        wait_until(lambda: has_news(client, listener))
+        events = [listener.recv_multipart() for _ in range(1) if listener.poll(1000)]
+        while listener.poll(1000):
+            events.append(listener.recv_multipart())
+        assert events
+        time.sleep(1)  # until the stranger is connected
+        random = Random(0)
+        for _ in range(20):
+            for frames in events:
+                for forged in forgeries(frames, random):
+                    stranger.send_multipart(forged)
+        stranger.send_multipart([*events[0][:-1], bytes(64 << 20)])
+        wait_until(lambda: any("Dropping malformed ZMQ message" in line for line in served.log))
+        for _ in range(3):
+            assert [answer(client, prompt) for prompt in prompts] == want
+        assert [member.process.exit_code() for member in served.fleet.workers] == [None, None]
+        assert served.known_workers() == 2
+
+
+def broker_addresses(served: Served) -> list[str]:
+    """Return where workers publish and where the router listens."""
+    assert served.fleet._broker is not None
+    return re.findall(r"tcp://[\d.]+:\d+", served.fleet._broker.environment["DYN_ZMQ_BROKER_URL"])
+
+
+def has_news(client: OpenAI, listener: zmq.Socket[bytes]) -> bool:
+    """Whether workers have published something about a prompt that they have not seen before."""
+    answer(client, secrets.token_hex(40))
+    return bool(listener.poll(1000))
+
+
+def forgeries(frames: list[bytes], random: Random) -> Iterator[list[bytes]]:
+    """Yield an event again, and other things in its form: cut, with changed bytes, empty, without a part."""
+    last = frames[-1]
+    yield frames
+    yield [*frames[:-1], last[: random.randrange(len(last) + 1)]]
+    changed = bytearray(last)
+    for _ in range(random.randrange(1, 9)):
+        changed[random.randrange(len(last))] = random.randrange(256)
+    yield [*frames[:-1], bytes(changed)]
+    for frame in range(len(frames)):
+        yield [random.randbytes(len(each)) if number == frame else each for number, each in enumerate(frames)]
+        yield [b"" if number == frame else each for number, each in enumerate(frames)]
+        yield [each for number, each in enumerate(frames) if number != frame] or [b""]
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", 1, "\u00e4"])

@@ -162,6 +162,28 @@ def test_no_client_waits_for_the_largest_requests_of_others(served: Served, llm:
     assert 0 < longest_s < 60  # where they hold the engine up: minutes
 
 
+def test_others_are_served_while_regexes_of_many_states_are_refused(served: Served, llm: LLM) -> None:
+    regexes = [f"(a{{{500 + number}}}){{1000}}" for number in range(20)]
+    wanted = llm.generate([PROMPT], SamplingParams(max_tokens=3, temperature=0.0))[0].outputs[0].text
+    waits_s: list[float] = []
+
+    def send(regex: str) -> tuple[int, str]:
+        guide = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": regex}
+        status, answer = generate(served, MODEL, text_input=PROMPT, max_tokens=4, **guide)
+        return status, answer["error"]
+
+    with ThreadPoolExecutor(4) as pool:  # the queue takes 8
+        sent = [pool.submit(send, regex) for regex in regexes]
+        while not all(each.done() for each in sent):
+            started = time.monotonic()
+            assert text(answers(served, MODEL, text_input=PROMPT, max_tokens=3, priority=-1)) == wanted
+            waits_s.append(time.monotonic() - started)
+    assert [each.result() for each in sent if each.result()[0] != 400] == []
+    assert all("guided_decoding_guide" in each.result()[1] for each in sent)
+    assert waits_s
+    assert max(waits_s) < 10  # where their first masks hold the engine up: 3 to 6 s for each
+
+
 def test_over_grpc_a_wrong_request_names_the_input_too(served: Served) -> None:
     with pytest.raises(InferenceServerException, match="top_k: `-7` is not"):
         answers(served, MODEL, text_input=PROMPT, top_k=-7)

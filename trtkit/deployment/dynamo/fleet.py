@@ -41,13 +41,13 @@ _SYSTEM_PORTS = 2**15  # Dynamo 1.6.1 reads a worker's port for health as 16 bit
 # For its router, the frontend fetches the beginning of each image that a request names by its address; the worker then
 # refuses the address. It asks this machine's workers for their models' files, and nobody else: no port is 0.
 _NOWHERE = "http://127.0.0.1:0"
-_FETCHES_NOTHING = {
+_FRONTEND = {
     **dict.fromkeys(("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"), _NOWHERE),
     **dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1"),
     "DYN_MM_ALLOW_INTERNAL": "0",
+    # Routes for operators would be open to every client: one of them limits how busy workers may be, for everybody.
+    "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
 }
-# Routes for operators would be open to every client: one of them limits how busy workers may be, for everybody.
-_FRONTEND = {**_FETCHES_NOTHING, "DYN_DISABLE_FRONTEND_ADMIN_API": "1"}
 # A worker that fails MOST_FAILURES times within so many seconds is not started again.
 _WITHIN_S = 60.0
 # How often workers are looked at.

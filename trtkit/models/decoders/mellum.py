@@ -47,10 +47,8 @@ def spec(config: HfConfig) -> DecoderSpec:
     windows = sliding_windows(config, ["full_attention"] * count)
     types = config.get("layer_types", ["full_attention"] * count)
     parameters_by_type(config, types, ROPE)
-    kinds = {
-        kind: whole_rope_spec(config, attention.head_dim, layer_type=kind, parameters=ROPE)
-        for kind in dict.fromkeys(types)
-    }
+    size = attention.head_dim
+    kinds = {kind: whole_rope_spec(config, size, layer_type=kind, parameters=ROPE) for kind in dict.fromkeys(types)}
     routing = RoutingSpec(
         int(config.need("num_experts_per_tok")), norm_topk_prob=bool(config.get("norm_topk_prob", True))
     )

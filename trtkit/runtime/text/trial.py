@@ -7,7 +7,6 @@ trial finds those that do so on ordinary text; it cannot find one that waits for
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import signal
@@ -18,10 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit.errors import GenerationError
+from trtkit.errors import GenerationError, SourceError
 from trtkit.files import recalled, remember
 from trtkit.sources.digest import sha256_of
 from trtkit.sources.gguf.cuts import known_patterns
+from trtkit.sources.safetensors_folder import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,10 +43,12 @@ def try_patterns(folder: Path) -> None:
 
     Raises GenerationError for patterns that exceed the limits.
     """
-    file, patterns = folder / "tokenizer.json", set[str]()
-    with contextlib.suppress(GenerationError, OSError):  # whoever loads it says why it cannot be read
-        patterns.update(_patterns(json_settings(file)))
-    if patterns - known_patterns():
+    file = folder / "tokenizer.json"
+    try:
+        is_known = known_patterns().issuperset(_patterns(json_settings(file)))
+    except (GenerationError, RecursionError):  # too large, or damaged: whoever loads it may still read it
+        is_known = False
+    if not is_known:
         _try(folder, "patterns", file)
 
 
@@ -67,14 +69,13 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def json_settings(path: Path) -> dict[str, Any]:
-    """Return a JSON object, or an empty one if the file does not exist. Raises GenerationError if it is not JSON."""
+    """Return a JSON object, or an empty one if the file does not exist. Raises GenerationError for anything else."""
     if not path.is_file():
         return {}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise GenerationError(f"not JSON: {error}", str(path), "build the bundle again") from None
-    return data if isinstance(data, dict) else {}
+        return read_json(path)
+    except SourceError as error:
+        raise GenerationError(error.what, error.where, "build the bundle again") from None
 
 
 def _try(folder: Path, kind: str, file: Path) -> None:

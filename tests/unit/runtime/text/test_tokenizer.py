@@ -117,6 +117,6 @@ def test_a_broken_tokenizer_says_where(tmp_path: Path) -> None:
 def test_a_broken_generation_config_says_where(tmp_path: Path) -> None:
     byte_level().hf.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text("{]")
-    with pytest.raises(GenerationError, match="not JSON") as raised:
+    with pytest.raises(GenerationError, match="not valid JSON") as raised:
         open_tokenizer(tmp_path)
     assert raised.value.where == str(tmp_path / "generation_config.json")

@@ -59,6 +59,14 @@ def test_a_pattern_that_backtracks_is_refused(pattern: str, folder: Path) -> Non
         open_tokenizer(with_pattern(folder, pattern))
 
 
+def test_a_file_that_is_too_large_to_be_read_is_tried_too(folder: Path) -> None:
+    with_pattern(folder, r"(a+)+$")
+    with (folder / "tokenizer.json").open("a") as file:
+        file.write(" " * (65 << 20))
+    with pytest.raises(GenerationError, match="the tokenizer's patterns take more than 3 s of CPU time"):
+        open_tokenizer(folder)
+
+
 def test_patterns_of_known_tokenizers_and_others_that_end_are_taken(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
