@@ -15,7 +15,7 @@ from trtkit.engine.stages import bundle_stages, plan_files
 from trtkit.engine.vision_language import images_record, open_vision
 from trtkit.engine.write_stages import prepare_stages
 from trtkit.errors import SourceError, TrtkitError
-from trtkit.files import MANIFEST, scratch_folder
+from trtkit.files import MANIFEST, QUANTIZED, scratch_folder
 from trtkit.inputs.samples import check_files
 from trtkit.jobs.events import Verdict
 from trtkit.resolve import resolve
