@@ -58,7 +58,9 @@ def test_two_lines_make_a_whole_bundle(workspace: Path, build: Callable[..., Any
     assert tree(workspace / "bundles") == [
         "m",
         "m/engines",
+        "m/engines/m.layers.json",
         "m/engines/m.plan",
+        "m/engines/m.weights",
         "m/manifest.json",
         "m/network",
         "m/network.json",
