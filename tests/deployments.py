@@ -55,11 +55,17 @@ def relist(bundle: Path, name: str) -> Path:
     return bundle
 
 
-def as_tensorrt(bundle: Path, version: str = TENSORRT) -> Path:
-    """Change the manifest so that full TensorRT seems to have built the bundle; its plans stay what they are."""
+def as_tensorrt(bundle: Path, version: str = TENSORRT, *, has_plugins: bool = False) -> Path:
+    """Change the manifest so that full TensorRT seems to have built the bundle; its plans stay what they are.
+
+    has_plugins: as if the networks had plugins, so that there are no layers to run without that library.
+    """
     file = bundle / "manifest.json"
     manifest = json.loads(file.read_text())
     manifest["backend"] = {"name": "tensorrt", "version": version}
+    for stage in manifest["stages"] if has_plugins else ():
+        for record in (layers["layers"], layers["weights"]) if (layers := stage.pop("layers")) else ():
+            (bundle / record["path"]).unlink()
     file.write_text(json.dumps(manifest))
     return bundle
 

@@ -79,7 +79,7 @@ def test_without_a_gpu_a_language_models_manifest_names_the_source_it_reads(
     assert note in deployed(trtkit, tiny_bundle, "--name", "chat")["notes"]
     manifest = json.loads((workspace / "models" / "chat" / "1" / "bundle" / "manifest.json").read_text())
     assert manifest["config"]["source"]["hf"] == str(source)
-    assert {file["path"] for file in manifest["sources"]} >= {"config.json", "tokenizer.json"}
+    assert {file["path"] for file in manifest["sources"]} >= {f"{source}/config.json", f"{source}/tokenizer.json"}
 
 
 def test_a_dry_run_shows_the_difference_and_writes_nothing(bundle: Path, trtkit: Trtkit, workspace: Path) -> None:
@@ -119,10 +119,19 @@ def test_a_repository_that_is_a_link_is_the_folder_behind_it(bundle: Path, works
 def test_a_bundle_that_cannot_run_here_is_deployed_without_a_known_request(
     bundle: Path, workspace: Path, trtkit: Trtkit
 ) -> None:
-    found = deployed(trtkit, as_tensorrt(bundle), "--as", "tensors")
+    found = deployed(trtkit, as_tensorrt(bundle, has_plugins=True), "--as", "tensors")
     assert [model["backend"] for model in found["models"]] == ["tensorrt"]
     assert found["notes"][-1].startswith("no known request: ")
     assert tree(workspace / "models/tiny/1") == ["deployment.json", "model.plan"]
+
+
+def test_a_bundle_of_a_library_that_is_not_here_has_a_known_request(
+    bundle: Path, workspace: Path, trtkit: Trtkit
+) -> None:
+    """Its layers say what the engine must answer."""
+    found = deployed(trtkit, as_tensorrt(bundle), "--as", "tensors")
+    assert found["notes"][-1] == "known requests: 1, answered by the runtime that is here"
+    assert "model.plan" in tree(workspace / "models/tiny/1")
 
 
 CHANGES = {"os.rename", "os.mkdir", "os.link", "os.remove", "os.rmdir", "open"}

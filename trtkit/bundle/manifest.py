@@ -109,6 +109,15 @@ class Manifest(ModelRecord):
         table = None if self.decoder is None else self.decoder.embeddings
         return [*parsed, *([] if table is None else [table]), *self.quantized, *self._layer_files()]
 
+    @property
+    def needs_source(self) -> bool:
+        """Whether the reference executor reads the source: weights that lie there, or to write a network again."""
+        own = [(stage.writer, each.layers) for stage in self.stages for each in (stage.ranks or [stage])]
+        return any(
+            writer != "parser" if layers is None else any(number < len(self.sources) for number in layers.sources)
+            for writer, layers in own
+        )
+
     def _layer_files(self) -> Iterator[FileRecord]:
         for record in (each for stage in self.stages for each in (stage.ranks or [stage])):
             if record.layers is not None:

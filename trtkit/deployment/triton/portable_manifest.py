@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def reads_source(manifest: Manifest) -> bool:
-    """Whether a server here reads the weights from the source: without a GPU, unless ONNX files hold them all."""
-    return not list_gpus() and not all(stage.writer == "parser" for stage in manifest.stages)
+    """Whether a server here reads weights from the source: without a GPU, if the bundle does not hold them all."""
+    return manifest.needs_source and not list_gpus()
 
 
 def portable_manifest(bundle: Bundle) -> str:
@@ -27,8 +27,9 @@ def portable_manifest(bundle: Bundle) -> str:
     data = json.loads(read_text(bundle.path / MANIFEST))
     source, speculator = data["config"]["source"], (data["config"]["llm"] or {}).get("speculator")
     data["config"] = {key: value if key == "keep_fp32" else _portable(value) for key, value in data["config"].items()}
-    data["sources"] = _portable(data["sources"])
-    if reads_source(bundle.manifest):
+    if not reads_source(bundle.manifest):
+        data["sources"] = _portable(data["sources"])
+    else:
         data["config"]["source"] = source
         if data["config"]["llm"] is not None:
             data["config"]["llm"]["speculator"] = speculator
