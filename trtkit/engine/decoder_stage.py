@@ -27,6 +27,7 @@ from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
 from trtkit.models.parallel import grid_of
 from trtkit.models.registry import ARCHITECTURES
+from trtkit.models.spec_file import write_spec
 from trtkit.network.graph import Graph
 from trtkit.resolve import resolve
 
@@ -102,10 +103,11 @@ def _write_network(graph: Graph, request: StageRequest, opened: OpenedDecoder, s
 
 
 def _carry(opened: OpenedDecoder, folder: Path, steps: Steps) -> None:
-    """Put config and tokenizer into the bundle, and the embedding table where the engine takes vectors."""
+    """Put config, spec and tokenizer into the bundle, and the embedding table where the engine takes vectors."""
     (folder / "model").mkdir(exist_ok=True)
     text = json.dumps(_named(opened.source.config), indent=1)
     (folder / "model" / "config.json").write_text(text + "\n", encoding="utf-8")
+    write_spec(opened.spec, folder)
     written = opened.source.tokenizer.write(folder / "model")
     steps.add("tokenizer", ", ".join(path.name for path in written) or "the source has none")
     if opened.takes_embeddings:

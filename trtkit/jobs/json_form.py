@@ -6,7 +6,6 @@ Not pydantic's TypeAdapter: importing pydantic takes 12 MiB and 0.1 s, which the
 from __future__ import annotations
 
 import dataclasses
-import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -70,9 +69,14 @@ def _union(kind: Any, data: object, where: str) -> object:
     raise _wrong(kind, data, where)
 
 
-@functools.cache
-def _hints(kind: type) -> dict[str, object]:
-    return get_type_hints(kind)
+_HINTS: dict[type, dict[str, object]] = {}
+
+
+def read_hints(kind: type, names: Mapping[str, object] | None = None) -> dict[str, object]:
+    """Return the types of a dataclass's fields. names: of types that its module imports for type checkers only."""
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind, localns=dict(names or {}))
+    return _HINTS[kind]
 
 
 def _names(kind: Any) -> set[str]:
@@ -88,7 +92,7 @@ def _dataclass(kind: Any, data: object, where: str) -> object:
         raise TypeError(f"{where}: `{missing[0]}` is missing")
     if unknown := sorted(set(data) - names):
         raise TypeError(f"{where}: `{unknown[0]}` is unknown")
-    hints = _hints(kind)
+    hints = read_hints(kind)
     return kind(**{name: _read(hints[name], data[name], f"{where}.{name}") for name in names})
 
 

@@ -10,9 +10,9 @@ from trtkit.engine.decoders import llm_options
 from trtkit.errors import GenerationError, RequestError, did_you_mean
 from trtkit.lora.adapter import open_adapter
 from trtkit.lora.targets import adapted_layers, check_adapter
+from trtkit.models.spec_file import read_spec
 from trtkit.runtime.adapters.loaded import LoadedAdapter, PreparedAdapter, prepared_matrices
 from trtkit.runtime.adapters.ranks import RankTable
-from trtkit.runtime.decoder.network import bundle_spec
 from trtkit.runtime.sequences import AdapterId
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def bundle_adapters(bundle: Bundle, slots: AdapterSlots | None) -> Adapters | No
     options = llm_options(bundle.manifest.config).lora
     if slots is None or options is None:
         return None
-    spec = bundle_spec(bundle)
+    spec = read_spec(bundle.path)
     return Adapters(slots, spec, adapted_layers(spec, options))
 
 
@@ -167,7 +167,7 @@ def check_adapters(bundle: Bundle, folders: Mapping[str, str], model: str) -> No
         raise no_adapters()
     for name in folders:
         check_adapter_name(name, model)
-    spec = bundle_spec(bundle)
+    spec = read_spec(bundle.path)
     for folder in folders.values():
         check_adapter(open_adapter(Path(folder), spec), adapted_layers(spec, options), options.max_rank_sum)
 

@@ -10,13 +10,11 @@ from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import has_read_only_caches, llm_options, open_decoder
 from trtkit.engine.embeddings import embedding_table
 from trtkit.models.model import SPECULATOR
-from trtkit.models.registry import decoder_spec
 from trtkit.network.decoder import EMBEDS
 from trtkit.network.graph import Graph
 from trtkit.resolve import resolve
 from trtkit.runtime.decoder.embeddings import TokenEmbeddings, bundle_embeddings
 from trtkit.sources.digest import digest_model
-from trtkit.sources.safetensors_folder import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
     from trtkit.engine.decoders import OpenedDecoder
-    from trtkit.models.spec import DecoderSpec
     from trtkit.network.input_spec import InputSpec
     from trtkit.network.layer_graph import LayerGraph
 
@@ -161,9 +158,3 @@ def _opened(bundle: Bundle, rank: int) -> OpenedDecoder:
     config = bundle.manifest.config
     bundle.check_sources({file.sha256 for file in digest_model(config)})
     return open_decoder(resolve(config), bundle.quantized_path, rank)
-
-
-def bundle_spec(bundle: Bundle) -> DecoderSpec:
-    """Return what a language model's bundle computes, of all ranks. Its head may be one that `config.json` ties."""
-    path = bundle.path / "model" / "config.json"
-    return decoder_spec(read_json(path), str(path))

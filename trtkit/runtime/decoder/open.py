@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from trtkit.config.llm import LlmOptions
 from trtkit.errors import GenerationError
+from trtkit.models.spec_file import read_spec
 from trtkit.network.rope_tables import counted_length
-from trtkit.runtime.decoder.network import bundle_spec
 from trtkit.runtime.decoder.single import DEFAULT_EXECUTION, OpenOptions, checked_slots, open_rank
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def weights_digest(manifest: Manifest) -> str:
 def rope_lengths(bundle: Bundle) -> list[int]:
     """Return what rotary tables depend on of the length of slots (LongRoPE, dynamic NTK), sorted."""
     length = (bundle.manifest.config.llm or LlmOptions()).max_sequence_length
-    ropes = [each.rope for each in bundle_spec(bundle).attentions if each.rope is not None]
+    ropes = [each.rope for each in read_spec(bundle.path).attentions if each.rope is not None]
     return sorted({counted_length(rope, length) for rope in ropes})
 
 

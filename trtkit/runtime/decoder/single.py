@@ -11,9 +11,10 @@ from trtkit.errors import GenerationError, RequestError
 from trtkit.models.model import SPECULATOR
 from trtkit.models.parallel import rank_spec
 from trtkit.models.rank_weights import RankWeights
+from trtkit.models.spec_file import read_spec
 from trtkit.runtime import device as devices
 from trtkit.runtime.decoder.cache_size import bytes_of_page, page_tokens_of, with_head
-from trtkit.runtime.decoder.network import bundle_head_network, bundle_network, bundle_spec
+from trtkit.runtime.decoder.network import bundle_head_network, bundle_network
 from trtkit.runtime.decoder.pool_size import CacheSize, PoolSize
 from trtkit.runtime.decoder.reference import ReferenceDecoder
 from trtkit.runtime.weight_budget import weight_budget_bytes
@@ -106,7 +107,7 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Sta
 
 def _shares(bundle: Bundle, rank: int) -> Callable[[str], MatrixShare]:
     """Return what gives a rank's share of a layer's matrix."""
-    spec = bundle_spec(bundle)
+    spec = read_spec(bundle.path)
     return RankWeights(spec, rank_spec(spec, bundle.manifest.grid, rank), {}).share_of
 
 
