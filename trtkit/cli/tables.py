@@ -202,6 +202,18 @@ def inspect_tables(inspected: Inspected, *, every_layer: bool) -> Iterator[Rende
         yield _tensors(network.layers)
 
 
+def _layers_text(manifest: Manifest) -> str:
+    """Return what the reference executor runs a bundle from."""
+    networks = [each.layers for stage in manifest.stages for each in (stage.ranks or [stage])]
+    records = [record for record in networks if record is not None]
+    if len(records) < len(networks):
+        return "the reference executor writes the networks again: they have plugins"
+    size = sum(file.size_bytes for each in records for file in (each.layers, each.weights) if file is not None)
+    sources = {number for each in records for number in each.sources if number < len(manifest.sources)}
+    mapped = f", weights mapped from {plural(len(sources), 'file')} of the source" if sources else ""
+    return f"the reference executor runs the layers in the bundle, {size_text(size)}{mapped}"
+
+
 def _overview(inspected: Inspected) -> Table:
     """Summarize config, inputs, outputs, profiles and totals."""
     model, network, config = inspected.model, inspected.network, inspected.model.config
@@ -223,6 +235,7 @@ def _overview(inspected: Inspected) -> Table:
     if isinstance(model, Manifest):
         table.add_row("engine", _engines_text([engine.model_dump() for engine in model.engines]))
         table.add_row("backend", f"{model.backend.name} {model.backend.version}")
+        table.add_row("without it", _layers_text(model))
     table.add_row("weights", weights_text(totals.weight_bytes))
     table.add_row("work", f"{count_text(totals.flops)}FLOP, {size_text(totals.bytes_moved)} moved")
     _add_tokens(table, model)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 LAYERS_VERSION = 1
 _ALIGNMENT = 64  # bytes; the strictest that torch's kernels ask for
 _OWN = -1
+_WORTH_MAPPING = 0.1
+"""The share of the weights that the sources must hold: for less, a bundle rather does without them."""
 _EMPTY: list[Any] = [(), (), {}, {}, 0]
 """What a layer has after its kind and name if nothing is there: inputs, outputs, attributes, weights, construct."""
 _MAPS = Path("/proc/self/maps")
@@ -49,6 +51,10 @@ class LayerFiles:
 def save_layers(graph: LayerGraph, files: LayerFiles) -> tuple[int, ...]:
     """Write a network's layers; return the numbers of the sources that hold weights of it. Raises OSError."""
     mapped = _MappedSources(files.sources)
+    held = [weights.raw for node in graph.nodes for weights in node.weights.values()]
+    in_sources = sum(raw.nbytes for raw in held if mapped.find(raw) is not None)
+    if in_sources < _WORTH_MAPPING * sum(raw.nbytes for raw in held):
+        mapped = _MappedSources(())
     with files.weights.open("wb") as weights:
         writer = _WeightsWriter(weights, mapped)
         layers = [_encoded(node, writer) for node in graph.nodes]
@@ -131,10 +137,10 @@ class _WeightsWriter:
 
     def place(self, raw: Bytes) -> tuple[int, int]:
         """Return the number of the source that holds bytes, or `_OWN`, and their offset in that file."""
-        address = raw.ctypes.data
-        if (place := self._mapped.find(address, raw.nbytes)) is not None:
+        if (place := self._mapped.find(raw)) is not None:
             self.sources.add(place[0])
             return place
+        address = raw.ctypes.data
         offset = self._written.get((address, raw.nbytes))
         if offset is None:
             self._file.write(bytes(-self.size % _ALIGNMENT))
@@ -151,13 +157,14 @@ class _MappedSources:
         numbers = {str(path.resolve()): number for number, path in enumerate(sources)}
         self._regions = sorted(_regions(numbers)) if numbers else []
 
-    def find(self, address: int, size: int) -> tuple[int, int] | None:
-        """Return the source and the offset in it of memory; None if it is not a source's."""
+    def find(self, raw: Bytes) -> tuple[int, int] | None:
+        """Return the source and the offset in it of bytes; None if they are not a source's."""
+        address = raw.ctypes.data
         place = bisect.bisect_right(self._regions, (address, math.inf, 0, 0)) - 1
         if place < 0:
             return None
         start, end, number, offset = self._regions[place]
-        return (number, offset + address - int(start)) if address + size <= end else None
+        return (number, offset + address - int(start)) if address + raw.nbytes <= end else None
 
 
 def _regions(numbers: dict[str, int]) -> Iterator[tuple[float, float, int, int]]:
