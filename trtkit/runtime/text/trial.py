@@ -115,12 +115,12 @@ def _digest(folder: Path, kind: str) -> str:
 
 
 def _patterns(data: object) -> Iterator[str]:
-    """Yield the regular expressions of a tokenizer.json, but for its vocabulary."""
+    """Yield the regular expressions of a tokenizer.json, but for its vocabulary and merges."""
     if isinstance(data, dict):
         if isinstance(data.get("Regex"), str):
             yield data["Regex"]
         for name, value in data.items():
-            if name != "vocab":
+            if name not in ("vocab", "merges"):
                 yield from _patterns(value)
     elif isinstance(data, list):
         for value in data:
