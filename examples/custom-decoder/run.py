@@ -8,7 +8,7 @@ from decoder import LAYERS, H, K, T, new_graph
 from trtkit.reference import Executor
 
 graph = new_graph()
-executor = Executor(graph.backend, graph.network)
+executor = Executor(graph.layers())
 cache = {f"{kind}_{i}": torch.zeros(1, K, T, H) for i in range(LAYERS) for kind in ("key", "value")}
 tokens, new, done = [3, 14, 15], [3, 14, 15], 0
 while len(tokens) < 11:

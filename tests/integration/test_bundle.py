@@ -113,7 +113,7 @@ def test_manifest_of_another_version_is_refused(text: str, bundle: Path, refuses
     (bundle / "manifest.json").write_text(text)
     version = "99" if "99" in text else "None"
     assert refuses("inspect", "b") == (
-        f"b/manifest.json: unsupported manifest schema version {version}; expected 3\n"
+        f"b/manifest.json: unsupported manifest schema version {version}; expected 4\n"
         "fix: build it again with this trtkit: `trtkit build CONFIG --output b`"
     )
 

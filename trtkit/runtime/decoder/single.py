@@ -94,6 +94,8 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Sta
     if device is not None:
         execution = _open_engine(bundle, options, peers, device)
     else:
+        if not needs_reference:
+            bundle.check_network()
         network = bundle_network(bundle, peers.rank, has_all_logits=needs_reference)
         pool = _pool(bundle, options, peers.rank)
         execution = ReferenceDecoder(network, options.slots, ranks=peers.members, pool=pool)
