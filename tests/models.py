@@ -68,12 +68,12 @@ def matmul(batch: Dim = "batch") -> onnx.ModelProto:
     )
 
 
-def question_marks() -> onnx.ModelProto:
+def question_marks(placeholder: Dim = "?") -> onnx.ModelProto:
     """x [?, 3, ?, ?] with one placeholder for three sizes, as Paddle exports."""
     return model(
         [helper.make_node("Relu", ["x"], ["y"], name="relu")],
-        [tensor("x", "?", 3, "?", "?")],
-        [tensor("y", "?", 3, "?", "?")],
+        [tensor("x", placeholder, 3, placeholder, placeholder)],
+        [tensor("y", placeholder, 3, placeholder, placeholder)],
     )
 
 

@@ -174,8 +174,11 @@ def test_external_data_is_taken_in(workspace: Path, build: Callable[..., Any]) -
     np.testing.assert_array_equal(run_bundle(x=np.ones((2, 3), np.float32)), expected)
 
 
-def test_placeholders_for_several_sizes_get_names_of_their_own(workspace: Path, build: Callable[..., Any]) -> None:
-    models.save(models.question_marks(), workspace / "m.onnx")
+@pytest.mark.parametrize("placeholder", ["?", -1])
+def test_placeholders_for_several_sizes_get_names_of_their_own(
+    placeholder: str | int, workspace: Path, build: Callable[..., Any]
+) -> None:
+    models.save(models.question_marks(placeholder), workspace / "m.onnx")
     (workspace / "m.yaml").write_text(
         "source: {onnx: m.onnx}\nprofiles: [{x.0: [1, 2, 4], x.2: 48, x.3: [8, 16, 32]}]\n"
     )

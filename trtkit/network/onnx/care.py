@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.errors import ConfigError, Problem, SourceError
+from trtkit.network.onnx.io import is_unnamed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -134,13 +135,13 @@ def name_dimensions(model: onnx.ModelProto) -> str:
         if value.name in initializers:
             continue
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if _is_unnamed(dim):
+            if is_unnamed(dim):
                 dim.Clear()
                 dim.dim_param = f"{value.name}.{axis}"
                 renamed.append(dim.dim_param)
     for value in (*model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
-            if _is_unnamed(dim):
+            if is_unnamed(dim):
                 dim.Clear()
     return f"named {', '.join(renamed)}" if renamed else "all named"
 
@@ -220,10 +221,3 @@ def _inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
-
-
-def _is_unnamed(dim: onnx.TensorShapeProto.Dimension) -> bool:
-    """Whether a dimension has neither a size nor a name that tells it from others."""
-    if dim.HasField("dim_value"):
-        return dim.dim_value < 0
-    return dim.dim_param.strip() in {"", "?", "-1", "None", "none", "unk"}

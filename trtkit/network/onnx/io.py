@@ -45,6 +45,13 @@ def graph_outputs(model: onnx.ModelProto) -> list[TensorSpec]:
     return [_spec(value) for value in model.graph.output]
 
 
+def is_unnamed(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    """Whether a dimension has neither a size nor a name that tells it from others."""
+    if dim.HasField("dim_value"):
+        return dim.dim_value < 0
+    return dim.dim_param.strip() in {"", "?", "-1", "None", "none", "unk"}
+
+
 def random_inputs(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray[Any, Any]]:
     """Return seeded inputs of the given shapes: normal floats, small integers."""
     generator = np.random.default_rng(0)
@@ -78,7 +85,6 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
         )
     dims = value.type.tensor_type.shape.dim
     shape = tuple(
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or f"{value.name}.{axis}"
-        for axis, dim in enumerate(dims)
+        f"{value.name}.{axis}" if is_unnamed(dim) else dim.dim_param or dim.dim_value for axis, dim in enumerate(dims)
     )
     return TensorSpec(value.name, dtype.name, shape)
