@@ -36,18 +36,20 @@ _SMALL_BYTES = 1024
 _ALIGNMENT = 4096  # ONNX's advice for data that is mapped
 
 
-def write_onnx(graph: LayerGraph, path: Path) -> None:
-    """Write a network to an ONNX file, its weights to `<file>.data` if they are large.
+def write_onnx(graph: LayerGraph, path: Path) -> tuple[Path, ...]:
+    """Write a network to an ONNX file, its weights to `<file>.data` if they are large; return the files.
 
     Raises ProblemsError for layers that ONNX cannot express, and OSError.
     """
-    model, blocks = onnx_model(graph, f"{path.name}.data" if _weight_bytes(graph) > INLINE_LIMIT_BYTES else "")
+    data = path.with_name(f"{path.name}.data")
+    model, blocks = onnx_model(graph, data.name if _weight_bytes(graph) > INLINE_LIMIT_BYTES else "")
     if blocks:
-        with replacing(path.with_name(f"{path.name}.data")) as file:
+        with replacing(data) as file:
             for block in blocks:
                 file.write(bytes(-file.tell() % _ALIGNMENT))
                 file.write(block.data)
     replace_file(path, model.SerializeToString())
+    return (path, data) if blocks else (path,)
 
 
 def onnx_model(graph: LayerGraph, data_file: str = "") -> tuple[ModelProto, list[Bytes]]:
@@ -65,8 +67,9 @@ def onnx_model(graph: LayerGraph, data_file: str = "") -> tuple[ModelProto, list
         except NotInOnnxError as error:
             problems.setdefault(f"{node.kind} {error}", Problem(f"{node.kind}: {error}", f"layer `{node.name}`"))
     if problems:
-        what = "ONNX cannot express this network; the layers that it lacks"
-        raise ProblemsError(what, list(problems.values()), "run the bundle with `--backend reference` instead")
+        what = "ONNX cannot express some layers of this network; the first of each kind:"
+        fix = "`trtkit verify BUNDLE` compares the network, without ONNX"
+        raise ProblemsError(what, list(problems.values()), fix)
     return writer.model(), writer.blocks
 
 

@@ -27,8 +27,9 @@ def matrix_multiply(layer: Layer) -> Value:
 
 
 def einsum(layer: Layer) -> Value:
-    """Sum products by an Einstein equation."""
-    return layer.emitter.emit("Einsum", *layer.values, equation=layer.option("equation"))
+    """Sum products by an Einstein equation, in fp32 at least: ONNX's Einsum takes no bf16."""
+    operands = [layer.widened(index) for index in range(len(layer.values))]
+    return layer.narrowed(layer.emitter.emit("Einsum", *operands, equation=layer.option("equation")))
 
 
 def reduce(layer: Layer) -> Value:

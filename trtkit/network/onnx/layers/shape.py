@@ -66,11 +66,11 @@ def padding(layer: Layer) -> Value:
 
 
 def reverse_sequence(layer: Layer) -> Value:
-    """Reverse the first elements of each slice along the batch axis."""
+    """Reverse the first elements of each slice along the batch axis; ONNX's ReverseSequence takes no bf16."""
     axes = {"batch_axis": layer.number("batch_axis"), "time_axis": layer.number("sequence_axis")}
     if sorted(axes.values()) != [0, 1]:
         raise NotInOnnxError("ReverseSequence takes axes 0 and 1 only")
-    return layer.emitter.emit("ReverseSequence", layer.value(0), layer.int64(1), **axes)
+    return layer.narrowed(layer.emitter.emit("ReverseSequence", layer.widened(), layer.int64(1), **axes))
 
 
 def one_hot(layer: Layer) -> Value:
