@@ -83,14 +83,14 @@ def _tally(cases: Iterable[Any]) -> Tally:
 def test_sampled_cases_are_written_as_they_were() -> None:
     tally = _tally(case for case in collect() if case.name.removeprefix("test_") in SAMPLE)
     assert not tally.wrong
-    assert (tally.written, tally.equal) >= (56, 55)
+    assert (tally.written, tally.equal) >= (58, 57)
 
 
 @pytest.mark.conformance
 def test_every_case_that_parses_is_written_as_it_was_or_refused() -> None:
     tally = _tally(collect())
     assert not tally.wrong
-    assert (tally.written, tally.equal) >= (1142, 1064)
+    assert (tally.written, tally.equal) >= (1152, 1073)
     assert {reason.partition(":")[0] for reason in tally.refused} <= {
-        *("TRIP_LIMIT", "CONDITION", "CONDITIONAL_INPUT", "NMS", "SLICE", "POOLING", "DYNAMIC_QUANTIZE"),
+        *("TRIP_LIMIT", "CONDITION", "CONDITIONAL_INPUT", "SLICE", "POOLING", "DYNAMIC_QUANTIZE"),
     }, tally.refused

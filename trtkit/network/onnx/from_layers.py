@@ -74,13 +74,8 @@ def onnx_model(graph: LayerGraph, data_file: str = "") -> tuple[ModelProto, list
 
 
 def _weight_bytes(graph: LayerGraph) -> int:
-    """Return the size of all weights, those that layers share once."""
-    sizes = {
-        (held.raw.ctypes.data, held.raw.nbytes): held.raw.nbytes
-        for node in graph.nodes
-        for held in node.weights.values()
-    }
-    return sum(sizes.values())
+    """Return the size of all layers' weights, as one file would hold them."""
+    return sum(held.raw.nbytes for node in graph.nodes for held in node.weights.values())
 
 
 def _in_order(graph: LayerGraph) -> list[Node]:

@@ -130,8 +130,8 @@ def test_numbers_win_over_nan_and_casts_stay_in_range() -> None:
 
 def test_every_kind_that_onnx_lacks_is_named_once() -> None:
     nodes = [
-        Node("NMS", "boxes", (1,), (2,)),
-        Node("NMS", "more_boxes", (2,), (3,)),
+        Node("MOE", "experts", (1,), (2,)),
+        Node("MOE", "more_experts", (2,), (3,)),
         Node("PLUGIN_V3", "swin", (3,), (4,)),
         Node("GATHER", "pick", (1, 4), (5,), {"axis": 2, "num_elementwise_dims": 1, "mode": "DEFAULT"}),
     ]
@@ -140,7 +140,7 @@ def test_every_kind_that_onnx_lacks_is_named_once() -> None:
         onnx_model(graph(nodes, specs, 1))
     assert str(caught.value).splitlines() == [
         "ONNX cannot express some layers of this network; the first of each kind:",
-        "  layer `boxes`: NMS: ONNX's NonMaxSuppression gives boxes in another order",
+        "  layer `experts`: MOE: ONNX has no operator for a mixture of experts",
         "  layer `swin`: PLUGIN_V3: ONNX has no such operator",
         "  layer `pick`: GATHER: ONNX gathers batches along the first axis after theirs only",
         "fix: `trtkit verify BUNDLE` compares the network, without ONNX",

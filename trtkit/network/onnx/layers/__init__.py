@@ -29,6 +29,7 @@ WRITERS: dict[str, Callable[[Layer], Value | tuple[Value, ...]]] = {
     "KV_CACHE_UPDATE": attention.kv_cache_update,
     "LRN": window.local_response_normalization,
     "MATRIX_MULTIPLY": reduction.matrix_multiply,
+    "NMS": window.non_maximum_suppression,
     "NON_ZERO": shape.non_zero,
     "NORMALIZATION": reduction.normalization,
     "ONE_HOT": shape.one_hot,
@@ -71,7 +72,6 @@ REFUSED = {
     "ITERATOR": "loops are not written",
     "LOOP_OUTPUT": "loops are not written",
     "MOE": "ONNX has no operator for a mixture of experts",
-    "NMS": "ONNX's NonMaxSuppression gives boxes in another order",
     "RECURRENCE": "loops are not written",
     "TRIP_LIMIT": "loops are not written",
 }

@@ -1,4 +1,4 @@
-"""Convolution, pooling and resizing of pictures."""
+"""Convolution, pooling and resizing of pictures, and non-maximum suppression of boxes."""
 
 from __future__ import annotations
 
@@ -162,3 +162,29 @@ def grid_sample(layer: Layer) -> Value:
         "align_corners": int(layer.flag("align_corners")),
     }
     return layer.emitter.emit("GridSample", *layer.values, **attributes)
+
+
+def non_maximum_suppression(layer: Layer) -> tuple[Value, ...]:
+    """Keep the best boxes of each batch item and class: rows by batch, then falling score, and their count.
+
+    ONNX's operator orders rows by class within a batch item, so they are sorted: by score, then by batch item, each
+    time the earlier of equals first.
+    """
+    e = layer.emitter
+    if len(layer.input_shape()) != 3:
+        raise NotInOnnxError("its boxes differ by class")
+    boxes, scores = layer.widened(0), e.emit("Transpose", layer.widened(1), perm=[0, 2, 1])
+    most = e.emit("Min", layer.vector(2), e.constant([layer.number("topk_box_limit")]))
+    limits = [
+        e.emit("Reshape", layer.value(index), e.constant([1])) if layer.has(index) else e.constant([0], "float32")
+        for index in (3, 4)
+    ]
+    is_center = int(layer.option("bounding_box_format") != "CORNER_PAIRS")
+    rows = e.emit("NonMaxSuppression", boxes, scores, most, *limits, center_point_box=is_center)
+    count = e.shape(rows, 0, 1)
+    _, order = e.emit_several(2, "TopK", e.emit("GatherND", scores, rows), count, axis=0, largest=1)
+    rows = e.emit("Gather", rows, order)
+    items = e.emit("Gather", rows, e.constant(0), axis=1)
+    _, order = e.emit_several(2, "TopK", items, count, axis=0, largest=0)
+    rows = e.emit("Gather", rows, order)
+    return e.cast(rows, layer.output(0).dtype), e.cast(e.emit("Squeeze", count), layer.output(1).dtype)
