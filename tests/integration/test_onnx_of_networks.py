@@ -19,6 +19,7 @@ from tests.selection import slow_unless
 from trtkit.dtypes import FP32
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.reference import Executor
+from trtkit.runtime.stages import ReferenceStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -81,6 +82,7 @@ def test_hybrid_computes_the_same_layer_by_layer(architecture: str, tmp_path: Pa
     case = case_of(architecture)
     saved(case, tmp_path / "model")
     (stage,) = make(case, tmp_path / "model", "fused").execution.stages
+    assert isinstance(stage, ReferenceStage)
     executor, oracle = Executor(stage.layers), Oracle(stage.layers)
     inputs = {"pixel_values": torch.randn(2, 3, *case.size)}
     error, name, count = oracle.worst(inputs, executor.run(inputs, keep=oracle.names))

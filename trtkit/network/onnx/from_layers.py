@@ -6,21 +6,22 @@ A second program can then compute the network, and any tensor of it can be compa
 from __future__ import annotations
 
 import graphlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from trtkit.dtypes import E8M0, FP4, FP8, FP16, FP32, INT4, INT8
 from trtkit.errors import Problem, ProblemsError
 from trtkit.files import replace_file, replacing
 from trtkit.network.layer_graph import MISSING, LayerGraph, Node, TensorSpec, Weights
 from trtkit.network.onnx.care import NEWEST_IR_VERSION
-from trtkit.network.onnx.layers import FUNCTIONS, REFUSED, WRITERS
+from trtkit.network.onnx.layers import FUNCTIONS, REFUSED, TAKE_STORED_TYPES, WRITERS, Write
 from trtkit.network.onnx.layers.layer import Emitter, Layer, NotInOnnxError, onnx_type
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from trtkit.network.layer_graph import Bytes
@@ -32,6 +33,8 @@ DOMAIN = "trtkit"
 """Of the local functions."""
 INLINE_LIMIT_BYTES = 512 << 20
 """Weights in all that one file holds. protobuf allows 2 GiB, but needs them in memory twice while it writes."""
+WIDER = {FP8: FP16, FP4: FP16, E8M0: FP32, INT4: INT8}
+"""Types that hold every number of types that most of ONNX's operators do not take."""
 _SMALL_BYTES = 1024
 _ALIGNMENT = 4096  # ONNX's advice for data that is mapped
 
@@ -142,9 +145,26 @@ class _Writer:
             return
         values = tuple(self.names[slot] for slot in node.inputs)
         emitter = Emitter(f"{self.names[node.outputs[0]]}/")
-        results = write(Layer(node, self.graph, values, emitter, self._constants.get, self._add_weights))
-        outputs = [self.names[slot] for slot in node.outputs]
-        self.nodes += _named(emitter, (results,) if isinstance(results, str) else results, outputs)
+        results = self._results(node, write, values, emitter)
+        self.nodes += _named(emitter, results, [self.names[slot] for slot in node.outputs])
+
+    def _results(self, node: Node, write: Write, values: Sequence[Value], emitter: Emitter) -> list[Value]:
+        """Write a layer's nodes; return its results. Types that ONNX's operators lack are widened around them."""
+        slots = () if node.kind in TAKE_STORED_TYPES else (*node.inputs, *node.outputs)
+        stored = {slot: spec for slot in slots if slot != MISSING and (spec := self.graph.spec(slot)).dtype in WIDER}
+        specs = list(self.graph.specs)
+        for slot, spec in stored.items():
+            specs[slot] = replace(spec, dtype=WIDER[spec.dtype])
+        inputs = tuple(
+            emitter.cast(value, WIDER[stored[slot].dtype]) if slot in stored else value
+            for slot, value in zip(node.inputs, values, strict=True)
+        )
+        graph = replace(self.graph, specs=tuple(specs)) if stored else self.graph
+        results = write(Layer(node, graph, inputs, emitter, self._constants.get, self._add_weights))
+        return [
+            emitter.cast(value, stored[slot].dtype) if slot in stored else value
+            for slot, value in zip(node.outputs, (results,) if isinstance(results, str) else results, strict=True)
+        ]
 
     def model(self) -> ModelProto:
         """Return the model, with the type and shape of every tensor."""
@@ -174,14 +194,12 @@ class _Writer:
             shape = [size if size >= 0 else free[axis] for axis, size in enumerate(spec.shape)]
         return helper.make_tensor_value_info(name, onnx_type(spec.dtype), shape)
 
-    def _add_call(self, node: Node, write: Callable[[Layer], Value | tuple[Value, ...]]) -> None:
+    def _add_call(self, node: Node, write: Write) -> None:
         """Write a layer as a call of a function; layers with the same body share it."""
         name, inputs = FUNCTIONS[node.kind]
         values = tuple("" if slot == MISSING else inputs[place] for place, slot in enumerate(node.inputs))
         emitter = Emitter("")
-        result = write(Layer(node, self.graph, values, emitter, lambda _: None, self._add_weights))
-        assert isinstance(result, str)
-        body = _named(emitter, (result,), ["y"])
+        body = _named(emitter, self._results(node, write, values, emitter), ["y"])
         arguments = [value for value in values if value]
         key = b"\n".join(
             [name.encode(), *(item.encode() for item in arguments), *map(NodeProto.SerializeToString, body)]

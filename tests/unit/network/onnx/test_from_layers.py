@@ -18,6 +18,7 @@ from trtkit.network.onnx import from_layers
 from trtkit.network.onnx.from_layers import onnx_model, write_onnx
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 MATRIX = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
@@ -31,7 +32,7 @@ def constant(slot: int, shape: tuple[int, ...], held: dict[str, Weights]) -> Nod
     return Node("CONSTANT", f"c{slot}", (), (slot,), {"shape": shape}, held)
 
 
-def graph(nodes: list[Node], specs: list[tuple[str, DType, tuple[int, ...] | None]], inputs: int = 0) -> LayerGraph:
+def graph(nodes: list[Node], specs: Sequence[tuple[str, DType, tuple[int, ...] | None]], inputs: int = 0) -> LayerGraph:
     """Return a network whose first tensors are inputs and whose last is its output."""
     tensors = [TensorSpec(slot, name, dtype, False, shape) for slot, (name, dtype, shape) in enumerate(specs, 1)]
     return LayerGraph(tuple(nodes), (None, *tensors), tuple(range(1, inputs + 1)), (len(specs),))
@@ -159,3 +160,23 @@ def test_bf16_is_computed_in_fp32_where_onnx_takes_none() -> None:
     model, _ = onnx_model(graph(nodes, [(name, BF16, (2, 2)) for name in ("a", "b", "c")], 2))
     onnx.checker.check_model(model, full_check=True)
     assert [node.op_type for node in model.graph.node] == ["Cast", "Cast", "Einsum", "Cast"]
+
+
+@pytest.mark.parametrize("name", ["fp8", "e8m0", "fp4", "int4"])
+def test_types_that_onnx_only_stores_are_joined_in_a_wider_one(name: str) -> None:
+    dtype = DTYPES[name]
+    nodes = [
+        Node("CONCATENATION", "join", (1, 2), (3,), {"axis": 0}),
+        Node("KV_CACHE_UPDATE", "update", (3, 3, 4), (5,), {"update_form": "PADDED_BHND"}),
+    ]
+    shape = (1, 1, 2, 2)
+    specs: list[tuple[str, DType, tuple[int, ...]]] = [
+        ("a", dtype, shape),
+        ("b", dtype, shape),
+        ("joined", dtype, (2, 1, 2, 2)),
+    ]
+    specs += [("start", DTYPES["int32"], (2,)), ("y", dtype, (2, 1, 2, 2))]
+    tensors = [TensorSpec(slot, name, dtype, False, shape) for slot, (name, dtype, shape) in enumerate(specs, 1)]
+    model, _ = onnx_model(LayerGraph(tuple(nodes), (None, *tensors), (1, 2, 4), (5,)))
+    onnx.checker.check_model(model, full_check=True)
+    assert [node.op_type for node in model.graph.node] == ["Cast", "Cast", "Concat", "Cast", "KVCacheUpdate"]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from trtkit.network.onnx.layers import attention, elementwise, quantization, reduction, shape, window
+from trtkit.network.onnx.layers.layer import Layer, Value
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Write = Callable[[Layer], Value | tuple[Value, ...]]
+"""Emits a layer's nodes and returns its outputs. Raises NotInOnnxError."""
 
-    from trtkit.network.onnx.layers.layer import Layer, Value
-
-WRITERS: dict[str, Callable[[Layer], Value | tuple[Value, ...]]] = {
+WRITERS: dict[str, Write] = {
     "ACTIVATION": elementwise.activation,
     "ATTENTION": attention.attention,
     "CAST": elementwise.cast,
@@ -62,6 +61,11 @@ FUNCTIONS = {
     "ROTARY_EMBEDDING": ("RotaryEmbedding", ("x", "cos", "sin", "position_ids")),
 }
 """Layer types that become local functions: their names and those of their inputs."""
+
+TAKE_STORED_TYPES = {
+    *("CAST", "DEQUANTIZE", "IDENTITY", "KV_CACHE_UPDATE", "QUANTIZE", "SHAPE", "SHUFFLE", "SQUEEZE", "UNSQUEEZE")
+}
+"""Layer types whose ONNX operators take fp8, e8m0, fp4 and int4."""
 
 REFUSED = {
     "CONDITION": "conditionals are not written",
