@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnxruntime
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from tests import models
+from tests import models, tiny_llm
 from tests.decoder_cases import CASES
 from tests.decoders import Runner, T, graph_of, model_of, relative_rms
 from tests.hybrids import case_of, make, saved
@@ -104,6 +106,34 @@ def test_command_writes_what_the_original_model_computes(workspace: Path, trtkit
     )
     assert relative_rms(torch.from_numpy(got), torch.from_numpy(want)) <= 1e-6
     assert trtkit("inspect", "b", "--onnx", "written.onnx").err == f"wrote written.onnx: {report['layers']} layers\n"
+
+
+def test_language_model_of_a_bundle_computes_what_its_source_does(workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    tiny_llm.save(workspace / "hf")
+    sizes = "llm: {max_batch_size: 2, max_sequence_length: 64, max_prefill_length: 16, logits: all}"
+    (workspace / "m.yaml").write_text(f"source: {{hf: hf}}\nprecision: fp32\n{sizes}\n")
+    assert trtkit("build", "m.yaml", "-o", "b").code == 0
+    assert trtkit("inspect", "b", "--onnx", "llm.onnx").code == 0
+    ids = np.array([[5, 9, 30, 12, 7], [8, 3, 1, 1, 1]], np.int32)
+    feed = {
+        "input_ids": ids,
+        "position_ids": np.tile(np.arange(5, dtype=np.int32), (2, 1)),
+        "write_indices": np.zeros(2, np.int32),
+        "kv_lengths": np.array([5, 2], np.int32),
+        "key_positions": np.arange(5, dtype=np.int32),
+    }
+    session = onnxruntime.InferenceSession(workspace / "llm.onnx")
+    for value in session.get_inputs():
+        if value.name.startswith("past_"):
+            feed[value.name] = np.zeros([2 if isinstance(size, str) else size for size in value.shape], np.float32)
+    names = [value.name for value in session.get_inputs()]
+    (logits,) = session.run(["logits"], {name: feed[name] for name in names})
+    model = AutoModelForCausalLM.from_pretrained(workspace / "hf").eval()
+    with torch.inference_mode():
+        wanted = model(torch.from_numpy(ids).long()).logits
+    for row, length in enumerate((5, 2)):
+        got = torch.from_numpy(logits[row, :length])
+        assert relative_rms(got, wanted[row, :length]) <= 1e-5
 
 
 @pytest.mark.parametrize(
