@@ -21,6 +21,7 @@ from trtkit.errors import TrtkitError
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import BufferedReader
+    from typing import IO
 
 MANIFEST = "manifest.json"
 """What makes a folder a bundle."""
@@ -92,16 +93,25 @@ def _remove_unlocked(folder: Path) -> None:
 def replace_file(path: Path, data: bytes) -> None:
     """Write `path` so that readers see the old file or the new one. Raises OSError.
 
-    The data goes into a new file under a random name that takes the place of `path`: a link there is replaced, not
-    followed. A device or a pipe, such as /dev/stdout, is written to.
+    A device or a pipe, such as /dev/stdout, is written to.
     """
     if path.is_relative_to("/dev") or (path.exists() and not (path.is_file() or path.is_dir())):
         path.write_bytes(data)
         return
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a new file under a random name that takes the place of `path` if the block succeeds. Raises OSError.
+
+    A link there is replaced, not followed.
+    """
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
     try:
         with temporary.open("xb") as file:
-            file.write(data)
+            yield file
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -56,13 +56,13 @@ class Prepared:
 
 def run_case(backend: Backend, case: Any) -> Outcome:
     """Run a case as it is; where that does not build and match, with small inputs as constants, as models have them."""
-    first = _run(backend, _rewritten(case, case.model))
+    first = _run(backend, rewritten(case, case.model))
     if first.built and first.matched:
         return first
     frozen = with_constants(case)
     if frozen is None:
         return first
-    second = replace(_run(backend, _rewritten(case, frozen)), has_constants=True)
+    second = replace(_run(backend, rewritten(case, frozen)), has_constants=True)
     return second if (second.built, second.matched) > (first.built, first.matched) else first
 
 
@@ -85,7 +85,7 @@ def with_constants(case: Any) -> Any:
     return model if chosen else None
 
 
-def _rewritten(case: Any, model: Any) -> Prepared:
+def rewritten(case: Any, model: Any) -> Prepared:
     """Return the case with what trtkit makes of its model; the model itself where that is refused."""
     details = []
     try:
@@ -104,7 +104,7 @@ def _run(backend: Backend, case: Prepared) -> Outcome:
 
 def _outcome(backend: Backend, case: Prepared) -> Outcome:
     op = case.original.graph.node[-1].op_type
-    log = _log_of(backend)
+    log = log_of(backend)
     trt = backend.trt
     builder = trt.Builder(log)
     network = builder.create_network(0)
@@ -113,7 +113,7 @@ def _outcome(backend: Backend, case: Prepared) -> Outcome:
         error = parser.get_error(0) if parser.num_errors else None
         return Outcome(case.name, op, cause=_short(error.desc() if error else "parse failed"))
     log.errors.clear()
-    inputs = _inputs(case, network)
+    inputs = inputs_of(case, network)
     extra = [name for name in _input_names(network) if name not in inputs]
     if extra:
         return Outcome(case.name, op, True, cause=known_cause(case.name) or f"unexpected inputs {extra}")
@@ -122,7 +122,7 @@ def _outcome(backend: Backend, case: Prepared) -> Outcome:
         outputs = Executor(read_layers(backend, network)).run(inputs)
     except TrtkitError as error:
         return Outcome(case.name, op, True, not refused, cause=_short(error.what))
-    cause = _mismatch(case, list(outputs.values()))
+    cause = mismatch(case, list(outputs.values()))
     if cause:
         known = "random values" if _is_random(case) else known_cause(case.name)
         cause = known or _rounding_cause(backend, network, case, inputs) or cause
@@ -139,7 +139,7 @@ def _is_random(case: Any) -> bool:
     return any(node.op_type in RANDOM_OPS for node in case.original.graph.node)
 
 
-def _log_of(backend: Backend) -> Any:
+def log_of(backend: Backend) -> Any:
     """Return a TensorRT logger that keeps error lines."""
 
     class Log(backend.trt.ILogger):  # type: ignore[misc, name-defined]
@@ -159,7 +159,7 @@ def _input_names(network: Any) -> list[str]:
     return [network.get_input(index).name for index in range(network.num_inputs)]
 
 
-def _inputs(case: Any, network: Any) -> dict[str, Any]:
+def inputs_of(case: Any, network: Any) -> dict[str, Any]:
     """Return the case's inputs by name."""
     names = [item.name for item in case.original.graph.input]
     values = dict(zip(names, case.data_sets[0][0], strict=False))
@@ -203,7 +203,7 @@ def _build(backend: Backend, builder: Any, parsed: tuple[Any, Any], inputs: dict
     return "" if plan is not None else _short(log.errors[0] if log.errors else "build failed without a message")
 
 
-def _mismatch(case: Any, outputs: list[Any]) -> str:
+def mismatch(case: Any, outputs: list[Any]) -> str:
     """Return how the outputs differ from the expected ones, empty where they agree."""
     for index, (value, want) in enumerate(zip(outputs, case.data_sets[0][1], strict=False)):
         got, wanted = to_array(value), to_array(to_tensor(_array(want), "expected"))

@@ -26,7 +26,8 @@ Examples:
   trtkit inspect model.onnx
   trtkit inspect ppocr-rec --precision fp16
   trtkit inspect bundles/efficientnet-lite0 --layers
-  trtkit inspect bundles/llama --fusion --html kernels.html"""
+  trtkit inspect bundles/llama --fusion --html kernels.html
+  trtkit inspect bundles/llama --onnx llama.onnx"""
 
 
 @click.command(epilog=EPILOG)
@@ -36,6 +37,8 @@ Examples:
 @click.option("--fusion", is_flag=True, help="Build a bundle's networks again to list their kernels.")
 @click.option("--html", type=FILE, help="With --fusion: write a page with the network as a graph.")
 @click.option("--measured", type=FILE, multiple=True, help="With --html: JSON of verify or bench to color by.")
+@click.option("--onnx", type=FILE, help="Write a bundle's network, layer by layer, as an ONNX file.")
+@click.option("--stage", metavar="NAME", help="With --onnx: which network of a bundle that has several.")
 @json_option
 @quiet_option
 def command(
@@ -46,6 +49,8 @@ def command(
     fusion: bool,
     html: Path | None,
     measured: tuple[Path, ...],
+    onnx: Path | None,
+    stage: str | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -57,11 +62,22 @@ def command(
 
     --fusion shows which layers of a bundle became which kernels of its engine,
     and the bytes that fusing saves. No GPU is needed.
+
+    --onnx writes what the engine is built from, with each tensor under its name,
+    so that ONNX Runtime can compute any of them. Weights above 512 MiB go to
+    FILE.data. Layers that ONNX cannot express are named.
     """
     if (html is not None or measured) and not fusion:
         raise click.UsageError("--html and --measured go with --fusion")
     if measured and html is None:
         raise click.UsageError("--measured goes with --html")
+    if stage is not None and onnx is None:
+        raise click.UsageError("--stage goes with --onnx")
+    if fusion and onnx is not None:
+        raise click.UsageError("--onnx does not go with --fusion")
+    if onnx is not None:
+        _write_onnx(read_model(path, overrides, target), onnx, stage, as_json=as_json)
+        return
     if fusion:
         _show_fusion(read_model(path, overrides, target), html, measured, as_json=as_json, quiet=quiet)
         return
@@ -86,6 +102,15 @@ def _show_fusion(
     if not isinstance(model, Bundle):
         raise click.UsageError("--fusion needs a bundle: only an engine has kernels; run `trtkit build` first")
     show_fusion(model, html, measured, as_json=as_json, quiet=quiet)
+
+
+def _write_onnx(model: Bundle | ModelConfig, file: Path, stage: str | None, *, as_json: bool) -> None:
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.cli.inspect_onnx import write_stage
+
+    if not isinstance(model, Bundle):
+        raise click.UsageError("--onnx needs a bundle, which holds the network's layers; run `trtkit build` first")
+    write_stage(model, file, stage, as_json=as_json)
 
 
 def _record(model: Bundle | ModelConfig, *, quiet: bool) -> tuple[str, str, ModelRecord, NetworkRecord]:
