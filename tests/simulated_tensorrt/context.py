@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtkit.dtypes import from_tensorrt
-from trtkit.network.describe import static_inputs
 from trtkit.runtime.device import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -288,23 +286,20 @@ class SimulatedContext:
             cache.kernels.add(kernel)
 
     def _dtype(self, name: str) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, from_tensorrt(self.engine.get_tensor_dtype(name).name).torch)
+        dtype: torch.dtype = getattr(torch, self.engine.tensors[name].dtype.torch)
         return dtype
 
     def _all_shapes(self) -> dict[str, Shape]:
         return {name: self.get_tensor_shape(name) for name in self.engine.tensors}
 
     def _output_shapes(self) -> dict[str, Shape]:
-        """Return the outputs' shapes, which TensorRT works out for a network whose inputs are static."""
-        definition = self.engine.network.definition
+        """Return the outputs' shapes at the inputs' shapes; none if one of these is missing."""
         given = {name: self.get_tensor_shape(name) for name in self.engine.inputs}
         key = tuple(given.items())
         if any(-1 in shape for shape in given.values()):
             return {}
         if key not in self._outputs:
-            with static_inputs(definition, given):
-                tensors = map(definition.get_output, range(definition.num_outputs))
-                self._outputs[key] = {tensor.name: tuple(tensor.shape) for tensor in tensors}
+            self._outputs[key] = self.engine.network.output_shapes(given)
         return self._outputs[key]
 
 

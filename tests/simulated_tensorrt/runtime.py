@@ -11,6 +11,8 @@ from tests.simulated_tensorrt.context import SimulatedContext
 from tests.simulated_tensorrt.runtime_config import RuntimeConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.simulated_tensorrt.plans import PlannedNetwork, Plans
     from trtkit.reference import Rank
     from trtkit.runtime.host_device import HostDevice
@@ -63,7 +65,7 @@ class SimulatedRuntime:
             self._errors.refuse("Serialization assertion failed: the plan is of no engine that is known here")
             return None
         if (present := self._device.compute_capability) is not None:
-            runs_on = network.compute_capabilities or network.backend.features.compute_capabilities
+            runs_on = network.compute_capabilities
             if runs_on and present not in runs_on:
                 self._errors.refuse(f"The engine cannot run on this GPU, which has compute capability {present / 10}")
                 return None
@@ -99,9 +101,10 @@ class SimulatedEngine:
 
     def __init__(self, trt: Any, device: HostDevice, network: PlannedNetwork, errors: Errors) -> None:
         self.trt, self.device, self.network, self.errors = trt, device, network, errors
-        definition = network.definition
-        self.inputs = {tensor.name: tensor for tensor in map(definition.get_input, range(definition.num_inputs))}
-        self.outputs = {tensor.name: tensor for tensor in map(definition.get_output, range(definition.num_outputs))}
+        self.inputs, self.outputs = (
+            {spec.name: spec for spec in map(network.layers.spec, slots)}
+            for slots in (network.layers.inputs, network.layers.outputs)
+        )
         self.tensors = {**self.inputs, **self.outputs}
         self._aliases: dict[str, str] = dict(_cache_updates(network))
         self.ranks = ContextRanks(network.ranks)
@@ -178,11 +181,11 @@ class SimulatedEngine:
 
     def get_tensor_dtype(self, name: str) -> Any:
         """Return the DataType."""
-        return self.tensors[name].dtype
+        return getattr(self.trt.DataType, self.tensors[name].dtype.tensorrt)
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape, -1 where it is dynamic."""
-        return tuple(self.tensors[name].shape)
+        return self.tensors[name].shape or ()
 
     def get_tensor_location(self, name: str) -> Any:
         """Return HOST for tensors that shapes are worked out from."""
@@ -190,7 +193,7 @@ class SimulatedEngine:
 
     def is_shape_inference_io(self, name: str) -> bool:
         """Whether shapes are worked out from the tensor's values."""
-        return bool(self.tensors[name].is_shape_tensor)
+        return self.tensors[name].is_shape
 
     def get_aliased_input_tensor(self, name: str) -> str | None:
         """Return the cache that an output updates in place, None for other tensors."""
@@ -226,10 +229,9 @@ class SimulatedEngine:
         return context
 
 
-def _cache_updates(network: PlannedNetwork) -> Any:
+def _cache_updates(network: PlannedNetwork) -> Iterator[tuple[str, str]]:
     """Yield each output that updates a cache in place, with the cache's name."""
-    definition, backend = network.definition, network.backend
-    for index in range(definition.num_layers):
-        layer = definition.get_layer(index)
-        if backend.layer_type(layer) == "KV_CACHE_UPDATE":
-            yield layer.get_output(0).name, layer.get_input(0).name
+    layers = network.layers
+    for node in layers.nodes:
+        if node.kind == "KV_CACHE_UPDATE":
+            yield layers.spec(node.outputs[0]).name, layers.spec(node.inputs[0]).name

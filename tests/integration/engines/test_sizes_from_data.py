@@ -11,6 +11,7 @@ import torch
 from tests.decoders import rtx
 from tests.simulated_tensorrt.plans import PlannedNetwork
 from trtkit.network.profile import ProfileShapes
+from trtkit.reference import read_layers
 from trtkit.runtime.engine_execution import EngineExecution
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ TRT = rtx().trt
 def opened(network: Any, profile: dict[str, ProfileShapes], gpu: Simulated, folder: Path) -> EngineExecution:
     """Return the network as an engine with CUDA graphs, which it cannot have."""
     (folder / "x.plan").write_bytes(b"a plan")
-    gpu.plans.add_network(b"a plan", PlannedNetwork(rtx(), network, {}, (profile,), None))
+    gpu.plans.add_network(b"a plan", PlannedNetwork(read_layers(rtx(), network), (profile,)))
     return EngineExecution(rtx(), folder / "x.plan", gpu.device.stream(), has_cuda_graphs=True)
 
 
