@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tests.simulated_tensorrt.gpu import SimulatedGpu
 from trtkit.runtime.device import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class SimulatedContext:
         engine.ranks.communicator = self.communicator
         inputs = {name: self._view(name, launch) for name in engine.inputs}
         layers = None if self.profiler is None else self._report_layer
-        outputs = engine.executor.run(inputs, on_layer=layers)
+        outputs = engine.executor({name: launch.shapes[name] for name in engine.inputs}).run(inputs, on_layer=layers)
         for name in engine.outputs:
             if name in self._allocators:
                 self._allocate(name, outputs[name], launch)
@@ -259,7 +260,10 @@ class SimulatedContext:
         size = self.size_bytes(name, shape)
         if not size:
             return torch.empty(shape, dtype=dtype)
-        memory = (ctypes.c_char * size).from_address(launch.addresses[name])
+        device, address = self.engine.device, launch.addresses[name]
+        if isinstance(device, SimulatedGpu) and not self.engine.is_shape_inference_io(name):
+            return device.view(address, size).view(dtype).view(shape)
+        memory = (ctypes.c_char * size).from_address(address)
         return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 
     def _allocate(self, name: str, value: torch.Tensor, launch: Launch) -> None:

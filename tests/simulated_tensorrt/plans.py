@@ -16,11 +16,10 @@ from trtkit.errors import ExecutionError
 from trtkit.reference import Executor, LayerGraph, Options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.network.profile import ResolvedProfile
-    from trtkit.reference import Rank
 
     Shapes = Mapping[str, tuple[int, ...]]
 
@@ -57,9 +56,15 @@ class PlannedNetwork:
     requires_user_memory: bool = False
     compute_capabilities: tuple[int, ...] = ()
 
-    def executor(self, ranks: Rank) -> Executor:
-        """Return what computes it, caches in place as engines update them. ranks: for its collectives."""
-        return Executor(self.layers, Options(in_place_caches=True, ranks=ranks if self.ranks > 1 else None))
+    def at(self, shapes: Shapes) -> LayerGraph:
+        """Return the layers with all sizes at the inputs' shapes; unchanged if one follows from the data."""
+        seen = dict(shapes)
+        try:
+            _shapes(self._shape_executor, shapes, lambda name, value: seen.update({name: tuple(value.shape)}))
+        except (ExecutionError, NotImplementedError):
+            return self.layers
+        specs = [spec and replace(spec, shape=seen.get(spec.name, spec.shape)) for spec in self.layers.specs]
+        return replace(self.layers, specs=tuple(specs))
 
     def output_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
         """Return the outputs' shapes at those of all inputs, -1 where a size follows from the data."""
@@ -132,9 +137,11 @@ def _without_data(layers: LayerGraph, ranks: int) -> Executor:
     return Executor(layers, Options(device="meta", ranks=_NoOthers(ranks) if ranks > 1 else None))
 
 
-def _shapes(executor: Executor, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+def _shapes(
+    executor: Executor, shapes: Shapes, on_tensor: Callable[[str, torch.Tensor], None] | None = None
+) -> dict[str, tuple[int, ...]]:
     inputs = {
         spec.name: torch.empty(shapes[spec.name], dtype=getattr(torch, spec.dtype.torch), device="meta")
         for spec in executor.inputs
     }
-    return {name: tuple(value.shape) for name, value in executor.run(inputs).items()}
+    return {name: tuple(value.shape) for name, value in executor.run(inputs, on_tensor=on_tensor).items()}

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tests.simulated_tensorrt.context import SimulatedContext
+from tests.simulated_tensorrt.gpu import SimulatedGpu
 from tests.simulated_tensorrt.runtime_config import RuntimeConfig
+from trtkit.reference import Executor, Options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.simulated_tensorrt.plans import PlannedNetwork, Plans
+    from tests.simulated_tensorrt.plans import PlannedNetwork, Plans, Shapes
     from trtkit.reference import Rank
     from trtkit.runtime.host_device import HostDevice
 
@@ -40,7 +42,7 @@ class Errors:
 class SimulatedRuntime:
     """A Runtime on a HostDevice that knows some plans."""
 
-    def __init__(self, trt: Any, device: HostDevice, plans: Plans, logger: Any) -> None:
+    def __init__(self, trt: Any, device: HostDevice | SimulatedGpu, plans: Plans, logger: Any) -> None:
         self._device, self._plans, self._errors = device, plans, Errors(trt, logger)
         self._engines: list[weakref.ref[SimulatedEngine]] = []
 
@@ -88,9 +90,9 @@ class ContextRanks:
         return self.communicator.rank
 
     def exchange(self, key: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Exchange through the context's communicator."""
+        """Exchange through the context's communicator, whose ranks share host memory."""
         assert self.communicator is not None
-        return self.communicator.exchange(key, tensor)
+        return [part.to(tensor.device) for part in self.communicator.exchange(key, tensor.cpu())]
 
     def leave(self) -> None:
         """Do nothing."""
@@ -99,7 +101,7 @@ class ContextRanks:
 class SimulatedEngine:
     """An ICudaEngine: its network, its tensors, and the contexts that use it."""
 
-    def __init__(self, trt: Any, device: HostDevice, network: PlannedNetwork, errors: Errors) -> None:
+    def __init__(self, trt: Any, device: HostDevice | SimulatedGpu, network: PlannedNetwork, errors: Errors) -> None:
         self.trt, self.device, self.network, self.errors = trt, device, network, errors
         self.inputs, self.outputs = (
             {spec.name: spec for spec in map(network.layers.spec, slots)}
@@ -108,11 +110,25 @@ class SimulatedEngine:
         self.tensors = {**self.inputs, **self.outputs}
         self._aliases: dict[str, str] = dict(_cache_updates(network))
         self.ranks = ContextRanks(network.ranks)
-        self.executor = network.executor(self.ranks)
+        self._executors: dict[tuple[tuple[int, ...], ...], Executor] = {}
         self._contexts: list[weakref.ref[SimulatedContext]] = []
         self._budget_bytes = self.streamable_weights_size
         self._weights: torch.Tensor | None = None if network.is_streamable else self._resident(network.weight_bytes)
         self.compiled: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
+
+    def executor(self, shapes: Shapes) -> Executor:
+        """Return what computes the network at the inputs' shapes: on a GPU one for each, as engines compile kernels.
+
+        It knows all sizes, so a run copies nothing between host and GPU, and a CUDA graph holds it.
+        """
+        is_gpu = isinstance(self.device, SimulatedGpu)
+        key = tuple(shapes.values()) if is_gpu else ()
+        if key not in self._executors:
+            layers = self.network.at(shapes) if is_gpu else self.network.layers
+            ranks = self.ranks if self.network.ranks > 1 else None
+            options = Options(device="cuda" if is_gpu else "cpu", in_place_caches=True, ranks=ranks)
+            self._executors[key] = Executor(layers, options)
+        return self._executors[key]
 
     @property
     def contexts(self) -> list[SimulatedContext]:

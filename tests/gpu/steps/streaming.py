@@ -96,7 +96,7 @@ def _engine(place: Place) -> LoadedEngine:
 
 def _used_bytes(place: Place) -> int:
     """Return the device's memory that is in use."""
-    if place.simulated is not None:
+    if place.simulated is not None and not place.has_gpu:
         return place.simulated.device.allocated_bytes
     free, total = torch.cuda.mem_get_info()
     return total - free

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,8 @@ from tests.gpu.__main__ import main
 from tests.gpu.answers import Record, read, read_all, write
 from tests.gpu.child import run_step
 from tests.gpu.page import PAGE, RESULTS, page
-from tests.gpu.place import SIMULATED, Place
-from tests.gpu.run import Call, run_steps
+from tests.gpu.place import SIMULATED, Place, move
+from tests.gpu.run import ROOT, Call, run_steps
 from tests.gpu.step import Step
 from tests.gpu.steps import STEPS
 from trtkit.backends import load_backend
@@ -50,7 +51,7 @@ LONG = {"detector-rt-detr-v2", "detector-detr3d", "pages"}  # in torch.export; t
     [
         pytest.param(name, marks=[pytest.mark.slow] if name in LONG else [])
         for name, step in STEPS.items()
-        if step.is_simulated
+        if step.is_simulated and not step.simulates
     ],
 )
 def test_a_step_answers_on_the_simulated_runtime(name: str, gpu: Simulated, scratch: Path, tmp_path: Path) -> None:
@@ -59,6 +60,41 @@ def test_a_step_answers_on_the_simulated_runtime(name: str, gpu: Simulated, scra
     assert (record.state, record.error, record.place) == ("done", "", SIMULATED)
     assert record.answers
     assert record.refuted == ()
+
+
+WITHOUT_TENSORRT = """
+import sys
+sys.modules["tensorrt_rtx"] = sys.modules["tensorrt"] = None
+from tests.gpu.child import main
+for step in sys.argv[1].split():
+    main([step, *sys.argv[2:], "--simulated"])
+"""
+
+
+def test_the_runtime_is_asked_where_tensorrt_does_not_load(gpu: Simulated, tmp_path: Path) -> None:
+    built, carried = tmp_path / "built", tmp_path / "carried"
+    asked = ("simulated-load", "simulated-families", "simulated-streaming")
+    move(built)
+    for name in asked:
+        run_step(name, Place(SIMULATED, gpu.device, load_backend("tensorrt_rtx"), built, gpu), tmp_path)
+    built.rename(carried)  # and what the bundles name as their sources with it
+    steps = (*asked, "simulated-pages", "machine", "contract")
+    words = [" ".join(steps), str(tmp_path / "out"), str(carried)]
+    subprocess.run([sys.executable, "-c", WITHOUT_TENSORRT, *words], check=True, cwd=ROOT, capture_output=True)
+    records = {record.step: record for record in read_all(tmp_path / "out")}
+    fault = "the `tensorrt_rtx` backend does not load: import of tensorrt_rtx halted; None in sys.modules"
+    for name in asked:
+        answers = (records[name].state, records[name].computed_by, records[name].refuted)
+        assert answers == ("done", "simulated TensorRT, torch on CPU", ()), records[name]
+        assert len(records[name].answers) == len(read(tmp_path / f"{name}.json").answers)
+    assert (records["contract"].state, records["contract"].error, records["contract"].computed_by) == (
+        "skipped",
+        fault,
+        "",
+    )
+    why = f"bundle `pages-tokens-copies of pages` was not built beforehand, and {fault}"
+    assert (records["simulated-pages"].state, records["simulated-pages"].error) == ("skipped", why)
+    assert [answer["seen"] for answer in records["machine"].refuted] == [fault]
 
 
 def fake(name: str, estimate_s: int = 1) -> Step:
