@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tests.gpu.answers import Record, path_of, read
+from tests.gpu.pack import SIMULATION
 from tests.gpu.place import SIMULATED
 from tests.gpu.rule import what_if
 from tests.gpu.run import ROOT, Call, run_steps
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from tests.gpu.step import Step
 
 RESULTS = ROOT / "benchmarks" / "gpu"
-SIMULATION = ROOT / "build" / "gpu-simulation"
-"""Models and bundles that `pack.py` builds for machines where TensorRT does not load."""
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtkit.backends import runs_on, supported_gpus
+from trtkit.backends import BACKENDS, runs_on, supported_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tests.gpu.step import Step
 
 BACKEND = "tensorrt_rtx"
-_UNTESTED = (80,)
-"""Compute capabilities that the loader's table has, but NVIDIA's support matrices do not."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def what_if(steps: Iterable[Step], version: str) -> Iterator[str]:
     """
     major, _, minor = version.partition(".")
     machine = Machine(f"a GPU of {version}", 10 * int(major) + int(minor or 0))
-    if machine.compute_capability in _UNTESTED:
+    if machine.compute_capability in BACKENDS[BACKEND].features.untested:
         yield f"{version} is untested: TensorRT-RTX's loader takes it, NVIDIA's support matrices do not list it"
     for step in steps:
         reason = why_skipped(step, machine)
