@@ -21,7 +21,7 @@ class Features:
     plugins: plugin layers can be added and parsed.
     compute_capabilities: SM numbers an engine can be built for by name; empty where it is the GPU present.
     nms, non_zero, moe: the layer has a runner in this library.
-    untested: those of the compute capabilities that the library's loader takes, but NVIDIA's support matrices do not list.
+    untested: compute capabilities that the library's loader takes, but NVIDIA's support matrices do not list.
     """
 
     needs_gpu: bool
