@@ -162,8 +162,8 @@ class SimulatedContext:
         launch = self._launch()
         self._compile()
         if self.profiler is not None or self._allocators or self.engine.is_streaming:  # then TensorRT itself waits
+            stream.run(launch)
             stream.synchronize()
-            launch()
         else:
             stream.run(launch)
         return True

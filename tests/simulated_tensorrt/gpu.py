@@ -60,6 +60,7 @@ class SimulatedGpu(CudaDevice):
 
     def __init__(self) -> None:
         super().__init__()
+        torch.backends.cudnn.allow_tf32 = False  # as engines are built
         self.name = f"{self.name}, simulated TensorRT"
         self.compute_capability = None
         self.streams, self.communicators = BorrowedStreams(), dict[int, "Rank"]()

@@ -128,6 +128,8 @@ class SimulatedEngine:
             ranks = self.ranks if self.network.ranks > 1 else None
             options = Options(device="cuda" if is_gpu else "cpu", in_place_caches=True, ranks=ranks)
             self._executors[key] = Executor(layers, options)
+            if is_gpu:
+                torch.cuda.current_stream().synchronize()  # another stream may be the next to use its constants
         return self._executors[key]
 
     @property

@@ -53,6 +53,7 @@ _ENGINES = (
          "streaming:ask", 90),
     Step("pages", "Do pages change no token, copied and read by the plugin? How fast is a step?",
          "pages:ask", 150),
+    Step("serving", "Do preemption, host memory, adapters and ranks change no token?", "serving:ask", 90),
     _vision("detr-r50", 120, has_batches=False),
     Step("collective", "Do collectives of one rank run? Rule 19.", "collective:ask", 25),
     _vision("mobilenet-v2", 60),
@@ -66,7 +67,7 @@ _ENGINES = (
     Step("contract-faults", "And where a breach is an error that a GPU may not survive?", "contract_faults:ask", 25),
 )  # fmt: skip
 _BY_NAME = {step.name: step for step in _ENGINES}
-_RUNTIME = ("load", "families", "decode-smollm2-135m-fp16", "decode-window", "loop", "pages", "streaming")
+_RUNTIME = ("load", "families", "decode-smollm2-135m-fp16", "decode-window", "loop", "pages", "streaming", "serving")
 _ALL = (
     Step("machine", "What are copies and matrix products at best?", "machine:ask", 12, needs="torch"),
     _BY_NAME.pop("load"),
