@@ -5,11 +5,19 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
 
 from tests.gpu.answers import Record, path_of, read
+from tests.gpu.pack import SIMULATION
 from tests.gpu.place import SIMULATED
+from tests.gpu.rule import what_if
 from tests.gpu.run import ROOT, Call, run_steps
 from tests.gpu.steps import STEPS
+
+if TYPE_CHECKING:
+    from tests.gpu.step import Step
 
 RESULTS = ROOT / "benchmarks" / "gpu"
 
@@ -25,6 +33,12 @@ def main() -> int:
     parser.add_argument(
         "--simulated", action="store_true", help="Run on the simulated runtime; files go to --out only."
     )
+    parser.add_argument(
+        "--simulated-tensorrt",
+        action="store_true",
+        help="Run trtkit's runtime with TensorRT simulated by torch, on the GPU if one is present.",
+    )
+    parser.add_argument("--what-if", metavar="X.Y", help="Print what would run on a GPU of a compute capability.")
     parser.add_argument("--list", action="store_true", help="Print the steps and exit.")
     options = parser.parse_args()
     unknown = {*options.again, *options.only} - {*STEPS, "all"}
@@ -33,19 +47,20 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{step.name:16} {step.estimate_s:4} s  {step.question}" for step in STEPS.values()))
         return 0
-    if options.simulated and options.out and options.out.resolve() == RESULTS:
+    if options.what_if:
+        try:
+            print("\n".join(what_if(STEPS.values(), options.what_if)))
+        except ValueError:
+            parser.error(f"--what-if {options.what_if}: expected a compute capability such as 9.0")
+        return 0
+    on_host = options.simulated or (options.simulated_tensorrt and not torch.cuda.is_available())
+    if on_host and options.out and options.out.resolve() == RESULTS:
         parser.error("simulated answers are not written to benchmarks/gpu: choose another --out")
-    folder = options.out or (Path(tempfile.mkdtemp(prefix="trtkit-gpu-")) if options.simulated else RESULTS)
-    scratch = (
-        options.scratch or Path(tempfile.gettempdir()) / f"trtkit-gpu-{'simulated' if options.simulated else 'kit'}"
-    )
-    steps = [
-        step
-        for step in STEPS.values()
-        if (step.is_simulated or not options.simulated) and (not options.only or step.name in options.only)
-    ]
+    folder = options.out or (Path(tempfile.mkdtemp(prefix="trtkit-gpu-")) if on_host else RESULTS)
+    scratch = options.scratch or default_scratch(options)
+    steps = [step for step in STEPS.values() if is_wanted(step, options)]
     names = frozenset(STEPS if "all" in options.again else options.again)
-    place = SIMULATED if options.simulated else gpu_name(parser)
+    place = SIMULATED if on_host else gpu_name(parser)
     call = Call(folder.resolve(), scratch.resolve(), place, options.minutes, names)
     rows, waiting = [], []
     for step, record in run_steps(steps, call):
@@ -61,10 +76,24 @@ def main() -> int:
     return 0
 
 
+def is_wanted(step: Step, options: argparse.Namespace) -> bool:
+    """Whether a step belongs to the call. All steps on host memory are simulated, so none is asked twice there."""
+    if options.only and step.name not in options.only:
+        return False
+    if options.simulated_tensorrt:
+        return step.simulates or step.needs == "kernels"
+    return not options.simulated or (step.is_simulated and not step.simulates)
+
+
+def default_scratch(options: argparse.Namespace) -> Path:
+    """Return the folder for models and bundles; the kit brings those of the simulated TensorRT along."""
+    if SIMULATION.exists() and not options.simulated:
+        return SIMULATION
+    return Path(tempfile.gettempdir()) / f"trtkit-gpu-{'simulated' if options.simulated else 'kit'}"
+
+
 def gpu_name(parser: argparse.ArgumentParser) -> str:
     """Return the GPU's name. Exits without one."""
-    import torch
-
     if not torch.cuda.is_available():
         parser.error("there is no NVIDIA GPU here; --simulated runs the same steps on the simulated runtime")
     return torch.cuda.get_device_name()

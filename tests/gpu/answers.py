@@ -15,12 +15,19 @@ if TYPE_CHECKING:
     from tests.gpu.step import Answer, Step
 
 FINISHED = ("done", "failed", "died", "timed out")
-"""States of a step that is not tried again by itself. `running` and `cut off` are the others."""
+"""States of a step that is not tried again by itself. `running`, `cut off` and `skipped` are the others."""
+
+
+class Skipped(Exception):  # noqa: N818
+    """Why a step has no answer on this machine."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A step's file. place: the GPU's name, or `simulated`. error: why it did not get to its end."""
+    """A step's file. place: the GPU's name, or `simulated`. error: why it did not get to its end.
+
+    computed_by: TensorRT or its simulation, on a GPU or a CPU.
+    """
 
     step: str
     question: str
@@ -32,6 +39,7 @@ class Record:
     seconds: float = 0.0
     error: str = ""
     answers: tuple[Answer, ...] = ()
+    computed_by: str = ""
 
     @property
     def is_finished(self) -> bool:
@@ -44,11 +52,11 @@ class Record:
         return tuple(answer for answer in self.answers if answer.get("holds") is False)
 
 
-def new_record(step: Step, place: str, versions: Mapping[str, str]) -> Record:
+def new_record(step: Step, place: str, versions: Mapping[str, str], computed_by: str = "") -> Record:
     """Return the record of a step that begins."""
     command = f"python -m tests.gpu --again {step.name}{' --simulated' if place == 'simulated' else ''}"
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Record(step.name, step.question, place, command, dict(versions), now)
+    return Record(step.name, step.question, place, command, dict(versions), now, computed_by=computed_by)
 
 
 def path_of(folder: Path, step: str) -> Path:

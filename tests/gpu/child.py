@@ -8,24 +8,32 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
-from tests.gpu.answers import ended, new_record, write
+from tests.gpu.answers import Skipped, ended, new_record, write
 from tests.gpu.place import SIMULATED, Place, open_place, versions
+from tests.gpu.rule import computed_by, why_skipped
 from tests.gpu.steps import STEPS
 
 
 def run_step(name: str, place: Place, folder: Path) -> None:
     """Run a step, and write its file after every answer."""
     step = STEPS[name]
-    record = new_record(step, place.name, versions(is_simulated=place.is_simulated))
+    step = replace(step, simulates=place.is_simulated and step.needs == "engines")
+    by = computed_by(step, place.machine)
+    record = new_record(step, place.name, versions(has_gpu=place.has_gpu), by)
     started = time.perf_counter()
     write(folder, record)
     try:
+        needs_builder = place.is_simulated and not STEPS[name].simulates and step.needs == "engines"
+        if reason := place.machine.fault if needs_builder else why_skipped(step, place.machine):
+            raise Skipped(reason)
         for answer in step.run(place):
             seconds = time.perf_counter() - started
             record = replace(record, answers=(*record.answers, answer), seconds=seconds)
             write(folder, record)
             print(f"  {step.name}: {answer}", flush=True)
         record = ended(record, "done")
+    except Skipped as skipped:
+        record = replace(ended(record, "skipped", str(skipped)), computed_by="")
     except Exception as error:
         traceback.print_exc()
         record = ended(record, "failed", f"{type(error).__name__}: {error}")
@@ -35,7 +43,8 @@ def run_step(name: str, place: Place, folder: Path) -> None:
 def main(words: list[str]) -> None:
     """Run the step that is named."""
     name, folder, scratch = words[:3]
-    run_step(name, open_place(Path(scratch), is_simulated=f"--{SIMULATED}" in words), Path(folder))
+    on_host = f"--{SIMULATED}" in words
+    run_step(name, open_place(Path(scratch), on_host=on_host, simulates=STEPS[name].simulates), Path(folder))
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def build_plan(place: Place, graph: Graph, shapes: Shapes, change: Callable[[Any
     plan = bytes(built)
     if place.simulated is not None:
         profiles = ({name: ProfileShapes(*bounds) for name, bounds in shapes.items()},) if shapes else ()
-        planned = PlannedNetwork(place.backend, graph.network, graph.constants, profiles, graph)
+        planned = PlannedNetwork(graph.layers(), profiles)
         place.simulated.plans.add_network(plan, planned)
     path = place.scratch / "plans" / f"{hashlib.sha256(plan).hexdigest()}.plan"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -96,7 +96,7 @@ class Opened:
 
     def hold_back(self) -> None:
         """Keep the stream busy, so that what is put on it next does not run yet."""
-        if not self.place.is_simulated:  # the host's streams wait by themselves
+        if self.place.has_gpu:  # the host's streams wait by themselves
             self.stream.run(partial(torch.cuda._sleep, _CYCLES))
 
     def finish(self) -> None:
@@ -105,7 +105,7 @@ class Opened:
 
     def is_idle(self) -> bool:
         """Whether nothing is left on the stream."""
-        if self.place.is_simulated:
+        if not self.place.has_gpu:
             return not self.stream.pending  # type: ignore[attr-defined]
         return bool(torch.cuda.ExternalStream(self.stream.handle).query())
 

@@ -1,17 +1,21 @@
-"""Where steps run: a GPU with TensorRT-RTX, or the simulated runtime on host memory."""
+"""Where steps run: a GPU with TensorRT-RTX, or the simulated runtime, on a GPU or on host memory."""
 
 from __future__ import annotations
 
+import json
 import platform
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 import torch
 
-from tests.simulated_tensorrt import Simulated, simulate
+from tests.gpu.answers import Skipped
+from tests.gpu.rule import BACKEND, CPU, Machine, why_no_kernels
+from tests.simulated_tensorrt import Simulated, load_interface, simulate
+from tests.simulated_tensorrt.gpu import SimulatedGpu
 from trtkit.backends import Backend, load_backend
 from trtkit.bundle.bundle import Bundle, is_bundle, open_bundle
 from trtkit.engine.build import build_bundle
@@ -31,29 +35,45 @@ PACKAGES = ("tensorrt-rtx-cu13-bindings", "torch", "triton", "transformers", "nu
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """name: the GPU's, or `simulated`, where models are small and repeats few. scratch: for models and bundles."""
+    """name: the GPU's, or `simulated`, where models are small and repeats few. scratch: for models and bundles.
+
+    machine: what is here, if it is not only simulated.
+    """
 
     name: str
     device: Device
     backend: Backend
     scratch: Path
     simulated: Simulated | None
+    machine: Machine = CPU
 
     @property
     def is_simulated(self) -> bool:
-        """Whether no GPU is there: its times mean nothing."""
+        """Whether TensorRT is simulated: models are small, and times of engines mean nothing."""
         return self.simulated is not None
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether torch computes on a GPU; times mean nothing without one."""
+        return self.machine.compute_capability is not None
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether engines of networks that are written here can run: on TensorRT, or simulated on the host."""
+        return not self.machine.fault and (not self.has_gpu or not self.machine.no_engines)
 
     @property
     def torch_device(self) -> str:
         """Where torch computes."""
-        return "cpu" if self.is_simulated else "cuda"
+        return "cuda" if self.has_gpu else "cpu"
 
     def bundle(self, name: str, config: Callable[[], ModelConfig]) -> Bundle:
-        """Return the bundle of a config, built by the first step that needs it."""
+        """Return the bundle of a config, built by the first step that needs it. Raises Skipped if none can be built."""
         folder = self.scratch / "bundles" / name
         if is_bundle(folder):
             bundle = open_bundle(folder)
+        elif self.machine.fault:
+            raise Skipped(f"bundle `{name}` was not built beforehand, and {self.machine.fault}")
         else:
             bundle = build_bundle(config(), folder, InlineRunner(), use_cache=False).bundle
         if self.simulated is not None:
@@ -65,7 +85,7 @@ class Place:
 
         Without a GPU, it is that of a single call.
         """
-        warm_ups, repeats = (0, 1) if self.is_simulated else (3, repeats)
+        warm_ups, repeats = (3, repeats) if self.has_gpu else (0, 1)
         samples = []
         for index in range(warm_ups + repeats):
             started = time.perf_counter()
@@ -79,21 +99,47 @@ class Place:
         """Wait for a stream, or for everything on a GPU."""
         if stream is not None:
             stream.synchronize()
-        if not self.is_simulated:
+        if self.has_gpu:
             torch.cuda.synchronize()
 
 
-def open_place(scratch: Path, *, is_simulated: bool) -> Place:
-    """Open the GPU of this machine, or the simulated runtime in this process. Raises RuntimeError without a GPU."""
-    backend = load_backend("tensorrt_rtx")
-    if is_simulated:
-        simulated = simulate(setattr)
-        return Place(SIMULATED, simulated.device, backend, scratch, simulated)
-    device = CudaDevice()
-    return Place(device.name, device, backend, scratch, None)
+def open_place(scratch: Path, *, on_host: bool, simulates: bool) -> Place:
+    """Open this machine for a step.
+
+    on_host: host memory instead of the GPU. simulates: TensorRT is simulated, as it always is on host memory.
+    """
+    fault = load_interface()
+    move(scratch)
+    here = replace(CPU, fault=fault) if on_host else this_machine(fault)
+    if simulates or here.compute_capability is None:
+        simulated = simulate(setattr, None if here.compute_capability is None else SimulatedGpu())
+        name = SIMULATED if here.compute_capability is None else here.name
+        return Place(name, simulated.device, load_backend(BACKEND), scratch, simulated, here)
+    return Place(here.name, CudaDevice(), load_backend(BACKEND), scratch, None, here)
 
 
-def versions(*, is_simulated: bool) -> dict[str, str]:
+def this_machine(fault: str) -> Machine:
+    """Return what is here. fault: why TensorRT-RTX does not load."""
+    if not torch.cuda.is_available():
+        return replace(CPU, fault=fault)
+    major, minor = torch.cuda.get_device_capability()
+    return Machine(torch.cuda.get_device_name(), 10 * major + minor, fault, why_no_kernels())
+
+
+def move(scratch: Path) -> None:
+    """Let bundles name their sources where these are now: they may have been carried here from another folder."""
+    note = scratch / "folder.txt"
+    before = note.read_text(encoding="utf-8") if note.exists() else ""
+    if before == str(scratch):
+        return
+    for manifest in scratch.glob("bundles/*/manifest.json") if before else ():
+        text = manifest.read_text(encoding="utf-8")
+        manifest.write_text(text.replace(json.dumps(before)[1:-1], json.dumps(str(scratch))[1:-1]), encoding="utf-8")
+    scratch.mkdir(parents=True, exist_ok=True)
+    note.write_text(str(scratch), encoding="utf-8")
+
+
+def versions(*, has_gpu: bool) -> dict[str, str]:
     """Return what an answer depends on."""
     from trtkit.version import __version__
 
@@ -103,7 +149,7 @@ def versions(*, is_simulated: bool) -> dict[str, str]:
             known[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    if not is_simulated:
+    if has_gpu:
         known |= {"cuda": str(torch.version.cuda), "driver": _driver()}
         major, minor = torch.cuda.get_device_capability()
         known["compute capability"] = f"{major}.{minor}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,8 @@ class Step:
     """estimate_s: what it takes on a data center GPU; limit_s: when it is ended, three times that by default.
 
     function: `module:function` below tests.gpu.steps, called with the Place and `options`; yields answers, which are
-    written at once. is_simulated: whether the simulated runtime can answer it too.
+    written at once. is_simulated: whether the simulated runtime can answer it too. needs: torch alone, kernels that
+    Triton compiles, or engines. simulates: whether TensorRT is simulated for its engines, on whichever GPU is here.
     """
 
     name: str
@@ -33,6 +34,8 @@ class Step:
     estimate_s: int
     options: Mapping[str, Value] = field(default_factory=dict)
     is_simulated: bool = True
+    needs: Literal["torch", "kernels", "engines"] = "engines"
+    simulates: bool = False
 
     @property
     def limit_s(self) -> int:

@@ -17,11 +17,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PYTHON = (3, 12)
 ALWAYS = ("tensorrt_rtx_cu13", "tensorrt_rtx_cu13_bindings", "tensorrt_rtx_cu13_libs", "rapidocr_onnxruntime")
 
 
 def main() -> None:
     """Keep this piece; with the last one, unpack trtkit and the packages that this Python lacks."""
+    if sys.version_info[:2] != PYTHON:
+        wanted, present = (".".join(map(str, version)) for version in (PYTHON, sys.version_info[:2]))
+        raise SystemExit(f"the kit's packages are for Python {wanted}; this is {present}: run it with python{wanted}")
     here, folder = Path(__file__).resolve().parent, Path(sys.argv[1]).resolve()
     kit = json.loads((here / "kit.json").read_text(encoding="utf-8"))
     kept = folder / f"parts-{kit['sha256'][:12]}"

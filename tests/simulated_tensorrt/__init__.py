@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulated_tensorrt.install import Simulated, simulate
+from tests.simulated_tensorrt.install import Simulated, load_interface, simulate
 from tests.simulated_tensorrt.plans import Plans
 
-__all__ = ["Plans", "Simulated", "simulate"]
+__all__ = ["Plans", "Simulated", "load_interface", "simulate"]

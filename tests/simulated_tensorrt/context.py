@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtkit.dtypes import from_tensorrt
-from trtkit.network.describe import static_inputs
+from tests.simulated_tensorrt.gpu import SimulatedGpu
 from trtkit.runtime.device import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -163,8 +162,8 @@ class SimulatedContext:
         launch = self._launch()
         self._compile()
         if self.profiler is not None or self._allocators or self.engine.is_streaming:  # then TensorRT itself waits
+            stream.run(launch)
             stream.synchronize()
-            launch()
         else:
             stream.run(launch)
         return True
@@ -178,7 +177,7 @@ class SimulatedContext:
         engine.ranks.communicator = self.communicator
         inputs = {name: self._view(name, launch) for name in engine.inputs}
         layers = None if self.profiler is None else self._report_layer
-        outputs = engine.executor.run(inputs, on_layer=layers)
+        outputs = engine.executor({name: launch.shapes[name] for name in engine.inputs}).run(inputs, on_layer=layers)
         for name in engine.outputs:
             if name in self._allocators:
                 self._allocate(name, outputs[name], launch)
@@ -261,7 +260,10 @@ class SimulatedContext:
         size = self.size_bytes(name, shape)
         if not size:
             return torch.empty(shape, dtype=dtype)
-        memory = (ctypes.c_char * size).from_address(launch.addresses[name])
+        device, address = self.engine.device, launch.addresses[name]
+        if isinstance(device, SimulatedGpu) and not self.engine.is_shape_inference_io(name):
+            return device.view(address, size).view(dtype).view(shape)
+        memory = (ctypes.c_char * size).from_address(address)
         return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 
     def _allocate(self, name: str, value: torch.Tensor, launch: Launch) -> None:
@@ -288,23 +290,20 @@ class SimulatedContext:
             cache.kernels.add(kernel)
 
     def _dtype(self, name: str) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, from_tensorrt(self.engine.get_tensor_dtype(name).name).torch)
+        dtype: torch.dtype = getattr(torch, self.engine.tensors[name].dtype.torch)
         return dtype
 
     def _all_shapes(self) -> dict[str, Shape]:
         return {name: self.get_tensor_shape(name) for name in self.engine.tensors}
 
     def _output_shapes(self) -> dict[str, Shape]:
-        """Return the outputs' shapes, which TensorRT works out for a network whose inputs are static."""
-        definition = self.engine.network.definition
+        """Return the outputs' shapes at the inputs' shapes; none if one of these is missing."""
         given = {name: self.get_tensor_shape(name) for name in self.engine.inputs}
         key = tuple(given.items())
         if any(-1 in shape for shape in given.values()):
             return {}
         if key not in self._outputs:
-            with static_inputs(definition, given):
-                tensors = map(definition.get_output, range(definition.num_outputs))
-                self._outputs[key] = {tensor.name: tuple(tensor.shape) for tensor in tensors}
+            self._outputs[key] = self.engine.network.output_shapes(given)
         return self._outputs[key]
 
 

@@ -1,58 +1,89 @@
-"""Which network a plan holds: plans cannot be read here, so a bundle says it."""
+"""Which network a plan holds: plans cannot be read here, so a bundle's layers say it."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from trtkit.backends import load_backend
+import torch
+
+from trtkit.backends.backend import BACKENDS
 from trtkit.config.targets import load_target
-from trtkit.engine.hybrids import open_hybrid
-from trtkit.engine.plan_file import can_be_captured
-from trtkit.engine.stages import bundle_stages
-from trtkit.models.model import SPECULATOR
-from trtkit.network.graph import Graph
-from trtkit.network.onnx.parse import parse_onnx
-from trtkit.reference import Executor, Options, constants_from_onnx, read_layers
-from trtkit.resolve import resolve
-from trtkit.runtime.decoder.network import written_head_network, written_network
-from trtkit.runtime.stages import reference_stages
+from trtkit.engine.plan_file import allocates
+from trtkit.errors import ExecutionError
+from trtkit.reference import Executor, LayerGraph, Options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from trtkit.backends import Backend
     from trtkit.bundle.bundle import Bundle
     from trtkit.network.profile import ResolvedProfile
-    from trtkit.reference import Rank
-    from trtkit.runtime.decoder.network import DecoderNetwork
+
+    Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _NoOthers:
+    """Ranks of which shapes are all that matters: none waits for another."""
+
+    count: int
+    rank: int = 0
+
+    def exchange(self, _key: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return tensors of the same shape."""
+        return [tensor] * self.count
+
+    def leave(self) -> None:
+        """Do nothing."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedNetwork:
-    """A plan's network. profiles: of its own inputs. owner: what must live as long as it.
+    """A plan's network. profiles: of its own inputs.
 
     ranks: how many share it, each with a plan of its own. weight_bytes: that it holds. is_streamable: whether they may
     stay on the host. requires_user_memory: whether it was built with `BuilderFlag.REQUIRE_USER_ALLOCATION`.
     compute_capabilities: GPUs it was built for; of any that the library supports if empty.
     """
 
-    backend: Backend
-    definition: Any
-    constants: Mapping[str, Any]
+    layers: LayerGraph
     profiles: tuple[ResolvedProfile, ...]
-    owner: object
     ranks: int = 1
     weight_bytes: int = 0
     is_streamable: bool = False
     requires_user_memory: bool = False
     compute_capabilities: tuple[int, ...] = ()
 
-    def executor(self, ranks: Rank) -> Executor:
-        """Return what computes it, caches in place as engines update them. ranks: for its collectives."""
-        options = Options(in_place_caches=True, ranks=ranks if self.ranks > 1 else None)
-        return Executor(read_layers(self.backend, self.definition, self.constants), options)
+    def at(self, shapes: Shapes) -> LayerGraph:
+        """Return the layers with all sizes at the inputs' shapes; unchanged if one follows from the data."""
+        seen = dict(shapes)
+        try:
+            _shapes(self._shape_executor, shapes, lambda name, value: seen.update({name: tuple(value.shape)}))
+        except (ExecutionError, NotImplementedError):
+            return self.layers
+        specs = [spec and replace(spec, shape=seen.get(spec.name, spec.shape)) for spec in self.layers.specs]
+        return replace(self.layers, specs=tuple(specs))
+
+    def output_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        """Return the outputs' shapes at those of all inputs, -1 where a size follows from the data."""
+        try:
+            return _shapes(self._shape_executor, shapes)
+        except (ExecutionError, NotImplementedError):  # data is not there: some output's size, or all, follow from it
+            return {name: size for slot in self.layers.outputs for name, size in self._one_shape(slot, shapes).items()}
+
+    @cached_property
+    def _shape_executor(self) -> Executor:
+        return _without_data(self.layers, self.ranks)
+
+    def _one_shape(self, slot: int, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        """Return the shape of one output, as far as the network declares it if it follows from the data."""
+        try:
+            return _shapes(_without_data(replace(self.layers, outputs=(slot,)), self.ranks), shapes)
+        except (ExecutionError, NotImplementedError):
+            spec = self.layers.spec(slot)
+            return {spec.name: spec.shape or ()}
 
 
 class Plans:
@@ -77,19 +108,7 @@ class Plans:
         """Return the network of a plan, None for an unknown one."""
         digest = _digest(plan)
         known = self._bundles.get(digest)
-        if known is None:
-            return self._networks.get(digest)
-        bundle, index, rank = known
-        stage = bundle.manifest.stages[index]
-        totals = stage.ranks[rank].totals if stage.ranks else stage.totals
-        is_streamable, network = bundle.manifest.config.build.weight_streaming, _network(*known)
-        return replace(
-            network,
-            weight_bytes=sum(totals.weight_bytes.values()),
-            is_streamable=is_streamable,
-            requires_user_memory=not is_streamable and can_be_captured(network.backend, network.definition),
-            compute_capabilities=load_target(bundle.manifest.config.target).compute_capabilities,
-        )
+        return self._networks.get(digest) if known is None else _network(*known)
 
 
 def _digest(plan: bytes) -> str:
@@ -98,33 +117,31 @@ def _digest(plan: bytes) -> str:
 
 def _network(bundle: Bundle, index: int, rank: int) -> PlannedNetwork:
     manifest = bundle.manifest
-    backend, profiles = load_backend(manifest.backend.name), manifest.stages[index].profiles
-    if manifest.interface == "tokens":
-        if index == len(manifest.stages) - 1:
-            graph, stage = _graph(written_network(bundle, rank)), manifest.stages[index]
-            profiles = stage.ranks[rank].profiles if stage.ranks else profiles
-            ranks = manifest.grid.stage_ranks
-            return PlannedNetwork(backend, graph.network, graph.constants, profiles, graph, ranks)
-        if manifest.stages[index].name == SPECULATOR:
-            graph = _graph(written_head_network(bundle))
-            return PlannedNetwork(backend, graph.network, graph.constants, profiles, graph)
-        onnx = bundle.onnx_path(manifest.stages[index].name)
-        parsed = parse_onnx(backend, onnx, "ERROR")
-        return PlannedNetwork(backend, parsed.definition, constants_from_onnx(onnx), profiles, parsed)
-    stages = bundle_stages(bundle)
-    opened = None if all(stage.writer == "parser" for stage in stages) else open_hybrid(resolve(manifest.config))
-    if opened is None:
-        onnx = bundle.onnx_path(manifest.stages[index].name)
-        parsed = parse_onnx(backend, onnx, "ERROR")
-        return PlannedNetwork(backend, parsed.definition, constants_from_onnx(onnx), profiles, parsed)
-    running: Any = reference_stages(backend, stages, opened).stages[index]
-    graph = running.layers.owner.graph
-    onnx = stages[index].onnx
-    constants = {**({} if onnx is None else constants_from_onnx(onnx.path)), **graph.constants}
-    return PlannedNetwork(backend, graph.network, constants, profiles, running)
+    stage, layers = manifest.stages[index], bundle.layers(manifest.stages[index].name, rank)
+    assert layers is not None, "a network with plugins: TensorRT-RTX has none"
+    own, is_streamable = stage.ranks[rank] if stage.ranks else stage, manifest.config.build.weight_streaming
+    return PlannedNetwork(
+        layers,
+        own.profiles,
+        len(stage.ranks) or 1,
+        sum(own.totals.weight_bytes.values()),
+        is_streamable,
+        requires_user_memory=not is_streamable and not allocates(node.kind for node in layers.nodes),
+        compute_capabilities=load_target(manifest.config.target).compute_capabilities
+        or BACKENDS[manifest.backend.name].features.compute_capabilities,
+    )
 
 
-def _graph(network: DecoderNetwork) -> Graph:
-    graph = network.layers.owner
-    assert isinstance(graph, Graph)
-    return graph
+def _without_data(layers: LayerGraph, ranks: int) -> Executor:
+    """Return an executor on torch's device for shapes: only what follows from sizes has values."""
+    return Executor(layers, Options(device="meta", ranks=_NoOthers(ranks) if ranks > 1 else None))
+
+
+def _shapes(
+    executor: Executor, shapes: Shapes, on_tensor: Callable[[str, torch.Tensor], None] | None = None
+) -> dict[str, tuple[int, ...]]:
+    inputs = {
+        spec.name: torch.empty(shapes[spec.name], dtype=getattr(torch, spec.dtype.torch), device="meta")
+        for spec in executor.inputs
+    }
+    return {name: tuple(value.shape) for name, value in executor.run(inputs, on_tensor=on_tensor).items()}

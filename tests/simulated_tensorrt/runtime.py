@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tests.simulated_tensorrt.context import SimulatedContext
+from tests.simulated_tensorrt.gpu import SimulatedGpu
 from tests.simulated_tensorrt.runtime_config import RuntimeConfig
+from trtkit.reference import Executor, Options
 
 if TYPE_CHECKING:
-    from tests.simulated_tensorrt.plans import PlannedNetwork, Plans
+    from collections.abc import Iterator
+
+    from tests.simulated_tensorrt.plans import PlannedNetwork, Plans, Shapes
     from trtkit.reference import Rank
     from trtkit.runtime.host_device import HostDevice
 
@@ -38,7 +42,7 @@ class Errors:
 class SimulatedRuntime:
     """A Runtime on a HostDevice that knows some plans."""
 
-    def __init__(self, trt: Any, device: HostDevice, plans: Plans, logger: Any) -> None:
+    def __init__(self, trt: Any, device: HostDevice | SimulatedGpu, plans: Plans, logger: Any) -> None:
         self._device, self._plans, self._errors = device, plans, Errors(trt, logger)
         self._engines: list[weakref.ref[SimulatedEngine]] = []
 
@@ -63,7 +67,7 @@ class SimulatedRuntime:
             self._errors.refuse("Serialization assertion failed: the plan is of no engine that is known here")
             return None
         if (present := self._device.compute_capability) is not None:
-            runs_on = network.compute_capabilities or network.backend.features.compute_capabilities
+            runs_on = network.compute_capabilities
             if runs_on and present not in runs_on:
                 self._errors.refuse(f"The engine cannot run on this GPU, which has compute capability {present / 10}")
                 return None
@@ -86,9 +90,9 @@ class ContextRanks:
         return self.communicator.rank
 
     def exchange(self, key: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Exchange through the context's communicator."""
+        """Exchange through the context's communicator, whose ranks share host memory."""
         assert self.communicator is not None
-        return self.communicator.exchange(key, tensor)
+        return [part.to(tensor.device) for part in self.communicator.exchange(key, tensor.cpu())]
 
     def leave(self) -> None:
         """Do nothing."""
@@ -97,19 +101,36 @@ class ContextRanks:
 class SimulatedEngine:
     """An ICudaEngine: its network, its tensors, and the contexts that use it."""
 
-    def __init__(self, trt: Any, device: HostDevice, network: PlannedNetwork, errors: Errors) -> None:
+    def __init__(self, trt: Any, device: HostDevice | SimulatedGpu, network: PlannedNetwork, errors: Errors) -> None:
         self.trt, self.device, self.network, self.errors = trt, device, network, errors
-        definition = network.definition
-        self.inputs = {tensor.name: tensor for tensor in map(definition.get_input, range(definition.num_inputs))}
-        self.outputs = {tensor.name: tensor for tensor in map(definition.get_output, range(definition.num_outputs))}
+        self.inputs, self.outputs = (
+            {spec.name: spec for spec in map(network.layers.spec, slots)}
+            for slots in (network.layers.inputs, network.layers.outputs)
+        )
         self.tensors = {**self.inputs, **self.outputs}
         self._aliases: dict[str, str] = dict(_cache_updates(network))
         self.ranks = ContextRanks(network.ranks)
-        self.executor = network.executor(self.ranks)
+        self._executors: dict[tuple[tuple[int, ...], ...], Executor] = {}
         self._contexts: list[weakref.ref[SimulatedContext]] = []
         self._budget_bytes = self.streamable_weights_size
         self._weights: torch.Tensor | None = None if network.is_streamable else self._resident(network.weight_bytes)
         self.compiled: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
+
+    def executor(self, shapes: Shapes) -> Executor:
+        """Return what computes the network at the inputs' shapes: on a GPU one for each, as engines compile kernels.
+
+        It knows all sizes, so a run copies nothing between host and GPU, and a CUDA graph holds it.
+        """
+        is_gpu = isinstance(self.device, SimulatedGpu)
+        key = tuple(shapes.values()) if is_gpu else ()
+        if key not in self._executors:
+            layers = self.network.at(shapes) if is_gpu else self.network.layers
+            ranks = self.ranks if self.network.ranks > 1 else None
+            options = Options(device="cuda" if is_gpu else "cpu", in_place_caches=True, ranks=ranks)
+            self._executors[key] = Executor(layers, options)
+            if is_gpu:
+                torch.cuda.current_stream().synchronize()  # another stream may be the next to use its constants
+        return self._executors[key]
 
     @property
     def contexts(self) -> list[SimulatedContext]:
@@ -178,11 +199,11 @@ class SimulatedEngine:
 
     def get_tensor_dtype(self, name: str) -> Any:
         """Return the DataType."""
-        return self.tensors[name].dtype
+        return getattr(self.trt.DataType, self.tensors[name].dtype.tensorrt)
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape, -1 where it is dynamic."""
-        return tuple(self.tensors[name].shape)
+        return self.tensors[name].shape or ()
 
     def get_tensor_location(self, name: str) -> Any:
         """Return HOST for tensors that shapes are worked out from."""
@@ -190,7 +211,7 @@ class SimulatedEngine:
 
     def is_shape_inference_io(self, name: str) -> bool:
         """Whether shapes are worked out from the tensor's values."""
-        return bool(self.tensors[name].is_shape_tensor)
+        return self.tensors[name].is_shape
 
     def get_aliased_input_tensor(self, name: str) -> str | None:
         """Return the cache that an output updates in place, None for other tensors."""
@@ -226,10 +247,9 @@ class SimulatedEngine:
         return context
 
 
-def _cache_updates(network: PlannedNetwork) -> Any:
+def _cache_updates(network: PlannedNetwork) -> Iterator[tuple[str, str]]:
     """Yield each output that updates a cache in place, with the cache's name."""
-    definition, backend = network.definition, network.backend
-    for index in range(definition.num_layers):
-        layer = definition.get_layer(index)
-        if backend.layer_type(layer) == "KV_CACHE_UPDATE":
-            yield layer.get_output(0).name, layer.get_input(0).name
+    layers = network.layers
+    for node in layers.nodes:
+        if node.kind == "KV_CACHE_UPDATE":
+            yield layers.spec(node.outputs[0]).name, layers.spec(node.inputs[0]).name

@@ -21,6 +21,7 @@ class Features:
     plugins: plugin layers can be added and parsed.
     compute_capabilities: SM numbers an engine can be built for by name; empty where it is the GPU present.
     nms, non_zero, moe: the layer has a runner in this library.
+    untested: compute capabilities that the library's loader takes, but NVIDIA's support matrices do not list.
     """
 
     needs_gpu: bool
@@ -29,6 +30,7 @@ class Features:
     nms: bool
     non_zero: bool
     moe: bool
+    untested: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class _Library:
 BACKENDS = {
     "tensorrt": _Library("tensorrt", "tensorrt", Features(True, True, (), True, True, True)),
     "tensorrt_rtx": _Library(
-        "tensorrt_rtx", "rtx", Features(False, False, (75, 80, 86, 89, 120, 121), False, False, False)
+        "tensorrt_rtx", "rtx", Features(False, False, (75, 80, 86, 89, 120, 121), False, False, False, (80,))
     ),
 }
 
@@ -146,7 +148,12 @@ def runs_on(name: str, compute_capability: int) -> bool:
 
 
 def supported_gpus(name: str) -> str:
-    """Return the compute capabilities that a library runs on, such as `7.5, 8.0 and 12.x`; empty if it lists none."""
-    known = BACKENDS[name].features.compute_capabilities
-    versions = [f"{each / 10:.1f}" for each in known if each // 10 != known[-1] // 10]
+    """Return the compute capabilities that a library runs on, such as `7.5, 8.6 and 12.x`; empty if it lists none."""
+    features = BACKENDS[name].features
+    known = features.compute_capabilities
+    versions = [
+        f"{each / 10:.1f}{' (untested)' if each in features.untested else ''}"
+        for each in known
+        if each // 10 != known[-1] // 10
+    ]
     return f"{', '.join(versions)} and {known[-1] // 10}.x" if known else ""

@@ -14,6 +14,7 @@ from trtkit.jobs.events import Phase
 from trtkit.jobs.trt_log import error_lines, warning_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from trtkit.backends import Backend
@@ -133,7 +134,12 @@ def can_be_captured(backend: Backend, definition: Any) -> bool:
     """
     layers = (definition.get_layer(index) for index in range(definition.num_layers))
     has_flag = hasattr(backend.trt.BuilderFlag, "REQUIRE_USER_ALLOCATION")
-    return has_flag and not any(backend.layer_type(layer) in _ALLOCATES for layer in layers)
+    return has_flag and not allocates(map(backend.layer_type, layers))
+
+
+def allocates(kinds: Iterable[str]) -> bool:
+    """Whether a network with these types of layers needs memory while it runs, of sizes that follow from data."""
+    return any(kind in _ALLOCATES for kind in kinds)
 
 
 def _reasons(log: str) -> str:

@@ -26,6 +26,22 @@ FOLD_LIMIT_BYTES = 1 << 20
 """Constants larger than this are computed from constants in every run instead, unless they only change form."""
 
 _CHANGES_FORM = ("CONSTANT", "SHUFFLE", "DEQUANTIZE", "CAST", "IDENTITY", "SQUEEZE", "UNSQUEEZE")
+_HOST_WEIGHTS = 64  # elements of a constant that may take part in shape arithmetic
+_HOST_INPUTS = {
+    "ASSERTION": (0,),
+    "CUMULATIVE": (1,),
+    "FILL": (0, 1, 2),
+    "NMS": (2, 3, 4),
+    "ONE_HOT": (2,),
+    "RESIZE": (1,),
+    "SHUFFLE": (1,),
+    "SLICE": (1, 2, 3, 4, 5),
+    "SQUEEZE": (1,),
+    "TOPK": (1,),
+    "UNSQUEEZE": (1,),
+}
+"""Inputs that layers read on the host: sizes, axes and single values."""
+
 _NEVER_FOLDED = ("FILL", "ASSERTION", "KV_CACHE_UPDATE", "DIST_COLLECTIVE")
 
 
@@ -49,6 +65,7 @@ class Compiler:
         self.known: dict[int, torch.Tensor] = {}
         self.nodes = [self._renamed(node) for node in graph.nodes if not self.alias.keys() & node.outputs]
         self.owned: set[int] = set()
+        self.host = {slot for slot in graph.inputs if graph.spec(slot).is_shape}
         self.joined: dict[int, Joined] = {}
 
     def slot(self, slot: int) -> int:
@@ -96,7 +113,8 @@ class Compiler:
             return None
         if (joined := joined_constants(step, layer, self.known)) is not None:
             self.joined[step.outputs[0]] = joined
-        step = picking(step, layer, self.joined)
+        if self._is_on_cpu:
+            step = picking(step, layer, self.joined)
         if node.kind in OWNING and not lowered.is_view:
             self.owned.update(node.outputs)
         if lowered.overwrite and node.inputs[0] in self.owned & once:
@@ -112,29 +130,54 @@ class Compiler:
             )
         op = lowering(layer)
         lowered = op if isinstance(op, Lowered) else Lowered(op)
-        return lowered if self.settings.precision.device.type == "cpu" else self._on_device(node, lowered.run)
+        return lowered if self._is_on_cpu else self._on_device(node, lowered.run)
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        return self.settings.precision.device.type == "cpu"
 
     def layer(self, node: Node) -> Layer:
         """Return the view of the node that lowerings read."""
-        specs = self.graph.specs
+        specs, settings = self.graph.specs, self.settings
+        if not self._is_on_cpu and self._is_host(node):
+            self.host.update(node.outputs)
+            settings = replace(settings, precision=replace(settings.precision, device=torch.device("cpu")))
         return Layer(
             node,
             tuple(specs[slot] for slot in node.inputs),
             tuple(_spec(specs[slot]) for slot in node.outputs),
             tuple(self.known.get(slot) for slot in node.inputs),
-            self.settings,
+            settings,
         )
 
-    def _on_device(self, node: Node, run: Op) -> Lowered:
-        """Return `run` with its inputs moved to where its output belongs: shape arithmetic stays on the host."""
+    def _is_host(self, node: Node) -> bool:
+        """Whether a layer is shape arithmetic: what follows from sizes and small constants alone."""
+        if node.kind == "SHAPE":
+            return True
+        if node.kind == "CONSTANT":
+            return sum(held.count for held in node.weights.values()) <= _HOST_WEIGHTS
         specs = [_spec(self.graph.specs[slot]) for slot in node.outputs]
-        is_host = bool(specs) and all(spec.is_shape and spec.dtype in (BOOL, INT32, INT64) for spec in specs)
-        target = torch.device("cpu") if is_host or node.kind == "SHAPE" else self.settings.precision.device
+        if specs and all(spec.is_shape and spec.dtype in (BOOL, INT32, INT64) for spec in specs):
+            return True
+        is_random = node.kind == "FILL" and node.attributes.get("operation") != "LINSPACE"
+        inputs = [slot for slot in node.inputs if slot != MISSING]
+        return node.kind in LOWERINGS and not is_random and bool(inputs) and self.host.issuperset(inputs)
+
+    def _on_device(self, node: Node, run: Op) -> Lowered:
+        """Return `run` with each input moved to where the layer reads it, those that are known now at once."""
+        if node.kind == "SHAPE":
+            return Lowered(run)
+        host, device = torch.device("cpu"), self.settings.precision.device
+        reads = range(len(node.inputs)) if self.host.issuperset(node.outputs) else _HOST_INPUTS.get(node.kind, ())
+        targets = [host if place in reads else device for place in range(len(node.inputs))]
+        pairs = [(self.known.get(slot), target) for slot, target in zip(node.inputs, targets, strict=True)]
+        ready = [value if value is None else value.to(target) for value, target in pairs]
 
         def on_device(*inputs: Any) -> Any:
-            return run(*[item if item is None else item.to(target) for item in inputs])
+            items = zip(inputs, ready, targets, strict=True)
+            return run(*[item.to(to) if item is not None and own is None else own for item, own, to in items])
 
-        return Lowered(run if node.kind == "SHAPE" else on_device)
+        return Lowered(on_device)
 
     def _fold(self, step: Step) -> bool:
         """Compute a step whose inputs are all known; return whether its value is known now."""
@@ -143,7 +186,8 @@ class Compiler:
             if shape is not None:
                 self.known[step.outputs[0]] = torch.tensor(shape, dtype=torch.int64)
             return shape is not None
-        if step.kind in _NEVER_FOLDED or not all(slot == MISSING or slot in self.known for slot in step.inputs):
+        is_fixed = step.kind not in _NEVER_FOLDED or (step.kind == "FILL" and self.host.issuperset(step.outputs))
+        if not is_fixed or not all(slot == MISSING or slot in self.known for slot in step.inputs):
             return False
         values = [self.known.get(slot) for slot in step.inputs]
         size = sum(value.nbytes for value in values if value is not None)

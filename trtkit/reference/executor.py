@@ -45,11 +45,12 @@ class Options:
 
 @dataclass(frozen=True)
 class NetworkInput:
-    """A network input. shape: -1 where the size is dynamic."""
+    """A network input. shape: -1 where the size is dynamic. is_shape: only shape arithmetic reads it, on the host."""
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
+    is_shape: bool = False
 
 
 class Executor:
@@ -174,13 +175,13 @@ class Executor:
                 where,
                 "-1 means any size",
             )
-        return tensor.to(device=self._precision.device, dtype=storage)
+        return tensor.to(device="cpu" if spec.is_shape else self._precision.device, dtype=storage)
 
     def _input_spec(self, slot: int) -> NetworkInput:
         """Return what the network says of an input."""
         spec = self._graph.spec(slot)
         assert spec.shape is not None
-        return NetworkInput(spec.name, spec.dtype, spec.shape)
+        return NetworkInput(spec.name, spec.dtype, spec.shape, spec.is_shape)
 
     def _name(self, slot: int) -> str:
         """Return a tensor's name."""

@@ -1,6 +1,11 @@
-"""The steps, in the order that tells the most in the first two minutes. Times are estimates for a data center GPU."""
+"""The steps: first whether TensorRT loads, then what needs no TensorRT, then engines, those that tell most first.
+
+Times are estimates for a data center GPU.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from tests.gpu.step import Step
 
@@ -23,9 +28,13 @@ def _detector(model: str, estimate_s: int) -> Step:
     return Step(f"detector-{model}", question, "detectors:ask", estimate_s, {"model": model})
 
 
-_ALL = (
+def _simulated(step: Step) -> Step:
+    """Return a step that asks trtkit's runtime with TensorRT simulated; streams, graphs and memory are the GPU's."""
+    return replace(step, name=f"simulated-{step.name}", estimate_s=30, simulates=True)
+
+
+_ENGINES = (
     Step("load", "Does an engine that is built without a compute capability load and compute?", "load:ask", 20),
-    Step("machine", "What are copies and matrix products at best?", "machine:ask", 12),
     _decode("smollm2-135m", "fp16", 50),
     Step("contract", "Is TensorRT's runtime as the simulated one assumes?", "contract:ask", 20),
     Step("attention", "Where is LOWER_RIGHT anchored with lengths? What does each mask cost?", "attention:ask", 30),
@@ -33,21 +42,18 @@ _ALL = (
     Step("families", "Does each decoder family generate the reference decoder's tokens?", "families:ask", 150),
     _decode("llama-1b", "fp16", 70),
     Step("features", "Do runtime caches, TF32 off, graph strategies and refit work?", "features:ask", 30),
-    Step("kernels", "Do custom ops' kernels compute their references, and how fast?", "kernels:ask", 90),
     Step("decode-window", "Does a step with `llm.kv_window: used` follow the tokens in use?", "decode:ask", 50,
          {"model": "smollm2-135m", "precision": "fp16", "kv_window": "used"}),
     Step("loop", "What does a whole step of the generation engine cost, waiting and a step ahead?", "loop:ask", 80,
          {"model": "smollm2-135m"}),
-    Step("sampling", "Does the sampling kernel draw the CPU's tokens? How fast is it?", "sampling:ask", 30),
     _decode("llama-1b", "int4", 70),
     _vision("vit-base", 60),
     _decode("llama-8b", "fp16", 240),
-    Step("rivals", "How fast is transformers, with a static cache and torch.compile?", "rivals:ask", 90,
-         {"model": "smollm2-135m"}),
     Step("streaming", "What do budgets for weights save and cost? Do models that sleep free their memory?",
          "streaming:ask", 90),
     Step("pages", "Do pages change no token, copied and read by the plugin? How fast is a step?",
          "pages:ask", 150),
+    Step("serving", "Do preemption, host memory, adapters and ranks change no token?", "serving:ask", 90),
     _vision("detr-r50", 120, has_batches=False),
     Step("collective", "Do collectives of one rank run? Rule 19.", "collective:ask", 25),
     _vision("mobilenet-v2", 60),
@@ -59,5 +65,19 @@ _ALL = (
     _detector("rt-detr-v2", 150),
     _decode("llama-8b", "int4", 240),
     Step("contract-faults", "And where a breach is an error that a GPU may not survive?", "contract_faults:ask", 25),
+)  # fmt: skip
+_BY_NAME = {step.name: step for step in _ENGINES}
+_RUNTIME = ("load", "families", "decode-smollm2-135m-fp16", "decode-window", "loop", "pages", "streaming", "serving")
+_ALL = (
+    Step("machine", "What are copies and matrix products at best?", "machine:ask", 12, needs="torch"),
+    _BY_NAME.pop("load"),
+    *(_simulated(step) for step in _ENGINES if step.name in _RUNTIME),
+    Step("kernels", "Do custom ops' kernels compute their references, and how fast?", "kernels:ask", 90,
+         needs="kernels"),
+    Step("sampling", "Does the sampling kernel draw the CPU's tokens? How fast is it?", "sampling:ask", 30,
+         needs="kernels"),
+    Step("rivals", "How fast is transformers, with a static cache and torch.compile?", "rivals:ask", 90,
+         {"model": "smollm2-135m"}, needs="torch"),
+    *_BY_NAME.values(),
 )  # fmt: skip
 STEPS = {step.name: step for step in _ALL}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
 
 def ask(place: Place) -> Iterator[Answer]:
     """Measure copies and matrix products on random data."""
+    yield {"what": "Python", "seen": platform.python_version()}
+    yield {"what": "TensorRT-RTX loads", "holds": not place.machine.fault, "seen": place.machine.fault}
+    yield {"what": "Triton can compile", "holds": not place.machine.no_kernels, "seen": place.machine.no_kernels}
     yield {"what": "copy, bytes read and written", "gb_per_s": copy_bytes_per_s(place) / 1e9}
-    size = 64 if place.is_simulated else 8192
+    size = 8192 if place.has_gpu else 64
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         a, b = (torch.randn(size, size, device=place.torch_device).to(dtype) for _ in range(2))
         ms = place.median_ms(lambda: torch.mm(a, b), repeats=10)  # noqa: B023
@@ -25,6 +29,6 @@ def ask(place: Place) -> Iterator[Answer]:
 
 def copy_bytes_per_s(place: Place) -> float:
     """Return what a large copy moves, read and written."""
-    source = torch.randn(2**16 if place.is_simulated else 2**29, device=place.torch_device)
+    source = torch.randn(2**29 if place.has_gpu else 2**16, device=place.torch_device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / place.median_ms(lambda: target.copy_(source), repeats=10) * 1e3

@@ -19,12 +19,12 @@ def ask(place: Place, model: str) -> Iterator[Answer]:
     """Time steps of 1 and of all slots, at a quarter of the context."""
     import transformers
 
-    shape = TINY if place.is_simulated else SHAPES[model]
-    dtype = torch.float32 if place.is_simulated else torch.float16
+    shape = SHAPES[model] if place.has_gpu else TINY
+    dtype = torch.float16 if place.has_gpu else torch.float32
     loaded = transformers.AutoModelForCausalLM.from_pretrained(weights_folder(place, shape, "fp16"), dtype=dtype)
     loaded = loaded.to(place.torch_device).eval()
     forms = {"transformers": loaded}
-    if not place.is_simulated:
+    if place.has_gpu:
         forms["torch.compile"] = torch.compile(loaded, mode="reduce-overhead", fullgraph=True)
     for form, run in forms.items():
         for rows in (1, shape.batch):

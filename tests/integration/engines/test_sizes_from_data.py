@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.decoders import rtx
+from tests.gpu.language import decoder
+from tests.gpu.place import SIMULATED, Place
 from tests.simulated_tensorrt.plans import PlannedNetwork
 from trtkit.network.profile import ProfileShapes
+from trtkit.reference import Executor, LayerGraph, Options, read_layers
 from trtkit.runtime.engine_execution import EngineExecution
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from tests.simulated_tensorrt import Simulated
@@ -24,7 +29,7 @@ TRT = rtx().trt
 def opened(network: Any, profile: dict[str, ProfileShapes], gpu: Simulated, folder: Path) -> EngineExecution:
     """Return the network as an engine with CUDA graphs, which it cannot have."""
     (folder / "x.plan").write_bytes(b"a plan")
-    gpu.plans.add_network(b"a plan", PlannedNetwork(rtx(), network, {}, (profile,), None))
+    gpu.plans.add_network(b"a plan", PlannedNetwork(read_layers(rtx(), network), (profile,)))
     return EngineExecution(rtx(), folder / "x.plan", gpu.device.stream(), has_cuda_graphs=True)
 
 
@@ -59,3 +64,61 @@ def test_a_shape_is_read_on_the_host(gpu: Simulated, tmp_path: Path) -> None:
         outputs = engine.run({"x": torch.arange(6.0), "shape": torch.tensor(sizes)})
         gpu.device.streams[1].synchronize()
         assert torch.equal(outputs["y"], torch.arange(6.0).view(sizes))
+
+
+class Copies(TorchDispatchMode):
+    """Notes what is copied between devices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.between: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [each for each in args if isinstance(each, torch.Tensor)]
+        if isinstance(result, torch.Tensor):
+            others = {str(each.device) for each in tensors} - {str(result.device)}
+            self.between += [f"{func}: {each} to {result.device}, {list(result.shape)}" for each in others]
+        return result
+
+
+def copies_of_a_run(layers: LayerGraph, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Run layers on torch's device for shapes; return what was copied between it and the host."""
+    executor = Executor(layers, Options(device="meta", in_place_caches=True))
+    types = {spec.name: getattr(torch, spec.dtype.torch) for spec in executor.inputs}
+    inputs = {name: torch.empty(shapes[name], dtype=dtype, device="meta") for name, dtype in types.items()}
+    with Copies() as copies:
+        executor.run(inputs)
+    return copies.between
+
+
+def test_at_known_shapes_nothing_is_copied_to_a_device() -> None:
+    builder = TRT.Builder(rtx().logger("ERROR"))
+    network = rtx().new_network(builder)
+    x = network.add_input("x", TRT.DataType.INT64, (-1,))
+    ramp = network.add_fill((1,), TRT.FillOperation.LINSPACE, TRT.DataType.INT64)
+    start, step = network.add_constant((), np.array(0)), network.add_constant((1,), np.array([1]))
+    for index, layer in enumerate((network.add_shape(x), start, step)):
+        ramp.set_input(index, layer.get_output(0))
+    total = network.add_elementwise(x, ramp.get_output(0), TRT.ElementWiseOperation.SUM)
+    network.mark_output(total.get_output(0))
+    layers = read_layers(rtx(), network)
+    assert copies_of_a_run(layers, {"x": (5,)}) == ["aten.to.dtype_layout: cpu to meta, [5]"]
+    known = PlannedNetwork(layers, ()).at({"x": (5,)})
+    assert copies_of_a_run(known, {"x": (5,)}) == []
+    (sums,) = Executor(known).run({"x": torch.arange(5)}).values()
+    assert sums.tolist() == [0, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("kv_window", ["full", "used"])
+def test_a_decoder_on_a_device_copies_nothing_from_or_to_the_host(
+    kv_window: str, gpu: Simulated, tmp_path: Path
+) -> None:
+    place = Place(SIMULATED, gpu.device, rtx(), tmp_path, gpu)
+    bundle = decoder(place, "tiny", "fp16", kv_window)[1]
+    layers = bundle.layers()
+    assert layers is not None
+    for profile in bundle.manifest.stages[-1].profiles:
+        shapes = {spec.name: spec.shape or () for spec in map(layers.spec, layers.inputs)}
+        shapes |= {name: shape.opt for name, shape in profile.items()}
+        assert copies_of_a_run(PlannedNetwork(layers, ()).at(shapes), shapes) == []

@@ -212,3 +212,34 @@ def test_every_tensor_has_the_shape_and_type_that_the_network_states(net: Any, r
     assert len(seen) > 4
     for name, tensor in seen.items():
         assert tuple(found[name].shape) == tuple(tensor.shape), name
+
+
+def test_sizes_need_no_data(net: Any) -> None:
+    x, trt = net.given(torch.randn(2, 6), (-1, 6)), net.trt
+    sizes = net.network.add_shape(x).get_output(0)  # a size and data, too: it is an output
+    turned = net.network.add_gather(sizes, net.constant(np.array([1, 0])), 0).get_output(0)
+    layer = net.network.add_shuffle(x)
+    layer.set_input(1, turned)
+    ramp = net.network.add_fill((1, 1), trt.FillOperation.LINSPACE, trt.DataType.INT64)
+    ramp.set_input(0, net.network.add_gather(sizes, net.constant(np.array([1])), 0).get_output(0))
+    ramp.set_input(1, net.constant(np.array(3, np.int64)))
+    ramp.set_input(2, net.constant(np.array([2], np.int64)))
+    executor = net.executor(layer.get_output(0), turned, ramp.get_output(0), device="meta")
+    outputs = executor.run({"input0": torch.empty(4, 6, device="meta")})
+    assert [tuple(value.shape) for value in outputs.values()] == [(6, 4), (2,), (6,)]
+    reshaped, numbers, steps = outputs.values()
+    assert (reshaped.device.type, numbers.tolist(), steps.tolist()) == ("meta", [6, 4], [3, 5, 7, 9, 11, 13])
+
+
+@pytest.mark.parametrize("causal", ["NONE", "LOWER_RIGHT"])
+def test_a_device_is_not_waited_for(net: Any, causal: str) -> None:
+    trt = net.trt
+    cache, update = net.given(torch.zeros(2, 1, 8, 4)), net.given(torch.randn(2, 1, 3, 4))
+    places = net.given(torch.tensor([0, 5], dtype=torch.int32))
+    written = net.network.add_kv_cache_update(cache, update, places, trt.KVCacheMode.LINEAR).get_output(0)
+    query = net.given(torch.randn(2, 2, 3, 4))
+    attention = net.network.add_attention(query, written, written, trt.AttentionNormalizationOp.SOFTMAX, False)
+    attention.causal_kind = getattr(trt.CausalMaskKind, causal)
+    executor = net.executor(attention.get_output(0), device="meta")
+    outputs = executor.run({name: value.to("meta") for name, value in net.feed.items()})
+    assert [tuple(value.shape) for value in outputs.values()] == [(2, 2, 3, 4)]

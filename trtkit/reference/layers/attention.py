@@ -117,7 +117,7 @@ def _sequence(x: Tensor, ends: list[int] | None, index: int) -> Tensor:
 
 def _sizes(q: Tensor, k: Tensor, form: _Form) -> Sizes:
     """Return the sizes of one attention over [B, heads, tokens, H]."""
-    return Sizes(q.shape[2], k.shape[2], k.shape[1], q.shape[1] // k.shape[1], form.compute, form.causal)
+    return Sizes(q.shape[2], k.shape[2], k.shape[1], q.shape[1] // k.shape[1], form.compute, form.causal, q.device)
 
 
 def _padded(qkv: tuple[Tensor, Tensor, Tensor], blocks: list[Block], scale: Tensor | None, form: _Form) -> Tensor:
@@ -136,7 +136,6 @@ def _padded(qkv: tuple[Tensor, Tensor, Tensor], blocks: list[Block], scale: Tens
 def _attend(qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, scale: Tensor | None, form: _Form) -> Tensor:
     """Attend with each row to all columns. Query heads that share a key/value head become rows of one head."""
     q, k, v = qkv
-    mask = mask if mask is None else mask.to(q.device)
     if q.shape[1] == k.shape[1]:
         return _scores_times_values(qkv, mask, scale, form)
     rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])

@@ -26,6 +26,7 @@ class Sizes:
     group: int
     dtype: torch.dtype
     causal: str
+    device: torch.device
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,17 @@ class Block:
 def visible_blocks(mask: Tensor | None, lengths: Tensor | None, to: Sizes) -> list[Block]:
     """Return what mask, causality and lengths together let the queries see, which layers of the same sizes share.
 
-    Columns behind the last that any row of a block may attend to are left out: they would get no weight.
+    Columns after the last that any row of a block may attend to are left out: they would get no weight. Not on a GPU,
+    which would have to be waited for.
     """
-    columns = to.columns
-    if lengths is not None:
+    columns, is_on_cpu = to.columns, to.device.type == "cpu"
+    if lengths is not None and is_on_cpu:
         columns = min(columns, max(int(lengths.max()), 1))
         mask = mask if mask is None or mask.shape[-1] == 1 else mask[..., :columns]
     combined = _combined_mask(mask, lengths, columns, to)
     if combined is None:
         return [Block(slice(None), columns, None)]
-    if combined.dtype != torch.bool or combined.shape[-1] != columns:
+    if not is_on_cpu or combined.dtype != torch.bool or combined.shape[-1] != columns:
         return [Block(slice(None), columns, _rows_of_groups(combined, to.rows, to))]
     size = _BLOCK_ROWS if combined.shape[2] == to.rows > _BLOCK_ROWS else max(to.rows, 1)
     starts = range(0, max(to.rows, 1), size)
@@ -79,7 +81,6 @@ def _combined_mask(mask: Tensor | None, lengths: Tensor | None, columns: int, to
     allowed = _allowed(lengths, columns, to)
     if mask is None or allowed is None:
         return allowed if mask is None else mask if mask.dtype == torch.bool else mask.to(to.dtype)
-    allowed = allowed.to(mask.device)
     if mask.dtype == torch.bool:
         return mask & allowed
     return torch.where(allowed, mask.to(to.dtype), -float("inf"))
@@ -87,14 +88,12 @@ def _combined_mask(mask: Tensor | None, lengths: Tensor | None, columns: int, to
 
 def _allowed(lengths: Tensor | None, columns: int, to: Sizes) -> Tensor | None:
     """Return what causality and lengths allow, [B or 1, 1, S or 1, columns]; None where that is all."""
-    device = None if lengths is None else lengths.device
-    column = torch.arange(columns, device=device)
+    column = torch.arange(columns, device=to.device)
     allowed = None if lengths is None else (column < lengths.reshape(-1, 1)).reshape(-1, 1, 1, columns)
     if to.causal == "NONE":
         return allowed
-    row = torch.arange(to.rows, device=device).reshape(1, 1, -1, 1)
+    row = torch.arange(to.rows, device=to.device).reshape(1, 1, -1, 1)
     if to.causal == "LOWER_RIGHT":
-        end = torch.tensor(columns) if lengths is None else lengths
-        row = row + (end.reshape(-1, 1, 1, 1) - to.rows)
+        row = row + ((columns if lengths is None else lengths.reshape(-1, 1, 1, 1)) - to.rows)
     causal = column <= row
     return causal if allowed is None else allowed & causal

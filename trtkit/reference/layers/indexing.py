@@ -26,7 +26,7 @@ def gather(layer: Layer) -> Op:
 
     def run(x: Tensor, index: Tensor) -> Tensor:
         at = axis % x.dim()
-        if index.dim() == 0:
+        if index.dim() == 0 and index.device.type == "cpu":
             return x.select(at, int(index))
         flat = _from_start(index.reshape(-1), x.shape[at])
         picked = x.index_select(at, flat)

@@ -21,13 +21,16 @@ def kv_cache_update(layer: Layer) -> Op:
 
     def run(cache: Tensor, update: Tensor, write_indices: Tensor, lengths: Tensor | None = None) -> Tensor:
         cache = cache if in_place else cache.clone()
+        if cache.device.type != "cpu" and not is_packed:  # a device is not waited for: torch checks positions there
+            cache.transpose(1, 2)[once(_places, write_indices, update.shape[2])] = update.transpose(1, 2)
+            return cache
         starts = once(sizes, write_indices)
         if is_packed and lengths is not None:
             _write_packed(cache, update, starts, once(sizes, lengths))
             return cache
         _check(max(starts), min(starts), update.shape[2], cache)
         if len(starts) > 1 and update.shape[2] == 1:
-            cache.transpose(1, 2)[once(_places, write_indices)] = update.transpose(1, 2)
+            cache.transpose(1, 2)[once(_places, write_indices, 1)] = update.transpose(1, 2)
             return cache
         for index, first in enumerate(starts):
             cache[index, :, first : first + update.shape[2]] = update[index]
@@ -36,9 +39,10 @@ def kv_cache_update(layer: Layer) -> Op:
     return run
 
 
-def _places(write_indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sequence and the position of each sequence's one new token: [B, 1] both."""
-    return torch.arange(len(write_indices), device=write_indices.device)[:, None], write_indices.long()[:, None]
+def _places(write_indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the sequence [B, 1] and the positions [B, S] of each sequence's new tokens."""
+    sequence, new = (torch.arange(size, device=write_indices.device) for size in (len(write_indices), count))
+    return sequence[:, None], write_indices.long()[:, None] + new
 
 
 def _write_packed(cache: Tensor, update: Tensor, starts: list[int], ends: list[int]) -> None:

@@ -82,7 +82,7 @@ def _by_torch(x: Tensor, wanted: list[int], scales: list[float], rule: Rule) -> 
 
 def _resize_axis(x: Tensor, axis: int, size: int, rule: Rule, scale: float) -> Tensor:
     """Return x with one axis resized: each mode is a product of one-dimensional ones."""
-    position = _source(size, x.shape[axis], rule, scale).to(x.device)
+    position = _source(torch.arange(size, dtype=torch.float64, device=x.device), x.shape[axis], rule, scale)
     if rule.mode == "NEAREST":
         return x.index_select(axis, _nearest(position, rule.rounding).clamp(0, x.shape[axis] - 1))
     index, weight = _taps(position, x.shape[axis], rule)
@@ -93,11 +93,11 @@ def _resize_axis(x: Tensor, axis: int, size: int, rule: Rule, scale: float) -> T
     return total
 
 
-def _source(size: int, length: int, rule: Rule, scale: float) -> Tensor:
+def _source(out: Tensor, length: int, rule: Rule, scale: float) -> Tensor:
     """Return the input position of each output position, in fp64."""
-    out = torch.arange(size, dtype=torch.float64)
+    size = len(out)
     if size == 1 and rule.selector == "UPPER":
-        return torch.zeros(1, dtype=torch.float64)
+        return torch.zeros_like(out)
     if rule.transformation == "ALIGN_CORNERS":
         return out * ((length - 1) / (size - 1)) if size > 1 else torch.zeros_like(out)
     if rule.transformation == "ASYMMETRIC":
