@@ -54,7 +54,8 @@ class Record:
 
 def new_record(step: Step, place: str, versions: Mapping[str, str], computed_by: str = "") -> Record:
     """Return the record of a step that begins."""
-    command = f"python -m tests.gpu --again {step.name}{' --simulated' if place == 'simulated' else ''}"
+    how = " --simulated-tensorrt" if step.simulates else " --simulated" if place == "simulated" else ""
+    command = f"python -m tests.gpu --again {step.name}{how}"
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Record(step.name, step.question, place, command, dict(versions), now, computed_by=computed_by)
 

@@ -17,13 +17,12 @@ from tests.gpu.steps import STEPS
 def run_step(name: str, place: Place, folder: Path) -> None:
     """Run a step, and write its file after every answer."""
     step = STEPS[name]
-    step = replace(step, simulates=place.is_simulated and step.needs == "engines")
-    by = computed_by(step, place.machine)
+    by = computed_by(replace(step, simulates=place.is_simulated and step.needs == "engines"), place.machine)
     record = new_record(step, place.name, versions(has_gpu=place.has_gpu), by)
     started = time.perf_counter()
     write(folder, record)
     try:
-        needs_builder = place.is_simulated and not STEPS[name].simulates and step.needs == "engines"
+        needs_builder = place.is_simulated and not step.simulates and step.needs == "engines"
         if reason := place.machine.fault if needs_builder else why_skipped(step, place.machine):
             raise Skipped(reason)
         for answer in step.run(place):

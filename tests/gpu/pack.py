@@ -58,6 +58,7 @@ def main() -> None:
 
 def prepare_simulation() -> None:
     """Build the bundles that the simulated TensorRT runs, by running them. Raises CalledProcessError."""
+    shutil.rmtree(SIMULATION, ignore_errors=True)
     with tempfile.TemporaryDirectory() as answers:
         words = ["tests.gpu", "--simulated-tensorrt", f"--scratch={SIMULATION}", f"--out={answers}", "--minutes=60"]
         subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True)

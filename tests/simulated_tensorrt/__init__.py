@@ -1,4 +1,4 @@
-"""TensorRT's GPU runtime on host memory: what the library does with an engine, by the rules in README.md."""
+"""TensorRT's runtime, simulated on host memory or by torch on a GPU: what engines do, by the rules in README.md."""
 
 from __future__ import annotations
 

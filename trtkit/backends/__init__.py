@@ -1,6 +1,15 @@
 """The only importer of TensorRT: full `tensorrt` or `tensorrt_rtx`, as a value that is passed along."""
 
-from trtkit.backends.backend import BACKENDS, Backend, Features, choose_backend, load_backend, runs_on, supported_gpus
+from trtkit.backends.backend import (
+    BACKENDS,
+    Backend,
+    Features,
+    choose_backend,
+    load_backend,
+    refused_gpus,
+    runs_on,
+    supported_gpus,
+)
 from trtkit.backends.gpu import Gpu, driver_version, list_gpus
 
 __all__ = [
@@ -12,6 +21,7 @@ __all__ = [
     "driver_version",
     "list_gpus",
     "load_backend",
+    "refused_gpus",
     "runs_on",
     "supported_gpus",
 ]

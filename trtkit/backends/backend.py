@@ -6,11 +6,14 @@ import importlib
 import importlib.util
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trtkit.backends.gpu import list_gpus
+from trtkit.backends.gpu import Gpu, list_gpus
 from trtkit.errors import BackendError
 from trtkit.extras import install
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)
@@ -157,3 +160,10 @@ def supported_gpus(name: str) -> str:
         if each // 10 != known[-1] // 10
     ]
     return f"{', '.join(versions)} and {known[-1] // 10}.x" if known else ""
+
+
+def refused_gpus(name: str, gpus: Sequence[Gpu]) -> str:
+    """Return why a library's engines run on none of some GPUs; empty if they run on one, or if there are none."""
+    if not gpus or any(runs_on(name, gpu.compute_capability) for gpu in gpus):
+        return ""
+    return f"runs no engines of {name}, which takes compute capability {supported_gpus(name)}"

@@ -77,6 +77,7 @@ def _render(result: BuildResult) -> None:
     """Say what was built, in one table, or that there was nothing to do."""
     from rich.text import Text
 
+    from trtkit.backends import list_gpus, refused_gpus
     from trtkit.cli.tables import bundle_summary, console
 
     words = {
@@ -87,3 +88,6 @@ def _render(result: BuildResult) -> None:
     outcome = Text.assemble((words[result.origin], "bold green"), f" {result.bundle.path}")
     console().print(outcome, soft_wrap=True)
     console().print(bundle_summary(result.bundle))
+    present = list_gpus()
+    if refusal := refused_gpus(result.bundle.manifest.backend.name, present):
+        console().print(f"note: {', '.join(gpu.name for gpu in present)} {refusal}", soft_wrap=True, highlight=False)

@@ -127,12 +127,12 @@ def _backends() -> list[Check]:
 
 def _gpus() -> list[Check]:
     """Ask the driver for its GPUs."""
-    from trtkit.backends import choose_backend, driver_version, list_gpus, runs_on, supported_gpus
+    from trtkit.backends import choose_backend, driver_version, list_gpus, refused_gpus
 
     default, present = choose_backend(), list_gpus()
     gpus = ", ".join(f"{gpu.name} (sm{gpu.compute_capability}, {gpu.memory_mib} MiB)" for gpu in present)
-    if present and not any(runs_on(default, gpu.compute_capability) for gpu in present):
-        gpus += f": runs no engines of {default}, which takes compute capability {supported_gpus(default)}"
+    if refusal := refused_gpus(default, present):
+        gpus += f": {refusal}"
     cost = "engines can be built and verified, but not run"
     return [
         Check("CUDA driver", driver_version() or "", cost, "install NVIDIA's driver"),

@@ -28,11 +28,23 @@ def _detector(model: str, estimate_s: int) -> Step:
     return Step(f"detector-{model}", question, "detectors:ask", estimate_s, {"model": model})
 
 
-def _simulated(step: Step) -> Step:
+def _simulated(step: Step, question: str) -> Step:
     """Return a step that asks trtkit's runtime with TensorRT simulated; streams, graphs and memory are the GPU's."""
-    return replace(step, name=f"simulated-{step.name}", estimate_s=30, simulates=True)
+    name = "decode" if step.name == _DECODED else step.name
+    return replace(step, name=f"simulated-{name}", question=question, estimate_s=30, simulates=True)
 
 
+_DECODED = "decode-smollm2-135m-fp16"
+_RUNTIME = {
+    "load": "With TensorRT simulated: does a small engine open and compute?",
+    "families": "With TensorRT simulated: does each decoder family generate the reference decoder's tokens?",
+    _DECODED: "With TensorRT simulated, on a tiny model: do decode steps and prompts run, captured and not?",
+    "decode-window": "With TensorRT simulated, on a tiny model: do they with `llm.kv_window: used`?",
+    "loop": "With TensorRT simulated, on a tiny model: does the engine run a step ahead, sampling in its graph?",
+    "pages": "With TensorRT simulated, on a tiny model: do pages that are copied change no token?",
+    "streaming": "With TensorRT simulated, on a tiny model: do models that sleep free their memory, and wake?",
+    "serving": "With TensorRT simulated: do preemption, host memory, adapters and two ranks change no token?",
+}
 _ENGINES = (
     Step("load", "Does an engine that is built without a compute capability load and compute?", "load:ask", 20),
     _decode("smollm2-135m", "fp16", 50),
@@ -67,11 +79,10 @@ _ENGINES = (
     Step("contract-faults", "And where a breach is an error that a GPU may not survive?", "contract_faults:ask", 25),
 )  # fmt: skip
 _BY_NAME = {step.name: step for step in _ENGINES}
-_RUNTIME = ("load", "families", "decode-smollm2-135m-fp16", "decode-window", "loop", "pages", "streaming", "serving")
 _ALL = (
     Step("machine", "What are copies and matrix products at best?", "machine:ask", 12, needs="torch"),
     _BY_NAME.pop("load"),
-    *(_simulated(step) for step in _ENGINES if step.name in _RUNTIME),
+    *(_simulated(step, _RUNTIME[step.name]) for step in _ENGINES if step.name in _RUNTIME),
     Step("kernels", "Do custom ops' kernels compute their references, and how fast?", "kernels:ask", 90,
          needs="kernels"),
     Step("sampling", "Does the sampling kernel draw the CPU's tokens? How fast is it?", "sampling:ask", 30,

@@ -12,11 +12,12 @@ from tests.models import classifier, save
 from trtkit import LLM, open_model
 from trtkit.backends import Gpu, load_backend, runs_on, supported_gpus
 from trtkit.bundle.bundle import Bundle, open_bundle
-from trtkit.cli import doctor
+from trtkit.cli import build, doctor
 from trtkit.config.load import config_for_source
-from trtkit.engine.build import build_bundle
+from trtkit.engine.build import BuildResult, build_bundle
 from trtkit.errors import BackendError
 from trtkit.jobs.runner import new_runner
+from trtkit.planning.gpus import planned_gpus
 from trtkit.runtime import device as devices
 from trtkit.runtime.loaded_engine import LoadedEngine
 
@@ -78,3 +79,25 @@ def test_doctor_names_a_gpu_that_the_default_library_does_not_run_on(monkeypatch
     checks = {check.name: check.found for check in doctor._gpus()}
     text = f"runs no engines of tensorrt_rtx, which takes compute capability {SUPPORTED}"
     assert checks["GPU"] == f"NVIDIA H100 (sm90, 81559 MiB): {text}"
+
+
+@pytest.mark.parametrize(("capability", "is_supported"), [(90, False), (89, True)])
+def test_build_names_a_gpu_that_the_engine_does_not_run_on(
+    capability: int,
+    is_supported: bool,
+    ada: Bundle,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("trtkit.backends.list_gpus", lambda: (Gpu("NVIDIA H100", 81559, capability, "580.1"),))
+    build._render(BuildResult(ada, "built"))
+    text = f"note: NVIDIA H100 runs no engines of tensorrt_rtx, which takes compute capability {SUPPORTED}"
+    assert (text in " ".join(capsys.readouterr().out.split())) != is_supported
+
+
+def test_the_planner_names_the_libraries_of_a_gpu_by_the_same_rule() -> None:
+    libraries = {gpu.key: gpu.backends for gpu in planned_gpus()}
+    assert libraries["h100"] == ("tensorrt",)
+    assert {"tensorrt_rtx" in libraries[name] for name in ("l4", "rtx5090")} == {True}
+    for gpu in planned_gpus():
+        assert ("tensorrt_rtx" in gpu.backends) == runs_on("tensorrt_rtx", gpu.compute_capability), gpu
