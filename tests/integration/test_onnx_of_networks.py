@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -18,8 +19,9 @@ from tests.integration.test_quantized_checkpoints import graph_of as quantized_g
 from tests.onnx_oracle import Oracle
 from tests.quantized_checkpoints import FORMATS
 from tests.selection import slow_unless
-from trtkit.dtypes import FP32
+from trtkit.dtypes import BF16, FP16, FP32
 from trtkit.network.decoder_options import DecoderOptions
+from trtkit.network.onnx.from_layers import onnx_model
 from trtkit.reference import Executor
 from trtkit.runtime.stages import ReferenceStage
 
@@ -56,6 +58,14 @@ class Compared:
 @pytest.mark.parametrize("case", slow_unless(lambda case: case.name in QUICK, CASES), ids=str)
 def test_decoder_computes_the_same_layer_by_layer(case: Case) -> None:
     check_steps(graph_of(model_of(case), DecoderOptions(FP32, T, has_all_logits=True)))
+
+
+@pytest.mark.parametrize("case", slow_unless(lambda case: case.name in ("llama", "qwen3_next"), CASES), ids=str)
+def test_half_precision_is_valid_onnx(case: Case) -> None:
+    """ONNX Runtime's CPU lacks kernels for bf16, so types are checked by ONNX alone."""
+    for dtype in (BF16, FP16):
+        graph = graph_of(model_of(case), DecoderOptions(dtype, T, has_all_logits=True))
+        onnx.checker.check_model(onnx_model(graph.layers())[0], full_check=True)
 
 
 @pytest.mark.parametrize(
