@@ -41,6 +41,13 @@ QUICK = (
 MOST = 2e-5
 
 
+LLM = """\
+source: {hf: hf}
+precision: fp32
+llm: {max_batch_size: 2, max_sequence_length: 64, max_prefill_length: 16, logits: all}
+"""
+
+
 class Compared:
     """An executor that compares all its tensors with ONNX Runtime's. errors: the worst one of each run."""
 
@@ -120,8 +127,7 @@ def test_command_writes_what_the_original_model_computes(workspace: Path, trtkit
 
 def test_language_model_of_a_bundle_computes_what_its_source_does(workspace: Path, trtkit: Callable[..., Ran]) -> None:
     tiny_llm.save(workspace / "hf")
-    sizes = "llm: {max_batch_size: 2, max_sequence_length: 64, max_prefill_length: 16, logits: all}"
-    (workspace / "m.yaml").write_text(f"source: {{hf: hf}}\nprecision: fp32\n{sizes}\n")
+    (workspace / "m.yaml").write_text(LLM)
     assert trtkit("build", "m.yaml", "-o", "b").code == 0
     assert trtkit("inspect", "b", "--onnx", "llm.onnx").code == 0
     ids = np.array([[5, 9, 30, 12, 7], [8, 3, 1, 1, 1]], np.int32)
@@ -144,6 +150,18 @@ def test_language_model_of_a_bundle_computes_what_its_source_does(workspace: Pat
     for row, length in enumerate((5, 2)):
         got = torch.from_numpy(logits[row, :length])
         assert relative_rms(got, wanted[row, :length]) <= 1e-5
+
+
+def test_command_refuses_a_network_that_ranks_share(
+    workspace: Path, trtkit: Callable[..., Ran], refuses: Callable[..., str]
+) -> None:
+    tiny_llm.save(workspace / "hf")
+    (workspace / "m.yaml").write_text(f"{LLM}parallel: {{pipeline: 2}}\n")
+    assert trtkit("build", "m.yaml", "-o", "b").code == 0
+    assert refuses("inspect", "b", "--onnx", "x.onnx") == (
+        "b: the network is split over 2 ranks, which one ONNX file cannot express\n"
+        "fix: build it without `parallel` to write it"
+    )
 
 
 @pytest.mark.parametrize(
