@@ -31,7 +31,7 @@ class Oracle:
 
     def __init__(self, layers: LayerGraph) -> None:
         model, _ = onnx_model(layers)
-        onnx.checker.check_model(model)
+        onnx.checker.check_model(model, full_check=True)
         computed = {name for node in model.graph.node for name in node.output}
         own = {value.name for value in model.graph.output}
         inner = [value for value in model.graph.value_info if value.name in computed - own]

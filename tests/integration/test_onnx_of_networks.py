@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -18,8 +19,9 @@ from tests.integration.test_quantized_checkpoints import graph_of as quantized_g
 from tests.onnx_oracle import Oracle
 from tests.quantized_checkpoints import FORMATS
 from tests.selection import slow_unless
-from trtkit.dtypes import FP32
+from trtkit.dtypes import BF16, FP16, FP32
 from trtkit.network.decoder_options import DecoderOptions
+from trtkit.network.onnx.from_layers import onnx_model
 from trtkit.reference import Executor
 from trtkit.runtime.stages import ReferenceStage
 
@@ -39,6 +41,13 @@ QUICK = (
 MOST = 2e-5
 
 
+LLM = """\
+source: {hf: hf}
+precision: fp32
+llm: {max_batch_size: 2, max_sequence_length: 64, max_prefill_length: 16, logits: all}
+"""
+
+
 class Compared:
     """An executor that compares all its tensors with ONNX Runtime's. errors: the worst one of each run."""
 
@@ -56,6 +65,14 @@ class Compared:
 @pytest.mark.parametrize("case", slow_unless(lambda case: case.name in QUICK, CASES), ids=str)
 def test_decoder_computes_the_same_layer_by_layer(case: Case) -> None:
     check_steps(graph_of(model_of(case), DecoderOptions(FP32, T, has_all_logits=True)))
+
+
+@pytest.mark.parametrize("case", slow_unless(lambda case: case.name in ("llama", "qwen3_next"), CASES), ids=str)
+def test_half_precision_is_valid_onnx(case: Case) -> None:
+    """ONNX Runtime's CPU lacks kernels for bf16, so types are checked by ONNX alone."""
+    for dtype in (BF16, FP16):
+        graph = graph_of(model_of(case), DecoderOptions(dtype, T, has_all_logits=True))
+        onnx.checker.check_model(onnx_model(graph.layers())[0], full_check=True)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +127,7 @@ def test_command_writes_what_the_original_model_computes(workspace: Path, trtkit
 
 def test_language_model_of_a_bundle_computes_what_its_source_does(workspace: Path, trtkit: Callable[..., Ran]) -> None:
     tiny_llm.save(workspace / "hf")
-    sizes = "llm: {max_batch_size: 2, max_sequence_length: 64, max_prefill_length: 16, logits: all}"
-    (workspace / "m.yaml").write_text(f"source: {{hf: hf}}\nprecision: fp32\n{sizes}\n")
+    (workspace / "m.yaml").write_text(LLM)
     assert trtkit("build", "m.yaml", "-o", "b").code == 0
     assert trtkit("inspect", "b", "--onnx", "llm.onnx").code == 0
     ids = np.array([[5, 9, 30, 12, 7], [8, 3, 1, 1, 1]], np.int32)
@@ -134,6 +150,18 @@ def test_language_model_of_a_bundle_computes_what_its_source_does(workspace: Pat
     for row, length in enumerate((5, 2)):
         got = torch.from_numpy(logits[row, :length])
         assert relative_rms(got, wanted[row, :length]) <= 1e-5
+
+
+def test_command_refuses_a_network_that_ranks_share(
+    workspace: Path, trtkit: Callable[..., Ran], refuses: Callable[..., str]
+) -> None:
+    tiny_llm.save(workspace / "hf")
+    (workspace / "m.yaml").write_text(f"{LLM}parallel: {{pipeline: 2}}\n")
+    assert trtkit("build", "m.yaml", "-o", "b").code == 0
+    assert refuses("inspect", "b", "--onnx", "x.onnx") == (
+        "b: the network is split over 2 ranks, which one ONNX file cannot express\n"
+        "fix: build it without `parallel` to write it"
+    )
 
 
 @pytest.mark.parametrize(

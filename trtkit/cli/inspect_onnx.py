@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.bundle import Bundle
 
+_WITHOUT_PLUGINS = "build it with `custom_ops.plugins: never` to write it"
+
 
 def write_stage(bundle: Bundle, file: Path, stage: str | None, *, as_json: bool) -> None:
     """Write the network of a stage, by default the only one, to `file`. Raises UsageError, BundleError, TrtkitError."""
@@ -26,13 +28,14 @@ def write_stage(bundle: Bundle, file: Path, stage: str | None, *, as_json: bool)
     if stage is not None and stage not in names:
         raise click.UsageError(f"--stage: the bundle has no stage `{stage}`; it has {', '.join(names)}")
     name = stage or names[0]
-    if len(bundle.manifest.stage(name).ranks) > 1:
-        raise BundleError(
-            "the network is split over several ranks, which one ONNX file cannot express", str(bundle.path)
-        )
+    if ranks := bundle.manifest.stage(name).ranks:
+        what = f"the network is split over {len(ranks)} ranks, which one ONNX file cannot express"
+        raise BundleError(what, str(bundle.path), "build it without `parallel` to write it")
     layers = bundle.layers(name)
     if layers is None:
-        raise BundleError("the network has plugins, which ONNX has no operators for", str(bundle.path))
+        raise BundleError(
+            "the network has plugins, which ONNX has no operators for", str(bundle.path), _WITHOUT_PLUGINS
+        )
     from trtkit.network.onnx.from_layers import write_onnx
 
     try:

@@ -9,6 +9,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
 
 from tests.onnx_oracle import session
 from trtkit.dtypes import BF16, BOOL, DTYPES, FP32, INT8, DType
@@ -180,3 +182,18 @@ def test_types_that_onnx_only_stores_are_joined_in_a_wider_one(name: str) -> Non
     model, _ = onnx_model(LayerGraph(tuple(nodes), (None, *tensors), (1, 2, 4), (5,)))
     onnx.checker.check_model(model, full_check=True)
     assert [node.op_type for node in model.graph.node] == ["Cast", "Cast", "Concat", "Cast", "KVCacheUpdate"]
+
+
+def test_aligned_corners_are_those_of_whole_sizes() -> None:
+    options: dict[str, Any] = {"resize_mode": "LINEAR", "coordinate_transformation": "ALIGN_CORNERS", "shape": None}
+    options |= {"selector_for_single_pixel": "FORMULA", "nearest_rounding": "FLOOR", "exclude_outside": False}
+    options |= {"cubic_coeff": -0.75, "scales": (1.0, 1.0, 0.6, 0.8)}
+    x = np.random.default_rng(2).standard_normal((1, 1, 4, 6)).astype(np.float32)
+    for shape in ((1, 1, 4, 6), (1, 1, -1, -1)):
+        specs = [("x", FP32, shape), ("y", FP32, (1, 1, -1, -1))]
+        model, _ = onnx_model(graph([Node("RESIZE", "r", (1,), (2,), options)], specs, 1))
+        want = torch.nn.functional.interpolate(torch.from_numpy(x), (2, 4), mode="bilinear", align_corners=True)
+        programs: tuple[Any, ...] = (session(model), ReferenceEvaluator(model))
+        for program in programs:  # which read a corner by scales differently
+            (got,) = program.run(None, {"x": x})
+            np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=1e-6)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from onnx import TensorProto
+
+from trtkit.dtypes import INT64
 from trtkit.network.onnx.layers.layer import NotInOnnxError
 
 if TYPE_CHECKING:
@@ -128,7 +131,7 @@ _ROUNDINGS = {"HALF_UP": "round_prefer_ceil", "HALF_DOWN": "round_prefer_floor",
 
 
 def resize(layer: Layer) -> Value:
-    """Resize axes to sizes or by scales."""
+    """Resize axes to sizes or by scales, by which positions are mapped too, except between aligned corners."""
     e, mode = layer.emitter, layer.option("resize_mode")
     transformation = layer.option("coordinate_transformation").lower()
     is_upper = layer.option("selector_for_single_pixel") == "UPPER"
@@ -136,7 +139,12 @@ def resize(layer: Layer) -> Value:
         transformation = "pytorch_half_pixel"
     scales = layer.node.attributes.get("scales") or ()
     inputs = [layer.value(0), "", ""]
-    if scales and not layer.has(1):
+    if scales and not layer.has(1) and transformation == "align_corners":  # ONNX's corners are those of size * scale
+        exact = e.emit(
+            "Mul", e.emit("Cast", e.shape(layer.value(0)), to=TensorProto.DOUBLE), e.constant(scales, "float64")
+        )
+        inputs.append(e.cast(e.emit("Floor", e.emit("Add", exact, e.constant(1e-6, "float64"))), INT64))
+    elif scales and not layer.has(1):
         inputs[2] = e.constant(scales, "float32")
     else:
         inputs.append(layer.vector(1) if layer.has(1) else e.constant(layer.ints("shape") or ()))
