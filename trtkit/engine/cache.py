@@ -126,11 +126,13 @@ def cached_bundles() -> list[Path]:
 
 
 def clear_cache() -> None:
-    """Remove everything that is cached: bundles, and what runtimes keep of their engines. Raises BundleError."""
+    """Remove everything that is cached: bundles, what runtimes keep of their engines, digests. Raises BundleError."""
     try:
         for name in ("bundles", "runtime"):
             if (cache_folder() / name).is_dir():
                 shutil.rmtree(cache_folder() / name)
+        for memory in cache_folder().glob("*.json"):
+            memory.unlink()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise BundleError(f"cannot be removed: {reason}", str(error.filename or cache_folder())) from None
