@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import os
 import signal
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -102,26 +102,29 @@ def test_links_in_the_way_are_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
-def killed_fill(out: Path, step: int) -> bool:
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from trtkit.bundle import folder_lock
+changes, done = {"os.rename", "os.mkdir", "os.remove", "os.rmdir"}, 0
+def kill(event, _arguments):
+    global done
+    done += event in changes
+    if event in changes and done == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[3] != "True":
+    folder_lock.exchange = lambda _first, _second: False
+sys.addaudithook(kill)
+with folder_lock.atomic_folder(Path(sys.argv[1]), replaces="mark") as folder:
+    (folder / "mark").write_text("new")
+"""
+
+
+def killed_fill(out: Path, step: int, *, has_exchange: bool) -> bool:
     """Replace `out` in a process that is killed before its `step`-th change to a file; whether it was."""
-    child = os.fork()
-    if child == 0:
-        changes = {"os.rename", "os.mkdir", "os.remove", "os.rmdir"}
-        done = 0
-
-        def kill(event: str, _arguments: object) -> None:
-            nonlocal done
-            if event in changes:
-                done += 1
-                if done == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(kill)
-        try:
-            fill(out)
-        finally:
-            os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(out), str(step), str(has_exchange)], check=False)
+    assert ended.returncode in (0, -signal.SIGKILL)
+    return ended.returncode != 0
 
 
 @pytest.mark.parametrize("has_exchange", [True, False])
@@ -133,7 +136,7 @@ def test_a_replacement_killed_at_any_step_loses_nothing(
         monkeypatch.setattr(folder_lock, "exchange", lambda _first, _second: False)
     fill(tmp_path / "out", "old")
     step = 1
-    while killed_fill(tmp_path / "out", step):
+    while killed_fill(tmp_path / "out", step, has_exchange=has_exchange):
         assert (tmp_path / "out/mark").exists() or not has_exchange
         with pytest.raises(RuntimeError):
             fill_half(tmp_path / "out", RuntimeError)  # a build that fails leaves what stood there

@@ -1,0 +1,75 @@
+"""CPU seconds from a command to its first answer, and what opening a bundle takes of them.
+
+Of SmolLM2-135M, from a GGUF file in 4 bits, and EfficientNet-Lite0. `torch` imports torch, as every command must.
+`read` opens the layers in the bundle, `written` writes the same network from the model's source.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.measure import interleaved, ratio, summary, write
+from trtkit import build, load_config
+from trtkit.bundle.bundle import open_bundle
+from trtkit.runtime.decoder.network import bundle_network, written_network
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+REPEATS = 5
+
+
+def main() -> None:
+    """Measure, in one run, and write the results."""
+    with tempfile.TemporaryDirectory() as folder:
+        language, vision = Path(folder, "llama"), Path(folder, "efficientnet")
+        build(load_config("llama"), language)
+        build(load_config("efficientnet-lite0"), vision)
+        command = [sys.executable, "-m", "trtkit"]
+        samples = interleaved(
+            {
+                "torch": lambda: cpu_seconds([sys.executable, "-c", "import torch"]),
+                "generate": lambda: cpu_seconds(
+                    [*command, "generate", str(language), "The sky is", "--max-tokens", "1", "--runtime", "reference"]
+                ),
+                "run": lambda: cpu_seconds([*command, "run", str(vision), _picture(), "--runtime", "reference"]),
+                "read": lambda: used(lambda: bundle_network(open_bundle(language))),
+                "written": lambda: used(lambda: written_network(open_bundle(language))),
+            },
+            REPEATS,
+        )
+    figures = {name: summary(values) for name, values in samples.items()}
+    write("opening", {"cpu_seconds": figures, "read_to_written": ratio(samples["read"], samples["written"])})
+    for name, values in figures.items():
+        print(f"{name}: {values['median']:.2f} s of CPU")
+
+
+def cpu_seconds(command: Sequence[str]) -> float:
+    """Return the user and system time of a command and its children."""
+    before = os.times()
+    subprocess.run(command, check=True, capture_output=True)
+    after = os.times()
+    return after.children_user - before.children_user + after.children_system - before.children_system
+
+
+def used(work: Callable[[], object]) -> float:
+    """Return the CPU time of this process for some work."""
+    before = os.times()
+    work()
+    after = os.times()
+    return after.user - before.user + after.system - before.system
+
+
+def _picture() -> str:
+    import skimage
+
+    return str(Path(skimage.__file__).parent / "data" / "astronaut.png")
+
+
+if __name__ == "__main__":
+    main()
