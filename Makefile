@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 # uv takes a third of pip's time, and leaves compiling to the first import. pip knows the indexes of its own settings.
 install = $(BIN)/uv pip install --quiet --python $(BIN)/python $1 2>/dev/null || $(PIP) install $1
-DEMO := rtx,onnx,torch,verify,quantize,llm,triton
+DEMO := rtx,onnx,torch,verify,quantize,llm,triton,report
 STAMPS := $(VENV)/.stamps
 # A file's fixtures are made once, the longest files start first (tests/conftest.py says which); torch's threads of two
 # processes would fight for the cores. The processes that tests start find what collecting them has compiled.
