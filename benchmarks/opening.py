@@ -6,6 +6,7 @@ Of SmolLM2-135M, from a GGUF file in 4 bits, and EfficientNet-Lite0. `torch` imp
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -66,9 +67,10 @@ def used(work: Callable[[], object]) -> float:
 
 
 def _picture() -> str:
-    import skimage
-
-    return str(Path(skimage.__file__).parent / "data" / "astronaut.png")
+    spec = importlib.util.find_spec("skimage")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).parent / "data" / "astronaut.png")
 
 
 if __name__ == "__main__":
