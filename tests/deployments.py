@@ -58,7 +58,7 @@ def relist(bundle: Path, name: str) -> Path:
 def as_tensorrt(bundle: Path, version: str = TENSORRT, *, has_plugins: bool = False) -> Path:
     """Change the manifest so that full TensorRT seems to have built the bundle; its plans stay what they are.
 
-    has_plugins: as if the networks had plugins, so that there are no layers to run without that library.
+    has_plugins: leave out the layers, as for networks with plugins: only that library can run those.
     """
     file = bundle / "manifest.json"
     manifest = json.loads(file.read_text())

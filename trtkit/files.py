@@ -52,7 +52,7 @@ def recalled(memory: str) -> dict[str, object]:
 
 
 def remember(memory: str, name: str, value: object) -> None:
-    """Add to a file of the cache, whose oldest entries make room; a cache that cannot be written is no fault."""
+    """Add an entry to a file of the cache, dropping the oldest beyond a limit. Does nothing if it cannot be written."""
     kept = list((recalled(memory) | {name: value}).items())[-_MOST_REMEMBERED:]
     with contextlib.suppress(OSError):
         cache_folder().mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -232,7 +232,7 @@ def layers_file(plan: Path) -> Path:
 
 
 def quantized_files(bundle: Path) -> list[Path]:
-    """Return the quantized checkpoint's weights and config, in order; none if there is no such checkpoint."""
+    """Return the quantized checkpoint's weights and config, in order; empty if the build quantized none."""
     return sorted(path for path in (bundle / QUANTIZED).glob("*") if path.suffix in (".safetensors", ".json"))
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtkit.errors import ExecutionError
+from trtkit.network.layer_view import LayerView
 from trtkit.reference.memo import RunMemo
 from trtkit.reference.weights import weights_tensor
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
-    from trtkit.network.layer_graph import Node, TensorSpec
+    from trtkit.network.layer_graph import TensorSpec
     from trtkit.reference.precision import Precision
     from trtkit.reference.ranks import Rank
 
@@ -51,14 +52,13 @@ class Settings:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class Layer(LayerView):
     """One layer, read once when the network is compiled.
 
     inputs: None where an optional input is left out.
     known: values of the inputs that are the same in every run, None for the others.
     """
 
-    node: Node
     inputs: tuple[TensorSpec | None, ...]
     outputs: tuple[TensorSpec, ...]
     known: tuple[Tensor | None, ...]
@@ -97,40 +97,9 @@ class Layer:
         """Return the torch type that holds output `index`."""
         return self.precision.storage(self.outputs[index].dtype)
 
-    def has(self, attribute: str) -> bool:
-        """Whether the layer has a parameter."""
-        return attribute in self.node.attributes
-
-    def option(self, attribute: str) -> str:
-        """Return a text or the name of an enumeration, such as `MAX`."""
-        return str(self.attribute(attribute))
-
-    def flag(self, attribute: str) -> bool:
-        """Return a parameter that is true or false."""
-        return bool(self.attribute(attribute))
-
-    def number(self, attribute: str) -> int:
-        """Return a whole number."""
-        return int(self.attribute(attribute))
-
-    def real(self, attribute: str) -> float:
-        """Return a number."""
-        return float(self.attribute(attribute))
-
-    def ints(self, attribute: str) -> tuple[int, ...] | None:
-        """Return a list of sizes, None where it comes from an input or was never set."""
-        value = self.attribute(attribute)
-        return None if value is None else tuple(int(item) for item in value)
-
-    def reals(self, attribute: str) -> tuple[float, ...]:
-        """Return a list of numbers."""
-        return tuple(float(item) for item in self.attribute(attribute) or ())
-
-    def attribute(self, attribute: str) -> Any:
-        """Return a parameter. Raises ExecutionError if the layer has none of this name."""
-        if attribute not in self.node.attributes:
-            raise self.unsupported(f"a form without `{attribute}`")
-        return self.node.attributes[attribute]
+    def lacks(self, attribute: str) -> ExecutionError:
+        """Return the error for a parameter that the layer does not have."""
+        return self.unsupported(f"a form without `{attribute}`")
 
     def input_shape(self, index: int) -> tuple[int, ...]:
         """Return an input's shape, -1 for sizes known at run time. Raises ExecutionError for one of unknown rank."""
@@ -162,11 +131,6 @@ class Layer:
     def unsupported(self, what: str) -> ExecutionError:
         """Return the error for a parameter that the executor does not know."""
         return ExecutionError(f"{what} in a {self.kind} layer is not known to the reference executor", self.name)
-
-
-def axes_of(mask: int) -> tuple[int, ...]:
-    """Return the axes whose bits are set in a TensorRT axis mask."""
-    return tuple(axis for axis in range(mask.bit_length()) if mask >> axis & 1)
 
 
 def sizes(value: Tensor) -> list[int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from trtkit.reference.layer import Layer, Lowered, Op, Tensor, axes_of
+from trtkit.reference.layer import Layer, Lowered, Op, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,7 @@ def parametric_relu(_layer: Layer) -> Op:
 
 def softmax(layer: Layer) -> Op:
     """Normalize exponentials along one axis, or along several together."""
-    axes = axes_of(layer.number("axes"))
+    axes = layer.axes()
     if len(axes) == 1:
         return lambda x: torch.softmax(x, axes[0])
 

@@ -2,73 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from trtkit.network.layer_view import window_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trtkit.network.layer_view import Window
     from trtkit.reference.layer import Layer, Op, Tensor
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _DECONVOLVE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-
-
-@dataclass(frozen=True)
-class Window:
-    """A sliding window: size, stride, dilation and padding per spatial axis.
-
-    mode: TensorRT's PaddingMode. SAME_* derive the padding from the input's size.
-    """
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    mode: str
-
-    @property
-    def is_symmetric(self) -> bool:
-        """Whether torch's own padding argument can express it."""
-        return self.mode == "EXPLICIT_ROUND_DOWN" and self.before == self.after
-
-    def padding(self, spatial: tuple[int, ...]) -> tuple[list[int], list[int]]:
-        """Return the padding before and after each axis that gives TensorRT's output size.
-
-        EXPLICIT_ROUND_UP rounds the output size up, so the last window hangs over the padded end.
-        Source: `nvinfer1::PaddingMode` in NvInfer.h.
-        """
-        before, after = list(self.before), list(self.after)
-        for axis, length in enumerate(spatial):
-            reach = (self.size[axis] - 1) * self.dilation[axis] + 1
-            step = self.stride[axis]
-            if self.mode.startswith("SAME"):
-                total = max((-(-length // step) - 1) * step + reach - length, 0)
-                small, large = total // 2, total - total // 2
-                before[axis], after[axis] = (small, large) if self.mode == "SAME_UPPER" else (large, small)
-            elif self.mode == "EXPLICIT_ROUND_UP":
-                spare = length + before[axis] + after[axis] - reach
-                after[axis] += -(-spare // step) * step - spare
-        return before, after
-
-
-def window_of(layer: Layer, size: str) -> Window:
-    """Read the window parameters of a convolution or pooling layer."""
-    shape = layer.ints(size)
-    assert shape is not None
-    dilation = layer.ints("dilation_nd") if layer.has("dilation_nd") else None
-    return Window(
-        shape,
-        layer.ints("stride_nd") or (1,) * len(shape),
-        dilation or (1,) * len(shape),
-        layer.ints("pre_padding") or (),
-        layer.ints("post_padding") or (),
-        layer.option("padding_mode"),
-    )
 
 
 def pad_sizes(before: list[int], after: list[int]) -> list[int]:
@@ -121,8 +69,7 @@ def _crop(window: Window, spatial: tuple[int, ...]) -> tuple[list[int], list[int
         return list(window.before), list(window.after)
     before, after = [], []
     for axis, length in enumerate(spatial):
-        reach = (window.size[axis] - 1) * window.dilation[axis] + 1
-        total = (length - 1) * window.stride[axis] + reach - length * window.stride[axis]
+        total = (length - 1) * window.stride[axis] + window.reach(axis) - length * window.stride[axis]
         small, large = total // 2, total - total // 2
         before.append(small if window.mode == "SAME_UPPER" else large)
         after.append(large if window.mode == "SAME_UPPER" else small)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from trtkit.reference.layers.convolution import Window, pad_sizes, window_of
+from trtkit.network.layer_view import Window, window_of
+from trtkit.reference.layers.convolution import pad_sizes
 
 if TYPE_CHECKING:
     from trtkit.reference.layer import Layer, Op, Tensor

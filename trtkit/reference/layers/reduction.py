@@ -7,14 +7,14 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from trtkit.reference.layer import Layer, Op, Tensor, axes_of
+from trtkit.reference.layer import Layer, Op, Tensor
 
 Reduction = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
 
 def reduce(layer: Layer) -> Op:
     """Reduce axes; sums of whole numbers keep their type, their average drops the fraction."""
-    axes, keep, dtype = axes_of(layer.number("axes")), layer.flag("keep_dims"), layer.input_dtype()
+    axes, keep, dtype = layer.axes(), layer.flag("keep_dims"), layer.input_dtype()
     reduction = _REDUCTIONS[layer.option("op")]
     if not axes:
         return lambda x: x.clone()
@@ -59,7 +59,7 @@ _REDUCTIONS: dict[str, Reduction] = {
 
 def top_k(layer: Layer) -> Op:
     """Return the k largest or smallest along one axis, sorted, and their positions; of equals the first leads."""
-    (axis,) = axes_of(layer.number("axes"))
+    (axis,) = layer.axes()
     is_max, stated = layer.option("op") == "MAX", layer.number("k")
     index_dtype = layer.output_dtype(1)
 
@@ -99,7 +99,7 @@ def normalization(layer: Layer) -> Op:
     With groups, channels are split first. scale and bias broadcast to the input; [1, groups, 1, 1] is spread over
     the channels of each group. Source: INormalizationLayer in NvInfer.h.
     """
-    axes, epsilon = axes_of(layer.number("axes")), layer.real("epsilon")
+    axes, epsilon = layer.axes(), layer.real("epsilon")
     groups, dtype = layer.number("num_groups"), layer.input_dtype()
 
     def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

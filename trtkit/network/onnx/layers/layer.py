@@ -9,7 +9,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from trtkit.dtypes import BF16, BOOL, FP16, FP32, INT64, DType
-from trtkit.network.layer_graph import MISSING, LayerGraph, Node, TensorSpec, Weights
+from trtkit.network.layer_graph import MISSING, LayerGraph, TensorSpec, Weights
+from trtkit.network.layer_view import LayerView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,15 +68,14 @@ class Emitter:
         return self.emit("Range", self.constant(0), size, self.constant(1))
 
 
-@dataclass(frozen=True)
-class Layer:
+@dataclass(frozen=True, eq=False)
+class Layer(LayerView):
     """One layer. values: its inputs in the graph or function that is written into, empty where one is left out.
 
     constant: the weights of the CONSTANT layer that writes a slot, None for other slots.
     add_weights: writes weights of a shape into the file; returns their name.
     """
 
-    node: Node
     graph: LayerGraph
     values: tuple[Value, ...]
     emitter: Emitter
@@ -136,31 +136,9 @@ class Layer:
             raise NotInOnnxError(f"axis {axis} of input {index} has no fixed size")
         return size
 
-    def option(self, attribute: str) -> str:
-        """Return a text or the name of an enumeration."""
-        return str(self._attribute(attribute))
-
-    def flag(self, attribute: str) -> bool:
-        """Return a parameter that is true or false."""
-        return bool(self._attribute(attribute))
-
-    def number(self, attribute: str) -> int:
-        """Return a whole number."""
-        return int(self._attribute(attribute))
-
-    def real(self, attribute: str) -> float:
-        """Return a number."""
-        return float(self._attribute(attribute))
-
-    def ints(self, attribute: str) -> tuple[int, ...] | None:
-        """Return a list of sizes, None if it was never set."""
-        value = self._attribute(attribute)
-        return None if value is None else tuple(int(item) for item in value)
-
-    def axes(self) -> list[int]:
-        """Return the axes of the layer's mask."""
-        mask = self.number("axes")
-        return [axis for axis in range(mask.bit_length()) if mask >> axis & 1]
+    def lacks(self, attribute: str) -> NotInOnnxError:
+        """Return the error for a parameter that the layer does not have."""
+        return NotInOnnxError(f"it has no `{attribute}`")
 
     def weights(self, name: str, shape: Sequence[int], dtype: DType) -> Value:
         """Write weights of the layer in a type; return their name, or an empty one if there are none."""
@@ -186,11 +164,6 @@ class Layer:
         """Return a number in the type of an input, fp32 for one that was widened."""
         dtype = FP32 if self.is_narrow(index) else self.input(index).dtype
         return self.emitter.constant(value, dtype.numpy)
-
-    def _attribute(self, attribute: str) -> Any:
-        if attribute not in self.node.attributes:
-            raise NotInOnnxError(f"it has no `{attribute}`")
-        return self.node.attributes[attribute]
 
 
 def onnx_type(dtype: DType) -> int:

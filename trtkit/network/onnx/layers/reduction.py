@@ -87,7 +87,7 @@ def normalization(layer: Layer) -> Value:
     split = x
     if groups > 1:
         sizes = e.emit("Concat", e.shape(x, 0, 1), e.constant([groups, -1]), e.shape(x, 2), axis=0)
-        split, axes = e.emit("Reshape", x, sizes), sorted({2, *(axis + 1 for axis in axes if axis > 1)})
+        split, axes = e.emit("Reshape", x, sizes), tuple(sorted({2, *(axis + 1 for axis in axes if axis > 1)}))
     along = e.constant(axes)
     centered = e.emit("Sub", split, e.emit("ReduceMean", split, along))
     variance = e.emit("ReduceMean", e.emit("Mul", centered, centered), along)

@@ -2,76 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from onnx import TensorProto
 
 from trtkit.dtypes import INT64
+from trtkit.network.layer_view import window_of
 from trtkit.network.onnx.layers.layer import NotInOnnxError
 
 if TYPE_CHECKING:
+    from trtkit.network.layer_view import Window
     from trtkit.network.onnx.layers.layer import Layer, Value
 
 
-@dataclass(frozen=True)
-class _Window:
-    """A sliding window by axis. before, after: padding; None if SAME derives it from sizes known at run time."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    mode: str
-    overhang: int = 0
-
-    def reach(self, axis: int) -> int:
-        """Return how many elements of an axis the window spans."""
-        return (self.size[axis] - 1) * self.dilation[axis] + 1
-
-    def attributes(self) -> dict[str, tuple[int, ...] | str]:
-        """Return the window as attributes of a node."""
-        common: dict[str, tuple[int, ...] | str] = {
-            "kernel_shape": self.size,
-            "strides": self.stride,
-            "dilations": self.dilation,
-        }
-        if self.mode.startswith("SAME"):
-            return {**common, "auto_pad": self.mode}
-        return {**common, "pads": (*self.before, *self.after)}
+def _attributes(window: Window) -> dict[str, tuple[int, ...] | str]:
+    """Return a window as attributes of a node."""
+    common: dict[str, tuple[int, ...] | str] = {
+        "kernel_shape": window.size,
+        "strides": window.stride,
+        "dilations": window.dilation,
+    }
+    if window.mode.startswith("SAME"):
+        return {**common, "auto_pad": window.mode}
+    return {**common, "pads": (*window.before, *window.after)}
 
 
-def _window(layer: Layer, size_attribute: str) -> _Window:
-    """Read the window of a layer. EXPLICIT_ROUND_UP becomes padding, which needs fixed sizes."""
-    size = layer.ints(size_attribute) or ()
-    ones = (1,) * len(size)
-    dilation = layer.ints("dilation_nd") if "dilation_nd" in layer.node.attributes else None
-    before, after = layer.ints("pre_padding") or (), layer.ints("post_padding") or ()
-    mode = layer.option("padding_mode")
-    window = _Window(size, layer.ints("stride_nd") or ones, dilation or ones, before, after, mode)
-    if mode != "EXPLICIT_ROUND_UP" or layer.node.kind == "DECONVOLUTION":
+def _padded(layer: Layer, window: Window) -> Window:
+    """Return a window whose EXPLICIT_ROUND_UP became padding, which needs fixed sizes."""
+    if window.mode != "EXPLICIT_ROUND_UP":
         return window
-    spatial = [layer.static_size(0, axis + 2) for axis in range(len(size))]
-    hanging = []
-    for axis, length in enumerate(spatial):
-        spare = length + before[axis] + after[axis] - window.reach(axis)
-        hanging.append(-spare % window.stride[axis])
-    padded = tuple(size + more for size, more in zip(after, hanging, strict=True))
-    return _Window(size, window.stride, window.dilation, before, padded, mode, max(hanging, default=0))
+    spatial = tuple(layer.static_size(0, axis + 2) for axis in range(len(window.size)))
+    return replace(window, after=tuple(window.padding(spatial)[1]))
 
 
 def convolution(layer: Layer) -> Value:
     """Correlate [N, C, ...] with a kernel [K, C / groups, ...]."""
-    window, maps = _window(layer, "kernel_size_nd"), layer.number("num_output_maps")
+    window, maps = _padded(layer, window_of(layer, "kernel_size_nd")), layer.number("num_output_maps")
     kernel, bias = _parameters(layer, (maps, -1, *window.size))
-    attributes = {**window.attributes(), "group": layer.number("num_groups")}
+    attributes = {**_attributes(window), "group": layer.number("num_groups")}
     return layer.emitter.emit("Conv", layer.value(0), kernel, bias, **attributes)
 
 
 def deconvolution(layer: Layer) -> Value:
     """Transpose-convolve [N, C, ...] with a kernel [C, K / groups, ...]; padding crops the result."""
-    window, groups = _window(layer, "kernel_size_nd"), layer.number("num_groups")
+    window, groups = window_of(layer, "kernel_size_nd"), layer.number("num_groups")
     before, after = window.before, window.after
     if window.mode.startswith("SAME"):
         total = [window.reach(axis) - stride for axis, stride in enumerate(window.stride)]
@@ -81,8 +56,8 @@ def deconvolution(layer: Layer) -> Value:
     if min(*before, *after) < 0:
         raise NotInOnnxError("its padding is negative")
     kernel, bias = _parameters(layer, (-1, layer.number("num_output_maps") // groups, *window.size))
-    plain = _Window(window.size, window.stride, window.dilation, before, after, "EXPLICIT_ROUND_DOWN")
-    return layer.emitter.emit("ConvTranspose", layer.value(0), kernel, bias, **plain.attributes(), group=groups)
+    plain = replace(window, before=before, after=after, mode="EXPLICIT_ROUND_DOWN")
+    return layer.emitter.emit("ConvTranspose", layer.value(0), kernel, bias, **_attributes(plain), group=groups)
 
 
 def _parameters(layer: Layer, shape: tuple[int, ...]) -> tuple[Value, Value]:
@@ -102,17 +77,18 @@ def _parameters(layer: Layer, shape: tuple[int, ...]) -> tuple[Value, Value]:
 def pooling(layer: Layer) -> Value:
     """Reduce each window of [N, C, ...]."""
     e, kind = layer.emitter, layer.option("type")
-    window = _window(layer, "window_size_nd")
+    stated = window_of(layer, "window_size_nd")
+    window = _padded(layer, stated)
     counts_padding = not layer.flag("average_count_excludes_padding")
-    if kind != "MAX" and counts_padding and window.overhang:
+    if kind != "MAX" and counts_padding and window.after != stated.after:
         raise NotInOnnxError("ONNX counts what rounding up adds to an average's padding")
     if kind == "MAX":
-        return e.emit("MaxPool", layer.value(0), **window.attributes())
-    average = e.emit("AveragePool", layer.value(0), **window.attributes(), count_include_pad=int(counts_padding))
+        return e.emit("MaxPool", layer.value(0), **_attributes(window))
+    average = e.emit("AveragePool", layer.value(0), **_attributes(window), count_include_pad=int(counts_padding))
     if kind == "AVERAGE":
         return average
     blend, dtype = layer.real("blend_factor"), layer.input().dtype
-    largest = e.emit("MaxPool", layer.value(0), **window.attributes())
+    largest = e.emit("MaxPool", layer.value(0), **_attributes(window))
     shares = [e.cast(e.constant(share, "float32"), dtype) for share in (1 - blend, blend)]
     return e.emit("Add", e.emit("Mul", largest, shares[0]), e.emit("Mul", average, shares[1]))
 
