@@ -119,7 +119,7 @@ def _network(bundle: Bundle, index: int, rank: int) -> PlannedNetwork:
     manifest = bundle.manifest
     stage, layers = manifest.stages[index], bundle.layers(manifest.stages[index].name, rank)
     assert layers is not None, "a network with plugins: TensorRT-RTX has none"
-    own, is_streamable = stage.ranks[rank] if stage.ranks else stage, manifest.config.build.weight_streaming
+    own, is_streamable = stage.networks[rank], manifest.config.build.weight_streaming
     return PlannedNetwork(
         layers,
         own.profiles,

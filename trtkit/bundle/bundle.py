@@ -75,7 +75,7 @@ class Bundle:
         Raises BundleError if they, or a source that holds weights of them, have changed since the build.
         """
         record = self.manifest.stage(stage) if stage else self.manifest.stages[-1]
-        own = record.ranks[rank].layers if record.ranks else record.layers
+        own = record.networks[rank].layers
         if own is None:
             return None
         for file in (own.layers, own.weights):

@@ -112,14 +112,14 @@ class Manifest(ModelRecord):
     @property
     def needs_source(self) -> bool:
         """Whether the reference executor reads the source: weights that lie there, or to write a network again."""
-        own = [(stage.writer, each.layers) for stage in self.stages for each in (stage.ranks or [stage])]
+        own = [(stage.writer, each.layers) for stage in self.stages for each in stage.networks]
         return any(
             writer != "parser" if layers is None else any(number < len(self.sources) for number in layers.sources)
             for writer, layers in own
         )
 
     def _layer_files(self) -> Iterator[FileRecord]:
-        for record in (each for stage in self.stages for each in (stage.ranks or [stage])):
+        for record in (each for stage in self.stages for each in stage.networks):
             if record.layers is not None:
                 yield record.layers.layers
                 if record.layers.weights is not None:

@@ -159,6 +159,11 @@ class StageRecord(StrictModel):
     layers: LayersRecord | None = None
     ranks: tuple[RankRecord, ...] = ()
 
+    @property
+    def networks(self) -> tuple[StageRecord | RankRecord, ...]:
+        """Every rank's network and engine by rank; the stage itself if no ranks share it."""
+        return self.ranks or (self,)
+
 
 class ImagesRecord(StrictModel):
     """How the soft tokens of the stage `vision` stand in a language model's prompt.

@@ -204,7 +204,7 @@ def inspect_tables(inspected: Inspected, *, every_layer: bool) -> Iterator[Rende
 
 def _layers_text(manifest: Manifest) -> str:
     """Return what the reference executor runs a bundle from."""
-    networks = [each.layers for stage in manifest.stages for each in (stage.ranks or [stage])]
+    networks = [each.layers for stage in manifest.stages for each in stage.networks]
     records = [record for record in networks if record is not None]
     if len(records) < len(networks):
         return "the reference executor writes the networks again: they have plugins"

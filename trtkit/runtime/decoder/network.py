@@ -110,8 +110,7 @@ def bundle_network(bundle: Bundle, rank: int = 0, *, has_all_logits: bool = Fals
         layers = bundle.layers(rank=rank)
     if layers is None:
         return written_network(bundle, rank, "all" if has_all_logits else None)
-    stage = manifest.stages[-1]
-    inputs = [record.spec for record in (stage.ranks[rank] if stage.ranks else stage).inputs]
+    inputs = [record.spec for record in manifest.stages[-1].networks[rank].inputs]
     return DecoderNetwork(
         layers,
         inputs,

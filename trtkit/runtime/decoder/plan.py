@@ -38,7 +38,7 @@ class DecoderPlan:
     def of(cls, bundle: Bundle, rank: int = 0, name: str = "") -> DecoderPlan:
         """Return that of one rank of a language model's bundle. name: of another stage than the language model's."""
         stage = bundle.manifest.stage(name) if name else bundle.manifest.stages[-1]
-        own = stage.ranks[rank] if stage.ranks else stage
+        own = stage.networks[rank]
         file = next(record for record in bundle.manifest.engines if record.path == own.engine)
         takes_embeddings = any(each.name == "inputs_embeds" for each in own.inputs)
         return cls(
