@@ -18,6 +18,7 @@ ROOT = Path(trtkit.__file__).parent
 # TensorRT, torch and onnx have no types to speak of: what holds their objects says Any.
 BOUNDARY = {"backends", "network", "reference"}
 MOST_ANY, MOST_JSON = 728, 57
+MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 600, 60
 # Words that do not say what a variable, a parameter, a field or a function is.
 VAGUE, MOST_VAGUE = {"found", "made", "asked", "given", "said"}, 10
 
@@ -40,6 +41,20 @@ def test_any_becomes_rarer() -> None:
 def test_data_without_a_type_becomes_rarer() -> None:
     """Give the data a dataclass; `trtkit.jobs.json_form` makes JSON of it."""
     assert _names("Json") <= MOST_JSON
+
+
+def test_files_and_functions_stay_readable() -> None:
+    """A longer file holds more than one idea, a longer function more than one step."""
+    too_long = []
+    for path in ROOT.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if len(text.splitlines()) > MOST_LINES_OF_A_FILE:
+            too_long.append(str(path))
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                too_long += [f"{path}:{node.lineno} {node.name}"] if lines > MOST_LINES_OF_A_FUNCTION else []
+    assert too_long == []
 
 
 def _identifiers(tree: ast.AST) -> Iterator[str]:
