@@ -44,7 +44,7 @@ class DType:
         return self.name
 
 
-# Minimum compute capabilities: measured with TensorRT-RTX 1.7.1 named targets (docs/design.md, "Targets").
+# Minimum compute capabilities: measured with TensorRT-RTX 1.7.1 named targets (docs/design.md).
 _TABLE = (
     DType("fp32", 32, "float32", "float32", "FLOAT", "FLOAT", 1e-5),
     DType("fp16", 16, "float16", "float16", "HALF", "FLOAT16", 2e-3),

@@ -44,7 +44,7 @@ PHRASES = {
     r"\b(are|from|is) the least\b|\bthe least (and|of|that)\b": "at least",
     r"\bof (yours|one's own|the reader's own)\b": "your own",
     r"\bha(s|ve) no meaning\b": "does not apply to",
-    r"\bif (it|there) is none\b|\bwhat is none\b": "if it is not one",
+    r"\bif it is none\b|\bwhat is none\b": "if it is not one",
     r"\bno whole\b": "not a complete",
     r"\bnobody vouches for\b": "untrusted",
     r"\bthat (goes|leaves|left)\b(?! through)": "that disconnects",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import onnx
 
-# Operators with a known way round. Sources: docs/design.md and TensorRT's operator support matrix.
+# Operators with a known way round. Source: TensorRT's operator support matrix.
 _BY_OPERATOR = {
     "NonZero": "its output's size depends on data: use Where or a mask, or give the result a fixed size with TopK",
     "Unique": "its output's size depends on data: compute it outside the engine",
