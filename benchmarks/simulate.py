@@ -19,7 +19,8 @@ from trtkit.jobs.runner import ChildRunner
 from trtkit.planning.gpus import find_gpus
 from trtkit.planning.plan import PlanRequest, llm_question
 from trtkit.planning.source import find_model
-from trtkit.runtime.scheduling import SCHEDULES, ScheduleOptions
+from trtkit.runtime.scheduling import ScheduleOptions
+from trtkit.serving_options import SCHEDULES
 from trtkit.simulation.fleet import FleetOptions, simulate
 from trtkit.simulation.machine import Caches, MachineOptions, machine_of
 from trtkit.simulation.replica_options import ReplicaOptions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import typing
 from pathlib import Path
@@ -27,9 +28,12 @@ from trtkit.config.targets import Target
 from trtkit.config.task import Boxes, Preprocess, Resize, Task, VerifyOptions
 from trtkit.deployment.triton.options import DeployOptions, LlmServing, QueueOptions
 from trtkit.quantization_methods import BLOCKS, FORMATS, METHODS, Method, Use, methods_for
+from trtkit.serving_options import ServingOptions, default_of, flag_of, option_of
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable
+
+    from trtkit.serving_options import ServingField, Surface
 
 DOCS = Path(__file__).parent
 
@@ -73,6 +77,15 @@ Written by `python docs/generate.py` from `trtkit/deployment/triton/options.py`:
 """
 
 
+_SERVING_INTRO = """\
+# Options of language models
+
+Written by `python docs/generate.py` from `trtkit/serving_options.py`, the one record of them: keywords of `LLM` and
+`AsyncLLM`, flags of `trtkit generate`, `chat`, `bench` and `serve`, and keys of `trtkit deploy --set`. Cells are
+defaults; an empty cell means that the option cannot be set there.
+"""
+
+
 def config_reference() -> str:
     """Return docs/config.md."""
     return "\n".join([_INTRO, *(_section(title, model) for title, model in _SECTIONS)])
@@ -82,6 +95,24 @@ def deploy_options() -> str:
     """Return docs/deploy-options.md."""
     sections = (("top level", DeployOptions), ("queue", QueueOptions), ("llm", LlmServing))
     return "\n".join([_DEPLOY_INTRO, *(_section(title, model) for title, model in sections)])
+
+
+def serving_options() -> str:
+    """Return docs/serving-options.md."""
+    rows = ["| key | flag | runs a bundle | `trtkit serve` | Triton: `llm.KEY` | meaning |", "| --- " * 6 + "|"]
+    for item in dataclasses.fields(ServingOptions):
+        option = option_of(item)
+        surfaces: tuple[Surface, ...] = ("run", "serve", "triton")
+        shown = [_shown(item, surface) if surface in option.surfaces else "" for surface in surfaces]
+        flag = f"`{flag_of(item)}`" if {"run", "serve"} & option.surfaces else "Python only"
+        rows.append(f"| `{item.name}` | {flag} | {' | '.join(shown)} | {option.help} |")
+    return "\n".join([_SERVING_INTRO, *rows, ""])
+
+
+def _shown(item: ServingField, surface: Surface) -> str:
+    """Return a field's default in a cell."""
+    value = default_of(item, surface)
+    return (option_of(item).default_text or "none") if value is None else f"`{value}`"
 
 
 def quantization() -> str:
@@ -197,6 +228,7 @@ def main() -> None:
     """Write all files."""
     (DOCS / "config.md").write_text(config_reference(), encoding="utf-8")
     (DOCS / "deploy-options.md").write_text(deploy_options(), encoding="utf-8")
+    (DOCS / "serving-options.md").write_text(serving_options(), encoding="utf-8")
     (DOCS / "quantization.md").write_text(quantization(), encoding="utf-8")
     (DOCS / "manifest.schema.json").write_text(manifest_schema(), encoding="utf-8")
 

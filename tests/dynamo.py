@@ -17,6 +17,7 @@ from trtkit.deployment.dynamo.fleet import Fleet
 from trtkit.deployment.dynamo.fleet_options import FleetOptions
 from trtkit.deployment.dynamo.model_folder import read_model
 from trtkit.deployment.ports import free_ports_below
+from trtkit.serving_options import ServingOptions, serving_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,7 +84,10 @@ def ask(request: urllib.request.Request) -> tuple[int, str]:
 def serving(bundle: Path, **options: Any) -> Iterator[Served]:
     """Serve a bundle; the fleet ends with the block."""
     log: list[str] = []
-    fleet_options = FleetOptions(MODEL, port=free_ports_below(30_000, 1)[0], exit_timeout_s=5, **options)
+    names = serving_fields("serve").keys() & options.keys()
+    worker = ServingOptions.for_server(**{name: options.pop(name) for name in names})
+    port = free_ports_below(30_000, 1)[0]
+    fleet_options = FleetOptions(MODEL, port=port, exit_timeout_s=5, serving=worker, **options)
     with Fleet(read_model(bundle), fleet_options, lambda name, line: log.append(f"{name}: {line}")) as fleet:
         fleet.wait_ready()
         yield Served(fleet, log)

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from trtkit.engine.quantize import QuantizeResult
     from trtkit.jobs.events import Listener
     from trtkit.planning.report import Report as Plan
-    from trtkit.runtime.decoder import Runtime
-    from trtkit.runtime.llm.options import RuntimeOptions
     from trtkit.runtime.model import RuntimeName
+    from trtkit.serving_options import Runtime, ServingOptions
     from trtkit.verification.evaluation import Evaluation
     from trtkit.verification.report import Report
     from trtkit.verification.task_evaluation import TaskEvaluation
@@ -218,7 +217,7 @@ def bench(
     batches: Sequence[int] = (),
     rules: Rules | None = None,
     load: Load | None = None,
-    runtime: Runtime | RuntimeOptions = "auto",
+    runtime: Runtime | ServingOptions = "auto",
     cuda_graphs: bool | None = None,
     server: str | ServedModel | None = None,
     is_unverified: bool = False,
@@ -231,7 +230,7 @@ def bench(
     compare: `torch`, `torch.compile`, `onnxruntime`, `transformers` or bundles, measured in the same rounds.
     batches: batch sizes of a vision model; its profiles' shapes if empty. rules: when to stop measuring a vision model.
     load: for a language model, or a vision model on a server: `trtkit.Load(concurrency=[1, 4], input_tokens=64)`.
-    runtime: `tensorrt`, `reference` or `auto`; or RuntimeOptions, with more settings for language models.
+    runtime: `tensorrt`, `reference` or `auto`; or ServingOptions, with more settings for language models.
     cuda_graphs: whether to capture and replay an engine's launches; if None, only those of decode steps.
     server: URL of a Triton server that has the bundle, or a ServedModel with its name there.
     is_unverified: measure a bundle even if its verification failed or is missing.
@@ -242,7 +241,7 @@ def bench(
     from trtkit.benchmarking.request import BenchRequest, Load, ServedModel
     from trtkit.benchmarking.run import bench_bundle
     from trtkit.benchmarking.timing import Rules
-    from trtkit.runtime.llm.options import RuntimeOptions
+    from trtkit.serving_options import ServingOptions
 
     network = _network(model, keys)
     request = BenchRequest(
@@ -250,7 +249,7 @@ def bench(
         batches=tuple(batches),
         rules=rules or Rules(),
         load=load or Load(),
-        options=runtime if isinstance(runtime, RuntimeOptions) else RuntimeOptions(runtime=runtime),
+        options=runtime if isinstance(runtime, ServingOptions) else ServingOptions(runtime=runtime),
         has_cuda_graphs=cuda_graphs,
         server=ServedModel(server) if isinstance(server, str) else server,
         is_waived=is_unverified,

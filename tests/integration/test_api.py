@@ -13,7 +13,7 @@ from tests import models
 from trtkit.bundle.bundle import Bundle
 from trtkit.errors import BenchError, BundleError, ConfigError, RequestError
 from trtkit.jobs.events import Phase, Step
-from trtkit.runtime.llm.options import RuntimeOptions
+from trtkit.serving_options import ServingOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +99,7 @@ def test_a_language_model_is_quantized_built_and_answers(tiny_folder: Path, tiny
     load = trtkit.Load(concurrency=[2], requests=2, input_tokens=8, output_tokens=4, goodput={"ttft": 1e6})
     with pytest.raises(BenchError, match="the bundle was never verified"):
         trtkit.bench(bundle, load=load)
-    one_slot = RuntimeOptions(runtime="reference", slots=1)
+    one_slot = ServingOptions(runtime="reference", slots=1)
     (case,) = trtkit.bench(bundle, load=load, runtime=one_slot, is_unverified=True).cases
     assert case.results[0].metrics["good_request_count"].avg == 2
     assert [request.input_tokens for request in case.results[0].requests] == [8, 8]

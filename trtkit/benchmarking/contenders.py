@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.benchmarking.request import BenchRequest
     from trtkit.bundle.bundle import Bundle
-    from trtkit.runtime.decoder import Runtime
-    from trtkit.runtime.weight_budget import WeightBudget
+    from trtkit.serving_options import Runtime, WeightBudget
 
     Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 

@@ -10,8 +10,7 @@ from trtkit.benchmarking.arrivals import Pattern
 from trtkit.benchmarking.timing import Rules
 from trtkit.benchmarking.workload import Lengths
 from trtkit.errors import BenchError
-from trtkit.runtime.decoder import Runtime
-from trtkit.runtime.llm.options import RuntimeOptions
+from trtkit.serving_options import Runtime, ServingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,7 +79,7 @@ class BenchRequest:
     batches: tuple[int, ...] = ()
     rules: Rules = field(default_factory=Rules)
     load: Load = field(default_factory=Load)
-    options: RuntimeOptions = field(default_factory=RuntimeOptions)
+    options: ServingOptions = field(default_factory=ServingOptions)
     has_cuda_graphs: bool | None = None
     server: ServedModel | None = None
     is_waived: bool = False

@@ -12,7 +12,7 @@ import click
 
 from trtkit.cli.bench_options import FILE, measure_options
 from trtkit.cli.model_options import model_argument, model_options, read_model
-from trtkit.cli.options import RenamedOption, check_outputs, json_option, quiet_option, trust_option
+from trtkit.cli.options import GroupedCommand, RenamedOption, check_outputs, json_option, quiet_option, trust_option
 from trtkit.cli.pages import check_page
 from trtkit.cli.say import say
 
@@ -41,7 +41,7 @@ WORDS = "trtkit.benchmarking.words"
 _KINDS = "torch, torch.compile, onnxruntime, transformers, or a bundle; repeatable."
 
 
-class BenchCommand(click.Command):
+class BenchCommand(GroupedCommand):
     """`bench MODEL`, and `bench diff A B`."""
 
     def make_context(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli.bench_options import LOAD_NAMES, SERVER_NAMES, VISION_NAMES, refuse_options
+from trtkit.cli.serving_options import split_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +26,7 @@ def bench_request(bundle: Bundle, options: Mapping[str, Any], *, trusts_source: 
     from trtkit.benchmarking.metrics import parse_objectives
     from trtkit.benchmarking.request import BenchRequest, Load, ServedModel
     from trtkit.benchmarking.timing import Rules
-    from trtkit.cli.runtime_options import RUNTIME_NAMES
-    from trtkit.runtime.llm.options import RuntimeOptions
+    from trtkit.serving_options import ServingOptions
 
     _refuse_meaningless(bundle, options)
     fields = {name: options[name] for name in _LOAD_FIELDS}
@@ -44,7 +44,7 @@ def bench_request(bundle: Bundle, options: Mapping[str, Any], *, trusts_source: 
             max_s=options["max_seconds"],
         ),
         load=load,
-        options=RuntimeOptions(**{name: options[name] for name in RUNTIME_NAMES}),
+        options=ServingOptions(**split_options(options)[0]),
         has_cuda_graphs=options["has_cuda_graphs"] if options["weight_budget_gib"] is None else False,
         server=ServedModel(options["url"], options["model"]) if options["url"] else None,
         is_waived=options["unverified"],

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from trtkit.cli.options import RenamedOption
-from trtkit.cli.runtime_options import runtime_options
+from trtkit.cli.options import RenamedOption, grouped
+from trtkit.cli.serving_options import serving_options
+from trtkit.serving_options import serving_fields
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -97,22 +98,20 @@ _LOAD = (
 )
 SERVER_NAMES = ("concurrency", "request_rate", "arrivals", "requests", "objectives", "seed")
 """Options of a load that a served network takes too."""
+# Of ServingOptions: vision models have these too, or no benchmark does.
+_FOR_ALL = ("runtime", "weight_budget_gib", "lora")
 LOAD_NAMES = (
     "trace", "speed", "rounds", "prompts", "input_tokens", "output_tokens", "input_deviation", "output_deviation",
-    "shared_tokens", "prefixes", "slots", "cache_gib", "host_cache_gib", "cache_dir", "cache_dir_gib",
-    "prefill_budget", "schedule", "speculate", "lookup", "draft", "aiperf",
+    "shared_tokens", "prefixes", *(name for name in serving_fields("run") if name not in _FOR_ALL), "aiperf",
 )  # fmt: skip
 VISION_NAMES = ("batches", "min_runs", "min_seconds", "max_seconds", "warmup")
 
 
 def measure_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of both kinds of model."""
-    for option in reversed(_LOAD):
-        command = option(command)
-    command = runtime_options(command)
-    for option in reversed(_VISION):
-        command = option(command)
-    return command
+    command = grouped("Load on a language model or a server", *_LOAD)(command)
+    command = serving_options("run", without=("lora",))(command)
+    return grouped("Rounds on a vision model", *_VISION)(command)
 
 
 def refuse_options(names: tuple[str, ...], why: str) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtkit.cli.options import bundle_argument, run_options
-from trtkit.cli.runtime_options import lora_option, runtime_options
+from trtkit.cli.options import GroupedCommand, bundle_argument, run_options
 from trtkit.cli.sampling_options import sampling_options
+from trtkit.cli.serving_options import serving_options
 from trtkit.cli.visible import answer, echo
 
 if TYPE_CHECKING:
@@ -36,12 +36,11 @@ HELP = """/reset        start a new conversation
 Ctrl-C stops an answer."""
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=GroupedCommand, epilog=EPILOG)
 @bundle_argument
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
-@lora_option
-@runtime_options
+@serving_options("run")
 @click.option("--stats", is_flag=True, help="Show timings and token counts after each answer.")
 @run_options
 def command(bundle: str, system: str | None, stats: bool, **options: Any) -> None:
@@ -49,8 +48,8 @@ def command(bundle: str, system: str | None, stats: bool, **options: Any) -> Non
 
     The conversation stays in the KV cache and is not recomputed. Input comes from the terminal or a pipe.
     """
-    from trtkit.cli.runtime_options import cancellable, open_llm, split_options
     from trtkit.cli.sampling_options import faults_by_option, read_settings
+    from trtkit.cli.serving_options import cancellable, open_llm, split_options
     from trtkit.runtime.llm import read_text_bundle, sampling_params
 
     runtime, settings = split_options(options)

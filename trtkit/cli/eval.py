@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from trtkit.cli.options import bundle_argument, json_option, quiet_option
+from trtkit.cli.serving_options import serving_option
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trtkit.runtime.decoder import Runtime
+    from trtkit.serving_options import Runtime
     from trtkit.verification.evaluation import Evaluation, Questions
     from trtkit.verification.task_evaluation import TasksRequest
     from trtkit.verification.vision_evaluation import VisionRequest
@@ -53,7 +54,7 @@ COCO's JSON."""
 @click.option("--images", type=DIRECTORY, help="Labelled pictures for a vision model.")
 @click.option("--truth", type=FILE, help="Expected answers: a CSV file, or COCO annotations.")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Pictures per call.  [default: the profile's opt]")
-@click.option("--runtime", type=click.Choice(["auto", "tensorrt", "reference"]), default="auto", help="Runtime.")
+@serving_option("runtime")
 @json_option
 @quiet_option
 def command(

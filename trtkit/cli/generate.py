@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli.generate_options import AnswerOptions, PromptOptions, taken
-from trtkit.cli.options import bundle_argument, json_option, run_options
-from trtkit.cli.runtime_options import cancellable, lora_option, open_llm, runtime_options, split_options
+from trtkit.cli.options import GroupedCommand, bundle_argument, json_option, run_options
 from trtkit.cli.sampling_options import faults_by_option, flag_of, read_settings, sampling_options
+from trtkit.cli.serving_options import cancellable, open_llm, serving_options, split_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ Exit codes: 0 done, 1 failed (all or some requests), 2 wrong usage, prompts or
 settings, 130 cancelled."""
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=GroupedCommand, epilog=EPILOG)
 @bundle_argument
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="Same as TEXT; repeatable.")
@@ -56,8 +56,7 @@ settings, 130 cancelled."""
 @click.option("--chat/--no-chat", default=True, help="Use the chat template if there is one.  [default: chat]")
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
-@lora_option
-@runtime_options
+@serving_options("run")
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Write answers to FILE, or resume FILE."
 )

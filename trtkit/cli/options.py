@@ -102,6 +102,43 @@ def _with_quiet(command: Command, *, is_exposed: bool) -> Command:
     return with_all
 
 
+_GROUP = "help_group"
+
+
+def grouped(title: str, *options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return one decorator of several options, which `GroupedCommand` lists under `title`."""
+
+    def decorate(command: Command) -> Command:
+        known = len(_parameters(command))
+        for option in reversed(options):
+            command = option(command)
+        for parameter in _parameters(command)[known:]:
+            setattr(parameter, _GROUP, title)
+        return command
+
+    return decorate
+
+
+def _parameters(command: Command) -> list[click.Parameter]:
+    """Return the parameters that decorators have collected so far, the last one first."""
+    parameters: list[click.Parameter] = getattr(command, "__click_params__", [])
+    return parameters
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists options by what they are for: its own first, then each group of `grouped`."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(parameter, _GROUP, "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
 class RenamedOption(click.Option):
     """An option with a value that still takes its old names, with a note on stderr; help does not show them."""
 

@@ -12,14 +12,14 @@ import click
 
 from trtkit.cli.model_options import output_option
 from trtkit.cli.options import bundle_argument, json_option, quiet_option
-from trtkit.cli.runtime_options import faults_by_flag, weight_budget_option
+from trtkit.cli.serving_options import faults_by_flag, serving_option
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from trtkit.runtime.model import RuntimeName
     from trtkit.runtime.predict import Answered
-    from trtkit.runtime.weight_budget import WeightBudget
+    from trtkit.serving_options import WeightBudget
 
 EPILOG = """\b
 Examples:
@@ -46,7 +46,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 cancelled."""
     default="auto",
     help="What computes: TensorRT if a GPU is present, else the reference executor.  [default: auto]",
 )
-@weight_budget_option
+@serving_option("weight_budget_gib")
 @json_option
 @quiet_option
 def command(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtkit.cli.options import grouped
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -30,59 +32,86 @@ class Flag:
 
 
 _TEXT = "TEXT"
-FLAGS = (
-    Flag("--max-tokens", "max_tokens", int, "Maximum number of new tokens.", "N", alias="--max-new-tokens"),
-    Flag("--min-tokens", "min_tokens", int, "Minimum number of new tokens.", "N", alias="--min-new-tokens"),
-    Flag("--do-sample/--no-do-sample", "do_sample", None, "Sample.  [default: if a sampling option is given]"),
-    Flag("--temperature", "temperature", float, "Sampling temperature; 0 for greedy.", "X"),
-    Flag("--top-k", "top_k", int, "Sample from the K most likely tokens.", "K"),
-    Flag("--top-p", "top_p", float, "Sample from the most likely tokens with total probability P.", "P"),
-    Flag("--min-p", "min_p", float, "Drop tokens below P times the best probability.", "P"),
-    Flag("--typical-p", "typical_p", float, "Typical sampling with probability mass P.", "P"),
-    Flag("--seed", "seed", int, "Seed, for reproducible sampling.", "N"),
-    Flag("--repetition-penalty", "repetition_penalty", float, "Penalize repeated tokens; 1 for no penalty.", "X"),
-    Flag("--presence-penalty", "presence_penalty", float, "Penalize tokens already in the answer.", "X"),
-    Flag("--frequency-penalty", "frequency_penalty", float, "Penalize tokens by how often they occurred.", "X"),
-    Flag("--no-repeat-ngram-size", "no_repeat_ngram_size", int, "Never repeat an N-gram.", "N"),
-    Flag("--bad-words", "bad_words", str, "Text that must not occur; repeatable.", _TEXT, many=True),
-    Flag("--force-words", "force_words", str, "Text that must occur; repeatable.", _TEXT, many=True),
-    Flag("--stop-strings", "stop", str, "Stop at this text; repeatable.", _TEXT, many=True),
-    Flag(
-        "--include-stop/--no-include-stop", "include_stop_str_in_output", None, "Include the stop string in the output."
+GROUPS = {
+    "Length and stopping": (
+        Flag("--max-tokens", "max_tokens", int, "Maximum number of new tokens.", "N", alias="--max-new-tokens"),
+        Flag("--min-tokens", "min_tokens", int, "Minimum number of new tokens.", "N", alias="--min-new-tokens"),
+        Flag("--stop-strings", "stop", str, "Stop at this text; repeatable.", _TEXT, many=True),
+        Flag(
+            "--include-stop/--no-include-stop",
+            "include_stop_str_in_output",
+            None,
+            "Include the stop string in the output.",
+        ),
+        Flag(
+            "--eos-token-id",
+            "stop_token_ids",
+            str,
+            "Stop at this token, an id or text; repeatable.",
+            "TOKEN",
+            many=True,
+        ),
+        Flag("--ignore-eos/--no-ignore-eos", "ignore_eos", None, "Continue after end-of-sequence tokens."),
     ),
-    Flag("--eos-token-id", "stop_token_ids", str, "Stop at this token, an id or text; repeatable.", "TOKEN", many=True),
-    Flag("--ignore-eos/--no-ignore-eos", "ignore_eos", None, "Continue after end-of-sequence tokens."),
-    Flag("--logit-bias", "logit_bias", str, "Add VALUE to a token's logit; repeatable.", "TOKEN=VALUE", many=True),
-    Flag("--num-beams", "num_beams", int, "Number of beams; 1 for no beam search.", "N"),
-    Flag("--length-penalty", "length_penalty", float, "Beam search: above 0 prefers longer answers.", "X"),
-    Flag("--early-stopping", "early_stopping", click.Choice(["true", "false", "never"]), "Beam search: when to stop."),
-    Flag("--num-return-sequences", "n", int, "Answers per prompt.", "N"),
-    Flag("--logprobs", "logprobs", int, "Report the N most likely tokens at each position.", "N"),
-    Flag("--prompt-logprobs", "prompt_logprobs", int, "The same for prompt tokens.", "N"),
-    Flag("--adapter", "adapter", str, "Answer with this LoRA adapter.", "NAME"),
-    Flag("--json-schema", "guided_json", str, "Constrain output to a JSON schema.", "FILE|TEXT"),
-    Flag("--regex", "guided_regex", str, "Constrain output to a regex.", _TEXT),
-    Flag("--grammar", "guided_grammar", str, "Constrain output to a Lark or GBNF grammar.", "FILE"),
-    Flag("--choice", "guided_choice", str, "Constrain output to given texts; repeatable.", _TEXT, many=True),
-    Flag(
-        "--skip-special-tokens/--no-skip-special-tokens",
-        "skip_special_tokens",
-        None,
-        "Omit special tokens from the output.",
+    "Sampling": (
+        Flag("--do-sample/--no-do-sample", "do_sample", None, "Sample.  [default: if a sampling option is given]"),
+        Flag("--temperature", "temperature", float, "Sampling temperature; 0 for greedy.", "X"),
+        Flag("--top-k", "top_k", int, "Sample from the K most likely tokens.", "K"),
+        Flag("--top-p", "top_p", float, "Sample from the most likely tokens with total probability P.", "P"),
+        Flag("--min-p", "min_p", float, "Drop tokens below P times the best probability.", "P"),
+        Flag("--typical-p", "typical_p", float, "Typical sampling with probability mass P.", "P"),
+        Flag("--seed", "seed", int, "Seed, for reproducible sampling.", "N"),
+        Flag("--repetition-penalty", "repetition_penalty", float, "Penalize repeated tokens; 1 for no penalty.", "X"),
+        Flag("--presence-penalty", "presence_penalty", float, "Penalize tokens already in the answer.", "X"),
+        Flag("--frequency-penalty", "frequency_penalty", float, "Penalize tokens by how often they occurred.", "X"),
+        Flag("--no-repeat-ngram-size", "no_repeat_ngram_size", int, "Never repeat an N-gram.", "N"),
+        Flag("--bad-words", "bad_words", str, "Text that must not occur; repeatable.", _TEXT, many=True),
+        Flag("--logit-bias", "logit_bias", str, "Add VALUE to a token's logit; repeatable.", "TOKEN=VALUE", many=True),
     ),
-)
+    "Constrained output": (
+        Flag("--json-schema", "guided_json", str, "Constrain output to a JSON schema.", "FILE|TEXT"),
+        Flag("--regex", "guided_regex", str, "Constrain output to a regex.", _TEXT),
+        Flag("--grammar", "guided_grammar", str, "Constrain output to a Lark or GBNF grammar.", "FILE"),
+        Flag("--choice", "guided_choice", str, "Constrain output to given texts; repeatable.", _TEXT, many=True),
+        Flag("--force-words", "force_words", str, "Text that must occur; repeatable.", _TEXT, many=True),
+    ),
+    "Beam search": (
+        Flag("--num-beams", "num_beams", int, "Number of beams; 1 for no beam search.", "N"),
+        Flag("--length-penalty", "length_penalty", float, "Beam search: above 0 prefers longer answers.", "X"),
+        Flag(
+            "--early-stopping", "early_stopping", click.Choice(["true", "false", "never"]), "Beam search: when to stop."
+        ),
+    ),
+    "Answers": (
+        Flag("--num-return-sequences", "n", int, "Answers per prompt.", "N"),
+        Flag("--logprobs", "logprobs", int, "Report the N most likely tokens at each position.", "N"),
+        Flag("--prompt-logprobs", "prompt_logprobs", int, "The same for prompt tokens.", "N"),
+        Flag("--adapter", "adapter", str, "Answer with this LoRA adapter.", "NAME"),
+        Flag(
+            "--skip-special-tokens/--no-skip-special-tokens",
+            "skip_special_tokens",
+            None,
+            "Omit special tokens from the output.",
+        ),
+    ),
+}
+"""Options by what they are for, as help lists them."""
+FLAGS = tuple(flag for flags in GROUPS.values() for flag in flags)
 
 
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command every option; they arrive as keyword arguments named as in SamplingParams."""
-    for flag in reversed(FLAGS):
-        words = tuple(filter(None, (flag.flag, flag.alias, flag.name)))
-        if flag.kind is None:
-            command = click.option(*words, default=None, help=flag.help)(command)
-        else:
-            shape = {"type": flag.kind, "metavar": flag.metavar, "multiple": flag.many}
-            command = click.option(*words, help=flag.help, **shape)(command)
+    for title, flags in reversed(GROUPS.items()):
+        command = grouped(title, *map(_option, flags))(command)
     return command
+
+
+def _option(flag: Flag) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a flag as a click option."""
+    words = tuple(filter(None, (flag.flag, flag.alias, flag.name)))
+    if flag.kind is None:
+        return click.option(*words, default=None, help=flag.help)
+    return click.option(*words, type=flag.kind, metavar=flag.metavar, multiple=flag.many, help=flag.help)
 
 
 def flag_of(name: str) -> str:

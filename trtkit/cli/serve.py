@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.options import json_option, quiet_option
+from trtkit.cli.options import GroupedCommand, json_option, quiet_option
 from trtkit.cli.say import say, warn
 from trtkit.cli.serve_bundle import serve_bundle
 from trtkit.cli.serve_options import bundle_options, repository_options
 from trtkit.cli.server_log import server_log
 from trtkit.cli.visible import echo
+from trtkit.serving_options import serving_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,23 +47,13 @@ again."""
 
 
 _OF_BUNDLES = [
-    "name", "replicas", "prefill_workers", "prefill_bundle", "slots", "cache_gib", "host_cache_gib", "cache_dir",
-    "cache_dir_gib", "max_queue", "router", "migrations", "body_mib",
+    "name", "replicas", "prefill_workers", "prefill_bundle", "router", "migrations", "body_mib", "hang_timeout_s",
+    "tool_call_parser", "reasoning_parser", *serving_fields("serve"),
 ]  # fmt: skip
-_OF_BUNDLES += [
-    "weight_budget_gib",
-    "speculate",
-    "lora",
-    "schedule",
-    "shares",
-    "hang_timeout_s",
-    "tool_call_parser",
-    "reasoning_parser",
-]
 _OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load", "allow_undeployed"]
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=GroupedCommand, epilog=EPILOG)
 @click.argument("path", metavar="BUNDLE|REPOSITORY", shell_complete=completions.folders)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from trtkit.cli.runtime_options import faults_by_flag
 from trtkit.cli.say import say, warn
 from trtkit.cli.server_log import server_log
+from trtkit.cli.serving_options import faults_by_flag, split_options
 from trtkit.cli.visible import echo
 
 if TYPE_CHECKING:
@@ -41,18 +41,20 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
     from trtkit.runtime.adapters import check_adapters
     from trtkit.runtime.head_tokens import head_tokens
     from trtkit.runtime.weight_budget import weight_budget_bytes
+    from trtkit.serving_options import ServingOptions
 
     model = read_model(path)
     if options["prefill_bundle"]:
         check_prefill_bundle(open_bundle(options["prefill_bundle"]), open_bundle(model.path))
-    with faults_by_flag():
-        weight_budget_bytes(open_bundle(model.path), options["weight_budget_gib"])
-        head_tokens(open_bundle(model.path), options["speculate"])
+    values, options = split_options(options)
+    serving = ServingOptions(**values)
     name = options.pop("name") or model.path.resolve().name
     with faults_by_flag():
-        check_adapters(open_bundle(model.path), options["lora"], name)
+        weight_budget_bytes(open_bundle(model.path), serving.weight_budget_gib)
+        head_tokens(open_bundle(model.path), serving.speculate)
+        check_adapters(open_bundle(model.path), serving.lora or {}, name)
     port = options.pop("http_port") or free_ports(1)[0]
-    fleet_options = FleetOptions(name, port=port, **options)
+    fleet_options = FleetOptions(name, port=port, serving=serving, **options)
     show = server_log(lambda line: " INFO " in line, quiet=quiet)
     try:
         with Fleet(model, fleet_options, lambda who, line: show(f"{who}: {line}")) as fleet:

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from trtkit.cli.runtime_options import cache_gib_option, lora_option, speculate_option, weight_budget_option
+from trtkit.cli.options import grouped
+from trtkit.cli.serving_options import serving_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Command = Callable[..., None]
-
-
-def _weights(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, float] | None:
-    """Return users' weights by name, None without any."""
-    weights = {}
-    for value in values:
-        user, _, weight = value.rpartition("=")
-        try:
-            weights[user] = float(weight)
-        except ValueError:
-            weights[user] = 0.0
-        if not user or not 0 < weights[user] < float("inf"):
-            raise click.BadParameter(f"`{value}` is not USER=WEIGHT with a positive number, such as `alice=2`")
-    return weights or None
 
 
 _BUNDLE = (
@@ -47,55 +33,6 @@ _BUNDLE = (
         help="Another build of the model for --prefill-workers, such as one with longer prefill steps.  "
         "[default: BUNDLE]",
     ),
-    click.option("--slots", type=click.IntRange(1), help="Sequences at once per worker.  [default: the engine's]"),
-    cache_gib_option,
-    weight_budget_option,
-    speculate_option,
-    click.option(
-        "--host-cache-gib",
-        type=click.FloatRange(0),
-        default=2.0,
-        show_default=True,
-        metavar="GIB",
-        help="Host memory of each worker for caches that do not fit on the GPU.",
-    ),
-    click.option(
-        "--cache-dir",
-        type=click.Path(path_type=Path),
-        metavar="FOLDER",
-        help="Folder that keeps caches for later runs; each worker has a subfolder.",
-    ),
-    click.option(
-        "--cache-dir-gib",
-        type=click.FloatRange(0, min_open=True),
-        default=16.0,
-        show_default=True,
-        metavar="GIB",
-        help="Maximum size of each worker's files there.",
-    ),
-    click.option(
-        "--max-queue",
-        type=click.IntRange(1),
-        default=512,
-        show_default=True,
-        help="Requests that may wait at a worker; beyond, clients get 503.",
-    ),
-    click.option(
-        "--schedule",
-        type=click.Choice(["fcfs", "priority", "mlfq"]),
-        default="priority",
-        show_default=True,
-        help="Which request of a worker runs next; `mlfq` favors short answers.",
-    ),
-    click.option(
-        "--share",
-        "shares",
-        multiple=True,
-        metavar="USER=WEIGHT",
-        callback=_weights,
-        help="Share workers fairly between users; `*=1` is everyone else.",
-    ),
-    lora_option,
     click.option(
         "--router",
         type=click.Choice(["kv", "round-robin", "least-loaded", "power-of-two", "random"]),
@@ -144,9 +81,9 @@ _REPOSITORY = (
 
 def bundle_options(command: Command) -> Command:
     """Give a command the options of a language model's bundle."""
-    return functools.reduce(lambda inner, option: option(inner), reversed(_BUNDLE), command)
+    return grouped("A bundle of a language model", *_BUNDLE)(serving_options("serve")(command))
 
 
 def repository_options(command: Command) -> Command:
     """Give a command the options of Triton's model repository."""
-    return functools.reduce(lambda inner, option: option(inner), reversed(_REPOSITORY), command)
+    return grouped("A model repository", *_REPOSITORY)(command)

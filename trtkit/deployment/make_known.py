@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
-    from trtkit.runtime.decoder.single import Runtime
     from trtkit.runtime.model import Model
+    from trtkit.serving_options import Runtime
     from trtkit.verification.report import Report
     from trtkit.verification.verify import Request
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array, Arrays
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.tasks.answers import Answer
-    from trtkit.runtime.weight_budget import WeightBudget
+    from trtkit.serving_options import WeightBudget
 
 RuntimeName = Literal["reference", "onnxruntime", "tensorrt", "auto"]
 

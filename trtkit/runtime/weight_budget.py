@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from trtkit.errors import RequestError
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
+    from trtkit.serving_options import WeightBudget
 
-WeightBudget = float | Literal["auto"]
-"""GiB, or what everything else leaves free."""
 _OPTION = "weight_budget_gib"
 _FREE_SHARE = 10
 """One part in so many of a GPU's memory stays free of an automatic budget, for what is allocated later."""

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
-    from trtkit.runtime.decoder import DecoderExecution, Runtime
+    from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.llm.text_bundle import TextBundle
     from trtkit.runtime.text import Tokenizer
+    from trtkit.serving_options import Runtime
     from trtkit.verification.questions import Answer
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
-    from trtkit.runtime.decoder import Runtime
+    from trtkit.serving_options import Runtime
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -67,7 +68,7 @@ class Fleet:
         if model.has_states and options.prefill_workers:
             what = "prefill workers are not supported for models with recurrent states"
             raise DeployError(what, str(model.path), "serve without `--prefill-workers`")
-        if options.lora and options.prefill_workers:
+        if options.serving.lora and options.prefill_workers:
             raise DeployError("prefill workers take no LoRA adapters", "--lora", "serve without `--prefill-workers`")
         self.model, self.options = model, options
         self.admin_token = os.environ.get(ADMIN_TOKEN) or secrets.token_urlsafe(24)
@@ -172,24 +173,17 @@ class Fleet:
         bundle = options.prefill_bundle if is_apart else self.model.path
         command = [*_PYTHON, MODULE, str(bundle)]
         command += ["--name", options.name, "--endpoint-types", self.model.endpoint_types]
-        command += ["--max-queue", str(options.max_queue), "--schedule", options.schedule]
-        command += [f"--share={user}={weight}" for user, weight in (options.shares or {}).items()]
-        command += [f"--lora={name}={folder}" for name, folder in (options.lora or {}).items()]
-        of_engine = (
-            ("--slots", options.slots),
-            ("--cache-gib", options.cache_gib),
-            ("--weight-budget-gib", options.weight_budget_gib),
-        )
+        serving = options.serving
+        if is_apart:  # its own build says what fits
+            serving = replace(serving, slots=None, cache_gib=None, weight_budget_gib=None)
+        if serving.cache_dir is not None:
+            serving = replace(serving, cache_dir=Path(serving.cache_dir) / _name(number))
+        command += ["--options", serving.to_json()]
         for flag, value in (
-            *(() if is_apart else of_engine),
-            ("--speculate", options.speculate),
-            ("--host-cache-gib", options.host_cache_gib),
-            ("--cache-dir", None if options.cache_dir is None else options.cache_dir / _name(number)),
-            ("--cache-dir-gib", options.cache_dir_gib),
             ("--tool-call-parser", options.tool_call_parser),
             ("--reasoning-parser", options.reasoning_parser),
         ):
-            command += [] if value is None else [flag, str(value)]
+            command += [] if value is None else [flag, value]
         command += [] if self._routes_by_cache else ["--no-kv-routing"]
         if options.prefill_workers:
             command += ["--role", "decode" if number < options.replicas else "prefill"]

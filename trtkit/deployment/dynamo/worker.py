@@ -40,7 +40,6 @@ from trtkit.errors import (
     TrtkitError,
 )
 from trtkit.runtime.llm import AsyncLLM
-from trtkit.runtime.scheduling import ScheduleOptions
 
 if TYPE_CHECKING:
     import argparse
@@ -77,8 +76,8 @@ class BundleWorker(LLMEngine):
         """Return the worker of a command line, and how it is registered."""
         parser = worker_parser()
         options = parser.parse_args(argv)
-        if options.lora and options.role != "agg":
-            parser.error("--lora goes with --role agg")
+        if options.serving.lora and options.role != "agg":
+            parser.error("LoRA adapters go with --role agg")
         return cls(options), WorkerConfig(
             namespace=options.namespace,
             component="prefill" if options.role == "prefill" else "trtkit",
@@ -98,12 +97,8 @@ class BundleWorker(LLMEngine):
     async def start(self, worker_id: int) -> EngineConfig:  # noqa: ARG002
         """Open the bundle."""
         await asyncio.to_thread(self._open_transfers)
-        own, shares = self._options, self._options.shares
-        schedule = ScheduleOptions(own.schedule, dict(shares) if shares else None)
-        names = ("slots", "cache_gib", "host_cache_gib", "cache_dir", "cache_dir_gib", "weight_budget_gib", "max_queue")
-        options = {name: getattr(own, name) for name in (*names, "speculate")}
-        options |= {"schedule": schedule, "detokenizes": False, "lora": dict(own.lora or ())}
-        self._llm = await asyncio.to_thread(AsyncLLM, own.bundle, on_step=self._after_step, **options)
+        serving = replace(self._options.serving, detokenizes=False)
+        self._llm = await asyncio.to_thread(AsyncLLM, self._options.bundle, on_step=self._after_step, **vars(serving))
         frontend = self._llm.thread.frontend
         text, execution = frontend.text, frontend.execution
         self._defaults = default_settings(self._model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,18 +38,20 @@ def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
     """Return the bundle as one model. Raises DeployError where an option makes no sense for it."""
     manifest = bundle.manifest
     _check(options)
-    weight_budget_bytes(bundle, options.llm.weight_budget_gib)
-    head_tokens(bundle, options.llm.speculate)
+    serving = options.serving
+    weight_budget_bytes(bundle, serving.weight_budget_gib)
+    head_tokens(bundle, serving.speculate)
     llm = manifest.config.llm
-    slots = options.llm.slots or (llm.max_batch_size if llm is not None else 1)
-    adapters = options.llm.lora or {}
+    slots = serving.slots or (llm.max_batch_size if llm is not None else 1)
+    adapters = serving.lora or {}
     check_adapters(bundle, adapters, name)
     lacking = {_WITH_IMAGES} if manifest.images is None else set()
     lacking |= {_WITH_ADAPTERS} if llm is None or llm.lora is None else set()
     fields = [field for field in FIELDS if field.name not in lacking]
     inputs = tuple(field.tensor for field in fields)
     folders = {each: str(Path(folder).resolve()) for each, folder in adapters.items()}
-    settings = {**options.llm.model_dump(mode="json"), "lora": folders, "warmup": options.warmup}
+    own = {"default_max_tokens": options.default_max_tokens, "warmup": options.warmup}
+    settings = {"serving": replace(serving, lora=folders).to_json(), **own}
     decoupled = "Answers come in pieces while the model goes on, and requests leave when their client does."
     rows = f"Prompts of one request: as many as the engine has slots, {slots}."
     reason = f"trtkit's batching in flight, {slots} slots, as a decoupled model of the Python backend"

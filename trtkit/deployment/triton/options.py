@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Self
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError, model_validator
+from pydantic import (
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
 from trtkit.config.explain import explain
 from trtkit.config.overrides import read_overrides
 from trtkit.config.strict import StrictModel
 from trtkit.errors import ConfigError
-from trtkit.runtime.scheduling import ScheduleName
+from trtkit.serving_options import Kind, ServingField, ServingOptions, default_of, help_of, option_of, serving_fields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,36 +43,36 @@ class QueueOptions(StrictModel):
     )
 
 
-class LlmServing(StrictModel):
-    """Options of language models."""
+_TYPES: dict[Kind, object] = {
+    "count": StrictInt,
+    "gib": StrictFloat | StrictInt,
+    "budget": Annotated[StrictFloat | StrictInt, Field(ge=0)] | Literal["auto"],
+    "folder": StrictStr,
+    "weights": dict[str, StrictFloat | StrictInt],
+    "folders": dict[StrictStr, StrictStr],
+}
 
-    slots: StrictInt | None = Field(None, ge=1, description="Concurrent sequences; the engine's number if unset.")
-    cache_gib: StrictFloat | StrictInt | None = Field(
-        None, gt=0, description="Memory for paged caches on each GPU; as much as full slots take if unset."
-    )
-    host_cache_gib: StrictFloat | StrictInt = Field(
-        2.0, ge=0, description="Host memory for caches that do not fit on the GPU; 0 for none."
-    )
-    weight_budget_gib: Annotated[StrictFloat | StrictInt, Field(ge=0)] | Literal["auto"] | None = Field(
-        None, description="GPU memory for weights; the others are streamed from host memory. All if unset."
-    )
-    cache_dir: StrictStr | None = Field(
-        None, description="Folder that keeps caches for later runs; each instance has a subfolder."
-    )
-    cache_dir_gib: StrictFloat | StrictInt = Field(16.0, gt=0, description="Maximum size of its files, per instance.")
-    max_queue: StrictInt = Field(256, ge=1, description="Maximum requests waiting for a slot; others are rejected.")
-    prefill_budget: StrictInt | None = Field(None, ge=1, description="New prompt tokens per step.")
-    speculate: StrictInt | None = Field(
-        None, ge=0, description="Draft tokens of the bundle's own head, 0 for none; 3 if unset and it has one."
-    )
-    schedule: ScheduleName = Field("priority", description="Which waiting request runs next.")
-    shares: dict[str, StrictFloat | StrictInt] | None = Field(
-        None, description="Weights of users, `*` for all others; users do not matter if unset."
-    )
-    lora: dict[StrictStr, StrictStr] | None = Field(
-        None, description="Folders of LoRA adapters, by the names that the input `lora_name` takes."
-    )
-    default_max_tokens: StrictInt = Field(128, ge=1, description="Default number of output tokens.")
+
+def _key(item: ServingField) -> tuple[object, object]:
+    """Return a field of ServingOptions as pydantic takes it."""
+    option, default = option_of(item), default_of(item, "triton")
+    has_limit = option.kind in {"count", "gib"}
+    above, least = (0 if has_limit and option.least is None else None), (option.least if has_limit else None)
+    kind = Literal[option.choices] if option.kind == "name" else _TYPES[option.kind]
+    text = help_of(item, "triton", with_default=False)
+    if default is None:
+        text = f"{text.removesuffix('.')}; {option.default_text or 'none'} if unset."
+        kind = Optional[kind]  # noqa: UP045  # the operator takes types only
+    return kind, Field(default, description=text, gt=above, ge=least)
+
+
+LlmServing: type[StrictModel] = create_model(
+    "LlmServing",
+    __base__=StrictModel,
+    __doc__="Options of language models.",
+    **{name: _key(item) for name, item in serving_fields("triton").items()},  # type: ignore[call-overload]
+    default_max_tokens=(StrictInt, Field(128, ge=1, description="Default number of output tokens.")),
+)
 
 
 class DeployOptions(StrictModel):
@@ -82,6 +91,16 @@ class DeployOptions(StrictModel):
     keep_versions: StrictInt = Field(1, ge=1, description="Number of newest versions to serve.")
     top_k: StrictInt = Field(5, ge=1, description="Number of classes in a classifier's answer.")
     llm: LlmServing = Field(LlmServing(), description="Options of language models.")
+
+    @property
+    def default_max_tokens(self) -> int:
+        """Output tokens of a language model's request that does not say how many."""
+        return int(self.llm.model_dump()["default_max_tokens"])
+
+    @property
+    def serving(self) -> ServingOptions:
+        """How a language model runs."""
+        return ServingOptions(**self.llm.model_dump(exclude={"default_max_tokens"}))
 
     @model_validator(mode="after")
     def _gpus_are_numbers(self) -> Self:

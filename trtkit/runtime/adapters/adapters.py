@@ -156,7 +156,7 @@ def bundle_adapters(bundle: Bundle, slots: AdapterSlots | None) -> Adapters | No
     return Adapters(slots, spec, adapted_layers(spec, options))
 
 
-def check_adapters(bundle: Bundle, folders: Mapping[str, str], model: str) -> None:
+def check_adapters(bundle: Bundle, folders: Mapping[str, str | Path], model: str) -> None:
     """Raise RequestError if a bundle's engine takes no adapters or a name is not one, ProblemsError, SourceError for an
     adapter that does not fit.
     """

@@ -7,7 +7,7 @@ from trtkit.runtime.decoder.network import DecoderNetwork, bundle_network, confi
 from trtkit.runtime.decoder.open import open_execution
 from trtkit.runtime.decoder.reference import ReferenceDecoder
 from trtkit.runtime.decoder.saved import CacheForm, SavedSequence
-from trtkit.runtime.decoder.single import ExecutionOptions, Runtime, engine_device
+from trtkit.runtime.decoder.single import ExecutionOptions, engine_device
 
 __all__ = [
     "CacheForm",
@@ -18,7 +18,6 @@ __all__ = [
     "ExecutionOptions",
     "KvCache",
     "ReferenceDecoder",
-    "Runtime",
     "SavedSequence",
     "bundle_network",
     "config_network",

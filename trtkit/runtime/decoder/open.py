@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.bundle.manifest import Manifest
     from trtkit.runtime.decoder.execution import DecoderExecution
-    from trtkit.runtime.decoder.single import ExecutionOptions, Runtime
+    from trtkit.runtime.decoder.single import ExecutionOptions
+    from trtkit.serving_options import Runtime
 
 
 def open_execution(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from trtkit.backends import load_backend
 from trtkit.engine.decoders import llm_options, most_pages
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from trtkit.runtime.decoder.engine import EngineDecoder
     from trtkit.runtime.decoder.execution import StageExecution
     from trtkit.runtime.device import Device
+    from trtkit.serving_options import Runtime
 
-Runtime = Literal["auto", "tensorrt", "reference"]
 _FEWEST_PAGES = 2  # one of them takes padding
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.bundle.bundle import Bundle
     from trtkit.bundle.records import EncoderRecord
-    from trtkit.runtime.decoder import Runtime
+    from trtkit.serving_options import Runtime
 
     Run = Callable[[Mapping[str, Array]], Mapping[str, torch.Tensor]]
 

@@ -5,11 +5,11 @@ from trtkit.runtime.llm.asynchronous import AsyncLLM
 from trtkit.runtime.llm.engine_thread import EngineThread
 from trtkit.runtime.llm.llm import LLM
 from trtkit.runtime.llm.named_settings import sampling_params
-from trtkit.runtime.llm.options import RuntimeOptions
 from trtkit.runtime.llm.outputs import CompletionOutput, Delta, RequestMetrics, RequestOutput
 from trtkit.runtime.llm.prompt_lines import PromptLine, PromptLines, Recordings, prepare_prompts, read_prompts
 from trtkit.runtime.llm.prompts import PreparedPrompt, PromptsError
 from trtkit.runtime.llm.text_bundle import TextBundle, read_text_bundle
+from trtkit.serving_options import ServingOptions
 
 __all__ = [
     "LLM",
@@ -26,7 +26,7 @@ __all__ = [
     "Recordings",
     "RequestMetrics",
     "RequestOutput",
-    "RuntimeOptions",
+    "ServingOptions",
     "TextBundle",
     "prepare_prompts",
     "read_prompts",

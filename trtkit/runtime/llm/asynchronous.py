@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AsyncLLM:
-    """An open bundle for coroutines, which share one batch. options: keywords of RuntimeOptions.
+    """An open bundle for coroutines, which share one batch. options: keywords of ServingOptions.
 
     thread: the engine's.
     """

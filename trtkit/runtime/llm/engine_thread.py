@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtkit.errors import GenerationError, OverloadedError
 from trtkit.runtime.llm.frontend import Frontend, asleep
-from trtkit.runtime.llm.options import RuntimeOptions
 from trtkit.runtime.llm.preparation import Order, Preparation
 from trtkit.runtime.scheduling import DEFAULT_SCHEDULING
+from trtkit.serving_options import ServingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +64,7 @@ class EngineThread:
         self._is_waking = False
         self.failure: Exception | None = None
         self._is_waiting, self._turn_s, self._ordered_s = False, time.monotonic(), 0.0
-        read = RuntimeOptions(**options)
+        read = ServingOptions(**options)
         self._thread = threading.Thread(target=self._run, args=(bundle, read), name="trtkit-engine", daemon=True)
         self._thread.start()
         self.frontend = self._opened.result()
@@ -143,7 +143,7 @@ class EngineThread:
         on_news(GenerationError("the engine has stopped", fix="open the bundle again"))
         return True
 
-    def _run(self, bundle: TextBundle | Bundle | Path | str, options: RuntimeOptions) -> None:
+    def _run(self, bundle: TextBundle | Bundle | Path | str, options: ServingOptions) -> None:
         """Open the bundle, then serve; what opening raises is raised where the thread was asked for."""
         try:
             self._opened.set_result(Frontend(bundle, options))

@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from trtkit.runtime.adapters import LoadedAdapter, PreparedAdapter
     from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.llm.networks import Networks
-    from trtkit.runtime.llm.options import RuntimeOptions
     from trtkit.runtime.llm.outputs import CompletionOutput, Delta
     from trtkit.runtime.llm.prompts import PreparedPrompt, Prompt, ReadPrompt
     from trtkit.runtime.sampling.params import SamplingParams
     from trtkit.runtime.scheduling import SchedulingParams
     from trtkit.runtime.soft_tokens import SoftTokens
+    from trtkit.serving_options import ServingOptions
 
 
 class Frontend:
     """A bundle ready to answer: tokenizer, engine, and the jobs in it. Not for several threads at once."""
 
-    def __init__(self, bundle: TextBundle | Bundle | Path | str, options: RuntimeOptions) -> None:
+    def __init__(self, bundle: TextBundle | Bundle | Path | str, options: ServingOptions) -> None:
         text = bundle if isinstance(bundle, TextBundle) else read_text_bundle(bundle)
         self.bundle, self._options = text.bundle, options
         self._networks: Networks | None = open_networks(text, options)
@@ -196,7 +196,7 @@ class Frontend:
             if self._networks is not None:
                 self._networks.execution.close()
 
-    def _cache_folder(self, options: RuntimeOptions) -> CacheFolder | None:
+    def _cache_folder(self, options: ServingOptions) -> CacheFolder | None:
         """Return the folder for caches. Raises RequestError if host memory, from which files are written, is off."""
         if options.cache_dir is None:
             return None
@@ -223,7 +223,7 @@ class Frontend:
             options.max_queue,
             options.min_shared_tokens,
             self._awake_networks.proposer,
-            schedule=ScheduleOptions.of(options.schedule),
+            schedule=ScheduleOptions.of(options.schedule, options.shares),
             host_cache_bytes=_bytes_of(options.host_cache_gib, "host_cache_gib"),
             cache_folder=self._cache_folder(options),
         )

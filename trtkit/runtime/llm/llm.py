@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from trtkit.errors import RequestError
 from trtkit.runtime.llm.frontend import Frontend
 from trtkit.runtime.llm.named_settings import default_params
-from trtkit.runtime.llm.options import RuntimeOptions
 from trtkit.runtime.llm.prompts import PreparedPrompt, problems_of, raise_prompt_problems
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.scheduling import DEFAULT_SCHEDULING
+from trtkit.serving_options import ServingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 class LLM:
     """An open bundle of a decoder-only language model.
 
-    options: keywords of RuntimeOptions. Raises GenerationError, RequestError or BundleError if the bundle cannot be
+    options: keywords of ServingOptions. Raises GenerationError, RequestError or BundleError if the bundle cannot be
     opened.
     """
 
     def __init__(self, bundle: TextBundle | Bundle | Path | str, **options: Any) -> None:
-        self._frontend = Frontend(bundle, RuntimeOptions(**options))
+        self._frontend = Frontend(bundle, ServingOptions(**options))
 
     @property
     def description(self) -> str:

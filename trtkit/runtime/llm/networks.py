@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.encoded.encoder import Encoder
     from trtkit.runtime.generation.proposers import Proposer
-    from trtkit.runtime.llm.options import RuntimeOptions
     from trtkit.runtime.llm.text_bundle import TextBundle
     from trtkit.runtime.vision_language.tower import VisionTower
+    from trtkit.serving_options import ServingOptions
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Networks:
     proposer: Proposer | None
 
 
-def open_networks(text: TextBundle, options: RuntimeOptions) -> Networks:
+def open_networks(text: TextBundle, options: ServingOptions) -> Networks:
     """Open a bundle's networks. Raises GenerationError, RequestError or BundleError if they cannot be opened."""
     weight_budget_bytes(text.bundle, options.weight_budget_gib)
     how = ExecutionOptions(
@@ -56,12 +56,12 @@ def open_networks(text: TextBundle, options: RuntimeOptions) -> Networks:
     return Networks(execution, tower, encoder, proposer)
 
 
-def _guessed_by_head(text: TextBundle, options: RuntimeOptions) -> int:
+def _guessed_by_head(text: TextBundle, options: ServingOptions) -> int:
     """Return how many tokens the bundle's head guesses. Raises what `head_tokens` does."""
     return head_tokens(text.bundle, options.speculate, has_others=options.draft is not None or options.lookup > 0)
 
 
-def _proposer(text: TextBundle, options: RuntimeOptions, execution: DecoderExecution) -> Proposer | None:
+def _proposer(text: TextBundle, options: ServingOptions, execution: DecoderExecution) -> Proposer | None:
     """Return what guesses tokens ahead."""
     decoder, count = text.bundle.manifest.decoder, _guessed_by_head(text, options)
     if options.lookup < 0 or options.draft_tokens < 1:
@@ -77,7 +77,7 @@ def _proposer(text: TextBundle, options: RuntimeOptions, execution: DecoderExecu
     return LookupProposer(options.lookup) if options.lookup else None
 
 
-def _draft(path: Path, options: RuntimeOptions, execution: DecoderExecution) -> DecoderExecution:
+def _draft(path: Path, options: ServingOptions, execution: DecoderExecution) -> DecoderExecution:
     """Open the draft model with as many slots. Raises RequestError where its tokens are others."""
     draft = open_execution(open_bundle(path), options.runtime, execution.slots)
     if draft.vocab_size != execution.vocab_size:

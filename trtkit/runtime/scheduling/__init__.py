@@ -3,8 +3,6 @@
 from trtkit.runtime.scheduling.options import (
     DEFAULT_SCHEDULE,
     DEFAULT_SCHEDULING,
-    SCHEDULES,
-    ScheduleName,
     ScheduleOptions,
     SchedulingParams,
 )
@@ -14,8 +12,6 @@ from trtkit.runtime.scheduling.waiting import Service, Waiting
 __all__ = [
     "DEFAULT_SCHEDULE",
     "DEFAULT_SCHEDULING",
-    "SCHEDULES",
-    "ScheduleName",
     "ScheduleOptions",
     "SchedulingParams",
     "Service",

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from trtkit.errors import RequestError
+from trtkit.serving_options import SCHEDULES, ScheduleName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ScheduleName = Literal["fcfs", "priority", "mlfq"]
-SCHEDULES: tuple[ScheduleName, ...] = ("fcfs", "priority", "mlfq")
 ANYONE = "*"
 """In shares: every user who is not named."""
 
@@ -77,9 +76,10 @@ class ScheduleOptions:
                 raise RequestError(f"{value:g} is not a value of `{name}`", name, f"give {least}")
 
     @classmethod
-    def of(cls, schedule: ScheduleName | ScheduleOptions) -> ScheduleOptions:
-        """Return the options of a schedule that may be given by its name."""
-        return schedule if isinstance(schedule, ScheduleOptions) else cls(schedule)
+    def of(cls, schedule: ScheduleName | ScheduleOptions, shares: Mapping[str, float] | None = None) -> ScheduleOptions:
+        """Return the options of a schedule that may be given by its name. shares: replace those of `schedule`."""
+        options = schedule if isinstance(schedule, ScheduleOptions) else cls(schedule)
+        return options if shares is None else replace(options, shares=dict(shares))
 
 
 DEFAULT_SCHEDULE = ScheduleOptions()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.bundle.records import ImagesRecord
     from trtkit.inputs.vision_language import PreparedImage
-    from trtkit.runtime.decoder import Runtime
+    from trtkit.serving_options import Runtime
 
 
 class VisionTower:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from trtkit.deployment.dynamo.requests import read_scheduling
 from trtkit.deployment.dynamo.worker_options import worker_parser
 from trtkit.errors import RequestError
 from trtkit.runtime.scheduling import SchedulingParams
+from trtkit.serving_options import ServingOptions
 
 
 @pytest.mark.parametrize(
@@ -31,11 +34,17 @@ def test_annotations_that_make_no_sense_are_refused(annotation: str, said: str) 
         read_scheduling({"annotations": [annotation]})
 
 
-@pytest.mark.parametrize(("text", "budget"), [("auto", "auto"), ("0.5", 0.5)])
-def test_a_worker_is_told_its_weight_budget(text: str, budget: float | str) -> None:
-    assert worker_parser().parse_args(["b", "--weight-budget-gib", text]).weight_budget_gib == budget
+def test_a_worker_is_told_all_options_in_one_argument() -> None:
+    options = ServingOptions.for_server(weight_budget_gib="auto", schedule="mlfq", shares={"a": 3.0, "*": 0.5}, slots=2)
+    line = options.to_json()
+    assert worker_parser().parse_args(["b", "--options", line]).serving == options
+    assert json.loads(line) == {
+        "max_queue": 512, "schedule": "mlfq", "shares": {"a": 3.0, "*": 0.5}, "slots": 2, "weight_budget_gib": "auto",
+    }  # fmt: skip
 
 
-def test_a_worker_is_told_the_schedule_and_the_shares() -> None:
-    options = worker_parser().parse_args(["b", "--schedule", "mlfq", "--share", "a=3", "--share=*=0.5"])
-    assert (options.schedule, dict(options.shares)) == ("mlfq", {"a": 3.0, "*": 0.5})
+@pytest.mark.parametrize("line", ['{"slot": 2}', "[]", "2"])
+def test_a_worker_refuses_what_are_not_options(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        worker_parser().parse_args(["b", "--options", line])
+    assert "--options: invalid" in capsys.readouterr().err

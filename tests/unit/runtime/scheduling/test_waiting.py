@@ -13,7 +13,7 @@ from trtkit.errors import RequestError
 from trtkit.runtime.scheduling import DEFAULT_SCHEDULING, ScheduleOptions, SchedulingParams, Service, Turn, Waiting
 
 if TYPE_CHECKING:
-    from trtkit.runtime.scheduling import ScheduleName
+    from trtkit.serving_options import ScheduleName
 
 
 @dataclass(eq=False)

@@ -9,6 +9,7 @@ import os
 import queue
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,10 @@ from trtkit.deployment.triton.backend.llm_metrics import EngineMetrics
 from trtkit.deployment.triton.backend.llm_request import Defaults, check_parameters, read_asks, renamed
 from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
 from trtkit.deployment.triton.backend.settings import read_settings, version_folder
+from trtkit.errors import DeployError
 from trtkit.runtime.llm.engine_thread import EngineThread
 from trtkit.runtime.sampling.params import SamplingParams
-from trtkit.runtime.scheduling import ScheduleOptions
+from trtkit.serving_options import ServingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,13 +52,12 @@ class LlmModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Open the bundle in the version's folder and, where asked, answer one prompt."""
         settings = read_settings(args)
-        names = ("slots", "cache_gib", "host_cache_gib", "cache_dir_gib", "weight_budget_gib", "max_queue")
-        options = {name: settings[name] for name in (*names, "prefill_budget")}
-        if settings["cache_dir"] is not None:
-            options["cache_dir"] = Path(settings["cache_dir"]) / args["model_instance_name"]
-        options |= {name: settings.get(name) for name in ("lora", "speculate")}
-        options["schedule"] = ScheduleOptions(settings["schedule"], settings["shares"])
-        self._engine = EngineThread(version_folder(args) / "bundle", **options)
+        if "serving" not in settings:
+            raise DeployError("an older trtkit deployed this model", fix="deploy it again")
+        serving = ServingOptions.from_json(settings["serving"])
+        if serving.cache_dir is not None:
+            serving = replace(serving, cache_dir=Path(serving.cache_dir) / args["model_instance_name"])
+        self._engine = EngineThread(version_folder(args) / "bundle", **vars(serving))
         encode = partial(self._engine.frontend.reader.encode, add_special_tokens=False)
         self._defaults = Defaults(settings["default_max_tokens"], encode)
         self._metrics = EngineMetrics(self._engine.frontend.engine, _labels(args))

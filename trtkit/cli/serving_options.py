@@ -1,0 +1,145 @@
+"""Flags of `ServingOptions`, for the commands that run or serve a language model."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtkit.cli import completions
+from trtkit.cli.options import grouped
+from trtkit.cli.say import say
+from trtkit.serving_options import ServingOptions, default_of, flag_of, help_of, option_of, serving_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from trtkit.runtime.llm import LLM, TextBundle
+    from trtkit.serving_options import ServingField, Surface
+
+    Command = Callable[..., None]
+
+CANCELLED = 130
+# What the runtime calls its settings otherwise, as flags.
+_OTHER_NAMES = {"token_budget": "--prefill-budget", "speculation": "--lookup, --draft", "adapter": "--lora"}
+
+
+class _WeightBudget(click.FloatRange):
+    """GiB, or the word `auto`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "auto" else super().convert(value, param, ctx)
+
+
+def _folders(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Return folders by name."""
+    pairs = [value.partition("=") for value in values]
+    for value, (name, _, folder) in zip(values, pairs, strict=True):
+        if not name or not folder:
+            raise click.BadParameter(f"`{value}` is not NAME=FOLDER")
+    by_name = {name: folder for name, _, folder in pairs}
+    if len(by_name) < len(pairs):
+        raise click.BadParameter("two adapters have the same name")
+    return by_name
+
+
+def _weights(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, float] | None:
+    """Return users' weights by name, None without any."""
+    weights = {}
+    for value in values:
+        user, _, weight = value.rpartition("=")
+        try:
+            weights[user] = float(weight)
+        except ValueError:
+            weights[user] = 0.0
+        if not user or not 0 < weights[user] < float("inf"):
+            raise click.BadParameter(f"`{value}` is not USER=WEIGHT with a positive number, such as `alice=2`")
+    return weights or None
+
+
+def _flag(item: ServingField, surface: Surface) -> Callable[[Command], Command]:
+    """Return a field as a click option."""
+    option = option_of(item)
+    is_open = option.least is None
+    of_kind: dict[str, dict[str, Any]] = {
+        "count": {"type": click.IntRange(option.least) if surface == "serve" else int, "metavar": "N"},
+        "gib": {"type": click.FloatRange(0, min_open=is_open), "metavar": "GIB"},
+        "budget": {"type": _WeightBudget(0), "metavar": "GIB|auto"},
+        "name": {"type": click.Choice(option.choices)},
+        "folder": {"metavar": "FOLDER"},
+        "weights": {"multiple": True, "metavar": "USER=WEIGHT", "callback": _weights},
+        "folders": {"multiple": True, "metavar": "NAME=FOLDER", "callback": _folders},
+    }
+    facts = of_kind[option.kind]
+    if item.name == "draft":
+        facts |= {"metavar": "BUNDLE", "shell_complete": completions.bundles}
+    if not facts.get("multiple"):
+        facts["default"] = default_of(item, surface)
+    has_default = option.kind not in {"weights", "folders"}
+    text = help_of(item, surface, with_default=has_default)
+    if facts.get("multiple"):
+        text = f"{text.removesuffix('.')}; repeatable."
+    return click.option(flag_of(item), item.name, help=text, **facts)
+
+
+_SPECULATION = frozenset({"speculate", "lookup", "draft"})
+
+
+def serving_options(surface: Surface, *, without: tuple[str, ...] = ()) -> Callable[[Command], Command]:
+    """Give a command the flags of a surface, in two groups of its help."""
+    items = [item for name, item in serving_fields(surface).items() if name not in without]
+    groups = {
+        "Runtime and memory": [item for item in items if item.name not in _SPECULATION],
+        "Speculative decoding": [item for item in items if item.name in _SPECULATION],
+    }
+    marked = [grouped(title, *(_flag(item, surface) for item in group)) for title, group in groups.items()]
+    return lambda command: functools.reduce(lambda inner, group: group(inner), reversed(marked), command)
+
+
+def serving_option(name: str) -> Callable[[Command], Command]:
+    """Give a command one of the flags."""
+    return _flag(serving_fields("run")[name], "run")
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the flags of ServingOptions, and the other options."""
+    names = {item.name for item in fields(ServingOptions) if option_of(item).surfaces}
+    serving = {name: value for name, value in options.items() if name in names}
+    return serving, {name: value for name, value in options.items() if name not in names}
+
+
+@contextlib.contextmanager
+def cancellable() -> Iterator[None]:
+    """Let Ctrl-C end the program with a message that fits a stream: what was printed stays."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("\ncancelled", err=True)
+        sys.exit(CANCELLED)
+
+
+@contextlib.contextmanager
+def faults_by_flag() -> Iterator[None]:
+    """Name the flag if a setting of the runtime is at fault. Raises RequestError."""
+    from trtkit.errors import RequestError
+
+    flags = {item.name: flag_of(item) for item in fields(ServingOptions) if option_of(item).surfaces} | _OTHER_NAMES
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(error.what, flags.get(error.where, error.where), error.fix) from None
+
+
+def open_llm(model: TextBundle, options: Mapping[str, object]) -> LLM:
+    """Open the model, and say on stderr what runs it."""
+    from trtkit.runtime.llm import LLM
+
+    say(f"opening {model.path}")
+    with faults_by_flag():
+        llm = LLM(model, **options)
+    say(f"runtime: {llm.description}")
+    return llm
