@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmarks.measure import write
-from trtkit.deployment.dynamo.transfer import Borrower, Lender
+from trtkit.deployment.dynamo.disaggregation import Borrower, Lender
 from trtkit.jobs.json_form import to_json
 from trtkit.runtime.decoder import CacheForm, SavedSequence
 from trtkit.runtime.decoder.saved import CacheArray

@@ -1,4 +1,4 @@
-"""trtkit: turn models into TensorRT engines, prove them right, measure them and deploy them."""
+"""trtkit: turn models into TensorRT engines, verify them, measure them and deploy them."""
 
 from __future__ import annotations
 

@@ -332,7 +332,7 @@ def evaluate_images(
 
 
 def _network(model: Source | Bundle, keys: Mapping[str, object]) -> Bundle | ModelConfig:
-    """Return the bundle, or the config, that `model` stands for. Raises BundleError for a bundle with keys."""
+    """Return the bundle, or the config, that `model` represents. Raises BundleError for a bundle with keys."""
     if isinstance(model, ModelConfig) or (not isinstance(model, Bundle) and not is_bundle_folder(str(model))):
         return load_config(model, **keys)
     if keys:

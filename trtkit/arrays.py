@@ -1,4 +1,4 @@
-"""What arrays are called in annotations: their types and shapes stand in docstrings."""
+"""What arrays are called in annotations: their types and shapes are in docstrings."""
 
 from __future__ import annotations
 

@@ -80,5 +80,5 @@ def from_tensorrt(name: str) -> DType:
 
 
 def from_onnx(name: str) -> DType | None:
-    """Return the type that ONNX calls `name`, or None where TensorRT has no counterpart."""
+    """Return the type that ONNX calls `name`, or None if TensorRT has no counterpart."""
     return _BY_ONNX.get(name)

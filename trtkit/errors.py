@@ -79,7 +79,7 @@ class ConfigError(ProblemsError):
 
 
 class BackendError(TrtkitError):
-    """A TensorRT library that is missing or cannot do what is asked."""
+    """A TensorRT library that is missing or cannot do what is requested."""
 
 
 class MissingPackageError(TrtkitError):
@@ -111,15 +111,15 @@ class BundleError(TrtkitError):
 
 
 class BenchError(TrtkitError):
-    """What cannot be measured or compared as asked."""
+    """What cannot be measured or compared as requested."""
 
 
 class DeployError(TrtkitError):
-    """A bundle that cannot be served as asked, or a repository or server that is not fit for it."""
+    """A bundle that cannot be served as requested, or a repository or server that is not fit for it."""
 
 
 class ExecutionError(TrtkitError):
-    """A network that the reference executor cannot run as asked."""
+    """A network that the reference executor cannot run as requested."""
 
 
 class GenerationError(TrtkitError):
@@ -169,7 +169,7 @@ DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeE
 def reading(where: str, fix: str = AGAIN, kind: type[TrtkitError] = SourceError) -> Iterator[None]:
     """Turn what Python raises on data of wrong types and sizes into an error of `kind`: the file is wrong, not trtkit.
 
-    Stands once around each reader of files that nobody vouches for. Memory that runs out stays what it is.
+    Goes once around each reader of files that are not trusted. Memory that runs out stays what it is.
     """
     try:
         yield

@@ -43,7 +43,7 @@ def cache_folder() -> Path:
 
 
 def recalled(memory: str) -> dict[str, object]:
-    """Return what a file of the cache remembers; nothing where it cannot be read."""
+    """Return what a file of the cache remembers; nothing if it cannot be read."""
     try:
         data = json.loads((cache_folder() / memory).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -128,7 +128,7 @@ def write_output(path: Path, text: str) -> None:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file to read it. Raises OSError for what is none: a pipe or a device would be waited for, without end."""
+    """Open a file to read it. Raises OSError for anything else: a pipe or a device would be waited for, without end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
@@ -162,7 +162,7 @@ def open_lock(path: Path) -> int:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, or the link that stands in its place; nothing if neither is there."""
+    """Remove a folder, or the link that replaces it; nothing if neither is there."""
     with contextlib.suppress(OSError):
         if path.is_symlink():
             path.unlink()

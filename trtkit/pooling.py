@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Pooling:
-    """What sentence-transformers puts behind an encoder.
+    """What sentence-transformers puts after an encoder.
 
     tokens: the first one's vector, or the mean of all. is_normalized: it is divided by its length.
     """

@@ -1,4 +1,4 @@
-"""Matrices of linear layers, and KV caches, in few bits: as checkpoints hold them and as networks take them."""
+"""Matrices of linear layers, and KV caches, in low precision: as checkpoints hold them and as networks take them."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class QuantizedMatrix:
         values.
     outer_scale: what the scales are multiplied by; 1 unless fp4.
     offsets: [out, blocks], added to a block's products; None for symmetric types.
-    input_factors: [in], what inputs are multiplied by first (AWQ, SmoothQuant); None where nothing is.
-    inputs: how inputs are quantized; None where they are not.
-    columns: [in], which input each column is multiplied with (GPTQ's act-order); None where they are in order.
+    input_factors: [in], what inputs are multiplied by first (AWQ, SmoothQuant); None if nothing is.
+    inputs: how inputs are quantized; None if they are not.
+    columns: [in], which input each column is multiplied with (GPTQ's act-order); None if they are in order.
     """
 
     format: Format
@@ -171,7 +171,7 @@ class QuantizedMatrix:
 
 
 def numbers_of_bytes(kind: Format) -> Array:
-    """Return the numbers that each byte of a format's codes stands for, in fp32 [256, codes in a byte]."""
+    """Return the numbers that each byte of a format's codes represents, in fp32 [256, codes in a byte]."""
     every = np.arange(256, dtype=np.uint8)[:, None]
     dtype = FORMATS[kind].dtype
     if dtype.bits == 4:

@@ -1,4 +1,4 @@
-"""What a quantized LLM holds: the form of each layer in few bits and of its caches, as sizes and types alone."""
+"""What a quantized LLM holds: the form of each layer in low precision and of its caches, as sizes and types alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LayerForm:
     """How one linear layer is quantized.
 
     block: columns that share a scale; 0 for a scale a row, None for one of the whole matrix. inputs: their format,
-    None where they stay; is_per_token: they are scaled while running. is_packed: the network computes numbers out of
+    None if they stay; is_per_token: they are scaled while running. is_packed: the network computes numbers out of
     the codes of chosen experts, for which a GPU needs none of their types.
     """
 
@@ -63,7 +63,7 @@ class LayerForm:
         """Return a matrix of zeros in this form, its codes in `memory`, which is of bytes.
 
         Inputs that are scaled by block while running are written as fp8 by one scale: TensorRT-RTX 1.7.1 tells no
-        shapes behind such layers. Packed codes are written as integers.
+        shapes after such layers. Packed codes are written as integers.
         """
         import ml_dtypes
         import numpy as np
@@ -93,8 +93,8 @@ class LayerForm:
 def reads_chosen_codes(experts: ExpertsRead, kind: Format, *, changes_inputs: bool) -> bool:
     """Whether a step copies the codes of chosen experts and computes their numbers, rather than read all experts.
 
-    `auto`: of formats that TensorRT lacks. It multiplies others in few bits as they are, and a copy in 16 bits costs
-    more than reading all experts if a step chooses many.
+    `auto`: of formats that TensorRT lacks. It multiplies others in low precision as they are, and a copy in 16 bits
+    costs more than reading all experts if a step chooses many.
     """
     return not changes_inputs and (experts == "chosen" or (experts == "auto" and kind == "mxfp4"))
 

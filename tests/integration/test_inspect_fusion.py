@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import models, tiny_llm
-from trtkit.report.graph_layout import layered
+from trtkit.report.fusion import layered
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,8 +32,8 @@ from tests.selection import slow_unless
 from trtkit.config.schema import CustomOpOptions
 from trtkit.dtypes import BF16, FP16, FP32
 from trtkit.engine.build import build_bundle
+from trtkit.engine.decoder_stage import use_plugin
 from trtkit.engine.decoders import open_decoder
-from trtkit.engine.pages_in_place import use_plugin
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import new_runner
 from trtkit.models.parallel import Grid, rank_spec

@@ -12,7 +12,7 @@ from benchmarks.quantize_agreement import QUIET, executed, faked, quantized
 from tests import tiny_llm
 from trtkit.config.load import load_config
 from trtkit.quantization.scoring.budget import Bits, by_loss_saved
-from trtkit.quantization.scoring.sensitivity import Switchboard, score
+from trtkit.quantization.scoring.mix import Switchboard, score
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.decoder_source import open_hf_folder
 

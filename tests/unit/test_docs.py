@@ -84,7 +84,7 @@ def test_what_a_page_shows_is_compared(shown: str, is_measured: bool, missing: s
 @pytest.mark.parametrize(
     ("file", "phrase", "feature"),
     [
-        ("migration/tensorrt-llm.md", "no OpenAI endpoint", "trtkit/cli/serve_bundle.py"),
+        ("migration/tensorrt-llm.md", "no OpenAI endpoint", "trtkit/cli/serve.py"),
         ("migration/tensorrt-llm.md", "none: cache sizes follow", "trtkit/runtime/paging/tables.py"),
         ("tensorrt-llm-names.md", "caches are linear", "trtkit/runtime/paging/tables.py"),
         ("comparison.md", "trees of guesses", "trtkit/runtime/generation/guess_tree.py"),

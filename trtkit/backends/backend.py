@@ -22,7 +22,7 @@ class Features:
 
     needs_gpu: building needs the GPU that will run the engine.
     plugins: plugin layers can be added and parsed.
-    compute_capabilities: SM numbers an engine can be built for by name; empty where it is the GPU present.
+    compute_capabilities: SM numbers an engine can be built for by name; empty if it is the GPU present.
     nms, non_zero, moe: the layer has a runner in this library.
     untested: compute capabilities that the library's loader takes, but NVIDIA's support matrices do not list.
     """
@@ -75,7 +75,7 @@ class Backend:
         return builder.create_network(0 if flag is None else 1 << int(flag))
 
     def plugin_module(self) -> Any:
-        """Return the library's module `plugin`. Raises BackendError where it has none that loads."""
+        """Return the library's module `plugin`. Raises BackendError if it has none that loads."""
         name = f"{BACKENDS[self.name].module}.plugin"
         try:
             return importlib.import_module(name)

@@ -18,7 +18,7 @@ class Gpu:
 
 
 def list_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs present, none where there is no driver."""
+    """Return the GPUs present, none if there is no driver."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return ()
@@ -31,7 +31,7 @@ def list_gpus() -> tuple[Gpu, ...]:
 
 
 def driver_version() -> str | None:
-    """Return the NVIDIA driver's version, None where there is none."""
+    """Return the NVIDIA driver's version, None if there is none."""
     gpus = list_gpus()
     return gpus[0].driver if gpus else None
 

@@ -44,8 +44,8 @@ TORCH, COMPILED, ONNX_RUNTIME = "torch", "torch.compile", "onnxruntime"
 class Contender:
     """Something that computes. name: in ratios. computes: in words, where too; it is shown with every figure.
 
-    place: CPU, GPU, or None where that is not known. precision: of the measured bundle's network, where this is it.
-    layer_seconds: how long each layer of one run took; None where nobody can tell. cuda_graphs: in words.
+    place: CPU, GPU, or None if that is not known. precision: of the measured bundle's network, where this is it.
+    layer_seconds: how long each layer of one run took; None if nobody can tell. cuda_graphs: in words.
     """
 
     name: str
@@ -67,7 +67,7 @@ def own_contender(
 ) -> Contender:
     """Return the bundle: its engine on the GPU that is here, or the reference executor. runtime: as `open_model`'s.
 
-    Raises BenchError if CUDA graphs are wanted of the reference executor.
+    Raises BenchError if CUDA graphs are requested of the reference executor.
     """
     device = None if runtime == "reference" else devices.find_device()
     has_engine = runtime == "tensorrt" or device is not None
@@ -81,9 +81,9 @@ def own_contender(
 
 
 def graphs_text(wanted: bool | None, *, has_engine: bool, are_usual: bool) -> str:
-    """Return in words whether CUDA graphs are used. wanted: None for what is usual.
+    """Return in words whether CUDA graphs are used. requested: None for what is usual.
 
-    Raises BenchError if they are wanted of the reference executor.
+    Raises BenchError if they are requested of the reference executor.
     """
     if has_engine:
         return "on" if (are_usual if wanted is None else wanted) else "off"
@@ -128,7 +128,7 @@ def _torch(bundle: Bundle, *, is_compiled: bool, is_trusted: bool) -> Contender:
 
 
 def _torch_reference(bundle: Bundle) -> TorchReference | HybridReference:
-    """Return the source in eager PyTorch; a hybrid's whole model. Raises SourceError where it has none."""
+    """Return the source in eager PyTorch; a hybrid's whole model. Raises SourceError if it has none."""
     manifest = bundle.manifest
     digests = [file.sha256 for file in manifest.sources]
     if manifest.config.engine_nms is not None:

@@ -1,42 +1,46 @@
-"""Measure a language model: a load for each case, each contender in turn, metrics by AIPerf's names."""
+"""Measure a language model: cases of a load, contenders in turn, metrics by AIPerf's names."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.benchmarking.contenders import graphs_text
 from trtkit.benchmarking.intervals import ratio_of_medians
 from trtkit.benchmarking.llm_ceiling import with_ceilings
-from trtkit.benchmarking.metrics import load_metrics
+from trtkit.benchmarking.metrics import load_metrics, named_objectives
 from trtkit.benchmarking.provenance import bundle_record, gpu_state, verification
 from trtkit.benchmarking.records import joined, request_times
 from trtkit.benchmarking.report import LlmReport, Ratio, TextCase, TextResult, TextRules
-from trtkit.benchmarking.schedules import Schedule
+from trtkit.benchmarking.schedules import Schedule, schedules_of
 from trtkit.benchmarking.served import Endpoint, ServedText
 from trtkit.benchmarking.static_batches import TRANSFORMERS, TransformersServer
-from trtkit.benchmarking.text_load import text_load
 from trtkit.benchmarking.text_server import EngineServer
 from trtkit.benchmarking.timing import STEADY_DRIFT, drift_of
-from trtkit.benchmarking.workload import Work, check_fits
+from trtkit.benchmarking.traces import read_trace
+from trtkit.benchmarking.workload import Work, check_fits, drawn_tokens, round_seed, synthetic_work, traced_work
 from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import BenchError
 from trtkit.jobs.events import Phase, Progress
 from trtkit.runtime.decoder import engine_device
-from trtkit.runtime.llm import LLM
+from trtkit.runtime.llm import LLM, prepare_prompts, read_prompts, read_text_bundle
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from trtkit.benchmarking.records import Record
     from trtkit.benchmarking.report import Provenance
-    from trtkit.benchmarking.request import BenchRequest
-    from trtkit.benchmarking.text_load import TextLoad
+    from trtkit.benchmarking.request import BenchRequest, Load
     from trtkit.benchmarking.text_server import Served, TextServer
+    from trtkit.benchmarking.traces import TraceRow
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
+
+    MakeWork = Callable[[int], Sequence[Work]]
+
 
 COMPARED = ("request_latency", "time_to_first_token", "inter_token_latency")
 _WARMUP_TOKENS = 4
@@ -193,3 +197,67 @@ def _ratios(first: TextServer, ours: Sequence[Served], other: TextServer, theirs
         interval = ratio_of_medians(mine[metric], its[metric], is_paired=len(mine[metric]) == len(its[metric]))
         ratios.append(Ratio(numerator=first.name, denominator=other.name, metric=metric, **vars(interval)))
     return ratios
+
+
+@dataclass(frozen=True)
+class TextLoad:
+    """A load, ready to be sent.
+
+    schedules: a case each. work: a round's requests, by its number: every round has other prompts, since a cache may
+    hold those of the one before; the warm-up's number is -1. description: of the requests. objectives: in ms by metric.
+    """
+
+    schedules: Sequence[Schedule]
+    work: MakeWork
+    description: str
+    rounds: int
+    objectives: Mapping[str, float]
+
+
+def text_load(bundle: Bundle, request: BenchRequest) -> TextLoad:
+    """Return the load that a request describes. Raises BenchError, PromptsError for a file that cannot be used."""
+    load = request.load
+    rows = [] if load.trace is None else read_trace(load.trace, load.requests)
+    vocab_size = drawn_tokens(bundle.manifest)
+    work: MakeWork
+    if rows:
+        count, description = len(rows), f"{len(rows)} requests of {load.trace}, tokens made up"
+        work = partial(_traced, rows, vocab_size, load.seed)
+    elif load.prompts is not None:
+        prompts = _read_work(bundle, load.prompts, load)
+        count, description = len(prompts), f"{len(prompts)} prompts of {load.prompts}"
+        work = partial(_same_each_round, prompts)
+    else:
+        count, description = load.count, _description(load)
+        work = partial(_synthetic, load, vocab_size)
+    rounds = load.rounds or (3 if request.rivals else 1)
+    return TextLoad(schedules_of(load, count, rows), work, description, rounds, named_objectives(load.goodput))
+
+
+def _description(load: Load) -> str:
+    description = f"{load.count} made-up prompts of {load.input_tokens} tokens, {load.output_tokens} to answer"
+    if not load.shared_tokens:
+        return description
+    return f"{description}, {load.shared_tokens} shared of {load.prefixes} beginnings"
+
+
+def _synthetic(load: Load, vocab_size: int, number: int) -> Sequence[Work]:
+    return synthetic_work(load, load.count, vocab_size, round_seed(load.seed, number))
+
+
+def _traced(rows: Sequence[TraceRow], vocab_size: int, seed: int, number: int) -> Sequence[Work]:
+    return traced_work(rows, vocab_size, round_seed(seed, number))
+
+
+def _read_work(bundle: Bundle, file: str, load: Load) -> list[Work]:
+    """Return the prompts of a file, repeated or cut to the number of requests; a line may have `max_tokens`."""
+    lines = read_prompts(file)
+    prompts = prepare_prompts(lines, read_text_bundle(bundle), {"max_tokens": load.output_tokens})
+    if any(prompt.read.images for prompt in prompts):
+        raise BenchError("prompts with images cannot be measured", file, "remove their `images`")
+    work = [Work(tuple(prompt.read.ids), prompt.settings.params.max_tokens) for prompt in prompts]
+    return [work[index % len(work)] for index in range(load.requests or len(work))]
+
+
+def _same_each_round(work: Sequence[Work], _number: int) -> Sequence[Work]:
+    return work

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Record:
     """One request. Times are seconds from the start of the load.
 
-    due_s: when it was to be sent. sent_s: when it was; later than due where the sender or the server was behind.
+    due_s: when it was to be sent. sent_s: when it was; later than due where the sender or the server was late.
     token_times_s: when each output token came; several that came at once have one time. error: why it failed, in words.
     reused_tokens: of the prompt, found in a cache. restored_tokens: those of them found in host memory.
     """
@@ -34,7 +34,7 @@ class Record:
 
     @property
     def service_s(self) -> float:
-        """From when it was sent, which hides that the sender was behind."""
+        """From when it was sent, which hides that the sender was late."""
         return self.ended_s - self.sent_s
 
     @property

@@ -1,4 +1,4 @@
-"""A bundle behind a Triton server: the same work over gRPC or HTTP, timed where the answers arrive."""
+"""A bundle served by Triton: the same work over gRPC or HTTP, timed where the answers arrive."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Tokens = list[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Served:
-    """What became of requests, in their order: what was seen, and the tokens, empty where they are not known."""
+    """What became of requests, in their order: what was seen, and the tokens, empty if they are not known."""
 
     records: list[Record]
     tokens: Tokens = field(default_factory=list)
@@ -34,7 +34,7 @@ class Served:
 class TextServer(Protocol):
     """Answers requests. name: in ratios. computes: in words, where too; it is shown with every figure.
 
-    place: CPU, GPU, or None where that is not known.
+    place: CPU, GPU, or None if that is not known.
     """
 
     name: str

@@ -1,38 +1,51 @@
-"""Measure a network of tensors in, tensors out: latency and throughput at each shape, compared with others."""
+"""Measure a network of arrays: latency and throughput at each shape, under a load, and the hardware's ceilings."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from trtkit.benchmarking.ceiling import ceiling_of, of_rate, of_time, phase_layers
 from trtkit.benchmarking.contenders import Contender, own_contender, rival
 from trtkit.benchmarking.intervals import ratio_of_medians
-from trtkit.benchmarking.metrics import named_objectives
+from trtkit.benchmarking.load import Answer, drive
+from trtkit.benchmarking.metrics import duration_s, load_metrics, named_objectives
 from trtkit.benchmarking.provenance import bundle_record, gpu_state, verification
-from trtkit.benchmarking.report import Ratio, TimedCase, TimedResult, VisionReport
+from trtkit.benchmarking.records import request_times
+from trtkit.benchmarking.report import Ratio, ServedCase, ServedResult, TimedCase, TimedResult, VisionReport
 from trtkit.benchmarking.schedules import schedules_of
-from trtkit.benchmarking.served import Endpoint
+from trtkit.benchmarking.served import Endpoint, workers_of
 from trtkit.benchmarking.shapes import batch_cases, profile_cases
 from trtkit.benchmarking.statistics import Total, distribution, median
-from trtkit.benchmarking.timing import measure
-from trtkit.benchmarking.vision_ceiling import with_ceilings
-from trtkit.benchmarking.vision_load import measure_load
-from trtkit.errors import SourceError
+from trtkit.benchmarking.timing import STEADY_DRIFT, drift_of, measure
+from trtkit.errors import BenchError, SourceError
 from trtkit.inputs.samples import Sample, random_sample, read_samples, wrapped_sample
 from trtkit.jobs.events import Phase, Progress
+from trtkit.planning.count_network import count_layers
+from trtkit.planning.roofline import floor
 from trtkit.verification.compare import compare, worst
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trtkit.arrays import Array
-    from trtkit.benchmarking.report import Provenance, ServedCase
+    from trtkit.benchmarking.ceiling_report import Ceiling, Reached
+    from trtkit.benchmarking.report import Provenance
     from trtkit.benchmarking.request import BenchRequest
     from trtkit.benchmarking.shapes import ShapeCase
     from trtkit.benchmarking.timing import Rules, Timing
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
+    from trtkit.planning.counts import Counts
+    from trtkit.planning.roofline import Roof
+
+    ArraysCase = TimedCase | ServedCase
+    Measured = tuple[ShapeCase, Sample, ArraysCase]
+    from trtkit.benchmarking.records import Record
+    from trtkit.benchmarking.schedules import Schedule
+    from trtkit.benchmarking.shapes import ShapeCase
 
 
 def bench_vision(bundle: Bundle, request: BenchRequest, about: Provenance, runner: Runner) -> VisionReport:
@@ -179,3 +192,110 @@ def _difference(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> float
     shared = [name for name in ours if name in theirs]
     error = worst([compare(ours[name], theirs[name]) for name in shared]).relative_rms_error if shared else math.inf
     return error if math.isfinite(error) else None
+
+
+_POINT = (1, 0, 0)  # counts are taken at the case's own shapes
+
+
+def with_ceilings(
+    bundle: Bundle, contenders: Sequence[Contender], measured: Sequence[Measured], runner: Runner
+) -> tuple[Ceiling, tuple[ArraysCase, ...]]:
+    """Return what figures are held against, and the cases with their figures' ceilings and their layers' times.
+
+    Only contenders that compute the counted network in its precision at the same place have a ceiling.
+    """
+    cases = tuple(case for _, _, case in measured)
+    if contenders[0].place is None:
+        return ceiling_of(None, ())[0], cases
+    runner.report(Phase("count operations and bytes"))
+    counts = [count_layers(bundle, shapes.shapes, runner) for shapes, _, _ in measured]
+    ceiling, roof = ceiling_of(contenders[0].place, {dtype for each in counts if each for dtype in each.products})
+    if roof is None:
+        return ceiling, cases
+    pairs = zip(measured, counts, strict=True)
+    return ceiling, tuple(_with_ceilings(each, count, roof, contenders, runner) for each, count in pairs)
+
+
+def _with_ceilings(
+    measured: Measured, counts: Counts | None, roof: Roof, contenders: Sequence[Contender], runner: Runner
+) -> ArraysCase:
+    """Return one case with its ceilings and layers, as it was if its network cannot be counted."""
+    own, (shapes, sample, case) = contenders[0], measured
+    if counts is None or not isinstance(case, TimedCase):
+        return case
+    results = tuple(
+        replace(result, ceilings=_figures(counts, roof, case.batch, result))
+        if (contender.place, contender.precision) == (own.place, own.precision)
+        else result
+        for contender, result in zip(contenders, case.results, strict=True)
+    )
+    if own.layer_seconds is None:
+        return replace(case, results=results)
+    runner.report(Phase(f"layers of {shapes.name}"))
+    phase = phase_layers("run", counts, _POINT, roof, partial(own.layer_seconds, sample.inputs))
+    return replace(case, results=results, phases=(phase,))
+
+
+def _figures(counts: Counts, roof: Roof, batch: int, result: TimedResult) -> dict[str, Reached]:
+    """Return the ceilings of one contender's figures, latency's for the median."""
+    least, latency = floor(counts, _POINT, roof), result.distribution("latency")
+    assert latency is not None
+    most = batch / least.seconds
+    return {
+        "latency": of_time(least.seconds, latency.p50, least.bound),
+        "throughput": of_rate(most, result.metrics["throughput"].avg, least.bound),
+    }
+
+
+_WARMUP = 3
+_COUNTED = ("request_count", "error_request_count", "request_throughput", "goodput", "good_request_count")
+
+
+def measure_load(
+    case: ShapeCase, schedule: Schedule, served: Contender, sample: Sample, load: tuple[int, Mapping[str, float]]
+) -> ServedCase:
+    """Send one sample again and again; return figures and requests. load: how many requests, and objectives in ms.
+
+    Latencies count from when a request was due. Raises BenchError if no request succeeds.
+    """
+    count, objectives = load
+    for _ in range(_WARMUP):
+        served.run(sample.inputs)
+
+    def send(_index: int) -> Answer:
+        served.run(sample.inputs)
+        return Answer()
+
+    records = drive(send, *workers_of(schedule, count))
+    return ServedCase(
+        name=f"{case.name}, {schedule.name}",
+        shapes=case.shapes,
+        batch=case.batch,
+        concurrency=schedule.concurrency,
+        results=(_vision_load_result(served, records, case.batch, objectives),),
+    )
+
+
+def _vision_load_result(
+    served: Contender, records: Sequence[Record], batch: int, objectives: Mapping[str, float]
+) -> ServedResult:
+    """Return the load's figures. throughput: samples a second over the whole load."""
+    done = sorted((record for record in records if not record.error), key=lambda record: record.due_s)
+    if not done:
+        raise BenchError(f"no request succeeded: {records[0].error}", served.computes)
+    latencies, drift = [record.latency_s * 1e3 for record in done], drift_of([record.latency_s for record in done])
+    counted = load_metrics(records, objectives)
+    rate = batch * len(done) / duration_s(records)
+    return ServedResult(
+        contender=served.name,
+        computes=served.computes,
+        metrics={
+            "latency": distribution("ms", latencies),
+            "throughput": Total("samples/sec", rate),
+            **{name: counted[name] for name in _COUNTED if name in counted},
+        },
+        samples={"latency": tuple(latencies)},
+        requests=tuple(map(request_times, records)),
+        drift=drift,
+        is_steady=abs(drift) <= STEADY_DRIFT,
+    )

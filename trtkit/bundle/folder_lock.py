@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path, *, replaces: str) -> Iterator[Path]:
-    """Yield a temporary folder beside `path` that takes its place when the block ends well, and goes when it does not.
+    """Yield a temporary folder next to `path` that takes its place when the block ends well, and goes when it does not.
 
     replaces: the file that a folder must hold to be replaced. Raises BundleError where `path` is in use by another
     build, holds something else, or its parent cannot be written.
@@ -48,7 +48,7 @@ def _old(path: Path) -> Path:
 
 
 def _swap(partial: Path, path: Path) -> None:
-    """Put `partial` in the place of `path`: in one step if the file system can, else by two renames."""
+    """Replace `path` by `partial`: in one step if the file system can, else by two renames."""
     if path.exists() and not exchange(partial, path):
         path.rename(_old(path))
     if partial.exists() and not path.exists():

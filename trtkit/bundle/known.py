@@ -37,7 +37,7 @@ class KnownRequest:
 
 
 def read_known(bundle: Bundle, names: Collection[str] = (), outputs: Collection[str] = ()) -> KnownRequest | None:
-    """Return a request that a model with inputs `names` takes and with `outputs` answers; None where there is none.
+    """Return a request that a model with inputs `names` takes and with `outputs` answers; None if there is none.
 
     Any where no names are given. Raises BundleError where the file is damaged.
     """

@@ -96,7 +96,7 @@ class Manifest(ModelRecord):
 
     @property
     def images(self) -> ImagesRecord | None:
-        """How a vision-language model's images stand in its prompts; None for models without images."""
+        """How a vision-language model writes images in its prompts; None for models without images."""
         return None if self.decoder is None else self.decoder.images
 
     def stage(self, name: str) -> StageRecord:

@@ -98,7 +98,7 @@ class OnnxRecord(StrictModel):
     """The ONNX parts of a stage, as one file.
 
     path: with custom ops as functions, which is verified and runs in ONNX Runtime. parsed: what TensorRT parsed, the
-    same or with custom ops as plugins. files: both, and the data beside them. grid_samples: node and mode of each
+    same or with custom ops as plugins. files: both, and the data next to them. grid_samples: node and mode of each
     GridSample, to check the parser.
     """
 
@@ -166,7 +166,7 @@ class StageRecord(StrictModel):
 
 
 class ImagesRecord(StrictModel):
-    """How the soft tokens of the stage `vision` stand in a language model's prompt.
+    """How a language model's prompt holds the soft tokens of the stage `vision`.
 
     layout: an image is one picture, one between the tokens of `frame`, several tiles or crops, or as many patches as it
     has. image_token_id: the placeholder of a soft token. tokens_per_image: of a picture or a tile; 0 where the size
@@ -234,7 +234,7 @@ class SizeRecord(StrictModel):
 
 
 class SpeculatorRecord(SizeRecord):
-    """What the stage `speculator` holds: the head that guesses tokens.
+    """What the stage `speculator` holds: the draft head.
 
     model_type: the kind of head, such as `eagle3`. weight_bytes: with its copies of the model's weights, and with the
     projection in the model's network. kv_bytes_per_token, kv_bytes_per_slot: in addition to the model's. most_tokens:
@@ -251,8 +251,8 @@ class DecoderRecord(SizeRecord):
     weight_bytes, kv_bytes_per_token, kv_bytes_per_slot, state_bytes_per_slot (recurrent states, and what layers read of
     an encoder): what all ranks hold together.
     has_read_only_caches: whether the network gives new keys and values, which its runtime keeps.
-    embeddings: the table that is read beside an engine which takes vectors. images: of a vision-language model.
-    encoder: of an encoder-decoder model. speculator: the head that guesses tokens, if there is one.
+    embeddings: the table that is read next to an engine which takes vectors. images: of a vision-language model.
+    encoder: of an encoder-decoder model. speculator: the draft head, if there is one.
     """
 
     vocab_size: int

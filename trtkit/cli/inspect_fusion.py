@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from trtkit.cli.measured_layers import check_layers, measured_of, read_layers
 from trtkit.cli.pages import check_page, page_origin
 from trtkit.cli.say import say
 from trtkit.files import write_output
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.network.fusion import Fusion
+    from trtkit.report.fusion import Measured
 
 
 def show_fusion(bundle: Bundle, html: Path | None, measured: Sequence[Path], *, as_json: bool, quiet: bool) -> None:
@@ -81,3 +82,73 @@ def _tables(fusion: Fusion) -> Iterator[Table]:
         sizes = size_text(each.bytes_apart), size_text(each.bytes_saved)
         rows.add_row(str(each.count), each.kind, each.text, count_text(each.flops), *sizes)
     yield rows
+
+
+_WRITE = "write one by `trtkit verify BUNDLE --layers --json` or `trtkit bench BUNDLE --save FILE`"
+
+
+@dataclass(frozen=True)
+class TimedLayers:
+    """The layers of one call. phase: `prefill` or `decode` for a language model. shapes: of a vision model's inputs.
+
+    Layers that were timed together share the time.
+    """
+
+    phase: str
+    shapes: dict[str, tuple[int, ...]]
+    times_ms: dict[str, float]
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """A report's errors by layer, and its calls in their order."""
+
+    path: Path
+    errors: dict[str, float]
+    calls: tuple[TimedLayers, ...]
+
+
+def read_layers(path: Path) -> LayerReport:
+    """Return what a report has of layers. Raises UsageError for any other file."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"--measured: {path} cannot be read: {error}") from None
+    try:
+        layers = report.get("layers") or ()
+        errors = {each["layer"]: float(each["relative_rms_error"]) for each in layers}
+        calls = tuple(
+            TimedLayers(
+                phase["name"],
+                {name: tuple(shape) for name, shape in case.get("shapes", {}).items()},
+                {each["layer"]: each["ms"] / max(1, each["layers"]) for each in phase["layers"]},
+            )
+            for case in report.get("cases") or ()
+            for phase in case.get("phases", ())
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        errors, calls = {}, ()
+    if not errors and not calls:
+        raise click.UsageError(f"--measured: {path} is not a report with layers; {_WRITE}")
+    return LayerReport(path, {name: each for name, each in errors.items() if math.isfinite(each)}, calls)
+
+
+def measured_of(reports: Sequence[LayerReport], fusion: Fusion) -> Measured:
+    """Return what reports say of a fusion's layers: of the calls, the one at its shapes, or else the first."""
+    from trtkit.report.fusion import Measured
+
+    errors = {name: error for report in reports for name, error in report.errors.items()}
+    times: dict[str, float] = {}
+    for report in reports:
+        calls = [each for each in report.calls if not fusion.phase or each.phase == fusion.phase]
+        at_shapes = [each for each in calls if each.shapes == fusion.shapes]
+        for call in (at_shapes or calls)[:1]:
+            times |= call.times_ms
+    return Measured(errors, times)
+
+
+def check_layers(reports: Sequence[LayerReport], fusions: Sequence[tuple[Fusion, Sequence[str]]]) -> None:
+    """Refuse a report without a layer of these networks: it is of another bundle. Raises UsageError."""
+    for report in reports:
+        if not any(measured_of([report], fusion).knows(name) for fusion, names in fusions for name in names):
+            raise click.UsageError(f"--measured: {report.path} has no layer of this bundle; {_WRITE}")

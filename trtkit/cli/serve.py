@@ -1,4 +1,4 @@
-"""`trtkit serve`: which server, and a model repository with Triton."""
+"""`trtkit serve`: a language model's bundle with Dynamo, or a model repository with Triton."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.options import GroupedCommand, json_option, quiet_option
+from trtkit.cli.options import GroupedCommand, grouped, json_option, quiet_option
 from trtkit.cli.say import say, warn
-from trtkit.cli.serve_bundle import serve_bundle
-from trtkit.cli.serve_options import bundle_options, repository_options
 from trtkit.cli.server_log import server_log
+from trtkit.cli.serving_options import faults_by_flag, serving_options, split_options
 from trtkit.cli.visible import echo
 from trtkit.serving_options import serving_fields
 
@@ -25,6 +24,84 @@ if TYPE_CHECKING:
     from trtkit.deployment.triton.endpoints import Endpoints, ModelState
     from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
     from trtkit.deployment.triton.server_files import ServerFiles
+
+    Command = Callable[..., None]
+    from trtkit.deployment.dynamo.fleet import Fleet
+    from trtkit.deployment.dynamo.fleet_options import FleetOptions
+
+
+_BUNDLE = (
+    click.option("--name", metavar="NAME", help="The model's name in requests.  [default: the folder's]"),
+    click.option("--replicas", type=click.IntRange(1, 64), default=1, show_default=True, help="Workers to start."),
+    click.option(
+        "--prefill-workers",
+        type=click.IntRange(0, 64),
+        default=0,
+        show_default=True,
+        help="More workers, which only compute prompts for the others; needs NIXL.",
+    ),
+    click.option(
+        "--prefill-bundle",
+        type=click.Path(path_type=Path, exists=True, file_okay=False),
+        metavar="FOLDER",
+        help="Another build of the model for --prefill-workers, such as one with longer prefill steps.  "
+        "[default: BUNDLE]",
+    ),
+    click.option(
+        "--router",
+        type=click.Choice(["kv", "round-robin", "least-loaded", "power-of-two", "random"]),
+        default="kv",
+        show_default=True,
+        help="How requests are spread; `kv` sends a prompt where its beginning is cached.",
+    ),
+    click.option(
+        "--migrations",
+        type=click.IntRange(0),
+        default=3,
+        show_default=True,
+        help="How often a request may go on at another worker when its own dies.",
+    ),
+    click.option(
+        "--hang-timeout",
+        "hang_timeout_s",
+        type=click.IntRange(1),
+        default=120,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long one step of a worker may take before it is started again.",
+    ),
+    click.option("--body-mib", type=click.IntRange(1), help="Largest request.  [default: 4, with images 64]"),
+    click.option("--tool-call-parser", metavar="NAME", help="Dynamo's parser of tool calls, e.g. `hermes`."),
+    click.option("--reasoning-parser", metavar="NAME", help="Dynamo's parser of reasoning, e.g. `qwen3`."),
+)
+_REPOSITORY = (
+    click.option("--server", metavar="PATH", help="tritonserver binary, or the folder that holds it."),
+    click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True),
+    click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002, show_default=True),
+    click.option(
+        "--model-control-mode",
+        "control_mode",
+        type=click.Choice(["none", "explicit"]),
+        default="none",
+        show_default=True,
+        help="Load all models, or those of --load and those that clients request.",
+    ),
+    click.option("--load", multiple=True, metavar="NAME", help="Load this model; repeatable."),
+    click.option(
+        "--allow-undeployed", is_flag=True, help="Also serve models that trtkit did not deploy; runs their code."
+    ),
+)
+
+
+def bundle_options(command: Command) -> Command:
+    """Give a command the options of a language model's bundle."""
+    return grouped("A bundle of a language model", *_BUNDLE)(serving_options("serve")(command))
+
+
+def repository_options(command: Command) -> Command:
+    """Give a command the options of Triton's model repository."""
+    return grouped("A model repository", *_REPOSITORY)(command)
+
 
 Options = dict[str, Any]
 EPILOG = """\b
@@ -211,3 +288,95 @@ def _print(endpoints: Endpoints, version: str, states: list[ModelState]) -> None
         echo(f"{state.name}  version {state.version}  {words}")
     echo(f"Triton {version} at {endpoints.http}, {endpoints.grpc}, metrics {endpoints.metrics}")
     echo("Ctrl-C stops it")
+
+
+def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
+    """Serve until Ctrl-C or SIGTERM. Raises DeployError, BundleError, MissingPackageError."""
+    from trtkit.deployment.dynamo.extra import require_dynamo, require_nixl
+    from trtkit.runtime.distributed.world import launched_rank
+
+    if launched_rank():
+        _join(path)
+    require_dynamo()
+    if options["prefill_workers"]:
+        require_nixl()
+    elif options["prefill_bundle"]:
+        raise click.UsageError("--prefill-bundle needs --prefill-workers")
+    from trtkit.bundle.bundle import open_bundle
+    from trtkit.deployment.dynamo.fleet import Fleet
+    from trtkit.deployment.dynamo.fleet_options import FleetOptions
+    from trtkit.deployment.dynamo.model_folder import read_model
+    from trtkit.deployment.dynamo.prefill_bundle import check_prefill_bundle
+    from trtkit.deployment.ports import free_ports
+    from trtkit.runtime.adapters import check_adapters
+    from trtkit.runtime.head_tokens import head_tokens
+    from trtkit.runtime.weight_budget import weight_budget_bytes
+    from trtkit.serving_options import ServingOptions
+
+    model = read_model(path)
+    if options["prefill_bundle"]:
+        check_prefill_bundle(open_bundle(options["prefill_bundle"]), open_bundle(model.path))
+    values, options = split_options(options)
+    serving = ServingOptions(**values)
+    name = options.pop("name") or model.path.resolve().name
+    with faults_by_flag():
+        weight_budget_bytes(open_bundle(model.path), serving.weight_budget_gib)
+        head_tokens(open_bundle(model.path), serving.speculate)
+        check_adapters(open_bundle(model.path), serving.lora or {}, name)
+    port = options.pop("http_port") or free_ports(1)[0]
+    fleet_options = FleetOptions(name, port=port, serving=serving, **options)
+    show = server_log(lambda line: " INFO " in line, quiet=quiet)
+    try:
+        with Fleet(model, fleet_options, lambda who, line: show(f"{who}: {line}")) as fleet:
+            _warn(fleet)
+            fleet.wait_ready()
+            _serve_bundle_print(fleet, as_json=as_json)
+            fleet.watch()
+    except KeyboardInterrupt:
+        say("stopped")
+        sys.exit(0)
+
+
+def _join(path: Path) -> NoReturn:
+    """Be a rank of the model until rank 0, which serves, is over."""
+    from trtkit.bundle.bundle import open_bundle
+    from trtkit.runtime.decoder.open import open_execution
+
+    open_execution(open_bundle(path))
+    sys.exit(0)
+
+
+def _warn(fleet: Fleet) -> None:
+    from trtkit.deployment.ports import is_loopback
+
+    options = fleet.options
+    workers = f"{options.replicas} worker{'s' if options.replicas > 1 else ''}"
+    if options.prefill_workers:
+        workers += f", {options.prefill_workers} more for prompts,"
+    say(f"starting NVIDIA Dynamo's frontend and {workers} for {fleet.model.path}")
+    if not is_loopback(options.host):
+        warn(f"warning: other machines can reach {options.host}; Dynamo does not authenticate clients")
+    if not fleet.model.has_chat:
+        warn("note: the tokenizer has no chat template, so there are completions but no chat")
+
+
+def _serve_bundle_print(fleet: Fleet, *, as_json: bool) -> None:
+    """Print where the model is, and a request to try."""
+    options = fleet.options
+    if as_json:
+        pids = {"frontend": fleet.frontend_pid, "workers": [member.process.pid for member in fleet.workers]}
+        ports = [member.health_port for member in fleet.workers]
+        line = {"url": options.url, "model": options.name, "chat": fleet.model.has_chat, "pids": pids}
+        echo(json.dumps({**line, "worker_ports": ports, "admin_token": fleet.admin_token}))
+        return
+    echo(f"{options.name} at {options.url}")
+    echo(_curl(options, has_chat=fleet.model.has_chat))
+    echo("Ctrl-C stops it")
+
+
+def _curl(options: FleetOptions, *, has_chat: bool) -> str:
+    question = "Why is the sky blue?"
+    body = {"messages": [{"role": "user", "content": question}]} if has_chat else {"prompt": question}
+    path = "chat/completions" if has_chat else "completions"
+    data = json.dumps({"model": options.name, **body, "max_tokens": 64})
+    return f"curl {options.url}/{path} -H 'Content-Type: application/json' -d '{data}'"

@@ -42,7 +42,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def configs_folder() -> Path:
-    """Return the folder of shipped configs: inside an installed wheel, or beside the package in a checkout."""
+    """Return the folder of shipped configs: inside an installed wheel, or next to the package in a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "_configs"
     return installed if installed.is_dir() else package.parent / "configs"
@@ -113,7 +113,7 @@ def _finish(file: YamlFile, overrides: Sequence[str | Override], target: str | N
 
 
 def find_model_config(path: str, overrides: Sequence[str | Override] = (), target: str | None = None) -> ModelConfig:
-    """Return the config that `path` stands for.
+    """Return the config that `path` represents.
 
     path: a YAML file or the name of a shipped config; or a model itself, with all defaults but the `overrides`: an
     .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved.
@@ -146,7 +146,7 @@ def source_kind(path: Path) -> str:
 def config_for_source(
     kind: str, path: Path, overrides: Sequence[str | Override] = (), target: str | None = None
 ) -> ModelConfig:
-    """Return the config that a bare source stands for: all defaults but the `overrides`. kind: a key of `source`."""
+    """Return the config that a bare source represents: all defaults but the `overrides`. kind: a key of `source`."""
     data = {"source": {kind: str(path.resolve())}}
     return _finish(YamlFile(path if path.name else path.resolve(), data, {}), overrides, target)
 
@@ -160,7 +160,7 @@ def changed_config(config: ModelConfig, keys: Mapping[str, object]) -> ModelConf
 
 
 def _folder_kind(folder: Path) -> str:
-    """Return which kind of source a folder is. Raises SourceError if it is none, BundleError for a bundle."""
+    """Return which kind of source a folder is. Raises SourceError if it is not one, BundleError for a bundle."""
     if (folder / MANIFEST).is_file():
         fix = "give its config; bundles work with verify, inspect, plan, run, generate, chat, eval, bench and deploy"
         raise BundleError("a bundle is already built", str(folder), fix)

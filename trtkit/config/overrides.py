@@ -40,7 +40,7 @@ def read_overrides(overrides: Sequence[str | Override]) -> list[Override]:
 
 
 def keyword_overrides(keys: Mapping[str, object]) -> tuple[Override, ...]:
-    """Return the overrides that keyword arguments stand for.
+    """Return the overrides that keyword arguments represent.
 
     A name may hold dots (`llm.logits`). A mapping sets the keys that it has and leaves the others; an empty one, like
     any other value, replaces what is there.
@@ -76,7 +76,7 @@ def _key_path(key: str) -> KeyPath:
 
 
 def apply_override(data: dict[str, Any], key_path: KeyPath, value: Any, origin: str) -> None:
-    """Set `value` at `key_path`, making mappings on the way where there are none."""
+    """Set `value` at `key_path`, making mappings on the way if there are none."""
     parent: Any = data
     for part, following in itertools.pairwise(key_path):
         parent = _step_into(parent, part, following, origin)

@@ -31,7 +31,7 @@ def shipped_targets() -> list[str]:
 
 
 def load_target(name: str) -> Target:
-    """Return the shipped target called `name`. Raises ConfigError where there is none."""
+    """Return the shipped target called `name`. Raises ConfigError if there is none."""
     path = configs_folder() / "targets" / f"{name}.yaml"
     if name not in shipped_targets():
         raise _unknown(name)

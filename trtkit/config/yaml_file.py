@@ -23,7 +23,7 @@ class _TooManyError(Exception):
 
 @dataclass(frozen=True)
 class YamlFile:
-    """The data of a YAML file and the 1-based line each key path stands on."""
+    """The data of a YAML file and the 1-based line each key path is on."""
 
     path: Path
     data: dict[str, Any]

@@ -141,7 +141,7 @@ def write_files(texts: Mapping[str, str], folder: Path) -> list[Path]:
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes what stands twice twice, without anchors."""
+    """Writes what occurs twice twice, without anchors."""
 
     def ignore_aliases(self, data: object) -> bool:
         """Return True for everything."""

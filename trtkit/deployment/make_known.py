@@ -54,7 +54,7 @@ class ImageAnswer:
 def ensure_known(bundle: Bundle, answer: ImageAnswer | None, on_progress: Callable[[str], None]) -> str:
     """Make the bundle's known requests; return what was done, in words.
 
-    answer: of the pipeline that it is served as, None where it is served as tensors. That one is computed anew, since
+    answer: of the pipeline that it is served as, None if it is served as tensors. That one is computed anew, since
     it follows the deployment's options. A bundle that cannot run or be written here has none.
     """
     on_progress("computing a known answer")
@@ -75,7 +75,7 @@ def ensure_known(bundle: Bundle, answer: ImageAnswer | None, on_progress: Callab
 
 
 def verify_and_remember(bundle: Bundle, request: Request, runner: Runner) -> Report:
-    """Verify a bundle; give one of several ranks a known request, which its ranks are asked whenever they start.
+    """Verify a bundle; give one of several ranks a known request, which its ranks answer whenever they start.
 
     Engines whose collectives do nothing compute without an error; their answer tells.
     """
@@ -145,7 +145,7 @@ def _tolerance(bundle: Bundle) -> float:
 
 
 def _sample_image(bundle: Bundle) -> bytes | None:
-    """Return the first image that the config verifies on, None where it is not here."""
+    """Return the first image that the config verifies on, None if it is not here."""
     verify = bundle.manifest.config.verify
     for text in verify.inputs:
         try:

@@ -1,4 +1,4 @@
-"""A server's process, started, read and stopped without leaving anything behind."""
+"""A server's process, started, read and stopped without leaving anything running."""
 
 from __future__ import annotations
 

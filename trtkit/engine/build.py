@@ -143,6 +143,6 @@ def _other_files(bundle: Bundle) -> tuple[FileRecord, ...]:
 
 
 def _quantized(folder: Path) -> tuple[FileRecord, ...]:
-    """Return the records of the quantized checkpoint's weights and config, none where there is none."""
+    """Return the records of the quantized checkpoint's weights and config, none if there is none."""
     names = [path.relative_to(folder) for path in quantized_files(folder)]
     return tuple(record for name in names if (record := file_record(folder, str(name))) is not None)

@@ -50,7 +50,7 @@ def tool_versions() -> dict[str, str]:
 def build_key(
     config: ModelConfig, target: Target, backend: str, sources: Sequence[FileRecord], tools: Mapping[str, str]
 ) -> str:
-    """Return the SHA-256 of everything the plan follows from; descriptions and paths are no part of it.
+    """Return the SHA-256 of everything the plan follows from; descriptions and paths are not part of it.
 
     sources: the model's files, then those that it is calibrated on.
     """
@@ -67,14 +67,14 @@ def build_key(
 
 
 def _without_paths(source: dict[str, Any]) -> dict[str, Any]:
-    """Return what `source` asks for but where its files lie: their digests stand for them."""
+    """Return what `source` asks for but where its files lie: their digests represent them."""
     torch = source["torch"] and {**source["torch"], "checkpoint": None}
     kind = next(kind for kind, value in source.items() if value is not None)
     return {"kind": kind, "torch": torch} | ({"has_adapter": True} if source["lora"] else {})
 
 
 def _without_data(options: dict[str, Any]) -> dict[str, Any]:
-    """Return what `quantize` asks for, its data numbered in the place of paths: their digests come in that order."""
+    """Return what `quantize` asks for, its data numbered instead of paths: their digests come in that order."""
     numbers: dict[str, int] = {}
 
     def numbered(settings: dict[str, Any]) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def restore(key: str, into: Path) -> bool:
 
 
 def store(key: str, bundle: Path) -> None:
-    """Keep `bundle` under `key`; a full or read-only cache is no fault of the build and passes."""
+    """Keep `bundle` under `key`; a full or read-only cache is not a fault of the build and passes."""
     folder = cache_folder() / "bundles"
     partial = folder / f".{key}.{secrets.token_hex(8)}"
     try:

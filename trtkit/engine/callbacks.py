@@ -64,7 +64,7 @@ def parse_recorder(backend: Backend) -> Any:
 
 
 class FileWriter:
-    """Write a plan to `file` and hash it beside that, in a thread: hashing releases the interpreter."""
+    """Write a plan to `file` and hash it next to that, in a thread: hashing releases the interpreter."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -1,10 +1,12 @@
-"""Write a decoder-only LLM as a network, and put what its runtime reads beside the engine into the bundle."""
+"""Write a decoder-only LLM as a network, with paged attention and sparsity where it can have them."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
@@ -18,21 +20,24 @@ from trtkit.engine.decoders import (
     rope_note,
 )
 from trtkit.engine.embeddings import embedding_table, write_embeddings
-from trtkit.engine.pages_in_place import use_plugin
+from trtkit.engine.plugins import register_plugins
 from trtkit.engine.reported import Reported, stored_names
 from trtkit.engine.room import Load, check_room
-from trtkit.engine.sparsity import check_sparse
 from trtkit.engine.stages import WrittenNetwork
+from trtkit.errors import ConfigError, Problem
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
 from trtkit.models.parallel import grid_of
 from trtkit.models.registry import ARCHITECTURES
 from trtkit.models.spec_file import write_spec
 from trtkit.network.graph import Graph
+from trtkit.network.paged_layers import obstacles
+from trtkit.quantization.llm.choice import pruned_layers
+from trtkit.quantization.llm.sparsity import is_pruned
 from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from trtkit.backends import Backend
@@ -120,3 +125,55 @@ def _named(config: Mapping[str, object]) -> dict[str, object]:
     """Return a config.json that names its `architectures`: GGUF and others do not, and servers ask for it."""
     name = ARCHITECTURES.get(str(config.get("model_type")))
     return {**({"architectures": [name]} if name else {}), **config}
+
+
+def use_plugin(graph: Graph, opened: OpenedDecoder, capabilities: Sequence[int]) -> str:
+    """Let `graph` have attention as plugins in the layers that can; return which, in words, "" if pages are copied.
+
+    capabilities: SM numbers that the engine is for. Raises ConfigError if plugins are to be used always and a layer
+    cannot, BackendError where TensorRT's module or a GPU is missing.
+    """
+    options = opened.options(graph.backend.name)
+    if not options.has_pages_in_place:
+        return ""
+    kept = obstacles(opened.own, options)
+    others = _by_reason(kept)
+    if others and opened.config.custom_ops.plugins == "always":
+        fix = "set `auto`, which lets these layers copy their pages, or `never`"
+        what = f"the plugin of PagedAttention cannot be the attention of {'; '.join(others)}"
+        raise ConfigError("the config does not fit its model", [Problem(what, "custom_ops.plugins", fix)])
+    in_place = sum(not reason for reason in kept.values())
+    if in_place:
+        graph.plugins = register_plugins(graph.backend, ("PagedAttention",), capabilities)
+    counted = f"{in_place} of {len(kept)} layers with attention read pages in place, by a plugin"
+    return "; copies of pages in ".join([counted, *others[:1]]) + "".join(f"; {each}" for each in others[1:])
+
+
+def _by_reason(kept: Mapping[int, str]) -> list[str]:
+    """Return which layers copy their pages, for each reason."""
+    reasons = dict.fromkeys(reason for reason in kept.values() if reason)
+    layers = {reason: [index for index, own in kept.items() if own == reason] for reason in reasons}
+    return [f"layers {', '.join(map(str, indices))} ({reason})" for reason, indices in layers.items()]
+
+
+_SHOWN = 4
+
+
+def check_sparse(opened: OpenedDecoder, weights: Mapping[str, Any]) -> str:
+    """Return how many layers are sparse, for people: all of the rank's, but for the head and what was not to be pruned.
+
+    weights: the rank's, by path. Raises ConfigError naming layers that are not.
+    """
+    spec, options = opened.own, opened.config.quantize
+    layers = pruned_layers(spec, () if options is None else options.exclude)
+    dense = []
+    for layer in layers:
+        matrix = np.asarray(weights[f"{layer.name}.weight"], np.float32)
+        if not is_pruned(matrix.T if spec.is_in_out else matrix):
+            dense.append(layer.name)
+    if dense:
+        shown = f"{len(dense)} of {len(layers)} linear layers, {', '.join(dense[:_SHOWN])},"
+        what = f"{shown} have more than two weights in four that are not zero"
+        problem = Problem(what, "build.sparse_weights", "prune them with `quantize.sparsity: 2:4`, or leave it out")
+        raise ConfigError(f"the config does not fit {opened.source.where}", [problem])
+    return f"{len(layers)} linear layers are 2:4"

@@ -84,7 +84,7 @@ class OpenedDecoder:
 
     @cached_property
     def head(self) -> OpenedSpeculator | None:
-        """The head that guesses tokens, if the config names one. Raises ConfigError, SourceError, ProblemsError."""
+        """The draft head, if the config names one. Raises ConfigError, SourceError, ProblemsError."""
         return open_head(self.config, self.spec, has_quantized_caches=self.source.kv_cache is not None)
 
     def write(self, graph: Graph, weights: Mapping[str, Any], logits: Literal["all", "last"] | None = None) -> Graph:
@@ -110,7 +110,7 @@ class OpenedDecoder:
         )
 
     def write_head(self, graph: Graph) -> Graph:
-        """Write the network of the head that guesses tokens into the empty `graph`."""
+        """Write the network of the draft head into the empty `graph`."""
         head = self.head
         assert head is not None
         arrays = head.weights(self.all_weights() if head.borrowed else {})

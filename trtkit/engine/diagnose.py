@@ -1,11 +1,10 @@
-"""A job that finds every operator of a model that TensorRT refuses, not only the first."""
+"""A job that finds every operator of a model that TensorRT refuses, and what to do about each."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import Backend, load_backend
-from trtkit.engine.advice import advice_for
 from trtkit.engine.callbacks import parse_recorder
 from trtkit.errors import Problem, UnsupportedOperatorsError
 from trtkit.jobs.events import Phase
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from trtkit.engine.jobs import DiagnoseRequest
     from trtkit.jobs.job import Context
+
 
 # Each round removes one refused node and parses again.
 _MOST_ROUNDS = 40
@@ -57,7 +57,7 @@ def diagnose(request: DiagnoseRequest, context: Context) -> None:
 
 
 def _first_fault(backend: Backend, model: onnx.ModelProto, logger: Any) -> tuple[onnx.NodeProto | None, str] | None:
-    """Parse and return the refused node with TensorRT's words, None where all is well.
+    """Parse and return the refused node with TensorRT's words, None if all is well.
 
     Some importers fail without naming the node: it is then the last one that the log saw.
     """
@@ -108,3 +108,28 @@ def _cut(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
             if typed and value is not None
             else onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["?"])
         )
+
+
+# Operators with a known way round. Source: TensorRT's operator support matrix.
+_BY_OPERATOR = {
+    "NonZero": "its output's size depends on data: use Where or a mask, or give the result a fixed size with TopK",
+    "Unique": "its output's size depends on data: compute it outside the engine",
+    "Compress": "its output's size depends on data: use Where with a mask",
+    "Bernoulli": "random sampling belongs outside the engine: make it an input",
+    "Multinomial": "random sampling belongs outside the engine: make it an input",
+    "Einsum": "write it as Transpose and MatMul",
+}
+
+
+def advice_for(node: onnx.NodeProto, opset: int) -> str:
+    """Return what a user can do about `node`."""
+    if node.op_type in _BY_OPERATOR:
+        return _BY_OPERATOR[node.op_type]
+    if node.domain not in {"", "ai.onnx"}:
+        return (
+            f"`{node.domain}` is no standard domain: give the model a local function (FunctionProto) of standard "
+            "operators for it, or export without it"
+        )
+    if opset < 13:
+        return f"export with a newer opset (this model has {opset}), which may write it in other operators"
+    return "rewrite this part of the model with operators from TensorRT's support matrix"

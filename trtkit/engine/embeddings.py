@@ -1,4 +1,4 @@
-"""The token embedding table beside an engine that takes vectors in place of ids."""
+"""The token embedding table next to an engine that takes vectors in place of ids."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def file_record(folder: Path, path: str) -> FileRecord | None:
 
 
 def joint_network(model: Model, written: WrittenModel) -> NetworkRecord:
-    """Return one record of the model: all stages' layers; of a vision-language model the LLM's, the tower beside."""
+    """Return one record of the model: all stages' layers; of a vision-language model the LLM's, the tower alongside."""
     records = [result.network for result in written.results]
     if model.takes_images or model.has_encoder:
         return replace(records[-1], vision=records[0])

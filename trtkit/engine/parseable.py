@@ -98,7 +98,7 @@ def _run(model: onnx.ModelProto, inputs: Sequence[TensorSpec], profiles: Sequenc
 
 
 def write_onnx(model: onnx.ModelProto, path: Path, steps: Steps, *, uses_plugins: bool) -> OnnxFile:
-    """Write a stage's ONNX parts to `path` and, if ops of theirs become plugins, what TensorRT parses beside it."""
+    """Write a stage's ONNX parts to `path` and, if ops of theirs become plugins, what TensorRT parses next to it."""
     save_model(model, path)
     modes = tuple(care.grid_sample_modes(model))
     if not uses_plugins:

@@ -166,7 +166,7 @@ def _faults(inputs: Sequence[TensorSpec], profile: Profile, where: str) -> list[
 
 
 def _conflict(symbol: str, axes: Mapping[str, int | str], profile: Profile, where: str) -> Problem | None:
-    """Return which ranges of one symbol differ, None where they agree."""
+    """Return which ranges of one symbol differ, None if they agree."""
     ranges_by_key = _ranges_of(symbol, axes, profile)
     if len(set(ranges_by_key.values())) < 2:
         return None
@@ -175,7 +175,7 @@ def _conflict(symbol: str, axes: Mapping[str, int | str], profile: Profile, wher
 
 
 def _key_fault(key: str, value: DimRange | ShapeRange, inputs: Sequence[TensorSpec], where: str) -> Problem | None:
-    """Return what is wrong with one key of a profile, None where it fits."""
+    """Return what is wrong with one key of a profile, None if it fits."""
     by_name = {spec.name: spec for spec in inputs}
     if isinstance(value, ShapeRange):
         if key in by_name:

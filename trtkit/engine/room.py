@@ -12,7 +12,7 @@ from trtkit.errors import BuildError
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
 
-# Beside the weights: Python, TensorRT and the buffers of a build.
+# Next to the weights: Python, TensorRT and the buffers of a build.
 _BASE_MEMORY_BYTES = 600 * 2**20
 # Times the fp32 weights that an export to ONNX and its care take at least. ViT-B/16 took 9.3 times, 15.5 in fp16; large
 # models skip steps that ONNX's limit of 2 GiB does not allow.
@@ -65,7 +65,7 @@ def _gib(size_bytes: int) -> str:
 
 
 def _available_memory_bytes() -> int | None:
-    """Return what the system says is available, None where it does not say."""
+    """Return what the system says is available, None if it does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:

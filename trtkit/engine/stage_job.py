@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def build_stage(request: StageRequest, context: Context) -> StageResult:
-    """Write a stage's network, describe it at its `opt` shapes, and build it if a plan is wanted."""
+    """Write a stage's network, describe it at its `opt` shapes, and build it if a plan is requested."""
     backend, options, write = load_backend(request.backend), request.options, stage_writer(request)
     started = time.perf_counter()
     network = write(request, backend, context)

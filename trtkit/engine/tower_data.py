@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def measured_on_arrays(opened: OpenedVision) -> Iterator[ModelConfig]:
     """Give the tower's config while it is built, its calibration images turned into an .npz file.
 
-    Raises QuantizeError for images of a tower that takes each at its own size, RequestError for what is no image.
+    Raises QuantizeError for images of a tower that takes each at its own size, RequestError for what is not an image.
     """
     options = opened.config.quantize
     if options is None or not needs_data(options.method) or options.calibration.data is None:

@@ -59,7 +59,7 @@ def _open_vision(folder: Path, config: ModelConfig) -> OpenedVision:
 
 
 def images_record(opened: OpenedVision) -> ImagesRecord:
-    """Return how the tower's soft tokens stand in a prompt."""
+    """Return how a prompt holds the tower's soft tokens."""
     spec = opened.spec
     first = next(iter(spec.inputs.values()))
     return ImagesRecord(
@@ -107,7 +107,7 @@ def _tower_config(config: ModelConfig, spec: VisionSpec, limits: VisionLimits, f
 
 
 def _tower_options(options: QuantizeOptions) -> QuantizeOptions | None:
-    """Return how the tower is quantized; None where it stays as it is."""
+    """Return how the tower is quantized; None if it stays as it is."""
     own = options.parts.get(VISION)
     return None if own is None or own.is_idle else whole(own)
 

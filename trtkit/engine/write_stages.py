@@ -137,7 +137,7 @@ def _prepare_tower(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepare
 
 
 def _write_all(inputs: BuildInputs, prepared: Prepared, folder: Path, runner: Runner, *, builds: bool) -> WrittenModel:
-    """Write every stage's network, and every rank's of a decoder, one after another; built if wanted."""
+    """Write every stage's network, and every rank's of a decoder, one after another; built if requested."""
     count, results, ranks = grid_of(inputs.config).ranks, [], []
     for stage in prepared.stages:
         request = stage_request(inputs.config, inputs.target, inputs.backend, stage, folder)

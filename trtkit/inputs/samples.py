@@ -109,7 +109,7 @@ def read_npz(path: Path) -> Arrays:
         with open_regular(path) as file:
             with zipfile.ZipFile(file) as archive:
                 _check_archive(archive, path)
-            file.seek(0)  # NumPy takes what is no archive for pickled data and says so
+            file.seek(0)  # NumPy takes what is not an archive for pickled data and says so
             with np.load(file, allow_pickle=False) as data:
                 return {name: np.asarray(data[name]) for name in data.files}
     except (*DATA_ERRORS, EOFError, OSError, tokenize.TokenError, zipfile.BadZipFile, zlib.error) as error:
@@ -144,7 +144,7 @@ def random_sample(
 ) -> Sample:
     """Return seeded random inputs: normal floats, bytes, integers of 0..1, or values of the config's ranges.
 
-    The mask of a text [B, S] shows at least its first token, and some of those behind it.
+    The mask of a text [B, S] shows at least its first token, and some of those after it.
     """
     generator = np.random.default_rng(seed)
     arrays = {}

@@ -72,7 +72,7 @@ class ImageReader:
         }
 
     def prepare(self, source: Any) -> PreparedImage:
-        """Return an image, a path or a PIL image, as the tower takes it. Raises RequestError for what is none."""
+        """Return an image, a path or a PIL image, as the tower takes it. Raises RequestError for anything else."""
         if isinstance(source, PreparedImage):
             return source
         image, where = _opened(source)

@@ -43,7 +43,7 @@ def error_to_json(error: TrtkitError) -> dict[str, Any]:
 
 
 def error_from_json(data: dict[str, Any]) -> TrtkitError:
-    """Return the error that `error_to_json` wrote. Raises TypeError where the class is no TrtkitError."""
+    """Return the error that `error_to_json` wrote. Raises TypeError where the class is not a TrtkitError."""
     module, _, name = data["type"].partition(":")
     kind: Any = importlib.import_module(module)
     for part in name.split("."):

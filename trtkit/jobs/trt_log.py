@@ -38,13 +38,13 @@ def warning_lines(log: str) -> list[str]:
 
 
 def parsed_node(text: str) -> str | None:
-    """Return the name of the node that a log text says the parser came to, None where it says something else."""
+    """Return the name of the node that a log text says the parser came to, None if it says something else."""
     match = _PARSING.match(text)
     return match["name"] if match else None
 
 
 def last_parsed_node(log: str) -> str:
-    """Return "Op `name`" of the last node that a verbose log says was parsed, empty where there is none."""
+    """Return "Op `name`" of the last node that a verbose log says was parsed, empty if there is none."""
     matches = list(_PARSING.finditer(log))
     return f"{matches[-1]['op']} `{matches[-1]['name']}`" if matches else ""
 

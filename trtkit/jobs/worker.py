@@ -2,7 +2,7 @@
 
 Run as `python -P -m trtkit.jobs.worker FUNCTION REQUEST FD LOG [SEVERITY]`; `child.py` is its only caller. FUNCTION and
 REQUEST, the request's type, are `module:name`. -P keeps the current folder off sys.path: a file there called like a
-package must not be imported in its place.
+package must not be imported instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a config builds: stages of parts, behind one interface."""
+"""What a config builds: stages of parts, with one interface."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Model:
 
     @property
     def takes_images(self) -> bool:
-        """Whether a vision tower stands before the language model."""
+        """Whether a vision tower precedes the language model."""
         return self.images is not None
 
     @property

@@ -193,7 +193,7 @@ def _stated(config: HfConfig, layer_type: str | None, usual: Mapping[str, object
     local_theta = config.get("rope_local_base_freq")
     if layer_type == "sliding_attention":
         old = {} if local_theta is None else {"rope_theta": local_theta}
-    # The field beside the parameters is the one that counts in transformers, where layers share them.
+    # The field next to the parameters is the one that counts in transformers, where layers share them.
     original = None if layer_type else config.get("original_max_position_embeddings")
     return {**old, **new, **({} if original is None else {"original_max_position_embeddings": original})}
 

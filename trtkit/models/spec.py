@@ -42,7 +42,7 @@ class SinusoidalPositions:
 class LayerSpec:
     """The parts of one layer, of which each may differ from other layers'.
 
-    mixer: what joins tokens. beside: a recurrent mixer next to attention. cross: what reads the encoder, if there is
+    mixer: what joins tokens. alongside: a recurrent mixer next to attention. cross: what reads the encoder, if there is
     one. A layer may lack its mixer or its feed-forward, with the part's norms.
     """
 
@@ -121,9 +121,9 @@ class EmbeddingSpec:
 class DecoderSpec:
     """A whole model. names: checkpoint names by module path (see `trtkit.models.weights`).
 
-    max_position_embeddings: the longest sequence that the model was made for; 0 where there is no such limit.
+    max_position_embeddings: the longest sequence that the model was made for; 0 if there is no such limit.
     is_in_out: matrices inside layers are stored [in, out] (GPT-2's Conv1D).
-    prefix: what a checkpoint of the bare model leaves off all names; empty where nothing is.
+    prefix: what a checkpoint of the bare model leaves off all names; empty if nothing is.
     unused: how the names of weights begin that checkpoints hold for other uses, such as predicting later tokens.
     table_copies: names under which checkpoints may repeat the embedding.
     vocab_share: of the rows of embedding and head, which this rank holds. stage: of the model's layers, which this

@@ -177,7 +177,7 @@ def _shape(source: Mapping[str, Any], name: str) -> Shape:
 
 
 def _is_quantized(source: Mapping[str, Any], name: str) -> bool:
-    """Whether a weight is in few bits: then it is [out, in], however the family stores its matrices."""
+    """Whether a weight is in low precision: then it is [out, in], however the family stores its matrices."""
     is_quantized = getattr(source, "is_quantized", None)
     return bool(is_quantized and is_quantized(name))
 

@@ -27,7 +27,7 @@ COMPUTE_CAPABILITIES = (80, 90, 120)
 _PTX_VERSIONS = {80: 80, 90: 80, 120: 87}
 # Instructions that PTX promises to no later GPU: such a kernel keeps its target, `sm_90a`.
 _OF_ONE_GENERATION = ("wgmma", "tcgen05", "setmaxnreg")
-# Triton gives every kernel pointers to scratch memory, behind its own parameters.
+# Triton gives every kernel pointers to scratch memory, after its own parameters.
 _HIDDEN_PARAMETERS = 2
 _POINTERS = {"fp32": "*fp32", "fp16": "*fp16", "bf16": "*bf16", "int32": "*i32", "int64": "*i64"}
 

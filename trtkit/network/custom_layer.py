@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def add_op(graph: Graph, op: CustomOp, inputs: Sequence[Tensor | None], attributes: object) -> list[Tensor]:
     """Add a custom op: a plugin layer if `graph.plugins` is set, else its lowering. Raises NetworkError.
 
-    inputs: None where an optional one is missing. A plugin takes all of its inputs, or has something for missing ones.
+    inputs: None if an optional one is missing. A plugin takes all of its inputs, or has something for missing ones.
     """
     try:
         op.check([None if x is None else Fact(x.dtype, x.shape) for x in inputs], attributes)

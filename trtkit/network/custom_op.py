@@ -1,4 +1,4 @@
-"""Operators that TensorRT lacks, each a folder: what it takes and makes, how it is lowered, what it stands for."""
+"""Operators that TensorRT lacks, each a folder: what it takes and makes, how it is lowered, what it represents."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ X = TypeVar("X")
 class Port:
     """An input or output. dims: a word for each axis, `N C H W`; equal words are equal sizes.
 
-    Words that are no names, such as `2*K`, say what an axis holds and are not compared.
-    types: allowed data types. is_variadic: the last port may stand for several tensors, of any sizes.
+    Words that are not names, such as `2*K`, say what an axis holds and are not compared.
+    types: allowed data types. is_variadic: the last port may represent several tensors, of any sizes.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Native:
 class Case:
     """Attributes and inputs that every implementation of an op is tried on.
 
-    make: fp32 or int32 arrays, one for each port, None where one is missing. dynamic: words of ports' dims that are
+    make: fp32 or int32 arrays, one for each port, None if one is missing. dynamic: words of ports' dims that are
     not known before the network runs. keeps_fp32: inputs that stay in fp32 when the others are fp16.
     native: how ONNX Runtime says it, where it can. forms: those that can compute it, where not all do.
     """
@@ -94,7 +94,7 @@ class CustomOp:
 
     attributes: a frozen dataclass of numbers, texts and tuples of them, with defaults where there are any.
     infer: facts of the inputs, one for each port, and attributes -> facts of the outputs. Raises Refusal.
-    forms: the ways in which `lower` can write it, best first. foreign: the nodes of other domains it stands for.
+    forms: the ways in which `lower` can write it, best first. foreign: the nodes of other domains it represents.
     is_padded: outputs have room for all that there may be, those of the foreign node are as large as what there is.
     """
 
@@ -117,11 +117,11 @@ class CustomOp:
         return self.infer(self.complete(facts), attributes)
 
     def complete(self, inputs: Sequence[X | None]) -> list[X | None]:
-        """Return inputs, one for each port at least: None where an optional one is missing."""
+        """Return inputs, one for each port at least: None if an optional one is missing."""
         return [*inputs, *[None] * (len(self.inputs) - len(inputs))]
 
     def form(self, wanted: str | None) -> str:
-        """Return the form that is wanted where the op has it, else its first."""
+        """Return the form that is requested where the op has it, else its first."""
         return wanted if wanted in self.forms else self.forms[0]
 
     @property
@@ -201,7 +201,7 @@ def _load(folder: Path) -> CustomOp:
     package = f"{_PACKAGE}.{folder.name}"
     known = sys.modules.get(package)
     if known is None or list(known.__path__) != [str(folder)]:
-        _add_package(_PACKAGE, [str(_own_root())])  # what ops share lies beside their folders
+        _add_package(_PACKAGE, [str(_own_root())])  # what ops share lies next to their folders
         _add_package(package, [str(folder)])
     module = importlib.import_module(f"{package}.op")
     op = getattr(module, "OP", None)

@@ -65,7 +65,7 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     Outputs: `logits` in fp32, and for each cache its `present_<name>_<i>`, which shares the input's memory.
     Layers with a state take `past_<state>_<i>` [B, ...] and give `present_<state>_<i>`, the state after the first
     `token_counts` [B] of a row's new tokens. Where `write_indices` is 0, a sequence begins, with zeros for a state.
-    `next_draft_hidden_states` [B, S, D'] is what a head that guesses tokens reads, of a `fusion` or with
+    `next_draft_hidden_states` [B, S, D'] is what a draft head reads, of a `fusion` or with
     `gives_last_hidden`.
     Layers that read an encoder take `cross_key_<i>`, `cross_value_<i>` [B, N, length, H], which stay as they are, and
     `cross_mask` [B, length] if requests fill different numbers of places.
@@ -152,7 +152,7 @@ class _Embedded:
 
 
 def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> _Embedded:
-    """Add the inputs, and what stands before the layers."""
+    """Add the inputs, and what precedes the layers."""
     graph = weights.graph
     added: list[Tensor] = []
     hidden = (BATCH, NEW_TOKENS, Axis("hidden_size", spec.hidden_size))

@@ -41,7 +41,7 @@ class DecoderOptions:
     experts: whose matrices mixtures read: with `chosen`, if a step has fewer choices than experts, those chosen.
     kv_cache: 8-bit caches, with each layer's scales. They are read-only.
     adapted: paths of linear layers that add what adapters give, whose matrices are inputs.
-    fusion: what a head that guesses tokens reads of the layers' hidden states, if there is one.
+    fusion: what a draft head reads of the layers' hidden states, if there is one.
     gives_last_hidden: let a head read the hidden state after the final norm instead.
     has_tree: the input `branch_ends` [B, S] lets new tokens form a tree: each sees cached tokens and its ancestors.
 

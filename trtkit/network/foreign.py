@@ -1,4 +1,4 @@
-"""Nodes of other domains that a custom op stands for, read with care."""
+"""Nodes of other domains that a custom op represents, read with care."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A node type. convert: returns its replacement, or None where the node can stay as it is. Raises Refusal."""
+    """A node type. convert: returns its replacement, or None if the node can stay as it is. Raises Refusal."""
 
     domain: str
     op_type: str
@@ -62,7 +62,7 @@ class Foreign:
 
 @dataclass
 class ForeignNode:
-    """A node of a model. facts: of its inputs, None where unknown. constants: of inputs whose values are known."""
+    """A node of a model. facts: of its inputs, None if unknown. constants: of inputs whose values are known."""
 
     name: str
     op_type: str
@@ -94,7 +94,7 @@ class ForeignNode:
         return self._attribute(name, default)
 
     def numbers(self, name: str, default: tuple[int, ...] | None = None, count: int = 0) -> tuple[Any, ...]:
-        """Return an attribute that is a list; one number stands for `count` equal ones. Raises Refusal."""
+        """Return an attribute that is a list; one number represents `count` equal ones. Raises Refusal."""
         value = self._attribute(name, default)
         values = tuple(value) if isinstance(value, list | tuple) else (value,) * max(count, 1)
         if count and len(values) != count:

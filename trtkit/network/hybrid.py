@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Material:
     """What the parts of one network are made from.
 
-    dtype: the type that `compute` stands for. arrays: weights by `part.path`.
-    onnx: the file with all ONNX parts of this network, None where there are none. Its tensors have the names that
+    dtype: the type that `compute` represents. arrays: weights by `part.path`.
+    onnx: the file with all ONNX parts of this network, None if there are none. Its tensors have the names that
     `input_name` and `part.output` give. grid_samples: node and mode, to check the parser. form: of written ops that
     sample. severity: the least severe messages of TensorRT; None leaves that to the parser and the builder.
     """
@@ -155,7 +155,7 @@ class _Writer:
         self.tensors |= {f"{part.name}.{port.name}": written[port.name] for port in part.outputs}
 
     def _input(self, part: NetworkPart, port: Port) -> Tensor:
-        """Return an input in the type that the part wants: a tensor that is there, or a new network input."""
+        """Return an input in the type that the part needs: a tensor that is there, or a new network input."""
         name = input_name(self.spec, part.name, port.name)
         wanted = port_dtype(port, part, self.material.dtype)
         if name not in self.tensors:
@@ -169,7 +169,7 @@ class _Writer:
         return cast(tensor, wanted)
 
     def _source_dtype(self, name: str, wanted: DType) -> DType:
-        """Return the type that a tensor comes in from another network; the model's inputs come as they are wanted."""
+        """Return the type of a tensor from another network; the model's inputs come as they are requested."""
         source = self.spec.output_ports().get(name)
         if source is None:
             return wanted
@@ -203,7 +203,7 @@ def _check_shape(shape: tuple[int, ...], port: Port, where: str) -> None:
 
 
 def _check_order(spec: HybridSpec, parts: Sequence[Part]) -> None:
-    """Refuse an ONNX part behind a part of the network API: TensorRT parses into empty networks only."""
+    """Refuse an ONNX part after a part of the network API: TensorRT parses into empty networks only."""
     written = {part.name for part in parts if isinstance(part, NetworkPart)}
     for part in (part for part in parts if isinstance(part, OnnxPart)):
         for port in part.inputs:

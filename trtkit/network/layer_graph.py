@@ -46,7 +46,7 @@ class Weights:
 class TensorSpec:
     """A tensor of the network. is_shape: only shape arithmetic uses it.
 
-    shape: as far as it is known before the network runs, -1 elsewhere; None where even the rank is not.
+    shape: as far as it is known before the network runs, -1 elsewhere; None if even the rank is not.
     """
 
     index: int
@@ -229,7 +229,7 @@ def _attribute(value: Any) -> Attribute:
 
 
 def _weights(held: Any, side: Array | None, key: str, dtype: DType | None) -> Weights | None:
-    """Return weights that share the memory of what holds them, None where they are empty.
+    """Return weights that share the memory of what holds them, None if they are empty.
 
     side: the value of `key` in the constants, which comes first. dtype: what the layer says they are, if it does.
     """

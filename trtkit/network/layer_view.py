@@ -41,7 +41,7 @@ class LayerView:
         return float(self.attribute(attribute))
 
     def ints(self, attribute: str) -> tuple[int, ...] | None:
-        """Return a list of sizes, None where it comes from an input or was never set."""
+        """Return a list of sizes, None if it comes from an input or was never set."""
         value = self.attribute(attribute)
         return None if value is None else tuple(int(item) for item in value)
 

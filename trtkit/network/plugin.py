@@ -59,7 +59,7 @@ class Plugin:
         return self.types(attributes) if callable(self.types) else self.types
 
     def missing(self, facts: Sequence[Fact]) -> list[Array]:
-        """Return what stands for the last inputs, after those of these facts. Too few are left too few."""
+        """Return what represents the last inputs, after those of these facts. Too few are left too few."""
         absent = len(self.inputs) - len(facts)
         return [default(facts) for default in self.defaults[-absent:]] if 0 < absent <= len(self.defaults) else []
 

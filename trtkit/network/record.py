@@ -69,7 +69,7 @@ class Totals:
 class NetworkRecord:
     """A whole network. shapes: the input shapes at which sizes, FLOPs and bytes were counted.
 
-    vision: the network of the vision tower beside a language model's. quantization: which layers the network API wrote
+    vision: the network of the vision tower next to a language model's. quantization: which layers the network API wrote
     quantized, and how; None if it wrote none. Q/DQ that an ONNX file brings are layers like any other.
     """
 

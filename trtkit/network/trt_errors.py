@@ -23,7 +23,7 @@ def error_recorder(backend: Backend, *, has_gpu: bool = False) -> Any:
     """Return an IErrorRecorder that keeps descriptions in `texts`, without the noise of a missing GPU.
 
     It belongs to one network, where a logger is shared by the whole process.
-    has_gpu: whether engines run here, so that nothing is noise; otherwise the driver is asked.
+    has_gpu: whether engines run here, so that nothing is noise; otherwise the driver is queried.
     """
     trt = backend.trt
 

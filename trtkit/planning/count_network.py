@@ -87,7 +87,7 @@ def _counted(request: StageRequest, runner: Runner) -> CountedNetwork:
 
 
 def count_layers(bundle: Bundle, shapes: Mapping[str, Sequence[int]], runner: Runner) -> Counts | None:
-    """Count every layer of a vision bundle's network at exactly these input shapes, whatever point is asked for.
+    """Count every layer of a vision bundle's network at exactly these input shapes, whatever point is requested.
 
     None for a hybrid at other shapes than it was described at when it was built.
     """

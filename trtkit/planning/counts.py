@@ -70,8 +70,8 @@ class Group:
 class Counts:
     """A whole network.
 
-    fused_bytes: the least that it moves; cache_bytes: the part that is read from caches. alive: bytes of results that
-    are alive at each step that differs from the others. mixture: None if every step reads all weights.
+    fused_bytes: the fewest bytes it can move; cache_bytes: the part that is read from caches. alive: bytes of results
+    that are alive at each step that differs from the others. mixture: None if every step reads all weights.
     copied_bytes: of caches in pages, which a step copies before attention reads them; largest_copy: those of one layer.
     """
 
@@ -106,7 +106,7 @@ class Counts:
 
     @property
     def moved_bytes(self) -> Multilinear:
-        """The least that a step moves: copies of pages are written and read besides."""
+        """The fewest bytes that a step can move: copies of pages are written and read besides."""
         return total([self.fused_bytes, self.copied_bytes, self.copied_bytes])
 
     @property

@@ -85,7 +85,7 @@ class DecoderModel:
     made for; 0 for no limit. layers: how many. attention: of each layer that has it. state_bytes: of one sequence's
     recurrent states. adapter_bytes: of all resident LoRA adapters.
     page_tokens: of pages, 0 if caches are linear. saved_bytes: what quantized weights save.
-    cache_dtype: None for the model's own. head_bytes, head_kv_bytes_per_token: of the head that guesses tokens.
+    cache_dtype: None for the model's own. head_bytes, head_kv_bytes_per_token: of the draft head.
     quantized: what is quantized, in words.
     """
 
@@ -171,7 +171,7 @@ class DecoderModel:
         return {**numbers, **types, **heads, **derived}
 
     def quantized_as(self, spec: DecoderSpec, quantized: QuantizedModel) -> DecoderModel:
-        """Return the model with layers and caches in few bits."""
+        """Return the model with layers and caches in low precision."""
         sizes = {layer.name: (layer.rows, layer.size) for layer in linear_layers(spec)}
         saved = sum(
             self.dtype.size_bytes(math.prod(sizes[name])) - form.size_bytes(*sizes[name], self.dtype)

@@ -26,7 +26,7 @@ QUANTIZED = (
 
 @dataclass(frozen=True)
 class Format:
-    """How weights and cache are stored. weight_bits: with scales; None where they stay as they are.
+    """How weights and cache are stored. weight_bits: with scales; None if they stay as they are.
 
     compute: type of the products; None for the network's own. needs: types that the GPU has to take.
     """

@@ -1,4 +1,4 @@
-"""The table of GPUs that plans are made for. Figures and their sources stand in `gpus.yaml`."""
+"""The table of GPUs that plans are made for. Figures and their sources are in `gpus.yaml`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PlannedGpu:
     host_link: str = ""
 
     def rate(self, dtype: str) -> float | None:
-        """Return the dense rate of matrix products of `dtype`, None where no page that was read states one.
+        """Return the dense rate of matrix products of `dtype`, None if no page that was read states one.
 
         fp32 products run in fp32: trtkit builds without TF32, whose inputs have 10-bit mantissas.
         """
@@ -118,7 +118,7 @@ def efficiency_text(gpu: PlannedGpu) -> str:
 
 
 def gpu_of_device(name: str, memory_bytes: int) -> PlannedGpu | None:
-    """Return the GPU of the table that a driver calls `name`, such as `NVIDIA H200`; None where it is none of them."""
+    """Return the GPU of the table that a driver calls `name`, such as `NVIDIA H200`; None if it is not one of them."""
     match = _MODEL.search(name)
     if match is None or _OTHER_MAKES.search(name):
         return None

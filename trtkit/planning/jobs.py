@@ -16,7 +16,7 @@ class CountRequest:
     """A language model to count.
 
     fields: of the model's config.json, which is at `where`. length: tokens of a slot. quantized: its layers and caches
-    in few bits. by_layer: whether groups are layers by their place in a block, else kinds of layers.
+    in low precision. by_layer: whether groups are layers by their place in a block, else kinds of layers.
     """
 
     backend: str

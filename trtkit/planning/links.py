@@ -41,7 +41,7 @@ class Link(StrictModel):
 
 
 class Links(StrictModel):
-    """The table of links. ring_source: the page that the constants of rings stand on. read: when all were read."""
+    """The table of links. ring_source: the page that the constants of rings are on. read: when all were read."""
 
     read: date
     ring_source: str

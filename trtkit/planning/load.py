@@ -11,7 +11,7 @@ HOURS_PER_MONTH = 730
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """The least that carries a load. per_gpu: requests a second of one GPU. cost_per_month: None without a price."""
+    """The smallest fleet that carries a load. per_gpu: requests a second. cost_per_month: None without a price."""
 
     requests_per_second: float
     per_gpu: float
@@ -21,7 +21,7 @@ class LoadPlan:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a GPU is asked to carry: requests a second, if any, at the price of an hour, if one is known."""
+    """The load of a GPU: requests a second, if any, at the price of an hour, if one is known."""
 
     requests_per_second: float | None = None
     price_per_hour: float | None = None

@@ -51,7 +51,7 @@ class Footprint:
     apart. vocab_size: of the logits that are sampled. state_bytes: of a slot's recurrent states, which engines write
     apart. adapters: bytes of resident LoRA adapters. page_tokens: of pages, of which each sequence takes whole ones,
     and nobody one; 0 if caches are linear.
-    head, head_per_token: bytes of the head that guesses tokens.
+    head, head_per_token: bytes of the draft head.
     """
 
     counts: Counts

@@ -1,4 +1,4 @@
-"""Capacity before any GPU is rented: a model's exact counts against GPUs' published figures, as data."""
+"""Capacity before any GPU is rented: a model's exact counts against GPUs' published figures; assumptions."""
 
 from __future__ import annotations
 
@@ -14,25 +14,36 @@ from trtkit.files import scratch_folder
 from trtkit.lora.targets import adapter_bytes
 from trtkit.models.parallel import SINGLE, check_grid, grid_of
 from trtkit.models.registry import decoder_spec
-from trtkit.planning.assumptions import llm_assumptions, vision_assumptions
 from trtkit.planning.count_network import count_bundle, count_config
 from trtkit.planning.decoder_model import decoder_model, formulas, workload
 from trtkit.planning.jobs import COUNT_DECODER, CountRequest
-from trtkit.planning.llm import plan_llm
-from trtkit.planning.load import Demand
+from trtkit.planning.links import GPUS_PER_NODE
+from trtkit.planning.llm import cost_per_million, plan_llm
+from trtkit.planning.load import NO_DEMAND, Demand
+from trtkit.planning.memory import LARGEST_BATCH, RESERVE_BYTES, Need, largest
 from trtkit.planning.paged import copied_pages
 from trtkit.planning.quantized_by import quantized_of
 from trtkit.planning.question import Question
-from trtkit.planning.report import CacheRead, LayerGroup, LayerWork, LlmReport, StepWork, VisionReport
-from trtkit.planning.roofline import intensity
-from trtkit.planning.vision import VisionQuestion, plan_vision
+from trtkit.planning.report import (
+    CacheRead,
+    LayerGroup,
+    LayerWork,
+    LlmReport,
+    StepWork,
+    VisionGpu,
+    VisionReport,
+    VisionSpeed,
+)
+from trtkit.planning.roofline import floor, intensity, unfused_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trtkit.jobs.runner import Runner
     from trtkit.models.spec import DecoderSpec
-    from trtkit.planning.counts import Counts, Group
+    from trtkit.planning.count_network import CountedNetwork
+    from trtkit.planning.counts import Counts, Group, Mixture
+    from trtkit.planning.decoder_model import DecoderModel, Workload
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.multilinear import Point
     from trtkit.planning.paged import CopiedPages
@@ -43,7 +54,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What a plan is asked for. Lengths in tokens; None for the defaults. prices: per hour, by GPU key.
+    """What a plan is computed for. Lengths in tokens; None for the defaults. prices: per hour, by GPU key.
 
     requests_per_second: a load to carry, of images for networks that take no prompts.
     """
@@ -123,7 +134,7 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
 
 
 def _head_bytes(planned: PlannedModel, spec: DecoderSpec) -> tuple[int, int]:
-    """Return the weights of the head that guesses tokens, and its cache of one token; zeros if there is none.
+    """Return the weights of the draft head, and its cache of one token; zeros if there is none.
 
     Raises what `open_head` does for a head that does not fit.
     """
@@ -225,3 +236,140 @@ def _step(counts: Counts, point: Point) -> StepWork:
         cache_bytes=counts.cache_bytes.at(point),
         activation_bytes=activation_bytes,
     )
+
+
+_ALWAYS = (
+    "times are floors: the published dense rate and bandwidth reached in full, no launch, no transfer from the host",
+    "memory is the published GB as 10^9 bytes; "
+    f"{RESERVE_BYTES / 2**30:.0f} GiB of it is kept for the CUDA context and TensorRT",
+    "activations are results that are alive between layers where nothing is fused: TensorRT needs less",
+    "fp32 products run in fp32: trtkit builds without TF32",
+)
+
+_LINEAR = (
+    "caches are linear and as long as needed; attention computes and reads all of a cache, masked parts too; the "
+    "row `reads` has what an engine's attention is given, by `llm.kv_window`"
+)
+
+
+def llm_assumptions(
+    model: DecoderModel, work: Workload, mixture: Mixture | None = None, pages: CopiedPages | None = None
+) -> list[str]:
+    """Return what holds for a plan of an LLM.
+
+    mixture: of which a step reads the chosen experts only. pages: that a step copies; None if caches are linear.
+    """
+    notes = [
+        f"prompts of {work.input_len} tokens are prefilled whole for times, {work.chunk} tokens a step for memory; "
+        "all requests start together",
+        f"decoding is timed at {work.mean_length} cached tokens, the mean; a slot holds {work.length}",
+        _LINEAR if pages is None else _pages_note(work, pages),
+        "other formats are arithmetic: engines are quantized as `quantize` in a config or the checkpoint says",
+        f"several GPUs: links at their published bandwidth, {GPUS_PER_NODE} GPUs a node and InfiniBand between nodes, "
+        "rings with NCCL's constants, nothing overlapped with computing; prompts pass a pipeline in parts, decode "
+        "steps as a whole",
+        "a budget for weights: all can be streamed, each once a step, at the published bandwidth of the link to the "
+        "host, while the GPU computes; the memory that they pass through is not counted",
+        *_ALWAYS,
+    ]
+    if model.active_parameters < model.parameters:
+        notes.append(_experts_note(model, mixture))
+    if model.quantized:
+        notes.append("quantized layers compute in the type of codes and inputs; input factors (AWQ) are not counted")
+    if model.kv_dtype.bits == 8:
+        notes.append(_quantized_caches_note(model, pages))
+    if model.has_windows:
+        notes.append("sliding layers cache all tokens, as trtkit's engines do")
+    return notes
+
+
+def _quantized_caches_note(model: DecoderModel, pages: CopiedPages | None) -> str:
+    """Say what caches in 8 bits need besides; an engine that reads pages where they are needs less than is counted."""
+    room = "8-bit caches also need room for one step's new keys and values"
+    if pages is not None and not pages.layers:
+        return f"{room}; room for one layer's caches in {model.dtype} is counted too, though attention reads the codes"
+    return f"{room}, and are read in {model.dtype} by one layer at a time"
+
+
+def _pages_note(work: Workload, pages: CopiedPages) -> str:
+    """Say what caches in pages take, and which of them a step copies."""
+    takes = f"caches are pages of {work.page_tokens} tokens, of which a sequence takes whole ones, and one is nobody's"
+    if not pages.layers:
+        return f"{takes}; attention reads them where they are"
+    layers = "all layers" if pages.share == 1 else f"{pages.layers} layers, {float(pages.share):.0%} of the caches,"
+    return (
+        f"{takes}; {layers} read, write and read again the pages of each sequence in every step, as if each ran "
+        "in a call of its own: the row `reads` has what an engine's attention is given"
+    )
+
+
+def _experts_note(model: DecoderModel, mixture: Mixture | None) -> str:
+    """Say which experts a step reads."""
+    share = f"{model.active_parameters / model.parameters:.0%} of all weights"
+    if mixture is None:
+        return f"a step reads all experts, which compute every token; those that one token needs are {share}"
+    each = f"a step reads {mixture.top_k} experts for each new token, at most all {mixture.num_experts}"
+    return f"{each}; what one token needs is {share}"
+
+
+def vision_assumptions(network: CountedNetwork) -> list[str]:
+    """Return what holds for a plan of a vision network."""
+    shapes = "; ".join(f"{name} {list(shape)}" for name, shape in network.shapes.items())
+    low, high = network.batches
+    known = f"counts hold for batch {low} alone" if low == high else "sizes but the batch are those of `opt`"
+    return [
+        f"{known} ({shapes} was described)",
+        "the memory floor is weights, inputs and outputs once: all layers in one kernel; `unfused` is the other end",
+        *_ALWAYS,
+    ]
+
+
+@dataclass(frozen=True)
+class VisionQuestion:
+    """A counted network and the images that come at once."""
+
+    network: CountedNetwork
+    batch: int
+
+    @property
+    def is_one_batch(self) -> bool:
+        """Whether counts are known at one batch only."""
+        low, high = self.network.batches
+        return low == high
+
+
+def plan_vision(question: VisionQuestion, gpu: PlannedGpu, demand: Demand = NO_DEMAND) -> VisionGpu:
+    """Return everything about one GPU. Times are floors: nothing that runs this network there can be faster."""
+    counts, batch = question.network.counts, question.batch
+    need = memory_need(counts, batch)
+    if question.is_one_batch:
+        most = batch if need.total <= gpu.memory_bytes else 0
+    else:
+        most = largest(lambda size: memory_need(counts, size).total <= gpu.memory_bytes, LARGEST_BATCH)
+    sizes = [] if question.is_one_batch else [2**power for power in range(most.bit_length()) if 2**power <= 256]
+    takes = all(gpu.takes(dtype) for dtype in counts.products)
+    fits, price = need.total <= gpu.memory_bytes, demand.price_per_hour
+    own_speed = speed(counts, batch, gpu, price)
+    return VisionGpu(
+        gpu=gpu,
+        memory=need,
+        fits=fits,
+        takes_precision=takes,
+        largest_batch=most,
+        speed=own_speed,
+        load=demand.plan(own_speed.images_per_second, fits=fits and takes),
+        curve=tuple(speed(counts, size, gpu, price) for size in sizes),
+    )
+
+
+def speed(counts: Counts, batch: int, gpu: PlannedGpu, price_per_hour: float | None) -> VisionSpeed:
+    """Return latency and throughput of one batch."""
+    latency = floor(counts, (batch, 0, 0), gpu)
+    per_s = batch / latency.seconds
+    unfused_ms = 1e3 * unfused_s(counts, (batch, 0, 0), gpu)
+    return VisionSpeed(batch, latency, unfused_ms, per_s, cost_per_million(price_per_hour, per_s))
+
+
+def memory_need(counts: Counts, batch: int) -> Need:
+    """Return the bytes of weights, and of results that are alive at once, nothing fused."""
+    return Need(counts.weight_bytes, 0, counts.activation_bytes((batch, 0, 0)))

@@ -1,6 +1,6 @@
 """How a model is quantized, by the `quantization_config` of its config.json alone: its weights may be elsewhere.
 
-What each tool writes there stands in the modules of `trtkit.sources.quantized` that read its checkpoints.
+What each tool writes there is in the modules of `trtkit.sources.quantized` that read its checkpoints.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _scheme_form(group: Json, layer: Layer, where: str) -> LayerForm:
 
 
 def _kv_cache(section: Json, where: str) -> Any:
-    """Return the caches' type, None where they stay."""
+    """Return the caches' type, None if they stay."""
     scheme, named = section.get("kv_cache_scheme"), section.get("kv_cache_quant_algo")
     if not scheme and not named:
         return None

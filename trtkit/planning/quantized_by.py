@@ -1,4 +1,4 @@
-"""How a model is quantized, out of a config's `quantize`, a source in few bits, or the network of a bundle."""
+"""How a model is quantized, out of a config's `quantize`, a source in low precision, or the network of a bundle."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 def quantized_of(planned: PlannedModel, spec: DecoderSpec) -> QuantizedModel | None:
-    """Return how the network of a plan is quantized, None where it is not.
+    """Return how the network of a plan is quantized, None if it is not.
 
     Raises ConfigError for a target whose GPUs cannot take its types, and what reading its source raises.
     """
@@ -72,7 +72,7 @@ def by_options(spec: DecoderSpec, options: QuantizeOptions) -> QuantizedModel:
 
 
 def by_source(spec: DecoderSpec, opened: DecoderSource) -> QuantizedModel | None:
-    """Return how a checkpoint is quantized, None where it is not. Its quantized layers are read one by one."""
+    """Return how a checkpoint is quantized, None if it is not. Its quantized layers are read one by one."""
     if not opened.quantized_by and opened.kv_cache is None:
         return None
     layers = {}

@@ -46,7 +46,7 @@ class LayerGroup:
 
 @dataclass(frozen=True)
 class StepWork:
-    """The whole network's work in one phase. fused_bytes: the least that it moves."""
+    """The whole network's work in one phase. fused_bytes: the fewest bytes it can move."""
 
     flops: int
     products: dict[str, int]

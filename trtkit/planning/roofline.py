@@ -21,13 +21,13 @@ class Roof(Protocol):
         ...
 
     def rate(self, dtype: str) -> float | None:
-        """Return operations a second of matrix products, None where it is not known."""
+        """Return operations a second of matrix products, None if it is not known."""
         ...
 
 
 @dataclass(frozen=True)
 class Floor:
-    """The least time. compute_s: None where no rate is known for a type; the floor is then memory's alone."""
+    """The least time. compute_s: None if no rate is known for a type; the floor is then memory's alone."""
 
     compute_s: float | None
     memory_s: float
@@ -69,7 +69,7 @@ def intensity(group: Group, point: Point) -> float:
 
 
 def compute_bound_batch(counts: Counts, length: int, gpu: Roof) -> int | None:
-    """Return the batch from which on decoding at `length` cached tokens is bound by compute; None where it never is.
+    """Return the batch from which on decoding at `length` cached tokens is bound by compute; None if it never is.
 
     Never: each sequence's cache takes longer to read than its tokens take to compute, at any batch. Both sides are
     lines in the batch, so two points give them; as long as a mixture reads but chosen experts, both bend.
@@ -91,7 +91,7 @@ def _is_compute_bound(counts: Counts, point: Point, gpu: Roof) -> bool:
 
 
 def _compute_s(products: Mapping[str, Multilinear], point: Point, gpu: Roof) -> float | None:
-    """Return the time of the tensor cores, None where a rate is not known."""
+    """Return the time of the tensor cores, None if a rate is not known."""
     total = 0.0
     for dtype, operations in products.items():
         rate = gpu.rate(dtype)

@@ -1,4 +1,4 @@
-"""What a plan's PATH stands for: a bundle, a config, a folder or file of a Hugging Face config, a published model."""
+"""What a plan's PATH represents: a bundle, a config, a folder or file of a Hugging Face config, a published model."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def model_of_bundle(bundle: Bundle) -> PlannedModel:
 
 
 def _of_config(path: str, overrides: Sequence[str | Override], target: str | None) -> PlannedModel:
-    """Return what a YAML file, a shipped config, a model's file or folder stands for."""
+    """Return what a YAML file, a shipped config, a model's file or folder represents."""
     if not path.endswith((".onnx", ".gguf")) and not Path(path).expanduser().is_dir():
         _check_name(path)
     return model_of_config(find_model_config(path, overrides, target), path)
@@ -183,7 +183,7 @@ def _of_architecture(name: str, overrides: Sequence[str | Override]) -> PlannedM
 
 
 def _bare_config(folder: str, name: str, precision: str, overrides: Sequence[str | Override]) -> ModelConfig:
-    """Return the config that a bare model stands for, with `overrides`."""
+    """Return the config that a bare model represents, with `overrides`."""
     safe = "".join(char if char.isalnum() or char in "._-" else "-" for char in name)
     data: Json = {"name": safe, "source": {"hf": folder}, "precision": precision, "llm": {}}
     for change in read_overrides(overrides):

@@ -41,7 +41,7 @@ class GroupCost:
 class NetworkCost:
     """A whole network at the shapes it was described at.
 
-    fused_bytes: the least that it has to move. cache_bytes: the part of these that is read from caches.
+    fused_bytes: the fewest bytes it has to move. cache_bytes: the part of these that is read from caches.
     alive_bytes: results that are alive while each layer runs, caches and weights aside, nothing fused.
     """
 
@@ -113,7 +113,7 @@ def _least_bytes(layer: LayerRecord, stored: dict[str, int]) -> int:
         return 2 * result + sum(tensor.size_bytes for tensor in layer.inputs[1:])
     if layer.type == "ROTARY_EMBEDDING":
         return layer.inputs[0].size_bytes + result
-    if layer.type == "ATTENTION_INPUT":  # its output stands for the operands, the next layer's for the result
+    if layer.type == "ATTENTION_INPUT":  # its output represents the operands, the next layer's for the result
         result = 0
     if layer.type == "ATTENTION_OUTPUT":
         return result

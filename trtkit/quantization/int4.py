@@ -165,7 +165,7 @@ ROUNDERS: dict[Algorithm, Rounder] = {"nearest": _nearest_each, "awq": _awq_toge
 
 
 def _inverse_factor(moments: torch.Tensor) -> torch.Tensor:
-    """Return the upper Cholesky factor of the inverse of moments, damped. Raises QuantizeError where there is none."""
+    """Return the upper Cholesky factor of the inverse of moments, damped. Raises QuantizeError if there is none."""
     mean = float(moments.diagonal().mean())
     for damping in (_DAMPING, 10 * _DAMPING, 100 * _DAMPING):
         damped = moments + damping * mean * torch.eye(len(moments))

@@ -1,4 +1,4 @@
-"""Weights in few bits for parts that the network API writes: rounded from the checkpoint as they are read.
+"""Weights in low precision for parts that the network API writes: rounded from the checkpoint as they are read.
 
 No data is measured: what is not weights alone scales its inputs while running, by token or by block.
 """
@@ -81,7 +81,7 @@ def _int4(weight: Array, block: int, options: PartOptions) -> QuantizedMatrix:
 
 
 def _mxfp8(weight: Array) -> tuple[Array, Array]:
-    """Round blocks of 32 by powers of two, the least that leave no number too large; return codes and scales."""
+    """Round blocks of 32 by powers of two, the smallest that leave no number too large; return codes and scales."""
     import ml_dtypes
 
     blocks = weight.reshape(len(weight), -1, FORMATS["mxfp8"].block)

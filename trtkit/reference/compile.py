@@ -15,12 +15,15 @@ from trtkit.reference.control_flow import Construct, live_nodes, outermost
 from trtkit.reference.flow import conditional_op, loop_op
 from trtkit.reference.layer import Layer, Lowered, Op, Settings
 from trtkit.reference.layers import LOWERINGS, OWNING
-from trtkit.reference.picking import Joined, joined_constants, picking, without_unread
 from trtkit.reference.program import Program, Step, failed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from trtkit.network.layer_graph import TensorSpec
+    from trtkit.reference.layer import Tensor
     from trtkit.reference.precision import Precision
+
 
 FOLD_LIMIT_BYTES = 1 << 20
 """Constants larger than this are computed from constants in every run instead, unless they only change form."""
@@ -99,7 +102,7 @@ class Compiler:
         return replace(node, inputs=tuple(self.slot(slot) for slot in node.inputs))
 
     def _step(self, unit: _Unit, once: set[int]) -> Step | None:
-        """Return the unit's step, None where its value is known now. once: slots made in this block and read once."""
+        """Return the unit's step, None if its value is known now. once: slots made in this block and read once."""
         if unit.construct is not None:
             make = loop_op if unit.construct.is_loop else conditional_op
             run = make(self, unit.construct, unit.inputs, unit.outputs)
@@ -280,3 +283,39 @@ def _with_frees(steps: list[Step], outputs: tuple[int, ...]) -> list[Step]:
         needed.update(touched)
         finished.append(replace(step, frees=tuple(sorted(touched))))
     return finished[::-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Constants of size 1 along the axis that they are joined along."""
+
+    axis: int
+    parts: tuple[Tensor, ...]
+
+
+def joined_constants(step: Step, layer: Layer, known: Mapping[int, Tensor]) -> Joined | None:
+    """Return what a step joins, if these are constants and each is one element of the axis."""
+    if step.kind != "CONCATENATION" or not all(slot in known for slot in step.inputs):
+        return None
+    axis, parts = layer.number("axis"), tuple(known[slot] for slot in step.inputs)
+    return Joined(axis, parts) if all(part.shape[axis] == 1 for part in parts) else None
+
+
+def picking(step: Step, layer: Layer, joined: Mapping[int, Joined]) -> Step:
+    """Return a gather of joined constants as a step that reads only those that it picks; other steps as they are."""
+    whole = joined.get(step.inputs[0]) if step.kind == "GATHER" else None
+    if whole is None or layer.number("num_elementwise_dims") or layer.option("mode") != "DEFAULT":
+        return step
+    if layer.number("axis") != whole.axis or len(layer.input_shape(1)) != 1:
+        return step
+
+    def run(_unread: None, index: Tensor) -> Tensor:
+        return torch.cat([whole.parts[place] for place in index.tolist()], whole.axis)
+
+    return replace(step, run=run, fast=run, inputs=(MISSING, step.inputs[1]))
+
+
+def without_unread(steps: Sequence[Step], outputs: Sequence[int]) -> list[Step]:
+    """Leave out joins that nothing reads any more."""
+    read = {slot for step in steps for slot in step.inputs}.union(outputs)
+    return [step for step in steps if step.kind != "CONCATENATION" or read.intersection(step.outputs)]

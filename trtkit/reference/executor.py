@@ -87,7 +87,7 @@ class Executor:
 
         keep: names of further tensors to return, or "all"; those inside loops and branches are not seen.
         on_tensor: told each tensor's name and value as it is computed; the value is valid during the call.
-        on_layer: told each layer's name and seconds as it has run, where no tensor is asked for.
+        on_layer: told each layer's name and seconds as it has run, where no tensor is requested.
         Raises ExecutionError for inputs that the network does not take and for layers that fail.
         """
         values = list(self._program.initial)

@@ -1,23 +1,57 @@
-"""A TensorRT layer as the lowerings see it, and what a lowering returns."""
+"""A TensorRT layer as the lowerings see it: attributes, weights as torch tensors, what one run derives once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from trtkit.dtypes import INT4
 from trtkit.errors import ExecutionError
 from trtkit.network.layer_view import LayerView
-from trtkit.reference.memo import RunMemo
-from trtkit.reference.weights import weights_tensor
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
-    from trtkit.network.layer_graph import TensorSpec
+    from trtkit.network.layer_graph import TensorSpec, Weights
     from trtkit.reference.precision import Precision
     from trtkit.reference.ranks import Rank
+
+
+Result = TypeVar("Result")
+
+_MAX_ENTRIES = 64
+
+
+class RunMemo:
+    """Results by function and arguments, kept until the run ends; arguments are kept too.
+
+    A decoder's layers read one mask, one set of positions and one set of write indices: each finds what it needs of
+    them here. Tensors count as equal where they are one object, so only what no layer overwrites may be asked for.
+    """
+
+    def __init__(self) -> None:
+        self._results: dict[Any, tuple[tuple[Any, ...], Any]] = {}
+
+    def once(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Return function(*arguments), computed once in a run. Arguments other than tensors are hashable."""
+        key = (function, *[id(item) if isinstance(item, torch.Tensor) else item for item in arguments])
+        entry = self._results.get(key)
+        if entry is None:
+            if len(self._results) >= _MAX_ENTRIES:  # the layers of a loop's body would add to it without end
+                self._results.clear()
+            entry = self._results[key] = (arguments, function(*arguments))
+        result: Result = entry[1]
+        return result
+
+    def __enter__(self) -> None:
+        """Begin a run."""
+
+    def __exit__(self, *_: object) -> None:
+        """Forget all: the memory of the run's inputs may hold other values in the next."""
+        self._results.clear()
+
 
 Tensor = torch.Tensor
 Op = Callable[..., Any]
@@ -55,7 +89,7 @@ class Settings:
 class Layer(LayerView):
     """One layer, read once when the network is compiled.
 
-    inputs: None where an optional input is left out.
+    inputs: None if an optional input is left out.
     known: values of the inputs that are the same in every run, None for the others.
     """
 
@@ -115,7 +149,7 @@ class Layer(LayerView):
         return spec.shape
 
     def weights(self, attribute: str, dtype: DType | None = None) -> Tensor | None:
-        """Return a weights parameter as a flat tensor, in the type that holds `dtype`; None where it is empty."""
+        """Return a weights parameter as a flat tensor, in the type that holds `dtype`; None if it is empty."""
         held = self.node.weights.get(attribute)
         return None if held is None else self.to_storage(weights_tensor(held), dtype)
 
@@ -137,3 +171,18 @@ def sizes(value: Tensor) -> list[int]:
     """Return the values of a shape tensor."""
     numbers: list[int] = value.reshape(-1).tolist()
     return numbers
+
+
+# e2m1: sign, two exponent bits, one mantissa bit (OCP Microscaling Formats specification 1.0, section 5.3.3)
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+def weights_tensor(weights: Weights) -> torch.Tensor:
+    """Return weights as a flat tensor: a view of their bytes, or unpacked for 4-bit types (int8, fp16)."""
+    raw = torch.from_numpy(weights.raw)
+    if weights.dtype.bits != INT4.bits:
+        return raw.view(getattr(torch, weights.dtype.torch))
+    nibbles = torch.stack((raw & 15, raw >> 4), dim=1).reshape(-1)[: weights.count]
+    if weights.dtype == INT4:
+        return ((nibbles ^ 8).to(torch.int8) - 8).contiguous()
+    return torch.tensor(FP4_VALUES, dtype=torch.float16)[nibbles.long()]

@@ -73,7 +73,7 @@ def verdict_title(title: str, verdict: str, *, passed: bool) -> str:
 
 
 def section(title: str, *parts: str, level: int = 2) -> Iterable[str]:
-    """Yield a heading and what stands under it; nothing if all of that is empty."""
+    """Yield a heading and what is under it; nothing if all of that is empty."""
     if any(parts):
         yield f"<h{level}>{escape(title)}</h{level}>"
         yield from parts

@@ -178,7 +178,7 @@ def _layers(report: Report) -> Iterator[str]:
 
 
 def _error_chart(report: Report) -> str:
-    """Return the errors in the network's order; a layer without an error stands on the floor."""
+    """Return the errors in the network's order; a layer without an error is on the floor."""
     positive = [each.relative_rms_error for each in report.layers if 0 < each.relative_rms_error < math.inf]
     low, high = min([*positive, report.tolerance]) / 10, 10 * max([*positive, report.tolerance])
     rows: list[Row] = [

@@ -79,7 +79,7 @@ class NcclCommunicator:
 
 
 class HostCommunicator:
-    """A communicator of host memory: a pointer that stands for the ranks themselves, in `known`."""
+    """A communicator of host memory: a pointer that represents the ranks themselves, in `known`."""
 
     def __init__(self, known: dict[int, Rank], ranks: Rank) -> None:
         self._known, self._pointer = known, id(ranks)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class HostDevice:
     """Host memory with a GPU's rules: aligned, filled with NaN until written, work that waits until it is waited for.
 
-    streams: by handle, as TensorRT names them. communicators: the ranks that a communicator's pointer stands for.
+    streams: by handle, as TensorRT names them. communicators: the ranks that a communicator's pointer represents.
     hurries: whether siblings of a stream run their work at once, as far as they need not wait for another stream's.
     """
 
@@ -52,7 +52,7 @@ class HostDevice:
         return stream
 
     def connect(self, ranks: Rank) -> HostCommunicator:
-        """Return a communicator that stands for the ranks themselves."""
+        """Return a communicator that represents the ranks themselves."""
         return HostCommunicator(self.communicators, ranks)
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A plan that TensorRT has loaded, and its execution contexts: every refusal of TensorRT's is an error in its words."""
+"""A plan that TensorRT has loaded, its execution contexts and layer times; each refusal is an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from trtkit.dtypes import from_tensorrt
 from trtkit.errors import BackendError
 from trtkit.network.trt_errors import error_recorder
-from trtkit.runtime.layer_profiler import layer_profiler
 from trtkit.runtime.runtime_cache import RuntimeCache
 from trtkit.runtime.weight_budget import over_budget
 
@@ -234,3 +233,18 @@ def _mapped(plan: Path) -> mmap.mmap | bytes:
 
 def _reason(texts: Sequence[str]) -> str:
     return f": {texts[-1]}" if texts else ""
+
+
+def layer_profiler(backend: Backend) -> Any:
+    """Return an IProfiler. Its `seconds` are by layer, in the order that they were told; equal names are added up."""
+    base: Any = backend.trt.IProfiler
+
+    class LayerProfiler(base):  # type: ignore[misc]  # TensorRT's class is known when it is loaded
+        def __init__(self) -> None:
+            base.__init__(self)
+            self.seconds: dict[str, float] = {}
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            self.seconds[layer_name] = self.seconds.get(layer_name, 0.0) + ms / 1e3
+
+    return LayerProfiler()

@@ -171,7 +171,7 @@ def _answer_arrays(bundle: Bundle, run: Run, file: Path, reader: Reader) -> Iter
 
 
 def _rows(manifest: Manifest) -> _Rows:
-    """Return how many rows the only input may have. Raises SourceError for rows that are no pictures of their own."""
+    """Return how many rows the only input may have. Raises SourceError for rows that are not pictures of their own."""
     record = manifest.inputs[0]
     if record.shape[0] != -1:
         rows = _Rows(record.shape[0], record.shape[0], record.shape[0])

@@ -84,7 +84,7 @@ class Sequences:
         return self.tokens[slot, : self.lengths[slot]]
 
     def generated(self, slot: int) -> Ints:
-        """Return a view of the tokens behind the prompt."""
+        """Return a view of the tokens after the prompt."""
         return self.tokens[slot, self.prompt_lengths[slot] : self.lengths[slot]]
 
     def known(self, slot: int) -> list[int]:

@@ -40,7 +40,7 @@ class SoftTokens:
         assert len(self.places) == len(self.vectors) == len(self.keys)
 
     def within(self, start: int, stop: int) -> slice:
-        """Return which of the vectors stand at positions from `start` to `stop`."""
+        """Return which of the vectors are at positions from `start` to `stop`."""
         first, last = np.searchsorted(self.places, (start, stop)).tolist()
         return slice(first, last)
 
@@ -57,7 +57,7 @@ class SoftTokens:
         return first if first > start else int(end)
 
     def rope_at(self, start: int, count: int) -> Ints | None:
-        """Return M-RoPE's positions [3, count] from `start` on: behind the prompt all three go on from its largest."""
+        """Return M-RoPE's positions [3, count] from `start` on: after the prompt all three go on from its largest."""
         if self.rope_positions is None:
             return None
         length = self.rope_positions.shape[1]
@@ -90,7 +90,7 @@ def pieces(length: int, size: int, soft: SoftTokens | None) -> Iterator[slice]:
 
 
 def shared_length(one: SoftTokens | None, other: SoftTokens | None) -> int | None:
-    """Return how many tokens two prompts of equal ids share, None where their vectors part nowhere."""
+    """Return how many tokens two prompts of equal ids share, None if their vectors part nowhere."""
     ends = []
     for mine, theirs in ((one, other), (other, one)):
         keys = {} if theirs is None else dict(zip(theirs.places.tolist(), theirs.keys.tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Several replicas behind a router, moved on in the order of time."""
+"""Several replicas that share a router, moved on in the order of time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's own slots, with ids of blocks in the place of tokens."""
+"""The engine's own slots, with ids of blocks instead of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's weights by name, each mapped or decoded when it is asked for."""
+"""A model's weights by name, each mapped or decoded when it is requested."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def check_finite(checkpoint: Mapping[str, Array], where: str = "") -> None:
 
 
 def _not_finite(name: str, array: Array, where: str) -> Problem | None:
-    """Return what is wrong with one array, None where every value is finite."""
+    """Return what is wrong with one array, None if every value is finite."""
     if isinstance(array, QuantizedMatrix):
         array = array.scales.astype(np.float32)  # codes are finite
     if array.dtype.kind in "biu":

@@ -43,9 +43,9 @@ class DecoderSource:
 
     config: fields of a `config.json`. checkpoint: arrays, bf16 through ml_dtypes; reading an item maps or decodes it.
     files: all that was or will be read. where: what errors call the model.
-    quantized_by: who quantized the checkpoint, whose quantized layers are `QuantizedMatrix`; empty where none are.
-    kv_cache: how its caches are quantized; None where they are not.
-    note: what was kept in few bits and what was not, for those who read the build's steps.
+    quantized_by: who quantized the checkpoint, whose quantized layers are `QuantizedMatrix`; empty if none are.
+    kv_cache: how its caches are quantized; None if they are not.
+    note: what was kept in low precision and what was not, for those who read the build's steps.
     has_mxfp4: whether experts are in MXFP4.
     folder: the Hugging Face folder, if transformers itself reads it alike; None for quantized and other checkpoints.
     """
@@ -114,7 +114,7 @@ def open_gguf(path: Path, *, keep_quantized: bool = False) -> DecoderSource:
 
 
 def _kept(file: GgufFile, weights: Mapping[str, StoredArray]) -> str:
-    """Say how many matrices stay in few bits, and which types do not. Raises SourceError where none does."""
+    """Say how many matrices stay in low precision, and which types do not. Raises SourceError where none does."""
     kept = sum(array.is_quantized for array in weights.values())
     kinds = {2: KEPT, 3: KEPT_EXPERTS}
     others = {each.type for each in file.tensors.values() if each.type not in kinds.get(len(each.shape), (each.type,))}
@@ -153,7 +153,7 @@ def open_trtllm(folder: Path) -> DecoderSource:
 
 
 def _config_file(folder: Path, fix: str) -> Path:
-    """Return the folder's config.json. Raises SourceError where there is none."""
+    """Return the folder's config.json. Raises SourceError if there is none."""
     path = folder / "config.json"
     if not path.is_file():
         raise SourceError("the folder has no `config.json`", str(folder), fix)

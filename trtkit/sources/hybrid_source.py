@@ -63,8 +63,8 @@ def open_hybrid_folder(folder: Path) -> HybridSource:
 class PartFactory:
     """Makes the torch module of an ONNX part.
 
-    factory: `package.module:callable`, called with `arguments`. prefix: what stands before the module's names in the
-    checkpoint; None where the factory, given the folder, loads them itself. names: what they begin with behind it.
+    factory: `package.module:callable`, called with `arguments`. prefix: what precedes the module's names in the
+    checkpoint; None if the factory, given the folder, loads them itself. names: what they begin with after it.
     """
 
     factory: str

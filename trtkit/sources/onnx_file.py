@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @reader
 def read_graph(path: Path) -> onnx.ModelProto:
-    """Parse `path` without its external data. Raises SourceError where it is no whole ONNX model."""
+    """Parse `path` without its external data. Raises SourceError if it is not a complete ONNX model."""
     import onnx
     from google.protobuf.message import DecodeError
 

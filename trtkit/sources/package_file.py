@@ -18,7 +18,7 @@ SCHEME = "package://"
 def resolve(path: str, requires: str | None = None) -> Path:
     """Return the file that `path` names, without importing its package.
 
-    requires: what pip installs to provide it, named in the error. Raises SourceError where there is no such file.
+    requires: what pip installs to provide it, named in the error. Raises SourceError if there is no such file.
     """
     if not path.startswith(SCHEME):
         return _existing(Path(path))
@@ -44,7 +44,7 @@ def install_line(requires: str | None) -> str:
 
 
 def _existing(path: Path) -> Path:
-    """Return `path`. Raises SourceError where it is no readable file or folder."""
+    """Return `path`. Raises SourceError if it is not a readable file or folder."""
     if not path.exists():
         beside = path.parent.glob(f"*{path.suffix}") if path.parent.is_dir() else ()
         nearby = sorted(entry.name for entry in beside if not entry.name.startswith("."))

@@ -1,4 +1,4 @@
-"""The files of a head that guesses tokens."""
+"""The files of a draft head."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def read_state_dict(path: Path) -> dict[str, StoredArray]:
-    """Return the arrays of a file that torch saved: a state dict, or one under `state_dict` beside plain data.
+    """Return the arrays of a file that torch saved: a state dict, or one under `state_dict` next to plain data.
 
     Raises SourceError where it holds anything else: code in a pickle is never run.
     """

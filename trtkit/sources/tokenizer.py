@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
     """What can put a model's tokenizer into a folder."""
 
     def write(self, folder: Path) -> list[Path]:
-        """Write the files that `transformers.AutoTokenizer` needs; return those written, none where there is none."""
+        """Write the files that `transformers.AutoTokenizer` needs; return those written, none if there is none."""
         ...
 
 

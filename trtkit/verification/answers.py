@@ -55,7 +55,7 @@ def agreement(
 
 
 def _detections(pairs: Sequence[tuple[Arrays, Arrays]], required: float, task: Task | None = None) -> Agreement:
-    """Compare detections by IoU and class; nothing where outputs are not a detector's or detect nothing."""
+    """Compare detections by IoU and class; nothing if outputs are not a detector's or detect nothing."""
     agreeing, total, counts = 0, 0, []
     for ours, theirs in pairs:
         sides = [_read(side, theirs, task) for side in (ours, theirs)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def two_rows(inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, tuple[int, ...]] | None:
-    """Return the first profile's opt shapes with two rows; None where its axis 0 does not go from one row to two."""
+    """Return the first profile's opt shapes with two rows; None if its axis 0 does not go from one row to two."""
     shapes = profiles[0] if profiles else {}
     if not inputs or any(spec.name not in shapes for spec in inputs):
         return None
@@ -27,7 +27,7 @@ def two_rows(inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]) 
 def row_by_row(run: Callable[[Arrays], Arrays], inputs: Arrays) -> tuple[Arrays, Arrays] | None:
     """Return the outputs of two rows together, and of each alone, joined.
 
-    None where an output does not grow with the rows, as the list of what a detector found in all of them.
+    None if an output does not grow with the rows, as the list of what a detector found in all of them.
     """
     together = run(inputs)
     alone = [run({name: value[row : row + 1] for name, value in inputs.items()}) for row in range(2)]

@@ -50,7 +50,7 @@ def _random(
     units: Mapping[str, int],
     generator: np.random.Generator,
 ) -> Shapes:
-    """Draw a size for each symbol inside every range it stands in; equal symbols get equal sizes."""
+    """Draw a size for each symbol inside every range it is in; equal symbols get equal sizes."""
     low: dict[str, int] = {}
     high: dict[str, int] = {}
     for spec in inputs:

@@ -233,7 +233,7 @@ def _ranks_corner(verifier: DecoderVerifier, prompts: list[Prompt]) -> Corner:
 
 
 def _head_corners(verifier: DecoderVerifier, prompts: list[Prompt], head: OpenedSpeculator) -> Iterator[Corner]:
-    """Compare the logits of the head that guesses tokens with its reference's, and the model's of guesses in a tree."""
+    """Compare the logits of the draft head with its reference's, and the model's of guesses in a tree."""
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
     opened = head, verifier.head_weights(head)
     shapes: Shapes = {"input_ids": (1, len(longest.ids))}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.encoded import AudioPrompts, EncoderPrompt, TextPrompts
     from trtkit.sources.decoder_source import DecoderSource
 
-# Tokens that the decoder is asked for behind an answer's first ones.
+# Tokens requested from the decoder after an answer's first ones.
 _DRAWN = 6
 
 

@@ -1,4 +1,4 @@
-"""The whole model in torch: what a hybrid is compared with, its parts at the modules that they stand for."""
+"""The whole model in torch: what a hybrid is compared with, its parts at the modules that they represent."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _LARGEST_BYTES = 1 << 30
 
 
 def onnx_runtime_tensors(path: Path, inputs: Mapping[str, Array], wanted: set[str]) -> dict[str, Array]:
-    """Run `path` with the wanted float tensors as outputs; empty where ONNX Runtime cannot."""
+    """Run `path` with the requested float tensors as outputs; empty if ONNX Runtime cannot."""
     import onnx
 
     if path.stat().st_size > _LARGEST_BYTES:

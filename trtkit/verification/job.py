@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def verify(request: VerifyRequest, context: Context) -> Report:
-    """Compare outputs on samples and profile corners, parts, and if wanted every layer."""
+    """Compare outputs on samples and profile corners, parts, and every layer if requested."""
     verifier = Verifier(request, context.report)
     samples = verifier.samples(request.request.inputs)
     outputs, agreed = _compare_samples(verifier, samples, context.report)

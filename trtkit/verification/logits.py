@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def compare_rows(ours: torch.Tensor, theirs: torch.Tensor, limits: Limits) -> Comparison:
-    """Compare rows [S, V] of one prompt: a position is a slice of axis 1, as behind a batch of 1."""
+    """Compare rows [S, V] of one prompt: a position is a slice of axis 1, as after a batch of 1."""
     return compare(to_array(ours.float())[None], to_array(theirs.float())[None], limits.floor)
 
 
@@ -33,7 +33,7 @@ class LogitsCompared:
         self._spreads += [] if moved is None else [moved]
 
     def output(self) -> Output:
-        """Return the worst of all, and the least that positions differ by."""
+        """Return the worst of all, and the smallest difference between positions."""
         compared = worst(self._comparisons)
         spread = max(self._spreads, default=None)
         return Output(**vars(compared), passed=compared.is_within(self._limits), spread=spread)

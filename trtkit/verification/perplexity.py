@@ -81,7 +81,7 @@ def read_window(executions: Sequence[DecoderExecution], ids: Sequence[int]) -> W
 
 
 def _log_probabilities(execution: DecoderExecution, chunk: Sequence[int], start: int) -> torch.Tensor:
-    """Return the log probabilities [S, V] behind each token of a chunk, in fp64."""
+    """Return the log probabilities [S, V] after each token of a chunk, in fp64."""
     new = np.array([chunk], np.int64)
     call = Call(0, new, np.array([start], np.int64), np.array([new.shape[1]], np.int64))
     return torch.log_softmax(execution.forward(call)[0].cpu().double(), dim=-1)

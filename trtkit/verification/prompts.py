@@ -1,4 +1,4 @@
-"""The prompts that an LLM is verified on: text through its own tokenizer, or token ids where it has none."""
+"""The prompts that an LLM is verified on: text through its own tokenizer, or token ids if it has none."""
 
 from __future__ import annotations
 

@@ -147,5 +147,5 @@ def has_calibration(config: ModelConfig) -> bool:
 
 
 def calibration_samples(config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[Sample]:
-    """Return the samples that a model was quantized on, none where it was not or they are gone. Raises TrtkitError."""
+    """Return the samples that a model was quantized on, none if it was not or they are gone. Raises TrtkitError."""
     return read_calibration(config, inputs) if has_calibration(config) else []

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _NEW_TOKENS = 24
 
-# What small models know; an answer is right where one of the words stands in it.
+# What small models know; an answer is right where one of the words is in it.
 QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("What is the capital of France?", ("Paris",)),
     ("What is the capital of Italy?", ("Rome",)),
@@ -59,7 +59,7 @@ def ask(execution: DecoderExecution, tokenizer: Tokenizer) -> list[Answer]:
 
 
 def holds_one_of(text: str, words: Sequence[str]) -> bool:
-    """Whether one of the words stands in a text, as a word, in small or capital letters."""
+    """Whether one of the words is in a text, as a word, in small or capital letters."""
     return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) for word in words)
 
 

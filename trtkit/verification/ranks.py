@@ -130,7 +130,7 @@ def _counterpart(name: str, names: Mapping[str, LayerName]) -> str:
 
 
 def _values(ranks: RankNetworks, call: Call, wanted: Sequence[str]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield each rank's wanted tensors, stage by stage."""
+    """Yield each rank's requested tensors, stage by stage."""
     decoder = RankedDecoder(ranks, len(call.starts))
     for stage in ranks.stages():
         decoders = [decoder.decoders[rank] for rank in stage]

@@ -114,7 +114,7 @@ class Origin:
     """What a network was made from.
 
     onnx: the network's own ONNX file, the reference of last resort. outputs: the network's, in order.
-    digests: the source files' SHA-256 at the build of a bundle, None where the source has just been read.
+    digests: the source files' SHA-256 at the build of a bundle, None if the source has just been read.
     trusts_source: whether a factory that the config names may be run. A bundle is data: its user has to say so.
     are_inside: whether `outputs` are tensors inside the ONNX file, as the rows before NMS.
     """
@@ -160,7 +160,7 @@ def source_reference(config: ModelConfig) -> OnnxRuntimeReference:
 
 
 def unusable(source: Source, origin: Origin) -> tuple[str, str]:
-    """Return why the source is no reference and what to do about it, empty if it is one."""
+    """Return why the source is not a reference and what to do about it, empty if it is one."""
     if source.torch is not None and not origin.trusts_source:
         return factory_withheld(source.torch.factory), TRUST_FIX
     change = source_change(source, origin.digests)
@@ -178,7 +178,7 @@ def _other(config: ModelConfig) -> str:
 
 
 def source_change(source: Source, digests: Sequence[str] | None) -> str:
-    """Return in words how the source differs from what a bundle was built from, empty where it does not."""
+    """Return in words how the source differs from what a bundle was built from, empty if it does not."""
     if digests is None:
         return ""
     try:

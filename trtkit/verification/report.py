@@ -198,7 +198,7 @@ class LayerError:
     node: the ONNX node that the layer came from, empty for layers that the parser added.
     reads: the tensors that the layer reads.
     relative_rms_error: against the widened network.
-    reference_error: of the widened network against ONNX Runtime's tensor of that name, None where there is none.
+    reference_error: of the widened network against ONNX Runtime's tensor of that name, None if there is none.
     headroom_bits: by type, how often the largest value could double before it overflows; negative is an overflow. For a
         tensor of zeros, how often the type's smallest value could.
     flushed: by type, the share of nonzero values that would become zero.

@@ -21,7 +21,7 @@ _SHARE = 0.1
 def spread(answers: Sequence[Array]) -> float | None:
     """Return how far a model's answers to different inputs are from their mean: relative RMS, the largest over inputs.
 
-    None where there are fewer than two of one shape.
+    None if there are fewer than two of one shape.
     """
     first = answers[0].shape if answers else ()
     alike = [answer.astype(np.float64) for answer in answers if answer.shape == first and np.isfinite(answer).all()]
@@ -33,7 +33,7 @@ def spread(answers: Sequence[Array]) -> float | None:
 
 
 def hollow_outputs(outputs: Mapping[str, Output], limits: Limits) -> tuple[str, ...]:
-    """Return outputs whose pass proves nothing: one that never moved would pass too, and the error is no smaller.
+    """Return outputs whose pass is inconclusive: one that never moved would pass too, and the error is not smaller.
 
     An output of nothing but NaN is one too.
     """

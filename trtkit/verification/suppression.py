@@ -114,7 +114,7 @@ def matched(ours: Arrays, theirs: Arrays, tolerance: float) -> tuple[Arrays, Arr
     """Return the boxes and scores that two runs share, in one order, and the share of boxes that one has alone.
 
     A pair is of one class and overlaps by an IoU of 0.5 or more. Near ties in score come out differently in other
-    arithmetic, and then another box stands for an object: pairs ten times the tolerance apart count as unshared.
+    arithmetic, and then another box represents an object: pairs ten times the tolerance apart count as unshared.
     """
     sides = [read_selected(*(side[name] for name in NMS_OUTPUTS)) for side in (ours, theirs)]
     pairs = [

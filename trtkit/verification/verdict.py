@@ -68,7 +68,7 @@ def fix(report: Report) -> str:
 
 
 def is_nms_idle(report: Report) -> bool:
-    """Whether NMS inside the network selected nothing in any run, so that its pass proves nothing."""
+    """Whether NMS inside the network selected nothing in any run, so that its pass is inconclusive."""
     return report.nms is not None and report.nms.boxes == 0
 
 

@@ -72,7 +72,7 @@ class Verifier:
         return samples
 
     def _calibration_samples(self) -> list[Sample]:
-        """Return what the model was quantized on; data of one part's inputs only is no sample of the whole."""
+        """Return what the model was quantized on; data of one part's inputs only is not a sample of the whole."""
         try:
             samples = calibration_samples(self.config, self.inputs)
             for sample in samples:
@@ -94,7 +94,7 @@ class Verifier:
         return ours, {name: theirs[name] for name in ours}
 
     def batch_rows(self) -> BatchRows | None:
-        """Return whether rows of axis 0 know of each other; None where there is one row only, or random ones fail."""
+        """Return whether rows of axis 0 know of each other; None if there is one row only, or random ones fail."""
         shapes = two_rows(self.inputs, self.profiles)
         if shapes is None:
             return None
@@ -169,11 +169,11 @@ class Verifier:
 
     @property
     def is_exact(self) -> bool:
-        """Whether near ties come out in the reference's order: nothing is rounded to fewer bits than fp32 has."""
+        """Whether near ties come out in the reference's order: nothing is rounded to lower precision than fp32 has."""
         return self.config.precision == "fp32" and self.config.quantize is None
 
     def rows(self) -> Rows | None:
-        """Return how many rows had no partner in the worst run, None where rows are not paired."""
+        """Return how many rows had no partner in the worst run, None if rows are not paired."""
         if not self.pairs_rows:
             return None
         allowed = self.config.verify.max_unpaired_rows

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.model import RuntimeName
     from trtkit.runtime.tasks.answers import Answer
 
-# COCO's measure wants boxes of every score: its precision is over all recalls. Ultralytics validates so too.
+# COCO's measure needs boxes of every score: its precision is over all recalls. Ultralytics validates so too.
 _LEAST_SCORE = 0.001
 _TOP = (1, 5)
 

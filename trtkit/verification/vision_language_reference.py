@@ -61,7 +61,7 @@ class VisionLanguageReference:
         return [int(token) for token in sequences[0, len(ids) :]]
 
     def _images(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
-        """Return what the model takes of images; Idefics3's processor wants them by prompt."""
+        """Return what the model takes of images; Idefics3's processor needs them by prompt."""
         if not images:
             return {}
         is_tiled, is_cropped = hasattr(self.model.config, "scale_factor"), self.model.config.model_type == "internvl"

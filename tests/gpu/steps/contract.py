@@ -138,7 +138,7 @@ def capturable(place: Place) -> Seen:
 
 def profilers_wait(place: Place) -> Seen:
     """14: with a profiler, execute_async_v3 returns when the work is done."""
-    from trtkit.runtime.layer_profiler import layer_profiler
+    from trtkit.runtime.loaded_engine import layer_profiler
 
     opened = Opened.classifier(place).ready()
     opened.compute(torch.ones(SHAPE))

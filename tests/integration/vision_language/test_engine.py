@@ -14,7 +14,7 @@ from trtkit import LLM, SamplingParams
 from trtkit.inputs.vision_language import PreparedImage
 from trtkit.runtime.scheduling import SchedulingParams
 from trtkit.runtime.soft_tokens import SoftTokens, shared_length
-from trtkit.runtime.vision_language.placeholders import rope_positions
+from trtkit.runtime.vision_language.image_prompts import rope_positions
 
 if TYPE_CHECKING:
     from typing import Any

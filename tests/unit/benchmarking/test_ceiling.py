@@ -15,7 +15,7 @@ from trtkit.benchmarking.ceiling_report import MeasuredRates, PhaseLayers, Publi
 from trtkit.planning.counts import Counts, Group
 from trtkit.planning.gpus import find_gpus, gpu_of_device
 from trtkit.planning.multilinear import Multilinear
-from trtkit.report.layers import roofline_plots
+from trtkit.report.benchmark import roofline_plots
 
 POINT = (1, 0, 0)
 _HEAD = "<meta name='viewport'><meta name='color-scheme'>"

@@ -7,8 +7,7 @@ import pytest
 from onnx import helper
 
 from tests import models
-from trtkit.engine.advice import advice_for
-from trtkit.engine.diagnose import diagnose
+from trtkit.engine.diagnose import advice_for, diagnose
 from trtkit.engine.jobs import DiagnoseRequest
 from trtkit.errors import UnsupportedOperatorsError
 from trtkit.jobs.job import Context

@@ -11,8 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from trtkit.errors import ProblemsError, SourceError, TrtkitError
-from trtkit.lora.adapter import open_adapter
-from trtkit.lora.adapter_config import check_config
+from trtkit.lora.adapter import check_config, open_adapter
 from trtkit.models.registry import decoder_spec
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from trtkit.errors import ConfigError
 from trtkit.jobs.runner import InlineRunner
 from trtkit.models.registry import decoder_spec
 from trtkit.planning import paged
-from trtkit.planning.assumptions import llm_assumptions
 from trtkit.planning.counts import Counts
 from trtkit.planning.decoder_model import decoder_model, workload
 from trtkit.planning.formats import FORMATS, in_format
@@ -26,7 +25,7 @@ from trtkit.planning.gpus import find_gpus
 from trtkit.planning.memory import Footprint
 from trtkit.planning.multilinear import Multilinear
 from trtkit.planning.paged import CopiedPages, copied_pages
-from trtkit.planning.plan import PlanRequest, make_plan
+from trtkit.planning.plan import PlanRequest, llm_assumptions, make_plan
 from trtkit.planning.report import LlmReport
 from trtkit.planning.shares import tensor_share
 from trtkit.planning.source import PlannedModel

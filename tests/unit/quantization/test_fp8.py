@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trtkit.quantization.llm.fp8 import least_error_scales
+from trtkit.quantization.llm.modelopt import least_error_scales
 
 
 def error_of(weight: torch.Tensor, scale: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from trtkit.quantization.llm.calibration import Measured, Statistics
 from trtkit.quantization.llm.choice import Layer
-from trtkit.quantization.llm.smoothing import kept_in_16_bits, rounding_error
+from trtkit.quantization.llm.modelopt import kept_in_16_bits, rounding_error
 
 OUT, IN, TOKENS = 48, 64, 512
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from trtkit.reference.memo import RunMemo
+from trtkit.reference.layer import RunMemo
 
 
 def test_a_result_is_computed_once_per_run_and_tensor() -> None:

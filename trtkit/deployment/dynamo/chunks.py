@@ -58,7 +58,7 @@ def _entry(token: int, logprob: float, rank: int, tokenizer: Tokenizer | None) -
 
 
 def _prompt_logprobs(places: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) -> list[Fields | None]:
-    """Return what the model made of each token of the prompt; nothing stands before the first."""
+    """Return what the model made of each token of the prompt; nothing precedes the first."""
     return [None, *(_prompt_place(place, tokenizer) for place in places)]
 
 

@@ -1,4 +1,4 @@
-"""Prefill apart from decoding: one worker computes prompts and lends their caches, another borrows them and answers.
+"""Prefill apart from decoding: one worker computes prompts and lends caches by NIXL, another borrows them.
 
 Dynamo's frontend sends a prompt to a prefill worker first, then to a decode worker with what the first one returned.
 Nothing depends on a loan: a prompt whose cache does not arrive is computed by the decode worker.
@@ -7,18 +7,32 @@ Nothing depends on a loan: a prompt whose cache does not arrive is computed by t
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
+import queue
+import secrets
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from trtkit.deployment.dynamo.transfer import Borrower, Lender
-from trtkit.jobs.json_form import to_json
+import numpy as np
+import torch
+
+from trtkit.errors import ExecutionError
+from trtkit.jobs.json_form import from_json, to_json
+from trtkit.runtime.decoder import CacheForm, SavedSequence
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from dynamo.common.backend.engine import GenerateRequest
 
-    from trtkit.deployment.dynamo.transfer import Loan
     from trtkit.runtime.generation import Engine
     from trtkit.runtime.llm import EngineThread
+
 
 log = logging.getLogger("trtkit.dynamo")
 
@@ -83,3 +97,199 @@ class Decode:
         except Exception as error:
             what = "; ".join(str(error).splitlines())
             log.warning("a prompt of %d tokens is computed here, its cache did not arrive: %s", len(ids), what)
+
+
+_SEAL_BYTES = 64
+_POLL_S = 0.0003
+_WHERE = "transfer of a prompt's cache"
+
+
+@dataclass(frozen=True)
+class Loan:
+    """Where a borrower finds a cache, as JSON among a request's data.
+
+    agent: the lender's NIXL metadata in base64. address, in its memory, of the seal; the bytes follow it.
+    nonce: names the loan. form: what the bytes are.
+    """
+
+    agent: str
+    address: int
+    nonce: str
+    form: CacheForm
+
+
+def _seal(loan_nonce: str, form: CacheForm, ids: Sequence[int]) -> bytes:
+    """Return what precedes the bytes of a loan: it fits this loan, this form and these token ids only."""
+    digest = blake2b(digest_size=_SEAL_BYTES)
+    digest.update(f"{loan_nonce} {to_json(form)}".encode())
+    digest.update(np.asarray(ids[: form.tokens], np.int64).tobytes())
+    return digest.digest()
+
+
+class Agent:
+    """A NIXL agent of this process. Calls may come from several threads.
+
+    NIXL's own thread for progress never sleeps: it would take a core from the engine of each worker.
+    """
+
+    def __init__(self) -> None:
+        from nixl._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
+
+        strict = nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+        name = f"trtkit-{secrets.token_hex(8)}"
+        config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"], sync_mode=strict)
+        self._agent = nixl_agent(name, config)
+        self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=_progress, args=(weakref.ref(self),), name="trtkit-nixl", daemon=True).start()
+
+    def register(self, memory: torch.Tensor) -> Callable[[], None]:
+        """Let others read and write `memory` [bytes]; return what takes that back."""
+        place = [(memory.data_ptr(), memory.nbytes, 0, "")]
+        registered = self._agent.register_memory(self._agent.get_reg_descs(place, "DRAM"))
+        return lambda: self._agent.deregister_memory(registered)
+
+    @property
+    def metadata(self) -> str:
+        """What others reach the memory registered so far with, in base64."""
+        return base64.b64encode(self._agent.get_agent_metadata()).decode()
+
+    def connect(self, metadata: str) -> str:
+        """Return the name of another agent."""
+        name: str = self._agent.add_remote_agent(base64.b64decode(metadata, validate=True))
+        return name
+
+    def forget(self, peer: str) -> None:
+        """Drop the connection to another agent, which may have ended."""
+        self._agent.remove_remote_agent(peer)
+
+    def tell(self, peer: str, note: str) -> None:
+        """Send a note."""
+        self._agent.send_notif(peer, note.encode())
+
+    def notes(self) -> list[str]:
+        """Return the notes that have come."""
+        return [self._notes.get() for _ in range(self._notes.qsize())]
+
+    def collect(self) -> None:
+        """Take in the notes that have come; asking for them is what moves transfers to and from peers on."""
+        for notes in self._agent.get_new_notifs().values():
+            for note in notes:
+                self._notes.put(note.decode())
+
+    def read(self, peer: str, address: int, target: torch.Tensor, end_s: float) -> None:
+        """Fill `target`, registered memory, from an address of another agent. Raises TimeoutError or NIXL's errors."""
+        size = target.nbytes
+        local = self._agent.get_xfer_descs([(target.data_ptr(), size, 0)], "DRAM")
+        remote = self._agent.get_xfer_descs([(address, size, 0)], "DRAM")
+        transfer = self._agent.initialize_xfer("READ", local, remote, peer)
+        try:
+            state = self._agent.transfer(transfer)
+            while state == "PROC" and time.monotonic() < end_s:
+                time.sleep(_POLL_S)
+                state = self._agent.check_xfer_state(transfer)
+        finally:
+            transfer.release()
+        if state != "DONE":
+            raise TimeoutError("the transfer took too long" if state == "PROC" else "the transfer failed")
+
+
+def _progress(agent: weakref.ref[Agent]) -> None:
+    """Serve an agent's peers as long as it is there."""
+    while (present := agent()) is not None:
+        present.collect()
+        del present
+        time.sleep(_POLL_S)
+
+
+class Lender:
+    """Lends caches from memory that is registered once: most_bytes of it, each loan for keep_s seconds at most.
+
+    A loan that ends makes room for others even while somebody reads it: a reader checks the seal when it has read.
+    """
+
+    def __init__(self, most_bytes: int, keep_s: float) -> None:
+        self._memory, self._keep_s = torch.zeros(most_bytes, dtype=torch.uint8), keep_s
+        self._agent = Agent()
+        self._agent.register(self._memory)
+        self._metadata = self._agent.metadata
+        self._loans: dict[str, tuple[int, int, float]] = {}  # start and stop in the memory, and when it ends
+        self._lock = threading.Lock()
+
+    def lend(self, ids: Sequence[int], saved: SavedSequence) -> Loan | None:
+        """Lend a prompt's cache; None if there is no room now."""
+        with self._lock:
+            self._sweep()
+            size, nonce = _SEAL_BYTES + saved.data.nbytes, secrets.token_hex(16)
+            start = self._room(size)
+            if start is None:
+                return None
+            self._loans[nonce] = start, start + size, time.monotonic() + self._keep_s
+            self._memory[start + _SEAL_BYTES : start + size] = saved.data
+            seal = _seal(nonce, saved.form, ids)
+            self._memory[start : start + _SEAL_BYTES] = torch.frombuffer(bytearray(seal), dtype=torch.uint8)
+        return Loan(self._metadata, self._memory.data_ptr() + start, nonce, saved.form)
+
+    def count(self) -> int:
+        """Return how many loans are open."""
+        with self._lock:
+            self._sweep()
+            return len(self._loans)
+
+    def _sweep(self) -> None:
+        """End the loans that were read, and those whose time is over; their seals are broken first."""
+        now, read = time.monotonic(), set(self._agent.notes())
+        for nonce, (start, _, end_s) in list(self._loans.items()):
+            if nonce in read or now > end_s:
+                self._memory[start : start + _SEAL_BYTES] = 0
+                del self._loans[nonce]
+
+    def _room(self, size: int) -> int | None:
+        """Return where `size` bytes fit first."""
+        start = 0
+        for first, stop, _ in sorted(self._loans.values()):
+            if first - start >= size:
+                break
+            start = -(-stop // 64) * 64
+        return start if start + size <= self._memory.nbytes else None
+
+
+class Borrower:
+    """Reads what lenders lend. Each transfer may take limit_s seconds."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._agent, self._limit_s = Agent(), limit_s
+
+    def read(self, data: object, ids: Sequence[int], own: Callable[[int], CacheForm]) -> SavedSequence:
+        """Return what was lent of a prompt, and tell the lender.
+
+        data: a Loan's JSON form. own: the form of this worker's caches for a number of tokens.
+        Raises ExecutionError for what does not fit, and whatever NIXL raises for a lender that does not answer.
+        """
+        loan, end_s = from_json(Loan, data), time.monotonic() + self._limit_s
+        form = own(loan.form.tokens)
+        fault = loan.form.difference(form)
+        if not fault and not 0 < form.tokens <= len(ids):
+            fault = f"{form.tokens} cached tokens are lent for a prompt of {len(ids)}"
+        if fault:
+            raise ExecutionError(fault, _WHERE, "give prefill and decode workers bundles of one model")
+        memory = torch.zeros(2 * _SEAL_BYTES + form.size_bytes, dtype=torch.uint8)
+        take_back = self._agent.register(memory)
+        try:
+            self._fill(loan, memory, end_s)
+        finally:
+            take_back()
+        want, seals = _seal(loan.nonce, form, ids), memory.numpy()
+        if seals[:_SEAL_BYTES].tobytes() != want or seals[-_SEAL_BYTES:].tobytes() != want:
+            raise ExecutionError("the bytes are not those that were lent", _WHERE, "raise the time that loans are kept")
+        return SavedSequence(form, memory[_SEAL_BYTES:-_SEAL_BYTES])
+
+    def _fill(self, loan: Loan, memory: torch.Tensor, end_s: float) -> None:
+        """Read seal and bytes, then the seal again: if it still stands, the bytes were not overwritten meanwhile."""
+        peer = self._agent.connect(loan.agent)
+        try:
+            self._agent.read(peer, loan.address, memory[:-_SEAL_BYTES], end_s)
+            self._agent.read(peer, loan.address, memory[-_SEAL_BYTES:], end_s)
+            self._agent.tell(peer, loan.nonce)
+        except Exception:
+            self._agent.forget(peer)
+            raise

@@ -1,7 +1,8 @@
-"""Dynamo's frontend and its workers on this machine: started, watched, and stopped together."""
+"""Dynamo's frontend and workers on this machine: started, watched and stopped together."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,13 +14,13 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from trtkit.deployment.dynamo.broker import Broker
-from trtkit.deployment.dynamo.member import MOST_FAILURES, Member
-from trtkit.deployment.dynamo.worker_options import ADMIN_TOKEN, BLOCK_SIZE, MODULE
+import zmq
+
+from trtkit.deployment.dynamo.worker_options import ADMIN_TOKEN, ASLEEP, BLOCK_SIZE, MODULE, SILENT
 from trtkit.deployment.ports import check_free, free_ports_below, is_free, open_local
 from trtkit.deployment.process import POLL_S, ServerProcess
 from trtkit.errors import DeployError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from trtkit.deployment.dynamo.fleet_options import FleetOptions
     from trtkit.deployment.dynamo.model_folder import ServedModel
+
 
 _LAST_LINES = 20
 _PYTHON = (sys.executable, "-P", "-m")  # without -P, modules of the current folder would come first
@@ -147,7 +149,7 @@ class Fleet:
         return self.options.router == "kv" and self.options.replicas > 1
 
     def _restart(self, member: Member) -> Member:
-        """Start a worker again in the place of one that has failed. Raises DeployError where it fails too often."""
+        """Start a worker again instead of one that has failed. Raises DeployError where it fails too often."""
         member.failures.append(time.monotonic())
         name = _name(member.number)
         if len(member.failures) == MOST_FAILURES and member.failures[-1] - member.failures[0] < _WITHIN_S:
@@ -267,3 +269,72 @@ def share_of_machine(number: int, workers: int, ranks: int) -> dict[str, str]:
         own = dict.fromkeys(gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks))
         return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
     return share_of_cores(workers * ranks)
+
+
+class Broker:
+    """A running proxy. environment: what makes Dynamo's processes use it."""
+
+    def __init__(self) -> None:
+        self._context = zmq.Context()
+        publishers, subscribers = self._context.socket(zmq.XSUB), self._context.socket(zmq.XPUB)
+        ports = [each.bind_to_random_port("tcp://127.0.0.1") for each in (publishers, subscribers)]
+        self._thread = threading.Thread(target=_run, args=(publishers, subscribers), daemon=True)
+        self._thread.start()
+        url = f"xsub=tcp://127.0.0.1:{ports[0]} , xpub=tcp://127.0.0.1:{ports[1]}"
+        self.environment = {"DYN_ZMQ_BROKER_URL": url, "DYN_ZMQ_BROKER_ENABLED": "true"}
+
+    def close(self) -> None:
+        """End it."""
+        self._context.destroy(linger=0)
+        self._thread.join()
+
+
+def _run(publishers: zmq.Socket[bytes], subscribers: zmq.Socket[bytes]) -> None:
+    with contextlib.suppress(zmq.ZMQError):  # its context has ended
+        zmq.proxy(publishers, subscribers)
+
+
+MOST_FAILURES = 3
+_TIMEOUT_S, _OPEN_S = 5, 600
+_METRIC = re.compile(r"^(trtkit_\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+@dataclass
+class Member:
+    """A worker: its process, where it says how it is, and when it failed. is_started: whether it has ever served."""
+
+    number: int
+    process: ServerProcess
+    health_port: int
+    failures: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_FAILURES))
+    is_started: bool = False
+    heard_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it says that it serves."""
+        return self._read("health") is not None
+
+    def is_hung(self, limit_s: float) -> bool:
+        """Whether a step of its engine, or an answer to this question, has taken longer than the limit.
+
+        A busy engine may keep Dynamo's own probe waiting, one that is asleep refuses it, an idle one may do neither.
+        Opening a bundle may take ten minutes.
+        """
+        self.is_started = self.is_started or self.is_healthy
+        text = self._read("metrics") if self.is_started else None
+        values = {name: float(value) for name, value in _METRIC.findall(text or "")}
+        if values.get(SILENT, 0.0) > limit_s:
+            return True
+        is_busy = any(values.get(name) for name in ("trtkit_slots_busy", "trtkit_requests_waiting", ASLEEP))
+        if text is not None and (is_busy or self.is_healthy):
+            self.heard_s = time.monotonic()
+        return time.monotonic() - self.heard_s > (limit_s if self.is_started else max(limit_s, _OPEN_S))
+
+    def _read(self, path: str) -> str | None:
+        """Return what its own port answers, None if its status is not 200."""
+        try:
+            with open_local(f"http://127.0.0.1:{self.health_port}/{path}", timeout=_TIMEOUT_S) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            return None

@@ -125,7 +125,7 @@ def _image() -> str:
 
 
 def _dockerfile() -> str:
-    """Return what the pods run: put trtkit's wheel beside it, and build."""
+    """Return what the pods run: put trtkit's wheel next to it, and build."""
     return f"""\
 # docker build -t {_image()} .
 FROM python:3.12-slim

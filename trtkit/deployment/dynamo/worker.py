@@ -21,15 +21,26 @@ from dynamo.common.backend.run import run
 from dynamo.common.backend.worker import WorkerConfig
 from dynamo.common.constants import DisaggregationMode
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Unknown
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from trtkit.deployment.dynamo.adapters import LOAD, UNLOAD, ServedAdapters
 from trtkit.deployment.dynamo.cache_events import CacheEvents, blocks_of
 from trtkit.deployment.dynamo.chunks import chunk
 from trtkit.deployment.dynamo.disaggregation import Decode, Prefill, prompt_alone
 from trtkit.deployment.dynamo.extra import require_nixl
-from trtkit.deployment.dynamo.metrics import engine_registry
 from trtkit.deployment.dynamo.requests import default_settings, read_request, read_scheduling
-from trtkit.deployment.dynamo.worker_options import ADMIN_TOKEN, BLOCK_SIZE, SLEEP, WAKE_UP, worker_parser
+from trtkit.deployment.dynamo.worker_options import (
+    ADMIN_TOKEN,
+    ASLEEP,
+    BLOCK_SIZE,
+    SILENT,
+    SLEEP,
+    WAKE_UP,
+    worker_parser,
+)
+from trtkit.deployment.engine_metrics import COUNTERS, gauges
 from trtkit.errors import (
     GenerationError,
     OverloadedError,
@@ -43,13 +54,16 @@ from trtkit.runtime.llm import AsyncLLM
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from dynamo._core import Context, Endpoint
     from dynamo._core.backend import EngineMetrics  # type: ignore[import-not-found]
+    from prometheus_client import Metric
 
     from trtkit.deployment.dynamo.cache_events import EventPublisher, LoadPublisher
     from trtkit.runtime.generation import Engine
+    from trtkit.runtime.llm import EngineThread
+
 
 _LAST_WORDS_S = 0.5
 _MOST_PROBLEMS = 20
@@ -282,3 +296,29 @@ def _one_line(error: TrtkitError) -> str:
 
 if __name__ == "__main__":
     run(BundleWorker)
+
+
+class EngineCollector(Collector):
+    """Reads an engine's counts whenever they are requested."""
+
+    def __init__(self, thread: EngineThread) -> None:
+        self._thread = thread
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics `trtkit_*`."""
+        engine = self._thread.frontend.awake_engine
+        yield GaugeMetricFamily(SILENT, "Seconds that the engine's step takes by now.", self._thread.silent_s)
+        yield GaugeMetricFamily(ASLEEP, "1 while the model is asleep.", float(engine is None))
+        if engine is None:
+            return
+        for name, text in COUNTERS.items():
+            yield CounterMetricFamily(f"trtkit_{name}", text, getattr(engine.statistics, name))
+        for name, (text, value) in gauges(engine).items():
+            yield GaugeMetricFamily(f"trtkit_{name}", text, value)
+
+
+def engine_registry(thread: EngineThread) -> CollectorRegistry:
+    """Return a registry with the metrics of a thread's engine."""
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(thread))
+    return registry

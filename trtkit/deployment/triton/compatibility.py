@@ -83,14 +83,14 @@ def choose_release(library: BackendRecord, backend: str) -> Release:
 
 
 def release_warning(release: Release) -> str | None:
-    """Return why the release should not be used, None where it may."""
+    """Return why the release should not be used, None if it may."""
     if release.is_safe:
         return None
     return f"Triton {release.name} is older than {MINIMUM_RELEASE}; NVIDIA's security bulletins name faults of its like"
 
 
 def server_warning(version: str) -> str | None:
-    """Return why a server with Triton `version` should stay where strangers do not reach it, None where it need not."""
+    """Return why a server with Triton `version` should stay where strangers do not reach it, None if it need not."""
     minimum = find_release(MINIMUM_RELEASE).triton
     if minimum is None or _major_minor(version) >= _major_minor(minimum):
         return None

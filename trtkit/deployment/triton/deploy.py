@@ -149,7 +149,7 @@ def _checked(bundle: Bundle) -> list[str]:
 
 
 def _answer(request: DeployRequest, served: ServedModel, options: DeployOptions) -> ImageAnswer | None:
-    """Return what a pipeline answers to an image, None where it is no pipeline."""
+    """Return what a pipeline answers to an image, None if it is not a pipeline."""
     if request.recognizer is not None:
         return page_answer(request.bundle, request.recognizer)
     return image_answer(request.bundle, served, options) if served.kind == "pipeline" else None

@@ -1,12 +1,30 @@
-"""How a repository is served on another machine: a container's line, its image, manifests for a cluster."""
+"""How another machine serves a repository: a container's command line, its image, Kubernetes manifests."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtkit.deployment.triton.commands import container_facts, docker_command, dockerfile
+from trtkit.deployment.kubernetes_objects import (
+    PROBE_S,
+    Manifest,
+    autoscaler,
+    claim,
+    cluster_name,
+    container_security,
+    deployment,
+    network_policy,
+    pod,
+    probe,
+    read_only,
+    resources,
+    room_gib,
+    service,
+    to_yaml,
+    write_files,
+)
+from trtkit.deployment.triton.commands import MODELS, container_facts, docker_command, dockerfile
 from trtkit.deployment.triton.compatibility import check_release, release_warning
-from trtkit.deployment.triton.kubernetes import cluster_facts, write_manifests
 from trtkit.deployment.triton.releases import find_release
 from trtkit.deployment.triton.repository_check import read_repository
 from trtkit.errors import DeployError
@@ -16,7 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from trtkit.deployment.triton.commands import ContainerFacts
     from trtkit.deployment.triton.served import ServedModel
+
 
 DOCKERFILE = "Dockerfile"
 
@@ -49,3 +69,101 @@ def write_cluster(repository: Path, name: str, folder: Path) -> list[Path]:
         files.append(folder / DOCKERFILE)
         write_output(files[-1], dockerfile(facts))
     return files
+
+
+QUEUE_METRIC = "triton_queue_time_us"
+_GRACE_S = 60
+_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+_CLAIM_NOTE = "Copy the repository into the volume; its nodes must be able to read it together."
+_NETWORK_NOTE = "Triton asks nobody who they are: requests come from this namespace alone, metrics from anywhere."
+_SCALE_NOTE = """\
+Needs prometheus-adapter, which turns Triton's counters into the metric below. Its rule, in the adapter's values:
+  rules:
+    custom:
+      - seriesQuery: 'nv_inference_queue_duration_us{namespace!="",pod!=""}'
+        resources: {overrides: {namespace: {resource: namespace}, pod: {resource: pod}}}
+        name: {as: "triton_queue_time_us"}
+        metricsQuery: >-
+          sum(rate(nv_inference_queue_duration_us{<<.LabelMatchers>>}[1m])) by (<<.GroupBy>>)
+          / sum(rate(nv_inference_request_success{<<.LabelMatchers>>}[1m])) by (<<.GroupBy>>)"""
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """What is served where. name: of all objects. queue_us: how long a request may wait before a pod is added."""
+
+    name: str
+    container: ContainerFacts
+    replicas: int = 1
+    max_replicas: int = 4
+    cpus: int = 4
+    memory_gib: int = 16
+    storage_gib: int = 20
+    start_timeout_s: int = 600
+    queue_us: int = 50_000
+
+
+def cluster_facts(name: str, repository: Path, container: ContainerFacts) -> ClusterFacts:
+    """Return what serves a repository on a cluster: a volume with room for it and as much again for new versions."""
+    return ClusterFacts(cluster_name(name), container, storage_gib=room_gib(repository))
+
+
+def manifests(facts: ClusterFacts) -> dict[str, str]:
+    """Return file name to YAML: Deployment, Service, autoscaler, volume claim, network policy."""
+    return {
+        "deployment.yaml": to_yaml(_deployment(facts)),
+        "service.yaml": to_yaml(service(facts.name, _PORTS)),
+        "hpa.yaml": to_yaml(_autoscaler(facts), _SCALE_NOTE),
+        "persistentvolumeclaim.yaml": to_yaml(claim(facts.name, facts.storage_gib), _CLAIM_NOTE),
+        "networkpolicy.yaml": to_yaml(network_policy(facts.name, ("http", "grpc"), ("metrics",)), _NETWORK_NOTE),
+    }
+
+
+def write_manifests(facts: ClusterFacts, folder: Path) -> list[Path]:
+    """Write the manifests; return the files. Raises DeployError where the folder cannot be written."""
+    return write_files(manifests(facts), folder)
+
+
+def _deployment(facts: ClusterFacts) -> Manifest:
+    scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_PORTS["metrics"])}
+    volumes = [
+        read_only("models", facts.name),
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{facts.container.shm_mib}Mi"}},
+    ]
+    return deployment(facts.name, facts.replicas, pod(_container(facts), volumes, _GRACE_S), scraped)
+
+
+def _container(facts: ClusterFacts) -> Manifest:
+    ready = probe("/v2/health/ready")
+    return {
+        "name": "triton",
+        "image": facts.container.image,
+        "args": ["tritonserver", *facts.container.arguments, f"--exit-timeout-secs={_GRACE_S - 15}"],
+        "env": [
+            {"name": "HOME", "value": "/tmp"},
+            {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
+            {"name": "TRTKIT_CACHE_DIR", "value": "/tmp/trtkit"},
+        ],
+        "ports": [{"name": name, "containerPort": port} for name, port in _PORTS.items()],
+        "startupProbe": {**ready, "failureThreshold": max(1, facts.start_timeout_s // PROBE_S)},
+        "readinessProbe": ready,
+        "livenessProbe": {**_liveness(facts), "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 3},
+        "resources": resources(facts.cpus, facts.memory_gib, facts.container.gpus),
+        "securityContext": container_security(),
+        "volumeMounts": [
+            {"name": "models", "mountPath": MODELS, "readOnly": True},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+
+
+def _liveness(facts: ClusterFacts) -> Manifest:
+    """Return what tells that the pod must be restarted: Triton stays live when a Python model's process is gone."""
+    if facts.container.needs_trtkit:
+        return {"exec": {"command": ["python3", "-P", "-m", "trtkit.deployment.triton.health", str(_PORTS["http"])]}}
+    return probe("/v2/health/live")
+
+
+def _autoscaler(facts: ClusterFacts) -> Manifest:
+    return autoscaler(facts.name, (facts.replicas, facts.max_replicas), QUEUE_METRIC, facts.queue_us)

@@ -17,7 +17,7 @@ ONE = (1,)
 
 @dataclass(frozen=True)
 class Field:
-    """An input. setting: of SamplingParams that it sets, empty for what is no setting."""
+    """An input. setting: of SamplingParams that it sets, empty for what is not a setting."""
 
     name: str
     dtype: str

@@ -1,4 +1,4 @@
-"""A tritonserver of this machine, started, watched and stopped without leaving anything behind."""
+"""A tritonserver of this machine, started, watched and stopped without leaving anything running."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def config_text(sections: Iterable[Section]) -> str:
 
 
 def read_config(text: str, where: str) -> Any:
-    """Return the ModelConfig in `text`. Raises DeployError where it is none."""
+    """Return the ModelConfig in `text`. Raises DeployError if it is not one."""
     try:
         return text_format.Parse(text, ModelConfig())
     except text_format.ParseError as error:
@@ -142,7 +142,7 @@ def batching(options: DeployOptions, max_batch_size: int, preferred: Sequence[in
 
 
 def queue_policy(options: DeployOptions) -> dict[str, Any]:
-    """Return how long and how many requests may wait, nothing where there is no limit.
+    """Return how long and how many requests may wait, nothing if there is no limit.
 
     Any policy has its price: with one, Triton 2.51 wakes its batcher only every 500 ms when a request comes just as
     the model becomes free (measured; benchmarks/results/serve.json has no policy).

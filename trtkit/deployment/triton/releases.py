@@ -1,4 +1,4 @@
-"""NVIDIA's Triton containers: which versions each carries. The figures and their sources stand in `releases.yaml`."""
+"""NVIDIA's Triton containers: which versions each carries. The figures and their sources are in `releases.yaml`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUPPORT_MATRIX = "https://docs.nvidia.com/deeplearning/frameworks/support-matrix
 
 @dataclass(frozen=True)
 class Release:
-    """A container release, such as `26.07`, and the versions in it; None where no page that was read states one.
+    """A container release, such as `26.07`, and the versions in it; None if no page that was read states one.
 
     sources: by field, the page that states it. read: when the pages were read, as `2026-11-21`.
     """

@@ -1,4 +1,4 @@
-"""A model repository: what is in it, and what a deployment puts there, whole or not at all.
+"""A model repository: what is in it, and what a deployment puts there, atomically.
 
 A version's folder is filled elsewhere and renamed into place; the replacement of config.pbtxt, which names the
 versions that are served, is what makes it live. So whoever loads the repository at any moment finds a model that loads.
@@ -151,7 +151,7 @@ def _refuse_change(old: Any, new: Any, folder: Path) -> None:
 
 
 def _unequal(old: Iterable[Any], new: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Return the tensors that are not the same, each beside its other form, None where it has none."""
+    """Return the tensors that are not the same, each next to its other form, None if it has none."""
     before, after = ({each.name: each for each in tensors} for tensors in (old, new))
     names = [*before, *(name for name in after if name not in before)]
     pairs = [(before.get(name), after.get(name)) for name in names]
@@ -167,7 +167,7 @@ def _words(tensor: Any) -> str:
 
 
 def _staging(repository: Path) -> Path:
-    """Return an empty folder to fill: beside the repository, where no server looks, if that is one file system."""
+    """Return an empty folder to fill: next to the repository, where no server looks, if that is one file system."""
     is_beside = repository.parent.stat().st_dev == repository.stat().st_dev
     staging = (repository.parent if is_beside else repository) / f".{repository.name}.partial"
     remove_tree(staging)  # left by a killed deployment: the lock says that nobody fills it

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _DEPLOY = "deploy the model again"
 _UNDEPLOYED = "deploy the model again; `--allow-undeployed` serves models that trtkit did not write"
-# Names of older configurations that stand for a backend.
+# Names of older configurations that represent a backend.
 _PLATFORMS = {"tensorrt_plan": "tensorrt", "onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}
 # Fields of a configuration that choose files to run; `trtkit deploy` writes none of them.
 _CODE_FIELDS = (
@@ -62,7 +62,7 @@ class RepositoryModel:
 
 
 def read_repository(repository: Path) -> list[RepositoryModel]:
-    """Return the repository's models. Raises DeployError where it is none, ProblemsError for configurations."""
+    """Return the repository's models. Raises DeployError if it is not one, ProblemsError for configurations."""
     name = str(repository)
     if not repository.is_dir():
         fix = "give a folder that `trtkit deploy` wrote"
@@ -140,7 +140,7 @@ def _links(repository: Path) -> Iterator[Problem]:
 
 
 def _strangers(repository: Path) -> Iterator[Problem]:
-    """Yield every folder that is no model: Triton takes each one for a model."""
+    """Yield every folder that is not a model: Triton takes each one for a model."""
     for path in sorted(repository.iterdir()):
         if path.is_dir() and not path.name.startswith(".") and not (path / CONFIG).exists():
             yield Problem(f"the folder has no `{CONFIG}`", str(path), "remove it from the repository")

@@ -42,7 +42,7 @@ class ServedModel:
 
     @property
     def max_batch_size(self) -> int:
-        """The largest batch, 0 where there is no batch axis."""
+        """The largest batch, 0 if there is no batch axis."""
         sizes = (section.fields["max_batch_size"] for section in self.sections if "max_batch_size" in section.fields)
         return int(next(sizes))
 

@@ -30,7 +30,7 @@ class ServerFiles:
     """A tritonserver. origin: where it was found, in words. root: the folder with its `backends`.
 
     wheel: the folder that nvidia-pytriton was installed into, None for a server that was not; a wheel has its shared
-    libraries beside it, one stub for each version of Python, and none of its backends is complete.
+    libraries next to it, one stub for each version of Python, and none of its backends is complete.
     """
 
     binary: Path
@@ -61,7 +61,7 @@ class ServerFiles:
 
     @property
     def overlay(self) -> Path | None:
-        """The folder with the NumPy 1 that a wheel's stubs were compiled for, None where there is none."""
+        """The folder with the NumPy 1 that a wheel's stubs were compiled for, None if there is none."""
         if self.wheel is None:
             return None
         version = self.wheel / "numpy" / "version.py"
@@ -70,7 +70,7 @@ class ServerFiles:
 
     @property
     def warning(self) -> str | None:
-        """What will not work with this server, None where all does."""
+        """What will not work with this server, None if all does."""
         if self.wheel is None or self.overlay is not None:
             return None
         folder = Path(sys.prefix) / "triton-server"
@@ -81,7 +81,7 @@ class ServerFiles:
     def write_backends(self, folder: Path) -> Path | None:
         """Fill `folder` with a Python backend for the running Python, where the server has none that is complete.
 
-        Returns None where its own backends serve. Raises DeployError where it has no stub for this Python.
+        Returns None if its own backends serve. Raises DeployError if it has no stub for this Python.
         """
         if self.wheel is None:
             return None
@@ -154,7 +154,7 @@ def _open(path: Path, words: str) -> ServerFiles | None:
 
 
 def _own_library() -> list[Path]:
-    """Return the folder of this Python's own shared library, which a stub loads, where it is no system folder."""
+    """Return the folder of this Python's own shared library, which a stub loads, if it is not a system folder."""
     folder, name = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME")
     is_there = folder and name and (Path(folder) / name).is_file()
     return [Path(folder)] if is_there and not folder.startswith(("/usr/lib", "/lib")) else []

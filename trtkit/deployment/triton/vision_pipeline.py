@@ -158,7 +158,7 @@ def _box_tensors(reader: Reader, items: tuple[int, ...]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class _Step:
-    """A step in Python beside the network. what: it does, in a sentence."""
+    """A step in Python next to the network. what: it does, in a sentence."""
 
     name: str
     kind: Kind

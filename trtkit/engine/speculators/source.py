@@ -27,7 +27,7 @@ _OPEN = {EAGLE3: open_eagle3, GEMMA4_ASSISTANT: open_assistant, MEDUSA: open_med
 
 @reader
 def folder_kind(folder: Path) -> str:
-    """Return the kind of a head. Raises SourceError for a folder that is missing, holds pickles or is no head's."""
+    """Return the kind of a head. Raises SourceError for a folder that is missing, holds pickles or is not a head's."""
     path = speculator_config(folder)
     return kind_of(read_json(path), str(path))
 

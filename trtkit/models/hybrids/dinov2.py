@@ -48,7 +48,7 @@ SWIGLU_TABLE = {**TABLE, "layers.{i}.mlp.down": "encoder.layer.{i}.mlp.weights_o
 
 
 def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
-    """Return the model that a config describes; positions are resized to the image size that is asked for."""
+    """Return the model that a config describes; positions are resized to the image size that is requested."""
     is_classifier = any("ForImageClassification" in name for name in config.get("architectures", ()))
     has_registers = config.need("model_type") == "dinov2_with_registers"
     grid, stored = grids(config, options, resizes=True)

@@ -28,7 +28,7 @@ def check_spec(spec: HybridSpec) -> HybridSpec:
 
 
 def shape_fault(shape: tuple[int | str, ...], wanted: tuple[int | str, ...]) -> str:
-    """Return in words how two shapes differ, empty where they do not. -1 and symbols are sizes at run time."""
+    """Return in words how two shapes differ, empty if they do not. -1 and symbols are sizes at run time."""
     if len(shape) != len(wanted):
         return f"got rank {len(shape)}; expected rank {len(wanted)}"
     for axis, (have, want) in enumerate(zip(shape, wanted, strict=True)):
@@ -48,7 +48,7 @@ def _dim(dim: int | str) -> str:
 
 
 def _part_problems(spec: HybridSpec) -> Iterator[Problem]:
-    """Yield names that stand for several parts, or for several ports of one."""
+    """Yield names that represent several parts, or for several ports of one."""
     for name, count in Counter(part.name for part in spec.parts).items():
         if count > 1:
             yield Problem(f"{count} parts are called `{name}`", fix="give each a name of its own")

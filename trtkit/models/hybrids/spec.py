@@ -19,7 +19,7 @@ class Port:
     """A tensor that a part takes or gives.
 
     dtype: a type's name, or `compute`: the type that its part computes in.
-    reference: path of the module in the reference model whose output this is, empty where there is none; verify
+    reference: path of the module in the reference model whose output this is, empty if there is none; verify
         compares the two. `a.b:1` is its second output.
     values: of integers: how many there are, from 0 on; 0 where that is not known.
     """
@@ -36,7 +36,7 @@ class OnnxPart:
     """A piece of a torch module that is exported to ONNX.
 
     module: `package.module:factory`, called with `arguments`; its inputs and outputs are the ports, in order.
-    prefix: what stands before the module's weights in the checkpoint; None where the factory loads them itself and is
+    prefix: what precedes the module's weights in the checkpoint; None if the factory loads them itself and is
         called with the source's `folder` too.
     dtype: the type it computes in; `compute` is the config's precision.
     names: what the module's own weights begin with, where the prefix alone would take others too.
@@ -58,7 +58,7 @@ class OnnxPart:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """What its weights' names in the checkpoint begin with; nothing where its factory loads them itself."""
+        """What its weights' names in the checkpoint begin with; nothing if its factory loads them itself."""
         return () if self.prefix is None else tuple(self.prefix + name for name in self.names)
 
 
@@ -92,7 +92,7 @@ Part = OnnxPart | NetworkPart
 
 @dataclass(frozen=True)
 class Seam:
-    """A tensor that goes from one part to another: `part.output` to `part.input`."""
+    """A tensor that passes from one part to another: `part.output` to `part.input`."""
 
     source: str
     target: str
@@ -111,7 +111,7 @@ class HybridSpec:
     unused: regular expressions of checkpoint names that no part needs.
     has_unordered_rows: rows (axis 1) of all outputs together come in an order that rounding may change: of the best
         proposals, for example. Verify pairs rows before it compares.
-    ranked: outputs that say what lies behind the best scores. Rounding to fewer bits swaps near ties, so verify
+    ranked: outputs that say what lies at the best scores. Rounding to lower precision swaps near ties, so verify
         compares them in plain fp32 only; the scores themselves, and what they rank, it compares always.
     ranges: (least, usual, most) sizes of symbols that profiles need not name; the model takes no more than the most.
     """
@@ -131,7 +131,7 @@ class HybridSpec:
         return next(part for part in self.parts if part.name == name)
 
     def source_of(self, part: str, port: str) -> str | None:
-        """Return the `part.output` that feeds an input, None where it is an input of the model."""
+        """Return the `part.output` that feeds an input, None if it is an input of the model."""
         return next((seam.source for seam in self.seams if seam.target == f"{part}.{port}"), None)
 
     @property

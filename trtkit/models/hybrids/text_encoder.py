@@ -30,7 +30,7 @@ class TextHead:
     """What follows the hidden states, in this order.
 
     tokens: which hidden states it reads: all, the first, or the mean of those that the mask shows.
-    activation: of a dense layer, which is not there if empty. norm: behind it.
+    activation: of a dense layer, which is not there if empty. norm: after it.
     labels: of the last projection, which is not there if 0. is_tied: its matrix is the word embedding's.
     is_normalized: the result is divided by its length.
     outputs: names, each of an equal part of the last axis if there are several.
@@ -110,7 +110,7 @@ def task_of(config: HfConfig) -> str:
 
 
 def task_head(config: HfConfig, task: str) -> TextHead | None:
-    """Return the projection that a task ends in; None for the body. Families state what stands before it."""
+    """Return the projection that a task ends in; None for the body. Families state what precedes it."""
     is_tied = bool(config.get("tie_word_embeddings", True))  # read for every task, as only masked words use it
     match task:
         case "answer":

@@ -27,11 +27,11 @@ class VisionEncoderSpec:
     """What the encoder computes.
 
     grid: patches by (height, width). position_grid: those of the stored positions, resized where it differs.
-    num_register_tokens: learned tokens behind the class token, without positions.
+    num_register_tokens: learned tokens after the class token, without positions.
     has_class_token: a learned token before all others, which has the first position.
     has_layer_scale: each part's result is scaled by channel before it is added.
     head: what follows the final norm. pooler: dense and `pooler_activation` on the class token; first_token: the class
-        token as it is; classifier: logits of the class token; classifier_with_mean: of it beside the patches' mean;
+        token as it is; classifier: logits of the class token; classifier_with_mean: of it and the patches' mean;
         attention: one learned query attends to all tokens, then an MLP (SigLIP).
     """
 
@@ -78,7 +78,7 @@ class Names:
 
     @property
     def final_norm(self) -> str:
-        """The norm behind the last layer."""
+        """The norm after the last layer."""
         return self.table["final_norm"]
 
 
@@ -120,7 +120,7 @@ def pair(size: int | list[int] | tuple[int, ...]) -> tuple[int, int]:
 
 
 def grids(config: HfConfig, options: HybridOptions, *, resizes: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return patches by (height, width), as asked for and as the positions are stored.
+    """Return patches by (height, width), as requested and as the positions are stored.
 
     Raises SourceError for an image size that patches do not divide, or that the model does not take.
     """

@@ -44,7 +44,7 @@ KINDS = {
 
 
 def kind_of(fields: Fields, where: str) -> str:
-    """Return the kind of head that a `config.json` describes. Raises SourceError if it is none of them."""
+    """Return the kind of head that a `config.json` describes. Raises SourceError if it is not one of them."""
     for name, kind in KINDS.items():
         if kind.describes(fields):
             return name

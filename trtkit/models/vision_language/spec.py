@@ -60,10 +60,10 @@ class VisionSpec:
         row (`crops`), or as many patches as it has (`patches`), in groups of `merge_size` x `merge_size` that become
         one token.
     tokens_per_image: of one picture or tile; 0 where it depends on the image's size.
-    image_token_id: the placeholder; each soft token stands in the place of one.
+    image_token_id: the placeholder; each soft token replaces one.
     position_side: of the square of learned positions that is stretched to an image's patches; 0 if there is none.
-    window_size: side, in tokens, of the windows that attention keeps to; 0 where there are none.
-    frame: tokens before and after an image; the first one stands for it in a prompt.
+    window_size: side, in tokens, of the windows that attention keeps to; 0 if there are none.
+    frame: tokens before and after an image; the first one represents it in a prompt.
     """
 
     model_type: str

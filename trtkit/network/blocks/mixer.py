@@ -1,20 +1,28 @@
-"""What joins the tokens of a sequence: attention, or a layer with a state."""
+"""What joins the tokens of a sequence: attention, gated delta nets, or Mamba-2."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from trtkit.dtypes import FP32
 from trtkit.models.recurrent import ConvSpec, DeltaNetSpec
 from trtkit.network.blocks.attention import attention_block
-from trtkit.network.blocks.delta_net import delta_block
-from trtkit.network.blocks.mamba import mamba_block
-from trtkit.network.blocks.short_conv import conv_block
+from trtkit.network.blocks.short_conv import conv_block, convolution
 from trtkit.network.blocks.states import States
+from trtkit.network.ops.activation import activation, sigmoid, silu, softplus
+from trtkit.network.ops.arithmetic import cast, maximum, select, sqrt, sum_over
+from trtkit.network.ops.decay import decayed_sums, decays
+from trtkit.network.ops.delta_rule import gated_delta_rule
+from trtkit.network.ops.gather import reorder
+from trtkit.network.ops.norm import rms_norm
+from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, transpose, unsqueeze
 
 if TYPE_CHECKING:
     from trtkit.models.attention import AttentionSpec
-    from trtkit.models.recurrent import RecurrentSpec
+    from trtkit.models.recurrent import MambaSpec, RecurrentSpec
     from trtkit.models.spec import LayerSpec
     from trtkit.network.blocks.attention import Encoded
     from trtkit.network.blocks.cache import Past
@@ -69,3 +77,151 @@ def _recurrent_block(
     if isinstance(spec, DeltaNetSpec):
         return delta_block(weights, x, spec, states)
     return mamba_block(weights, x, spec, states)
+
+
+_LEAST_LENGTH = 1e-6
+"""What is added to a squared length, as HF's `l2norm` does."""
+
+
+def delta_block(weights: Weights, x: Tensor, spec: DeltaNetSpec, states: States) -> tuple[Tensor, dict[str, Tensor]]:
+    """Apply a gated delta net to x [B, S, D]; return [B, S, D] and the updated states.
+
+    Source: HF `Qwen3NextGatedDeltaNet` and, by channel, `KimiLinearDeltaAttention`. The rule and its state are in fp32,
+    whatever the network's type.
+    """
+    with x.graph.scope("delta"):
+        qkv, z, b, a = _project(weights, x, spec)
+        convolved, conv = convolution(weights, qkv, states, has_bias=False)
+        q, k, v = _heads(activation(convolved, spec.activation), spec)
+        gates = _gates(weights, (a, b), spec, states)
+        with x.graph.scope("rule"):
+            masks = states.chunk.masks(x, has_levels=spec.is_by_channel)
+            read, state = gated_delta_rule((q, k, v), gates, states.arrays["delta"], masks)
+        y = _normed(weights, read, z, spec)
+        return weights.linear("out", y, ranks=spec.share.count), {"conv": conv, "delta": state}
+
+
+def _project(weights: Weights, x: Tensor, spec: DeltaNetSpec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return `[q | k | v]` [B, S, C], z [B, S, V * E], b [B, S, V], and a [B, S, V], or [B, S, V * D] by channel."""
+    if spec.is_by_channel:
+        qkv = concat([weights.linear(name, x) for name in "qkv"], axis=-1)
+        z, a = (weights.linear(f"{name}_out", weights.linear(f"{name}_in", x)) for name in ("gate", "decay"))
+        return qkv, z, weights.linear("b", x), a
+    if not spec.is_grouped:
+        qkv, z, b, a = (weights.linear(name, x) for name in ("qkv", "z", "b", "a"))
+        return qkv, z, b, a
+    K, V = spec.key_heads, spec.value_heads
+    group = V // K
+    values = group * spec.value_dim
+    sizes = (spec.key_dim, spec.key_dim, values, values)
+    q, k, v, z = _by_key_head(weights.linear("qkvz", x), K, sizes)
+    b, a = _by_key_head(weights.linear("ba", x), K, (group, group))
+    return concat([q, k, v], axis=-1), z, b, a
+
+
+def _by_key_head(x: Tensor, heads: int, sizes: tuple[int, ...]) -> list[Tensor]:
+    """Cut [B, S, heads * sum(sizes)], in which each head has all parts, into parts of all heads."""
+    by_head = reshape(x, (0, 0, heads, sum(sizes)))
+    return [reshape(part, (0, 0, heads * size)) for part, size in zip(split(by_head, 3, sizes), sizes, strict=True)]
+
+
+def _heads(qkv: Tensor, spec: DeltaNetSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries and keys [B, V, S, D], scaled and of length 1, and values [B, V, S, E], in fp32."""
+    K, V = spec.key_heads, spec.value_heads
+    parts = split(cast(qkv, FP32), -1, tuple(count * size for count, size in spec.channels))
+    q, k, v = (split_heads(part, heads) for part, heads in zip(parts, (K, K, V), strict=True))
+    q, k = (part / sqrt(unsqueeze(sum_over(part * part, 3), 3) + _LEAST_LENGTH) for part in (q, k))
+    if K != V:
+        order = np.repeat(np.arange(K), V // K)
+        q, k = (reorder(part, order, axis=1) for part in (q, k))
+    return q * spec.key_dim**-0.5, k, v
+
+
+def _gates(weights: Weights, ab: tuple[Tensor, Tensor], spec: DeltaNetSpec, states: States) -> tuple[Tensor, Tensor]:
+    """Return the decay's logarithm [B, V, S, 1 or D] and beta [B, V, S, 1] in fp32, both 0 for padding."""
+    (a, b), graph = ab, weights.graph
+    is_token = unsqueeze(states.chunk.is_token(a), 3)
+    rate, bias = (np.asarray(weights.array(name)).astype(np.float32).reshape(1, 1, -1) for name in ("a_log", "dt_bias"))
+    if spec.is_by_channel:
+        own = spec.share.of(rate.shape[2])
+        rate = np.repeat(rate[..., own.start : own.stop], spec.key_dim, axis=2)
+    step = softplus(cast(a, FP32) + graph.constant(bias, "dt_bias"))
+    decay = step * graph.constant(-np.exp(rate), "rate")
+    by_head = (split_heads(gate, spec.value_heads) for gate in (decay, sigmoid(cast(b, FP32))))
+    g, beta = (select(is_token, gate, 0.0) for gate in by_head)
+    return g, beta
+
+
+def _normed(weights: Weights, read: Tensor, z: Tensor, spec: DeltaNetSpec) -> Tensor:
+    """Norm each head of what was read [B, V, S, E] and multiply it by its gates, z [B, S, V * E] -> [B, S, V * E]."""
+    V, E = spec.value_heads, spec.value_dim
+    gate = sigmoid if spec.is_by_channel else silu
+    with z.graph.scope("norm"):
+        normed = rms_norm(transpose(read, (0, 2, 1, 3)), cast(weights.get("weight", 4), FP32), spec.eps)
+        gated = normed * gate(cast(reshape(z, (0, 0, V, E)), FP32))
+        return cast(reshape(gated, (0, 0, V * E)), z.dtype)
+
+
+def mamba_block(weights: Weights, x: Tensor, spec: MambaSpec, states: States) -> tuple[Tensor, dict[str, Tensor]]:
+    """Apply a Mamba-2 layer to x [B, S, D]; return [B, S, D] and the updated states.
+
+    Source: HF `BambaMixer`. The recurrence and its state are in fp32, whatever the network's type.
+    """
+    with x.graph.scope("mamba"):
+        H, P = spec.values
+        sizes = [count * size for count, size in spec.channels]
+        projected = _projected(weights, x, spec)
+        z, channels, dt = split(projected, -1, (H * P, sum(sizes), H))
+        convolved, conv = convolution(weights, channels, states, has_bias=spec.has_conv_bias)
+        inner, b, c = split(cast(activation(convolved, spec.activation), FP32), -1, tuple(sizes))
+        y, state = _recurrence(weights, (inner, b, c), dt, spec, states)
+        y = _mamba_normed(weights, y, z, spec)
+        out = weights.linear("out", y, has_bias=spec.has_output_bias, ranks=spec.share.count)
+        return out, {"conv": conv, "ssm": state}
+
+
+def _projected(weights: Weights, x: Tensor, spec: MambaSpec) -> Tensor:
+    """Return z, x, b, c and dt [B, S, ...], each times its factor."""
+    projected = weights.linear("in", x, has_bias=spec.has_bias)
+    if set(spec.factors) == {1.0}:
+        return projected
+    factors = np.repeat(spec.factors, [count * size for count, size in spec.projected])
+    return projected * x.graph.constant(factors.astype(np.float32)[None, None], "in/factors", x.dtype)
+
+
+def _recurrence(
+    weights: Weights, xbc: tuple[Tensor, Tensor, Tensor], dt: Tensor, spec: MambaSpec, states: States
+) -> tuple[Tensor, Tensor]:
+    """Return what each token reads [B, S, H * P] and the updated state [B, H, N, P], in fp32."""
+    x = split_heads(xbc[0], spec.heads)
+    b, c = (split_heads(part, spec.groups) for part in xbc[1:])
+    if spec.groups != spec.heads:
+        order = np.repeat(np.arange(spec.groups), spec.heads // spec.groups)
+        b, c = (reorder(part, order, axis=1) for part in (b, c))
+    step = softplus(cast(dt, FP32) + _by_head(weights, "dt_bias"))
+    step = maximum(step, spec.least_step) if spec.least_step else step
+    step = select(states.chunk.is_token(dt), transpose(step, (0, 2, 1)), 0.0)  # [B, H, S]
+    rate = reshape(_by_head(weights, "a_log"), (1, spec.heads, 1))
+    step, rate = unsqueeze(step, 3), unsqueeze(rate, 3)
+    left = decays(step * rate, states.chunk.masks(dt))
+    read, state = decayed_sums((c, b, x * step), left, states.arrays["ssm"])
+    skip = reshape(_by_head(weights, "d"), (1, spec.heads, 1, 1))
+    return merge_heads(read + x * skip), state
+
+
+def _by_head(weights: Weights, name: str) -> Tensor:
+    """Return a number of each head as [1, 1, H] in fp32; of `a_log`, the rate that it is the logarithm of, below 0."""
+    array = np.asarray(weights.array(name)).astype(np.float32)[None, None]
+    return weights.graph.constant(-np.exp(array) if name == "a_log" else array, name)
+
+
+def _mamba_normed(weights: Weights, y: Tensor, z: Tensor, spec: MambaSpec) -> Tensor:
+    """Multiply y [B, S, H * P] by silu(z), and norm the heads of each group together."""
+    size, G = spec.heads * spec.head_dim, spec.groups
+    with z.graph.scope("norm"):
+        gate = silu(cast(z, FP32))
+        y = y if spec.norm == "before_gate" else y * gate
+        if spec.norm != "none":
+            normed = rms_norm(reshape(y, (0, 0, G, size // G)), None, spec.eps)
+            y = reshape(normed, (0, 0, size)) * cast(weights.get("weight", 3), FP32)
+        return cast(y * gate if spec.norm == "before_gate" else y, z.dtype)

@@ -1,4 +1,4 @@
-"""Feed-forward blocks that are a mixture of experts, and those that are not.
+"""Feed-forward blocks: dense, or a mixture of experts, whose matrices may be low-bit.
 
 A step reads no more experts' matrices than it has choices: one token of Qwen3-30B-A3B takes 8 of 128. TensorRT takes a
 conditional between the two forms too, but then a plan holds all matrices twice. Of quantized experts all are read,
@@ -7,18 +7,19 @@ unless their codes are computed with as `packed_experts` does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from trtkit.dtypes import FP32
+import numpy as np
+
+from trtkit.dtypes import FP32, INT32
 from trtkit.models.feed_forward import MlpSpec, MoeSpec
 from trtkit.network.blocks.mlp import gate_of, is_bias_added, limited, mlp_block
 from trtkit.network.blocks.norm import norm_block
-from trtkit.network.blocks.packed_experts import is_packed, packed_matrices
 from trtkit.network.ops.activation import activation, sigmoid
 from trtkit.network.ops.arithmetic import cast
 from trtkit.network.ops.collective import all_reduce
-from trtkit.network.ops.gather import entries
+from trtkit.network.ops.gather import embedding, entries
 from trtkit.network.ops.linear import linear
 from trtkit.network.ops.moe import (
     Choice,
@@ -32,11 +33,17 @@ from trtkit.network.ops.moe import (
 )
 from trtkit.network.ops.norm import rms_norm
 from trtkit.network.ops.shape import concat, reshape, reshape_like, split, unsqueeze
+from trtkit.quantized_matrix import QuantizedMatrix, numbers_of_bytes
+from trtkit.quantized_model import form_of, reads_chosen_codes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from trtkit.models.feed_forward import RoutingSpec
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
+    from trtkit.network.host_array import Array
+    from trtkit.quantization_methods import Format
 
 
 _Form = Literal["plain", "packed", "each"]
@@ -197,3 +204,65 @@ def _form_of(weights: Weights, spec: MoeSpec) -> _Form:
         if not spec.reads_chosen or not is_packed(weights, matrices):
             return "each" if matrices[0].has_type else "plain"
     return "packed"
+
+
+_WORD_BYTES, _VALUES = 4, 256
+
+
+def is_packed(weights: Weights, matrices: Sequence[Array]) -> bool:
+    """Whether the codes of a layer's experts, [out, in] each, are read as words: all of one form that fills them."""
+    first = matrices[0]
+    if not isinstance(first, QuantizedMatrix) or first.shape[1] * first.dtype.bits % (8 * _WORD_BYTES):
+        return False
+    if not all(isinstance(each, QuantizedMatrix) and form_of(each) == form_of(first) for each in matrices):
+        return False
+    return all(
+        reads_chosen_codes(weights.experts, each.format, changes_inputs=each.changes_inputs) for each in matrices
+    )
+
+
+def packed_matrices(weights: Weights, module: str, experts: range, read: Tensor) -> Tensor:
+    """Return the matrices `module` of experts [1, M, out, in]. read: their numbers [M]."""
+
+    def of_each(role: str, parts: Callable[[QuantizedMatrix], Array]) -> Tensor:
+        return entries(concat([_constant(weights, f"{module}/{role}", index, parts) for index in experts], 1), 1, read)
+
+    with weights.graph.scope(f"experts/{experts.start}/{module}"):
+        first = weights.array("weight")
+    codes, scales = of_each("weight", _words), of_each("scale", QuantizedMatrix.block_scales)
+    offsets = None if first.offsets is None else of_each("offsets", lambda matrix: matrix.offsets)
+    with weights.graph.scope(f"experts/{module}"):
+        blocks = reshape(_numbers(weights, codes, first.format), (0, 0, 0, scales.shape[-1], -1))
+        blocks = blocks * unsqueeze(scales, 4)
+        blocks = blocks if offsets is None else blocks + unsqueeze(offsets, 4)
+        return reshape(blocks, (0, 0, 0, first.shape[1]))
+
+
+def _constant(weights: Weights, path: str, index: int, part: Callable[[QuantizedMatrix], Array]) -> Tensor:
+    """Return a part of one expert's matrix as a constant [1, 1, out, n]."""
+    graph = weights.graph
+    module, _, role = path.partition("/")
+    with graph.scope(f"experts/{index}/{module}"):
+        matrix = weights.array("weight")
+        graph.quantized[graph.path().replace("/", ".")] = replace(form_of(matrix), is_packed=True)
+        array = part(matrix)
+        if array.dtype == np.int32:
+            return graph.packed(array, INT32, (1, 1, *array.shape), role)
+        return weights.quantized.checked(array.reshape(1, 1, *array.shape), role)
+
+
+def _words(matrix: QuantizedMatrix) -> Array:
+    """Return a matrix's codes as words [out, n], the first in the lowest bits."""
+    return np.ascontiguousarray(matrix.codes).view("<i4")
+
+
+def _numbers(weights: Weights, words: Tensor, kind: Format) -> Tensor:
+    """Return what the codes in words [1, M, out, n] represent: [1, M, out, n, bytes, codes in a byte]."""
+    graph = words.graph
+    table = graph.constant(numbers_of_bytes(kind), "values", weights.dtype)
+    parts = []
+    for _ in range(_WORD_BYTES):
+        rest = graph.elementwise("FLOOR_DIV", words, _VALUES)
+        parts.append(unsqueeze(words - rest * _VALUES, 4))
+        words = rest
+    return embedding(concat(parts, 4), table)

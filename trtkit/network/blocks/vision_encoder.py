@@ -41,7 +41,7 @@ def write_vision_encoder(weights: Weights, spec: VisionEncoderSpec, inputs: Mapp
 
 
 def _tokens(weights: Weights, spec: VisionEncoderSpec, patches: Tensor) -> Tensor:
-    """Return patches in rows, their positions added, behind class token and registers: [B, S, D]."""
+    """Return patches in rows, their positions added, after class token and registers: [B, S, D]."""
     x = transpose(reshape(patches, (0, spec.hidden_size, -1)), (0, 2, 1))
     table, graph = _positions(weights, spec), weights.graph
     first = int(spec.has_class_token)

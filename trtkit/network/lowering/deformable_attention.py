@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Levels:
-    """Feature levels, one behind the other in `value`.
+    """Feature levels, one after the other in `value`.
 
     sizes: (height, width) of each. points: sampled in each by every head of a query.
     is_discrete: take the nearest element as transformers' RT-DETR v2 does with `decoder_method: discrete`.

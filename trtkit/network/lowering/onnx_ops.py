@@ -1,4 +1,4 @@
-"""Write primitives as nodes of an ONNX function, with static knowledge of types and shapes."""
+"""Write primitives and loops as nodes of an ONNX function, with static knowledge of types and shapes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from onnx import helper
 
 from trtkit.dtypes import INT32, INT64, DType, from_onnx
 from trtkit.network.host_array import array_dtype
-from trtkit.network.lowering.onnx_loop import loop_body
 from trtkit.network.lowering.onnx_value import OnnxValue, Operand, numpy_type, reshaped, snake_case, type_proto
 from trtkit.network.lowering.ops import Dim, Ops
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from trtkit.network.graph import Shape
+
 
 OLDEST_OPSET = 17
 """The first opset whose nodes this writes: GridSample came with 16, the model's own must be the same."""
@@ -30,7 +30,7 @@ _AXES_ARE_INPUT = {"ReduceSum": 13}
 
 
 class OnnxOps(Ops[OnnxValue]):
-    """Collects nodes. opset: that of the model they go into. prefix: stands before every name, with a slash."""
+    """Collects nodes. opset: that of the model they go into. prefix: precedes every name, with a slash."""
 
     def __init__(self, opset: int, prefix: str = "") -> None:
         assert opset >= OLDEST_OPSET
@@ -298,3 +298,25 @@ class OnnxOps(Ops[OnnxValue]):
         count = self._names.get(name, 0)
         self._names[name] = count + 1
         return f"{name}_{count}" if count else name
+
+
+_SCALARS = (onnx.TensorProto.INT64, onnx.TensorProto.BOOL, onnx.TensorProto.BOOL)
+
+
+def loop_body(
+    name: str,
+    nodes: Sequence[onnx.NodeProto],
+    scalars: Sequence[str],
+    carried: Sequence[OnnxValue],
+    results: Sequence[OnnxValue],
+) -> onnx.GraphProto:
+    """Return the body of a Loop that never ends early.
+
+    nodes: what computes the step. scalars: names for the number of the step, the condition that comes in, and the one
+    that goes out. carried: tensors that come in. results: what the step makes of them.
+    """
+    goes_on = helper.make_node("Identity", [scalars[1]], [scalars[2]], name=scalars[2])
+    values = [helper.make_tensor_value_info(name, kind, []) for name, kind in zip(scalars, _SCALARS, strict=True)]
+    inputs = [*values[:2], *(helper.make_value_info(x.name, type_proto(x)) for x in carried)]
+    outputs = [values[2], *(helper.make_value_info(x.name, type_proto(x)) for x in results)]
+    return helper.make_graph([*nodes, goes_on], name, inputs, outputs)

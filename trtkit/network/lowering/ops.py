@@ -52,7 +52,7 @@ REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
 
 class Ops(ABC, Generic[T]):
-    """A writer of primitives. Indices are int32; data types never mix, but for numbers beside tensors."""
+    """A writer of primitives. Indices are int32; data types never mix, but for numbers next to tensors."""
 
     _is_fp32 = False
 
@@ -200,7 +200,7 @@ class Ops(ABC, Generic[T]):
 
 
 class Lowering(Protocol):
-    """Write an op's primitives. inputs: None where an optional one is missing. form: one of the op's `forms`."""
+    """Write an op's primitives. inputs: None if an optional one is missing. form: one of the op's `forms`."""
 
     def __call__(self, o: Ops[T], inputs: Sequence[T | None], attributes: Any, form: str) -> list[T]:
         """Return the outputs."""

@@ -88,7 +88,7 @@ class TrtOps(Ops[Tensor]):
         return shape.take(x, axis, start, size)
 
     def pad(self, x: Tensor, axis: int, before: int, after: int, value: float = 0.0) -> Tensor:
-        """See `Ops`. A slice that begins before the tensor and ends behind it."""
+        """See `Ops`. A slice that begins before the tensor and ends after it."""
         starts, strides = [0] * x.rank, (1,) * x.rank
         starts[axis] = -before
         dims = [self.size(x, place) for place in range(x.rank)]

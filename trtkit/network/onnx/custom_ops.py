@@ -42,7 +42,7 @@ class _Rewrite:
 
 
 def replace(model: onnx.ModelProto, *, is_final: bool = True, form: str | None = None) -> tuple[onnx.ModelProto, str]:
-    """Return the model with custom ops for the foreign nodes that some op stands for, and what was done in words.
+    """Return the model with custom ops for the foreign nodes that some op represents, and what was done in words.
 
     Each becomes a node `trtkit::Op` with a local function. is_final: a node that needs a constant which is still
     computed is an error; otherwise it stays, for a second call after constants are folded. form: of the bodies, for

@@ -21,7 +21,7 @@ _MOST_SIZES = 64
 
 
 class Knowledge:
-    """What is known of the tensors of a model. What is learned of custom ops is carried on through the nodes behind."""
+    """What is known of the tensors of a model. What is learned of custom ops is carried on through the nodes after."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._constants = dict(_constants(model))
@@ -32,13 +32,13 @@ class Knowledge:
         self._infer()
 
     def fact(self, name: str) -> Fact | None:
-        """Return type and shape of a tensor, None where they are not known."""
+        """Return type and shape of a tensor, None if they are not known."""
         if name and name not in self._facts and self._is_stale:
             self._infer()
         return self._facts.get(name)
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Return the value of a tensor, None where it is computed."""
+        """Return the value of a tensor, None if it is computed."""
         tensor = self._constants.get(name)
         return None if tensor is None else onnx.numpy_helper.to_array(tensor)
 
@@ -51,7 +51,7 @@ class Knowledge:
                 self._is_stale = True
 
     def annotate(self, model: onnx.ModelProto) -> None:
-        """Write what was learned into the model: ONNX infers nothing about tensors behind unknown nodes."""
+        """Write what was learned into the model: ONNX infers nothing about tensors after unknown nodes."""
         outputs = {value.name for value in model.graph.output}
         for name, fact in self._learned.items():
             if name not in outputs:

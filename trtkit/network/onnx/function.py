@@ -98,7 +98,7 @@ def _inlined(node: onnx.NodeProto, bodies: dict[str, onnx.FunctionProto]) -> lis
 def placed(inner: onnx.NodeProto, prefix: str, names: dict[str, str]) -> onnx.NodeProto:
     """Return a copy of a body's node, and of what a loop in it holds, under names of the model.
 
-    prefix: stands before its names. names: of the body's inputs and outputs in the model.
+    prefix: precedes its names. names: of the body's inputs and outputs in the model.
     """
     copy = onnx.NodeProto()
     copy.CopyFrom(inner)

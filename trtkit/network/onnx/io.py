@@ -64,7 +64,7 @@ def random_inputs(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]])
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write `model`, with its weights beside it where one file cannot hold them."""
+    """Write `model`, with its weights next to it where one file cannot hold them."""
     import onnx
 
     large = model.ByteSize() > LARGEST_INLINE_BYTES

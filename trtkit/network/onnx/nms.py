@@ -1,4 +1,4 @@
-"""Put the reading of a detector's rows and non-maximum suppression behind its output."""
+"""Put the reading of a detector's rows and non-maximum suppression after its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantization written into an ONNX model: which nodes stay, what is quantized, weights in few bits alone."""
+"""Quantization written into an ONNX model: which nodes stay, what is quantized, weights in low precision alone."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def quantized_activations(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 def product_inputs(model: onnx.ModelProto, exclude: Collection[str]) -> list[str]:
-    """Return the tensors that convolutions and matrix products read and that are no constants."""
+    """Return the tensors that convolutions and matrix products read and that are not constant."""
     constants = {tensor.name for tensor in model.graph.initializer}
     read = {name: None for node in _products(model, exclude) for name in node.input[:2] if name not in constants}
     return list(read)
@@ -199,7 +199,7 @@ def _block_size(weight: ProductWeight, block: int | None) -> int:
 def _store(
     model: onnx.ModelProto, weight: ProductWeight, stored: onnx.TensorProto, scales: Array, attributes: dict[str, int]
 ) -> None:
-    """Put codes, scales and a DQ node in the place of a weight."""
+    """Replace a weight by codes, scales and a DQ node."""
     from onnx import helper, numpy_helper
 
     name = weight.tensor.name

@@ -16,7 +16,7 @@ def constants_from_onnx(model: Path | ModelProto) -> dict[str, Any]:
     """Return the bf16, fp8, int4 and fp4 weights of an ONNX model as `Options.constants`.
 
     The parser names a constant layer after its initializer or Constant node; kernel and bias of a convolution are
-    found under the layer, which is named after the node, or `node_of_<output>` where it has no name.
+    found under the layer, which is named after the node, or `node_of_<output>` if it has no name.
     """
     import onnx
 

@@ -1,7 +1,7 @@
 """Collectives among the ranks of a pipeline stage: TensorRT's DistCollective layers, which NCCL carries out.
 
 TensorRT gives back none of a collective's parameters, so that each layer's metadata holds them as JSON. A layer's ranks
-must be set before its output is asked for.
+must be set before its output is requested.
 Source: `INetworkDefinition::addDistCollective` in NvInfer.h.
 """
 

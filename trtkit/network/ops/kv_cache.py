@@ -1,4 +1,4 @@
-"""KV caches: linear, one slot per sequence, written in place; or read-only, with new keys and values behind them."""
+"""KV caches: linear, one slot per sequence, written in place; or read-only, with new keys and values after them."""
 
 from __future__ import annotations
 

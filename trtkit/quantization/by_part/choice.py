@@ -1,4 +1,4 @@
-"""Quantization of a model part by part: what each part of a hybrid, or a vision tower, is asked for."""
+"""Quantization of a model part by part: what each part of a hybrid, or a vision tower, is to be."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OF_LLMS = {"kv_cache": "a KV cache format", "smoothing": "SmoothQuant's alpha",
 
 @dataclass(frozen=True)
 class PartChoice:
-    """What is asked of one part. key: of its options in the config, for errors."""
+    """What is requested of one part. key: of its options in the config, for errors."""
 
     part: Part
     options: PartOptions
@@ -49,7 +49,7 @@ class PartChoice:
 
     @property
     def has_own_work(self) -> bool:
-        """Whether the part alone is asked to be quantized."""
+        """Whether only this part is to be quantized."""
         return self.is_own and not self.options.is_idle
 
     @property
@@ -86,7 +86,7 @@ class PartChoice:
 
 @dataclass(frozen=True)
 class HybridQuantization:
-    """What is asked of all parts of a hybrid. choices: by part; layers: the method of each written layer."""
+    """What is requested of all parts of a hybrid. choices: by part; layers: the method of each written layer."""
 
     choices: dict[str, PartChoice]
     layers: dict[str, str]
@@ -97,7 +97,7 @@ class HybridQuantization:
 
     @property
     def methods(self) -> set[str]:
-        """Every method that is asked for."""
+        """Every method that is requested."""
         parsed = {each.options.method for each in self.choices.values() if isinstance(each.part, OnnxPart)}
         return {*parsed, *self.layers.values()} - {NONE}
 
@@ -126,7 +126,7 @@ _NAMES = "names begin with the part's, such as `encoder.layers.0.*`; `trtkit ins
 
 
 def hybrid_quantization(spec: HybridSpec, options: QuantizeOptions) -> HybridQuantization:
-    """Return what is asked of each part of a hybrid. Raises ConfigError for what a part cannot have."""
+    """Return what is requested of each part of a hybrid. Raises ConfigError for what a part cannot have."""
     check_names(options, [part.name for part in spec.parts])
     choices = {part.name: _choice(part, options) for part in spec.parts}
     problems = [problem for choice in choices.values() for problem in choice.problems()]

@@ -145,7 +145,7 @@ def _check_sharing(layers: Sequence[Layer], methods: Mapping[Layer, str]) -> Non
 
 
 def _check_fixed_blocks(methods: Mapping[Layer, str]) -> None:
-    """Refuse layers whose columns the blocks of a method that leaves no choice do not divide. Raises ConfigError."""
+    """Refuse layers whose columns the blocks of a method that has no choice do not divide. Raises ConfigError."""
     blocks = {layer: FORMATS[METHODS[method].format].block or 1 for layer, method in methods.items()}
     odd = [layer for layer, block in blocks.items() if layer.size % block]
     if odd:
@@ -165,7 +165,7 @@ def _method(layer: Layer, options: QuantizeOptions) -> str:
 
 
 def _problems(spec: DecoderSpec, options: QuantizeOptions) -> list[Problem]:
-    """Return what is wrong with what is asked."""
+    """Return what is wrong with what is requested."""
     names = [layer.name for layer in linear_layers(spec)]
     allowed = methods_for("llm")
     chosen = {"quantize.method": options.method} | {f"quantize.layers.{k}": v for k, v in options.layers.items()}

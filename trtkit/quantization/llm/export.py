@@ -35,7 +35,7 @@ WEIGHTS_ONLY: dict[Format, str] = {"int8": "W8A16", "int4": "W4A16_AWQ"}
 class Extra:
     """What is not ModelOpt's to write. input_scales, matrices: by module; matrices are of int4.
 
-    fields: of config.json, in the place of what stands for them in transformers' model.
+    fields: of config.json, instead of what represents them in transformers' model.
     """
 
     kv_cache: KvQuantization | None = None
@@ -112,7 +112,7 @@ def check_quantized(folder: Path, modules: Sequence[str]) -> None:
 
 
 def _replace(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Put tensors into a checkpoint, in the place of those of the same name; new ones into its first file."""
+    """Put tensors into a checkpoint, instead of those of the same name; new ones into its first file."""
     from safetensors.torch import load_file, save_file
 
     files = sorted(folder.glob("model*.safetensors"))

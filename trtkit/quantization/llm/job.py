@@ -77,7 +77,7 @@ def _scored(scores: Scores) -> str:
 
 
 def _texts(options: QuantizeOptions, opened: DecoderSource, *, is_needed: bool) -> list[list[int]]:
-    """Return windows of the calibration text as tokens; none where nothing is to be measured."""
+    """Return windows of the calibration text as tokens; none if nothing is to be measured."""
     if not is_needed and options.kv_cache is None:
         return []
     text = calibration.read_text(options.calibration)

@@ -32,7 +32,7 @@ _SHARD_BYTES = 4 << 30
 
 
 def write_mixture(opened: DecoderSource, choice: Choice, config: ModelConfig, folder: Path, steps: Steps) -> None:
-    """Write a checkpoint in ModelOpt's form: chosen layers in few bits, all else in the config's precision."""
+    """Write a checkpoint in ModelOpt's form: chosen layers in low precision, all else in the config's precision."""
     assert config.quantize is not None
     options = config.quantize.model_copy(update={"block": choice.block or None})
     methods = {f"{layer.module}.weight": method for layer, method in choice.methods.items()}

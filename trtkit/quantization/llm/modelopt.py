@@ -1,4 +1,4 @@
-"""Let ModelOpt quantize a model of transformers where it stands, and set the weights' scales that it does not."""
+"""Let ModelOpt quantize a model of transformers in place: SmoothQuant, FP8 and the weights' scales."""
 
 from __future__ import annotations
 
@@ -6,19 +6,51 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from trtkit.quantization.llm.experts import joined_expert_layers
-from trtkit.quantization.llm.fp8 import least_error_scales
-from trtkit.quantization.llm.smoothing import SMOOTHING, kept_in_16_bits
+from trtkit.quantization.scales import least_error
 from trtkit.quantization_methods import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from trtkit.config.quantize import QuantizeOptions
-    from trtkit.quantization.llm.calibration import Measured
+    from trtkit.quantization.llm.calibration import Measured, Statistics
     from trtkit.quantization.llm.choice import Choice, Layer
     from trtkit.quantization.llm.experts import ExpertLayer
     from trtkit.quantization_methods import Algorithm, Format, Method
+
+
+SMOOTHING = 0.8
+"""SmoothQuant's alpha, where none is asked for: how much of the inputs' range goes over to the weights."""
+
+TOLERATED = 0.0025
+"""Mean squared relative error of outputs, from rounding inputs, up to which a layer's inputs are rounded."""
+
+
+def kept_in_16_bits(weights: dict[Layer, torch.Tensor], measured: Measured, alpha: float) -> set[Layer]:
+    """Return the layers whose inputs no int8 scale fits, with all that share these inputs. weights: [out, in] each."""
+    seen = {layer: measured.layers[layer.name] for layer in weights}
+    kept = [seen[layer].squares for layer in weights if rounding_error(seen[layer], weights[layer], alpha) > TOLERATED]
+    return {layer for layer in weights if any(torch.equal(seen[layer].squares, squares) for squares in kept)}
+
+
+def rounding_error(statistics: Statistics, weight: torch.Tensor, alpha: float) -> float:
+    """Return what rounding a layer's smoothed inputs to int8 does to its outputs: the mean squared relative error.
+
+    A channel's error is a step's, uniformly spread, or all of it where it is below a step. Tokens weigh alike, so that
+    outputs of outliers do not hide what is lost by the others. weight: [out, in].
+    """
+    peaks, width = statistics.peaks.clamp(min=_TINY_RANGE), weight.abs().amax(0).clamp(min=_TINY_RANGE)
+    scale = width ** (1 - alpha) / peaks**alpha
+    step = float((peaks * scale).max()) / FORMATS["int8"].largest
+    error = torch.minimum(statistics.squares * scale**2, torch.full_like(scale, step**2 / 12))
+    return float((error * (weight / scale).square().sum(0)).sum()) * statistics.inverse_outputs
+
+
+_TINY_RANGE = 1e-5
+
 
 Attributes = dict[str, object]
 _NUMBERS: dict[Format, object] = {"int8": 8, "fp8": (4, 3), "mxfp8": (4, 3), "fp4": (2, 1)}
@@ -101,3 +133,23 @@ def _attention_left_alone() -> Iterator[None]:
         yield
     finally:
         CUSTOM_MODEL_PLUGINS.add(register_hf_attentions_on_the_fly)
+
+
+_FACTORS = [2 ** (step / 16) for step in range(16)]
+_TINY = 1e-12
+
+
+def least_error_scales(weight: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+    """Return a scale for each row of a weight, [out, 1]: at least what its largest number needs, less than twice that.
+
+    A float's steps double from one power of two to the next, so a scale moves the rare large weights, which cost most,
+    nearer to a step or further from it. weight: [out, in]; squares: mean squares of the inputs that meet each column,
+    [in], by which errors weigh.
+    """
+    least = weight.abs().amax(1, keepdim=True).clamp(min=_TINY) / FORMATS["fp8"].largest
+
+    def error(scales: torch.Tensor) -> torch.Tensor:
+        rounded = (weight / scales).to(torch.float8_e4m3fn).float() * scales
+        return ((rounded - weight).square() * squares).sum(1, keepdim=True)
+
+    return least_error(least, _FACTORS, error)

@@ -71,7 +71,7 @@ class _Call:
 
 
 def _by_block(layers: Sequence[Layer]) -> dict[str, list[Layer]]:
-    """Group layers by the block that they stand in, `` for none."""
+    """Group layers by the block that they are in, `` for none."""
     blocks: dict[str, list[Layer]] = {}
     for layer in layers:
         match = _BLOCK.match(layer.module)

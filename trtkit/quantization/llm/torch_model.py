@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+from transformers.pytorch_utils import Conv1D
+
 from trtkit.dtypes import dtype_of
+from trtkit.errors import QuantizeError
 from trtkit.quantization.int4 import Rounding
 from trtkit.quantization.llm import calibration, modelopt
 from trtkit.quantization.llm.experts import is_experts
 from trtkit.quantization.llm.export import Extra, check_quantized, export, rename
-from trtkit.quantization.llm.linear import make_plain
 from trtkit.quantization.llm.sequential import quantize_int4
 from trtkit.quantization.llm.sparsity import prune
 from trtkit.quantization_methods import FORMATS, METHODS
@@ -19,9 +22,8 @@ from trtkit.quantized_matrix import KvQuantization
 from trtkit.sources.huggingface.model import beyond_text, text_model
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
-
-    import torch
 
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.config.schema import ModelConfig
@@ -110,3 +112,32 @@ def _described(choice: Choice) -> list[str]:
         counts[method] = counts.get(method, 0) + 1
     block = f" in blocks of {choice.block}" if choice.block else ""
     return [f"{count} layers {name}{block if METHODS[name].takes_block else ''}" for name, count in counts.items()]
+
+
+def make_plain(model: Any, layers: Iterable[Layer]) -> None:
+    """Put torch's own Linear, by which ModelOpt knows what to quantize, instead of GPT-2's Conv1D and subclasses.
+
+    Raises QuantizeError for what is not a linear layer.
+    """
+    modules = dict(model.named_modules())
+    for layer in layers:
+        module = modules.get(layer.module)
+        if isinstance(module, Conv1D):
+            plain = _linear(module.weight.T.contiguous(), module.bias)
+        elif isinstance(module, torch.nn.Linear):
+            plain = module if type(module) is torch.nn.Linear else _linear(module.weight, module.bias)
+        else:
+            what = f"`{layer.module}` is not a linear layer in transformers"
+            raise QuantizeError(what, layer.name, "exclude it: `quantize.exclude`")
+        parent, _, name = layer.module.rpartition(".")
+        setattr(modules[parent], name, plain)
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:
+    """Return a layer of weight [out, in]."""
+    rows, columns = weight.shape
+    linear = torch.nn.Linear(columns, rows, bias=bias is not None, device="meta")
+    linear.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        linear.bias = torch.nn.Parameter(bias.detach(), requires_grad=False)
+    return linear

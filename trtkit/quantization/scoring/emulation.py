@@ -36,7 +36,7 @@ def round_blocks(x: torch.Tensor, kind: Format, outer: float = 1.0) -> torch.Ten
 
 
 class EmulatedLayer:
-    """A linear layer with ModelOpt's quantizers, which stay off while this rounds in their place."""
+    """A linear layer with ModelOpt's quantizers, which stay off while this rounds instead."""
 
     def __init__(self, module: Any, kind: Format) -> None:
         self._module, self._kind, self._original = module, kind, module.weight.data

@@ -42,7 +42,7 @@ class Place:
 def read_calibration(config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[Sample]:
     """Return the samples that `quantize.calibration` names: `samples` at most, spread over what is there.
 
-    Images go through the config's `preprocess`; of a folder, its images, or .npz files where it has none. An .npz file
+    Images go through the config's `preprocess`; of a folder, its images, or .npz files if it has none. An .npz file
     holds arrays by input name, whose first axis counts samples. Raises QuantizeError and SourceError.
     """
     assert config.quantize is not None

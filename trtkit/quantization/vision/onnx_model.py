@@ -154,7 +154,7 @@ def _check_model(model: onnx.ModelProto) -> None:
 
 
 def _check_block(model: onnx.ModelProto, exclude: Sequence[str], block: int) -> None:
-    """Refuse a block that does not divide what it is asked for. Raises QuantizeError naming the nodes."""
+    """Refuse a block that does not divide the axis it is for. Raises QuantizeError naming the nodes."""
     wrong = quantize.undivided(model, exclude, block)
     if wrong:
         products = ", ".join(f"the {size} inputs of `{name}`" for name, size in list(wrong.items())[:4])

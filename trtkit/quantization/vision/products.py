@@ -27,7 +27,7 @@ _STEPS = ("QuantizeLinear", "DequantizeLinear")
 
 @dataclass(frozen=True)
 class Pair:
-    """A product as it was, and the nodes that compute it in few bits out of the same tensors, the product last."""
+    """A product as it was, and the nodes that compute it in low precision out of the same tensors, the product last."""
 
     exact: onnx.NodeProto
     quantized: list[onnx.NodeProto]

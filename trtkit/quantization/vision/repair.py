@@ -120,7 +120,7 @@ def _candidates(
 
 
 def _weight_sizes(model: onnx.ModelProto, quantized: onnx.ModelProto) -> dict[str, int]:
-    """Return how many numbers each quantized product's weight has, by its name; none where it is no constant."""
+    """Return how many numbers each quantized product's weight has, by its name; none if it is not constant."""
     sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in model.graph.initializer}
     return {pair.name: sizes.get(pair.exact.input[1], 0) for pair in product_pairs(model, quantized)}
 

@@ -59,7 +59,7 @@ def visible_blocks(mask: Tensor | None, lengths: Tensor | None, to: Sizes) -> li
 
 
 def _block(mask: Tensor, rows: slice, to: Sizes) -> Block:
-    """Return a block of rows without the columns behind the last that is true in any of them; one at least stays."""
+    """Return a block of rows without the columns after the last that is true in any of them; one at least stays."""
     used = mask.flatten(0, -2).any(0).nonzero()
     columns = int(used[-1]) + 1 if len(used) else 1
     count = min(rows.stop, to.rows) - rows.start
@@ -87,7 +87,7 @@ def _combined_mask(mask: Tensor | None, lengths: Tensor | None, columns: int, to
 
 
 def _allowed(lengths: Tensor | None, columns: int, to: Sizes) -> Tensor | None:
-    """Return what causality and lengths allow, [B or 1, 1, S or 1, columns]; None where that is all."""
+    """Return what causality and lengths allow, [B or 1, 1, S or 1, columns]; None if that is all."""
     column = torch.arange(columns, device=to.device)
     allowed = None if lengths is None else (column < lengths.reshape(-1, 1)).reshape(-1, 1, 1, columns)
     if to.causal == "NONE":

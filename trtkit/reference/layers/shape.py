@@ -36,7 +36,7 @@ def shuffle(layer: Layer) -> Lowered:
 
 
 def _permutation(padded: tuple[int, ...] | None, rank: int) -> tuple[int, ...] | None:
-    """Return a permutation of `rank` axes, None where it changes nothing."""
+    """Return a permutation of `rank` axes, None if it changes nothing."""
     order = None if padded is None else padded[:rank]
     return None if order == tuple(range(rank)) else order
 

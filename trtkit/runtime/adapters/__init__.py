@@ -1,7 +1,15 @@
 """LoRA adapters while an engine runs: which are loaded, which are resident, and whose each rank is."""
 
-from trtkit.runtime.adapters.adapters import Adapters, bundle_adapters, check_adapter_name, check_adapters, no_adapters
-from trtkit.runtime.adapters.loaded import LoadedAdapter, PreparedAdapter, prepared_matrices
+from trtkit.runtime.adapters.adapters import (
+    Adapters,
+    LoadedAdapter,
+    PreparedAdapter,
+    bundle_adapters,
+    check_adapter_name,
+    check_adapters,
+    no_adapters,
+    prepared_matrices,
+)
 
 __all__ = [
     "Adapters",

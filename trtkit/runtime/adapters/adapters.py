@@ -1,26 +1,33 @@
-"""The adapters of an engine: loaded by name, resident while requests use them and as long as there is room."""
+"""The LoRA adapters of an engine: loaded by name, resident in shared ranks while requests use them."""
 
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from trtkit.engine.decoders import llm_options
-from trtkit.errors import GenerationError, RequestError, did_you_mean
+from trtkit.errors import GenerationError, RequestError, SourceError, did_you_mean
 from trtkit.lora.adapter import open_adapter
 from trtkit.lora.targets import adapted_layers, check_adapter
 from trtkit.models.spec_file import read_spec
-from trtkit.runtime.adapters.loaded import LoadedAdapter, PreparedAdapter, prepared_matrices
-from trtkit.runtime.adapters.ranks import RankTable
-from trtkit.runtime.sequences import AdapterId
+from trtkit.runtime.sequences import KEY_BITS, AdapterId
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from trtkit.arrays import Array
     from trtkit.bundle.bundle import Bundle
+    from trtkit.lora.adapter import Adapter, LowRank
     from trtkit.models.spec import DecoderSpec
+    from trtkit.runtime.decoder.adapters import Matrices
     from trtkit.runtime.decoder.execution import AdapterSlots
+
 
 _NAME = re.compile(r"(?!.*\.\.)\w[\w.:@/+-]{0,127}")
 
@@ -186,3 +193,113 @@ def no_adapters() -> GenerationError:
     """Return the error for an adapter where the engine takes none."""
     fix = "build with `--set llm.lora.max_rank_sum=64`, or merge one adapter: `--set source.lora=FOLDER`"
     return RequestError("the engine takes no LoRA adapters", "adapter", fix)
+
+
+@dataclass(frozen=True)
+class LoadedAdapter:
+    """An adapter by the name that requests use."""
+
+    name: str
+    id: AdapterId
+    rank: int
+    matrices: Matrices = field(hash=False, compare=False)
+
+
+@dataclass(frozen=True)
+class PreparedAdapter:
+    """An adapter that was read and checked. digest: of its files. key: see AdapterId."""
+
+    digest: str
+    rank: int
+    matrices: Matrices = field(hash=False, compare=False)
+
+    @property
+    def key(self) -> int:
+        """A number of KEY_BITS, of the digest."""
+        return int.from_bytes(sha256(self.digest.encode()).digest()[:8], "little") % ((1 << KEY_BITS) - 1) + 1
+
+
+def prepared_matrices(adapter: Adapter, dtype: torch.dtype) -> Mapping[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return an adapter's matrices a [r, in] and b [r, out] by layer, b times the scale.
+
+    Raises SourceError for values that are not finite in `dtype`.
+    """
+    matrices = {}
+    for path, part in adapter.parts.items():
+        a, b = (torch.from_numpy(each).to(dtype).contiguous() for each in _by_rank(part))
+        if not (a.isfinite().all() and b.isfinite().all()):
+            what = f"the adapter of `{path}` has values too large for {str(dtype).removeprefix('torch.')}"
+            raise SourceError(what, str(adapter.folder), "build the engine with `precision: bf16`")
+        matrices[path] = a, b
+    return matrices
+
+
+def _by_rank(part: LowRank) -> tuple[Array, Array]:
+    """Return a [r, in] and b [r, out]."""
+    a, b = part.matrices()
+    return a, b.T
+
+
+class RankTable:
+    """Ranks by adapter, the one that was used last at the end. Any free ranks will do: they need not be neighbours."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = list(range(count - 1, -1, -1))
+        self._ranks: OrderedDict[int, list[int]] = OrderedDict()
+
+    @property
+    def free(self) -> int:
+        """Ranks that no adapter has."""
+        return len(self._free)
+
+    @property
+    def residents(self) -> list[int]:
+        """The adapters that have ranks, the one that was used last at the end."""
+        return list(self._ranks)
+
+    def use(self, adapter: int) -> bool:
+        """Note that an adapter is used now; return whether it has ranks."""
+        if adapter in self._ranks:
+            self._ranks.move_to_end(adapter)
+        return adapter in self._ranks
+
+    def to_evict(self, needed: int, running: Collection[int]) -> list[int] | None:
+        """Return which adapters to evict, those used longest ago first, so that `needed` ranks are free.
+
+        running: adapters that stay. None if there would be too few.
+        """
+        chosen: list[int] = []
+        free = self.free
+        for adapter, ranks in self._ranks.items():
+            if free >= needed:
+                break
+            if adapter not in running:
+                chosen.append(adapter)
+                free += len(ranks)
+        return chosen if free >= needed else None
+
+    def to_keep(self, needed: int, running: Collection[int]) -> set[int]:
+        """Return which of the running adapters leave room for `needed` ranks, however long they run.
+
+        Those in use stay the same or become fewer while nobody else begins, so one that waits for the ranks gets them
+        when the requests of all others have ended.
+        """
+        kept, free = set(), self.count - needed
+        for adapter in sorted(each for each in self._ranks if each in running):
+            if len(self._ranks[adapter]) <= free:
+                kept.add(adapter)
+                free -= len(self._ranks[adapter])
+        return kept
+
+    def take(self, adapter: int, count: int) -> list[int]:
+        """Give an adapter `count` free ranks, the lowest; return them."""
+        self._free.sort(reverse=True)
+        self._ranks[adapter] = ranks = [self._free.pop() for _ in range(count)]
+        return ranks
+
+    def release(self, adapter: int) -> list[int]:
+        """Take an adapter's ranks; return them."""
+        ranks = self._ranks.pop(adapter)
+        self._free += ranks
+        return ranks

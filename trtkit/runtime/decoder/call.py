@@ -153,7 +153,7 @@ class Call:
     def feed(self) -> dict[str, np.ndarray]:
         """Return the network's inputs but its caches, as int32 arrays.
 
-        Padding is written behind a row's tokens, where the next ones overwrite it. An idle row attends to one token:
+        Padding is written after a row's tokens, where the next ones overwrite it. An idle row attends to one token:
         with none, a softmax is not a number.
         """
         ends = np.full(self.ids.shape, self.ids.shape[1]) if self.tree is None else self.tree.ends

@@ -37,7 +37,7 @@ class TokenEmbeddings:
 
 
 def bundle_embeddings(folder: Path) -> TokenEmbeddings | None:
-    """Map the table of a bundle, None where its engine takes ids. Raises GenerationError where it cannot be read."""
+    """Map the table of a bundle, None if its engine takes ids. Raises GenerationError where it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     path = folder / EMBEDDINGS

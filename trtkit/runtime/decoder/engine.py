@@ -297,7 +297,7 @@ class EngineDecoder:
             self._stream.run(partial(self._append, step))
 
     def _append(self, step: Step) -> None:
-        """Write new keys and values behind those of each slot."""
+        """Write new keys and values after those of each slot."""
         shapes = {
             spec.name: (step.rows, spec.size_of("key_value_heads"), step.size, spec.size_of("head_dim"))
             for spec in self._written

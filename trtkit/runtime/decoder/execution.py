@@ -137,7 +137,7 @@ class DecoderExecution(Protocol):
 
     @property
     def head(self) -> DecoderExecution | None:
-        """The head that guesses tokens, if it is open."""
+        """The draft head, if it is open."""
         ...
 
     @property

@@ -67,7 +67,7 @@ class KvCache:
     def part(self, specs: Iterable[InputSpec], *, follows: bool = False) -> KvCache:
         """Return the caches of some inputs, in the same memory.
 
-        follows: of a head that guesses tokens, whose calls are not those that slots are for.
+        follows: of a draft head, whose calls are not those that slots are for.
         """
         part, kept = copy.copy(self), [spec for spec in specs if spec.is_kept]
         part.follows = follows

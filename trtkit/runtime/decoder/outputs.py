@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class OutputMemory:
-    """Memory for logits, or for a pipeline stage's hidden states, and for what a head that guesses tokens reads.
+    """Memory for logits, or for a pipeline stage's hidden states, and for what a draft head reads.
 
     outputs: the engine's, by name. main: the first of the two. has_all_logits: whether calls give it for every token.
     """

@@ -15,8 +15,8 @@ class PoolSize:
     """How many pages paged caches have, as many as linear ones would take if None.
 
     weight_bytes: of the network that reads them, which a call reads too, however few rows it has.
-    head: inputs of the head that guesses tokens, whose caches lie beside the model's, in its slots and pages. model:
-    the caches that a head's lie beside, if these are a head's.
+    head: inputs of the draft head, whose caches lie next to the model's, in its slots and pages. model:
+    the caches that a head's lie alongside, if these are a head's.
     """
 
     pages: int | None = None

@@ -41,7 +41,7 @@ class ExecutionOptions:
     needs_all_logits: open the reference executor if the engine gives the last token's logits only.
     cache_gib: a rank's memory for paged caches; as much as linear ones would take if None.
     weight_budget_gib: GPU memory for an engine's weights, of which the others stay on the host; all if None.
-    has_head: whether to open the head that guesses tokens, too.
+    has_head: whether to open the draft head, too.
     """
 
     has_cuda_graphs: bool = True
@@ -171,7 +171,7 @@ def _pages(bundle: Bundle, options: OpenOptions) -> int | None:
 def engine_device(runtime: Runtime, gpu: int | None = None) -> Device | None:
     """Return where TensorRT is to run the engine, on GPU `gpu` if given; None if the reference executor is to compute.
 
-    Raises GenerationError if TensorRT is wanted and there is no GPU.
+    Raises GenerationError if TensorRT is requested and there is no GPU.
     """
     device = None if runtime == "reference" else devices.find_device(gpu)
     if runtime == "tensorrt" and device is None:

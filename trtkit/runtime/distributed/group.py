@@ -100,7 +100,7 @@ class RankGroup:
         return None if self._members is None else self._members.exited()
 
     def _failure(self, error: BaseException) -> BaseException:
-        """Return the error of all ranks that an exception here stands for; the other ranks end."""
+        """Return the error of all ranks that an exception here represents; the other ranks end."""
         is_lost = isinstance(error, RankError) and isinstance(error.__cause__, RuntimeError)
         fault = self._watch.cause(error) if is_lost else _as_fault(error)
         reported = self._watch.report(fault)

@@ -51,7 +51,7 @@ class Members:
         """Return the error of a rank that has failed, None if there is none."""
         for rank, process in self._processes.items():
             code = process.poll()
-            if code:  # one that was told to close ends with 0
+            if code:  # one that was told to close exits with 0
                 ending = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
                 line = self._last_line(rank)
                 what = f"rank {rank} has ended: {ending}" + (f"; its last words: {line}" if line else "")

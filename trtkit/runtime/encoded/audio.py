@@ -1,4 +1,4 @@
-"""Prompts of a speech recognizer: features of the audio, and the tokens that a transcript begins with."""
+"""Prompts of a speech recognizer: audio files as samples, features, and the tokens that begin a transcript."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from trtkit.errors import GenerationError, RequestError
 from trtkit.runtime.encoded.prompts import EncoderPrompt, EncoderPrompts
-from trtkit.runtime.encoded.read_audio import read_audio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.bundle.records import EncoderRecord
     from trtkit.runtime.encoded.prompts import Reader
+
 
 TASKS = ("transcribe", "translate")
 
@@ -99,3 +99,31 @@ class AudioPrompts(EncoderPrompts):
             what = f"the audio is longer than {self.seconds:g} s, which the model hears at once"
             raise RequestError(what, "audio", "cut it into shorter pieces")
         return samples.astype(np.float32)
+
+
+def read_audio(path: Path, sampling_rate: int, most_seconds: float) -> Array:
+    """Return a file's first audio stream as mono samples [N] in fp32 between -1 and 1.
+
+    Raises RequestError for a file that cannot be read, has no audio, or is longer than `most_seconds`.
+    """
+    import av
+
+    try:
+        with av.open(str(path)) as file:
+            if not file.streams.audio:
+                raise RequestError("the file has no audio", str(path), "give a recording")
+            resampler = av.AudioResampler("flt", "mono", sampling_rate)
+            parts, count, most = [], 0, int(most_seconds * sampling_rate)
+            for frame in [*file.decode(audio=0), None]:
+                for part in resampler.resample(frame):
+                    parts.append(part.to_ndarray().reshape(-1))
+                    count += len(parts[-1])
+                if count > most:
+                    what = f"the audio is longer than {most_seconds:g} s, which the model hears at once"
+                    raise RequestError(what, str(path), "cut it into shorter pieces")
+    except (av.FFmpegError, OSError) as error:
+        raise RequestError(
+            f"the audio cannot be read: {error}", str(path), "give a file such as .wav or .mp3"
+        ) from None
+    samples: Array = np.concatenate([*parts, np.zeros(0, np.float32)]).astype(np.float32)
+    return samples

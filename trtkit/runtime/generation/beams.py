@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from trtkit.runtime.sampling.settings import Settings
 
-# What stands for "never" in sums of log probabilities; transformers' value, so that ties break as they do there.
+# What represents "never" in sums of log probabilities; transformers' value, so that ties break as they do there.
 _NEVER = -1.0e9
 
 

@@ -82,7 +82,7 @@ def _drafts(state: State, ready: Ints, proposer: Proposer) -> Drafts | None:
     if most <= 0:
         return None
     settings = [running.requests[slot].settings for slot in ready.tolist()]
-    left = running.ends[ready] - sequences.lengths[ready] - 1  # nothing comes behind the last token
+    left = running.ends[ready] - sequences.lengths[ready] - 1  # nothing comes after the last token
     left[running.is_beam[ready]] = 0
     drafts = proposer.propose(sequences, ready, settings, most).up_to(left, room)
     width = drafts.tokens.shape[1]

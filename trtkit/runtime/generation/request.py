@@ -52,10 +52,10 @@ class Metrics:
 
 @dataclass(eq=False)
 class Request:
-    """What is asked, and how far it is.
+    """A request, and how far it is.
 
     generated: tokens made before a preemption. logprobs: one a generated token.
-    prompt_logprobs: one a prompt token but the first. soft: vectors that stand in the prompt, such as an image's.
+    prompt_logprobs: one a prompt token but the first. soft: vectors that are in the prompt, such as an image's.
     turn: where it stands among the others, of which the queue keeps track. claims: keys of what the host keeps for it.
     adapter: the LoRA adapter that computes it.
     """

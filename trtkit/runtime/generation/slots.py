@@ -47,7 +47,7 @@ class Slots:
         """Return the slot whose cache begins most like a prompt, and for how many tokens.
 
         At least the prompt's last token stays to be computed: its logits are what comes next. Placeholders are alike
-        where the vectors in their places are. A slot of another adapter shares nothing.
+        where the vectors instead are. A slot of another adapter shares nothing.
         """
         needs_all = soft is not None or bool(self.sequences.soft) or self._positions is not None
         common = self._common(np.asarray(prompt_ids)[:-1], adapter_key, needs_all=needs_all)
@@ -65,7 +65,7 @@ class Slots:
         """Return how many of a prompt's `ids` each slot's cache begins with, at least: the best slot's count is exact.
 
         Tokens are compared in blocks, each twice as long, of the slots that were alike so far: mostly none after a few.
-        Where many have all of them, the first is found at once, unless `needs_all` wants every slot's exact count.
+        Where many have all of them, the first is found at once, unless `needs_all` needs every slot's exact count.
         """
         common: Ints = np.zeros(self.count, np.int64)
         is_alike = (self.cached > 0) & (self.sequences.adapter_keys == adapter_key)

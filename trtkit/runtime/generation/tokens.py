@@ -78,7 +78,7 @@ def settle(state: State, slots: Ints, lengths: Ints, tokens: Ints, logprobs: Map
 
 
 def _tell(state: State, place: tuple[int, int], logprobs: TokenLogprobs | None, end: str | None) -> bool:
-    """Note a token where somebody wants to know; end the sequence where it is complete; return whether it goes on.
+    """Note a token where somebody needs to know; end the sequence where it is complete; return whether it goes on.
 
     place: the slot, and the length of its sequence with the token.
     """

@@ -55,7 +55,7 @@ class AnswerFile:
     """The answers to prompts in `path`, a line each, which this process alone writes until it is closed.
 
     ids: of the prompts. done: the prompts that are answered, by number; failed: those of them whose answer is an error.
-    What the answers follow from stands in a file next to it, named `path` and `.run`.
+    What the answers follow from is in a file next to it, named `path` and `.run`.
     Raises RequestError if the file holds answers to anything else, GenerationError if another process writes it.
     """
 

@@ -8,25 +8,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtkit.errors import GenerationError, RequestError
+from trtkit.bundle.known import read_all_known
+from trtkit.errors import GenerationError, RankError, RequestError
 from trtkit.runtime.adapters import Adapters, bundle_adapters, no_adapters
 from trtkit.runtime.device import release_memory
 from trtkit.runtime.distributed.world import launched_count
 from trtkit.runtime.generation import CacheFolder, Engine, EngineOptions, Request
 from trtkit.runtime.llm.job import Job
-from trtkit.runtime.llm.known_answer import check_known_answer
 from trtkit.runtime.llm.networks import open_networks
 from trtkit.runtime.llm.text_bundle import TextBundle, read_text_bundle
+from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.scheduling import DEFAULT_SCHEDULING, ScheduleOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.adapters import LoadedAdapter, PreparedAdapter
     from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.llm.networks import Networks
     from trtkit.runtime.llm.outputs import CompletionOutput, Delta
     from trtkit.runtime.llm.prompts import PreparedPrompt, Prompt, ReadPrompt
-    from trtkit.runtime.sampling.params import SamplingParams
     from trtkit.runtime.scheduling import SchedulingParams
     from trtkit.runtime.soft_tokens import SoftTokens
     from trtkit.serving_options import ServingOptions
@@ -109,7 +111,7 @@ class Frontend:
         return self.start(self.text.prepare(prompt, params), request_id, scheduling, is_streamed=is_streamed)
 
     def check(self, prepared: PreparedPrompt) -> PreparedPrompt:
-        """Return the prompt with its images in their places. Raises RequestError if no run could serve it."""
+        """Return the prompt with its images inserted. Raises RequestError if no run could serve it."""
         checked = self.text.check(prepared)
         self.engine.check(Request("", checked.read.ids, checked.settings))
         self._adapter_of(checked)
@@ -179,7 +181,7 @@ class Frontend:
         return job is not None
 
     def soft_tokens(self, read: ReadPrompt) -> SoftTokens | None:
-        """Run the vision tower on a prompt's images, or the encoder on its text or audio; None where it has neither."""
+        """Run the vision tower on a prompt's images, or the encoder on its text or audio; None if it has neither."""
         tower, encoder = self._awake_networks.tower, self._awake_networks.encoder
         if self.text.encoded is not None and encoder is not None and read.encoded is not None:
             return self.text.encoded.soft_tokens(read.encoded, encoder)
@@ -286,3 +288,22 @@ def _bytes_of(gib: float, name: str) -> int:
         what = f"{gib:g} GiB is negative" if gib < 0 else f"{gib:g} GiB is not a finite number"
         raise RequestError(what, name, "give 0 or more")
     return int(gib * 2**30)
+
+
+def check_known_answer(bundle: Bundle, answer: Callable[[str | list[int], SamplingParams], CompletionOutput]) -> None:
+    """Ask the bundle's known request, if it has one. Raises RankError if the ranks answer something else."""
+    known = next((each for each in read_all_known(bundle) if {"text_output", "output_ids"} & each.outputs.keys()), None)
+    if known is None:
+        return
+    params = SamplingParams(temperature=0.0, max_tokens=int(known.inputs["max_tokens"].item()))
+    if "input_ids" in known.inputs:
+        output = answer(known.inputs["input_ids"].reshape(-1).tolist(), params)
+        got, expected = str(list(output.token_ids)), str(known.outputs["output_ids"].reshape(-1).tolist())
+    else:
+        output = answer(known.inputs["text_input"].item().decode(), params)
+        got, expected = output.text, known.outputs["text_output"].item().decode()
+    if got != expected:
+        fix = (
+            "the ranks' collectives may do nothing: see `docs/parallel.md`; for a bundle that is right, deploy it again"
+        )
+        raise RankError(f"the ranks answer the known request with `{got}`, not `{expected}`", str(bundle.path), fix)

@@ -60,7 +60,7 @@ def _own_names(settings: Iterable[str]) -> set[str]:
 
 
 def _with_ids(settings: dict[str, Any], model: TextBundle) -> tuple[dict[str, Any], list[Problem]]:
-    """Put ids in the place of tokens' texts; leave out, and report, tokens that the model does not have."""
+    """Replace tokens' texts by ids; leave out, and report, tokens that the model does not have."""
     with_ids, problems = dict(settings), []
     for name in [name for name in _OF_TOKENS if settings.get(name) is not None]:
         try:

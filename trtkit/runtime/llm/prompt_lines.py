@@ -58,7 +58,7 @@ class PromptLine:
 
 @dataclass
 class PromptLines:
-    """Prompts as they were read. problems: with the line that each stands in."""
+    """Prompts as they were read. problems: with the line that each is in."""
 
     prompts: list[PromptLine] = field(default_factory=list)
     problems: list[tuple[int, Problem]] = field(default_factory=list)

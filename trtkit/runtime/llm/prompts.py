@@ -33,7 +33,7 @@ MAX_IMAGES = 64
 
 @dataclass(frozen=True, eq=False)
 class ReadPrompt:
-    """A prompt as tokens. text: if it was given as one. merged: with images in their places, if the model takes any.
+    """A prompt as tokens. text: if it was given as one. merged: with images inserted, if the model takes any.
 
     encoded: with what the encoder takes, if the model has one; its text or audio is the prompt, and `ids` begin the
     answer.
@@ -95,7 +95,7 @@ class PromptReader:
         self._tokenizer, self._images, self._max_length, self._encoded = tokenizer, images, max_length, encoded
 
     def read(self, prompt: Prompt) -> ReadPrompt:
-        """Return a prompt's tokens with its images in their places. Raises RequestError for what cannot be."""
+        """Return a prompt's tokens with its images inserted. Raises RequestError for what cannot be."""
         return self.merge(self.tokens(prompt))
 
     def tokens(self, prompt: Prompt) -> ReadPrompt:
@@ -109,7 +109,7 @@ class PromptReader:
         return ReadPrompt(text, ids, tuple(images))
 
     def merge(self, read: ReadPrompt) -> ReadPrompt:
-        """Return a prompt with its images in their places. Image processors may compute with torch."""
+        """Return a prompt with its images inserted. Image processors may compute with torch."""
         if self._images is None:
             return read
         merged = self._images.merge(read.ids, read.images)

@@ -97,7 +97,7 @@ class TextBundle:
         )
 
     def check(self, prepared: PreparedPrompt) -> PreparedPrompt:
-        """Return the prompt with its images in their places. Raises RequestError if no run could serve it."""
+        """Return the prompt with its images inserted. Raises RequestError if no run could serve it."""
         if prepared.read.merged is None:
             prepared = replace(prepared, read=self.reader.merge(prepared.read))
         check_request(Request("", prepared.read.ids, prepared.settings), self)

@@ -26,7 +26,10 @@ def like_lengths(lengths: Ints, call_tokens: int) -> Ints | None:
     windows = np.array([kv_window(length, _ANY) if length else 0 for length in lengths.tolist()], np.int64)
     sizes, counts = np.unique(windows[windows > 0], return_counts=True)
     rows = np.r_[0, np.cumsum(counts)]
-    best, firsts = [0], []  # of the rows up to each size: the least that is read, and where the last group begins
+    best, firsts = (
+        [0],
+        [],
+    )  # of the rows up to each size: the fewest bytes that are read, and where the last group begins
     for stop, size in enumerate(sizes.tolist(), 1):
         reads = [best[first] + int(rows[stop] - rows[first]) * size + call_tokens for first in range(stop)]
         firsts.append(int(np.argmin(reads)))

@@ -205,7 +205,7 @@ class PageTables:
 def contents(
     ids: Ints, page_tokens: int, soft: SoftTokens | None = None, pages: slice = slice(None)
 ) -> Iterator[bytes]:
-    """Yield what each full page of a sequence holds: its tokens, and the keys of vectors that stand in their places."""
+    """Yield what each full page of a sequence holds: its tokens, and the keys of vectors that replace them."""
     first, stop, _ = pages.indices(len(ids) // page_tokens)
     for start in range(first * page_tokens, stop * page_tokens, page_tokens):
         content = ids[start : start + page_tokens].tobytes()

@@ -77,7 +77,7 @@ def _bracket(keys: Array, weights: Array, target: float) -> tuple[float, float]:
 def _weighted_sample(keys: Array, weights: Array, target: float) -> tuple[Array, int, int]:
     """Return keys in order, and the places that the target is probably between.
 
-    A key of each stride stands for the stride's weight, the heaviest for their own, so only the others' sums are
+    A key of each stride represents the stride's weight, the heaviest for their own, so only the others' sums are
     uncertain. Sums are scaled to the total, which is known.
     """
     total, stride = mass(weights), len(keys) // _SAMPLE + 1

@@ -150,5 +150,5 @@ class SlotState:
         return self.settings.params.max_tokens
 
     def copy(self) -> SlotState:
-        """Return a state that goes on by itself."""
+        """Return a state that continues on its own."""
         return replace(self, guide=self.guide.copy() if self.guide else None)

@@ -1,6 +1,6 @@
 """The filters of sampling on rows that are sorted, with transformers' formulas (`logits_process.py`, 5.23).
 
-All take scores [R, W] in the order of token ids, -inf where there is none, and numbers [R, 1]; rows whose number is
+All take scores [R, W] in the order of token ids, -inf if there is none, and numbers [R, 1]; rows whose number is
 neutral keep every token.
 """
 
@@ -13,7 +13,7 @@ NEVER = -torch.inf
 
 
 def top_k(scores: Tensor, k: Tensor) -> Tensor:
-    """Keep the k largest scores and those equal to the least of them (TopKLogitsWarper). k: int64, 0 keeps all."""
+    """Keep the k largest scores and those equal to the smallest of them (TopKLogitsWarper). k: int64, 0 keeps all."""
     width = scores.shape[-1]
     place = torch.where(k == 0, width, k).clamp(max=width) - 1
     least = scores.sort(-1, descending=True).values.gather(-1, place)

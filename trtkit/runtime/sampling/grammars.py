@@ -69,7 +69,7 @@ def fix_of(name: str, fault: str = "") -> str:
 def grammar_of(name: str, value: Any) -> str:
     """Return the grammar of a guided_ setting. Raises GrammarError for GBNF that cannot be read.
 
-    Expressions match the whole answer, so `^` before and `$` behind them are left out. Text with a rule `start:` or a
+    Expressions match the whole answer, so `^` before and `$` after them are left out. Text with a rule `start:` or a
     line `%llguidance` is a Lark grammar; all other is GBNF.
     """
     from llguidance import LLMatcher

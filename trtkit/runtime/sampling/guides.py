@@ -22,7 +22,7 @@ _CACHED, _MOST_STATES = 8, 40_000
 
 
 class Guide:
-    """Where one answer stands in its grammar.
+    """How far one answer is in its grammar.
 
     ends: the model's end-of-sequence tokens, each of which the grammar takes as its own.
     """
@@ -58,13 +58,13 @@ class Guide:
         self._matcher.consume_token(self._own_ends[0] if self._ended else token)
 
     def copy(self) -> Guide:
-        """Return a guide that goes on by itself."""
+        """Return a guide that continues on its own."""
         other = Guide(self._matcher.deep_copy(), self._own_ends, self._ends)
         other._ended = self._ended
         return other
 
     def after(self, tokens: Sequence[int]) -> Guide:
-        """Return a guide that goes on by itself, with more tokens taken."""
+        """Return a guide that continues on its own, with more tokens taken."""
         other = self.copy()
         for token in tokens:
             other.accept(token)
@@ -74,7 +74,7 @@ class Guide:
 class GuideFactory:
     """Makes guides for one tokenizer, transformers' fast kind; what it compiled is kept by the grammar's text.
 
-    eos_ids: the model's end-of-sequence tokens; the tokenizer's own where there are none.
+    eos_ids: the model's end-of-sequence tokens; the tokenizer's own if there are none.
     """
 
     def __init__(self, tokenizer: Any, eos_ids: Ids = ()) -> None:

@@ -33,7 +33,7 @@ class Vocabulary:
     guides: GuideFactory | None = None
 
     def spellings(self, word: Word) -> tuple[Ids, ...]:
-        """Return the token ids of a word: a text's both as it is and behind a space, which byte-level BPE tells apart.
+        """Return the token ids of a word: a text's both as it is and after a space, which byte-level BPE tells apart.
 
         Raises ValueError where the text has none.
         """
@@ -75,7 +75,7 @@ class Settings:
 
         All that takes long is done here: tokenizing words, compiling a guide.
 
-        Text in word lists stands for two spellings: as it is, and behind a space. A bad word is barred in both; a
+        Text in word lists represents two spellings: as it is, and after a space. A bad word is barred in both; a
         forced word has occurred in either.
         """
         problems: list[Problem] = []

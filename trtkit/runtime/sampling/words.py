@@ -22,7 +22,7 @@ class BadWords:
 
     @classmethod
     def of(cls, words: tuple[Ids, ...], eos_ids: Ids) -> BadWords:
-        """Group words. As in transformers (NoBadWordsLogitsProcessor), an end-of-sequence token is no bad word."""
+        """Group words. As in transformers (NoBadWordsLogitsProcessor), an end-of-sequence token is not a bad word."""
         kept = [word for word in dict.fromkeys(words) if not (len(word) == 1 and word[0] in eos_ids)]
         single = np.array([word[0] for word in kept if len(word) == 1], np.int64)
         groups = [[word for word in kept if len(word) == size] for size in {len(word) for word in kept} - {1}]
@@ -30,7 +30,7 @@ class BadWords:
         return cls(single, tuple((group[:, :-1], group[:, -1]) for group in arrays))
 
     def barred(self, ids: Array) -> Array:
-        """Return the tokens that would complete a word behind ids [L]."""
+        """Return the tokens that would complete a word after ids [L]."""
         tokens = [self.single]
         for beginnings, ends in self.longer:
             size = beginnings.shape[1]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Policy(Protocol):
     """A schedule. starvation_s: a request that is not served for so long is promoted; infinite for never.
 
-    is_by_deadline: whether the earliest deadline goes first on a level. measures: whether it wants to know how long
+    is_by_deadline: whether the earliest deadline goes first on a level. measures: whether it needs to know how long
     steps take. keeps_work: whether a request gives way only if the host has room for what it has computed.
     """
 

@@ -144,7 +144,7 @@ class Waiting(Generic[T]):
         request.turn.has_begun = True
 
     def remove(self, request_id: str) -> T | None:
-        """Remove a request, None where it does not wait."""
+        """Remove a request, None if it does not wait."""
         waiting = (place.request for place in self._places.values())
         request = next((each for each in waiting if each is not None and each.id == request_id), None)
         if request is not None:

@@ -1,6 +1,6 @@
 """What a vision model's outputs say: classes, text, boxes, masks, poses, depth, embeddings."""
 
 from trtkit.runtime.tasks.classes import softmax, top_classes
-from trtkit.runtime.tasks.text import ctc_characters, ctc_scores, ctc_text
+from trtkit.runtime.tasks.reader import ctc_characters, ctc_scores, ctc_text
 
 __all__ = ["ctc_characters", "ctc_scores", "ctc_text", "softmax", "top_classes"]

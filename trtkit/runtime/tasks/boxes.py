@@ -66,7 +66,7 @@ def read_rows(rows: Array, layout: Layout, classes: int | None = None) -> list[D
 def read_queries(boxes: Array, logits: Array, scores: Scores, size: tuple[int, int]) -> list[Detections]:
     """Return queries as boxes in pixels. size: (width, height) of the input.
 
-    With `softmax`, whose last class stands for nothing, a query has one class; with `sigmoid` it is a box for each
+    With `softmax`, whose last class means nothing, a query has one class; with `sigmoid` it is a box for each
     class (as DetrImageProcessor and RTDetrImageProcessor of transformers read them).
     """
     pixels = corners(boxes) * np.array([*size, *size])

@@ -13,12 +13,12 @@ from trtkit.runtime.tasks import boxes as box_layouts
 from trtkit.runtime.tasks.answers import Box, Boxes, Classes, ClassMap, DepthMap, Embedding, Outputs, Text
 from trtkit.runtime.tasks.classes import metadata_labels, scores_of, softmax, top_classes
 from trtkit.runtime.tasks.maps import class_map, depth_map
-from trtkit.runtime.tasks.text import ctc_characters, ctc_scores, ctc_text
 from trtkit.runtime.tasks.text_map import text_boxes
 from trtkit.sources.onnx_file import metadata_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from trtkit.arrays import Array
     from trtkit.bundle.bundle import Bundle
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trtkit.config.task import Task
     from trtkit.inputs.images import Placement
     from trtkit.runtime.tasks.answers import Answer
+
 
 _RANKS = {"classification": (2,), "ctc-text": (3,), "segmentation": (4,), "depth": (3, 4), "embedding": (2,)}
 
@@ -236,3 +237,27 @@ def _in_floats(value: Array) -> Array:
 
 def _floats(values: Array) -> Any:
     return tuple(float(value) for value in values)
+
+
+def ctc_text(probabilities: Array, characters: Sequence[str]) -> list[str]:
+    """Decode [N, steps, characters] greedily: repeats merge, index 0 is the blank (Graves et al., 2006)."""
+    best = probabilities.argmax(axis=-1)
+    texts = []
+    for row in best:
+        kept = [int(now) for before, now in zip([0, *row], row, strict=False) if now and now != before]
+        texts.append("".join(characters[index] for index in kept))
+    return texts
+
+
+def ctc_scores(probabilities: Array) -> list[float]:
+    """Return for each item of [N, steps, characters] the mean of its steps' best probabilities, but for blanks."""
+    best, is_text = probabilities.max(axis=-1), probabilities.argmax(axis=-1) != 0
+    return [float(row[mask].mean()) if mask.any() else 0.0 for row, mask in zip(best, is_text, strict=True)]
+
+
+def ctc_characters(path: Path) -> list[str]:
+    """Return the alphabet of a PaddleOCR recognizer: blank, the `character` list of its metadata, space."""
+    characters = metadata_value(path, "character")
+    if characters is None:
+        raise SourceError("the model's metadata has no `character` list", str(path), "remove `task:` from the config")
+    return ["", *characters.splitlines(), " "]

@@ -85,7 +85,7 @@ class _Window:
     """Any other tokenizer: decode the token before with those that are new, and take what it adds.
 
     The token before is there because decoders treat a text's first token apart: SentencePiece drops its space,
-    WordPiece puts none before it. Byte tokens are put together here. Where they are no UTF-8, transformers replaces
+    WordPiece puts none before it. Byte tokens are put together here. Where they are not UTF-8, transformers replaces
     every byte of the run; here what was a character before the bad byte stays one, since it may have been streamed.
     """
 

@@ -32,7 +32,7 @@ _WALL_S, _MEMORY = 120, "tried.json"
 _EXCEEDED = 3
 _ENDINGS = {_EXCEEDED, *(-number for number in (signal.SIGXCPU, signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV))}
 """Exit statuses of a child that reached its limits."""
-# Classes whose whole behaviour stands in tokenizer.json: loaded directly, in a third of AutoTokenizer's time.
+# Classes whose whole behaviour is in tokenizer.json: loaded directly, in a third of AutoTokenizer's time.
 _PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
 _TURNS = [{"role": role, "content": "Why is the sky blue?"} for role in ("user", "assistant", "user")]
 _RUNS = [text * 2000 for text in ("a", "A", "1", " ", "\n", ".", "é", "中", "a ", "aA1 .\n")]

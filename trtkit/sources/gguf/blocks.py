@@ -1,6 +1,6 @@
 """GGUF's quantized blocks as matrices: Q8_0, Q4_0, Q4_1 and MXFP4 of 32 columns, ternary TQ1_0 and TQ2_0 of 256.
 
-A block is its scale in fp16 (Q4_1: and its least value; MXFP4: a power of two) and its codes. Four-bit codes stand in
+A block is its scale in fp16 (Q4_1: and its least value; MXFP4: a power of two) and its codes. Four-bit codes are in
 pairs of columns i and i + 16, the first in the lower half. A ternary block ends with its scale. Source: ggml's
 `block_q8_0`, `block_q4_0`, `block_q4_1`, `block_mxfp4`, `block_tq1_0`, `block_tq2_0` in ggml-common.h.
 """
@@ -40,7 +40,7 @@ def block_matrix(raw: Array, type_name: str) -> QuantizedMatrix:
         codes = np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8).reshape(out, -1)
         return QuantizedMatrix("int8", codes, scales)
     numbers = _in_order(blocks[:, :, size - _BLOCK // 2 :])
-    # Codes from 0 to 15 become -8 to 7; a block's least value stands at 0.
+    # Codes from 0 to 15 become -8 to 7; a block's least value is at 0.
     offsets = _halves(blocks, 2) + 8 * scales if type_name == "Q4_1" else None
     return QuantizedMatrix("int4", pack(numbers ^ 8), scales, offsets=offsets)
 

@@ -74,7 +74,7 @@ def _rope(file: GgufFile, metadata: Metadata, family: GgufFamily) -> Fields:
     rope = rope_parameters(file, metadata, family)
     if "original_max_position_embeddings" not in rope:
         return {"rope_parameters": rope}
-    # Beside the parameters it counts more, as Phi 3's default does.
+    # Next to the parameters it counts more, as Phi 3's default does.
     return {"rope_parameters": rope, "original_max_position_embeddings": rope["original_max_position_embeddings"]}
 
 

@@ -99,7 +99,7 @@ class GgufFile:
 def read_gguf(path: Path) -> GgufFile:
     """Read a file's metadata and where its tensors are.
 
-    Raises SourceError for a file that is no GGUF, truncated, one of several parts, or holds types that are not known.
+    Raises SourceError for a file that is not a GGUF, truncated, one of several parts, or holds types that are not known.
     """
     import gguf  # noqa: F401
 
@@ -215,7 +215,7 @@ def _type_name(number: int) -> str:
 
 
 def _size_bytes(where: str, type_name: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes that a tensor takes. Raises SourceError for rows that are no whole blocks."""
+    """Return the bytes that a tensor takes. Raises SourceError for rows that are not whole blocks."""
     import gguf
 
     block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]

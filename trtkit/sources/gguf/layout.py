@@ -17,9 +17,9 @@ Change = Literal[
     "permute_q", "permute_k", "add_one", "transpose", "ungroup", "ungroup_shared", "squeeze", "log_negate", "flatten",
     "expand", "as_row", "untile", "untile_values", "untile_columns",
 ]  # fmt: skip
-"""What llama.cpp's converter did to a weight: see `trtkit.sources.gguf.changes`."""
+"""What llama.cpp's converter did to a weight: see `trtkit.sources.gguf.weights`."""
 Join = Literal["rows", "latent", "delta"]
-"""How weights that the converter took apart stand in Hugging Face's: see `trtkit.sources.gguf.joins`."""
+"""How weights that the converter took apart stand in Hugging Face's: see `trtkit.sources.gguf.weights`."""
 Names = Mapping[str, str]
 LATER = "num_nextn_predict_layers"
 """Blocks after the model's own, which predict later tokens; a file counts them with the others."""
@@ -39,7 +39,7 @@ class GgufFamily:
     """How one architecture is stored.
 
     model_type: Hugging Face's. fields: HF's field by metadata key, without the architecture in front.
-    names: HF's module by llama.cpp's, with `{e}` if the tensor holds several; `blk.{i}.` and `layers` stand in front of
+    names: HF's module by llama.cpp's, with `{e}` if the tensor holds several; `blk.{i}.` and `layers` precede
         those in `blocks`. A name with a suffix is of that tensor alone, and so is what it becomes.
     changes: by module in a block, in the order to undo them. experts: HF's modules with `{e}` for tensors that hold all
         experts. joined: weights that the file holds in parts. split: HF's queries, keys and values of one tensor.

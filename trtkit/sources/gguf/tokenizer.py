@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError, reading
 from trtkit.sources.gguf.cuts import CUTS
-from trtkit.sources.gguf.sentencepiece import has_space_prefix, pieces, sentencepiece_tokenizer
 from trtkit.sources.tokenizer import CopiedTokenizer
 
 if TYPE_CHECKING:
@@ -20,6 +19,55 @@ if TYPE_CHECKING:
     from trtkit.sources.gguf.cuts import Cut
     from trtkit.sources.gguf.file import GgufFile
     from trtkit.sources.tokenizer import Tokenizer
+
+
+_METADATA = "tokenizer.ggml."
+_NORMAL = 1
+_SPACE = "\u2581"
+
+
+def sentencepiece_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Return the tokenizer without its added tokens; text that no piece covers becomes bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    tokens, has_prefix = pieces(metadata), has_space_prefix(metadata)
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    unknown = tokens[metadata.get(_METADATA + "unknown_token_id", 0)]
+    if stated := metadata.get(_METADATA + "merges"):
+        left_right = (merge.split(" ") for merge in stated)
+        merges = [(left, right) for left, right in left_right]
+    else:
+        merges = _merges(tokens, metadata[_METADATA + "scores"], metadata[_METADATA + "token_type"])
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    prefix: list[Any] = [normalizers.Prepend(_SPACE)] if has_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
+    stripped: list[Any] = [decoders.Strip(" ", 1, 0)] if has_prefix else []
+    plain = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*plain, *stripped])
+    return tokenizer
+
+
+def pieces(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the tokens with SentencePiece's mark for spaces, which llama.cpp's converter replaces in added ones."""
+    return [token.replace(" ", _SPACE) for token in metadata[_METADATA + "tokens"]]
+
+
+def has_space_prefix(metadata: Mapping[str, Any]) -> bool:
+    """Whether a space is put before the text."""
+    return bool(metadata.get(_METADATA + "add_space_prefix", True))
+
+
+def _merges(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
+    """Return all pairs of pieces that make a piece: highest score first; of one piece, the earlier parts first."""
+    ids = {token: index for index, token in enumerate(tokens) if types[index] == _NORMAL}
+    merges = []
+    for token, index in ids.items():
+        for cut in range(1, len(token)):
+            left, right = ids.get(token[:cut]), ids.get(token[cut:])
+            if left is not None and right is not None:
+                merges.append((-scores[index], left, right))
+    return [(tokens[left], tokens[right]) for _, left, right in sorted(merges)]
+
 
 _KEY = "tokenizer.ggml."
 # Kinds of tokenizers, and the fields that each needs besides its tokens.
@@ -65,7 +113,7 @@ class GgufTokenizer:
 
 
 def gguf_tokenizer(file: GgufFile) -> Tokenizer:
-    """Return the file's tokenizer, an empty one where it has none. Raises SourceError for a kind that is not known."""
+    """Return the file's tokenizer, an empty one if it has none. Raises SourceError for a kind that is not known."""
     kind = file.metadata.get(_KEY + "model", "none")
     if kind in ("none", "no_vocab"):
         return CopiedTokenizer()
@@ -143,7 +191,7 @@ def _add_tokens(
 
 
 def _add_ends(tokenizer: tokenizers.Tokenizer, bos: str, eos: str) -> None:
-    """Put a start token before and an end token behind each text; empty for none."""
+    """Put a start token before and an end token after each text; empty for none."""
     from tokenizers import processors
 
     if bos or eos:

@@ -1,7 +1,8 @@
-"""A GGUF file's tensors under Hugging Face's names, as Hugging Face stores them."""
+"""A GGUF file's tensors under Hugging Face's names, with what llama.cpp's converter did undone."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -9,20 +10,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.errors import Problem, ProblemsError
+from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.sources.checkpoint import StoredArray
-from trtkit.sources.gguf.changes import OF_WEIGHTS, ROW_ORDERS, query_heads, shape_after, undo
-from trtkit.sources.gguf.joins import join
 from trtkit.sources.gguf.layout import LATER
-from trtkit.sources.joined_array import take_listed, take_rows
+from trtkit.sources.joined_array import by_key_head, joined, take_listed, take_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from trtkit.arrays import Array
     from trtkit.sources.gguf.file import GgufFile
-    from trtkit.sources.gguf.layout import Change, GgufFamily
+    from trtkit.sources.gguf.layout import Change, GgufFamily, Joined
     from trtkit.sources.gguf.metadata import Fields
+
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 # Tensors that the config says already.
@@ -165,3 +165,107 @@ class _Reader:
             return self._restored(name, key)
         orders = [change for change in changes if change in ROW_ORDERS]
         return take_listed(stored, undo(orders, np.arange(stored.shape[0]), self.config)) if orders else stored
+
+
+ROW_ORDERS = ("permute_q", "permute_k", "ungroup", "ungroup_shared", "untile", "untile_values")
+"""Changes that put rows into another order, and nothing else."""
+OF_WEIGHTS = ("add_one", "transpose", "squeeze", "expand", "flatten")
+"""Changes that the converter makes to weights, and not to biases."""
+
+
+def undo(changes: Sequence[Change], array: Array, config: Fields) -> Array:
+    """Return a weight as Hugging Face stores it. config: the model's, whose heads say how rows are grouped."""
+    for change in changes:
+        array = _UNDO[change](array, config)
+    return array
+
+
+def shape_after(changes: Sequence[Change], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that `undo` gives."""
+    for change in changes:
+        if change == "transpose":
+            shape = shape[::-1]
+        elif change == "squeeze" and len(shape) == 1:
+            shape = (1, *shape)
+        elif change == "expand" and len(shape) == 2:
+            shape = (shape[0], 1, shape[1])
+        elif change in ("flatten", "log_negate"):
+            shape = (math.prod(shape),)
+        elif change == "as_row":
+            shape = (1, math.prod(shape))
+    return shape
+
+
+def query_heads(config: Fields) -> int:
+    """Return the number of query heads."""
+    return int(config.get("num_attention_heads") or config["n_head"])
+
+
+def _unpermuted(array: Array, heads: int) -> Array:
+    return array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+
+def _ungrouped_shared(array: Array, config: Fields) -> Array:
+    keys = int(config["num_kv_heads"])
+    return by_key_head(array, keys, query_heads(config) // keys)
+
+
+def _untiled(array: Array, config: Fields) -> Array:
+    keys, values = int(config["linear_num_key_heads"]), int(config["linear_num_value_heads"])
+    return array.reshape(values // keys, keys, -1, *array.shape[1:]).swapaxes(0, 1).reshape(array.shape)
+
+
+def _untiled_values(array: Array, config: Fields) -> Array:
+    first = 2 * int(config["linear_num_key_heads"]) * int(config["linear_key_head_dim"])
+    return np.concatenate([array[:first], _untiled(array[first:], config)])
+
+
+_UNDO: dict[Change, Callable[[Array, Fields], Array]] = {
+    "permute_q": lambda array, config: _unpermuted(array, query_heads(config)),
+    "permute_k": lambda array, config: _unpermuted(
+        array, int(config.get("num_key_value_heads") or query_heads(config))
+    ),
+    "add_one": lambda array, _: array - np.asarray(1, array.dtype),
+    "transpose": lambda array, _: array.T,
+    "ungroup": lambda array, config: by_key_head(array, query_heads(config), 1),
+    "ungroup_shared": _ungrouped_shared,
+    "squeeze": lambda array, _: array.reshape(shape_after(("squeeze",), array.shape)),
+    "log_negate": lambda array, _: np.log(-array.reshape(-1)),
+    "flatten": lambda array, _: array.reshape(-1),
+    "expand": lambda array, _: array.reshape(shape_after(("expand",), array.shape)),
+    "as_row": lambda array, _: array.reshape(1, -1),
+    "untile": _untiled,
+    "untile_values": _untiled_values,
+    "untile_columns": lambda array, config: _untiled(array.T, config).T,
+}
+
+
+def join(file: GgufFile, names: Sequence[str], how: Joined, config: Fields, *, keep_quantized: bool) -> StoredArray:
+    """Return the weight whose parts have these names. keep_quantized: parts of one type stay as they are."""
+    if how.how == "rows":
+        keeps = keep_quantized and len({file.tensors[name].type for name in names}) == 1
+        return joined([file.stored_matrix(name) if keeps else file.stored(name) for name in names], 0)
+    parts = [file.stored(name) for name in names]
+    if how.how == "latent" and any(len(part.shape) != 3 for part in parts):
+        raise SourceError(f"`{names[0]}` is not stored by head", str(file.path), "convert the model again")
+    columns = parts[-1].shape[-1]
+    rows = sum(math.prod(part.shape) for part in parts) // columns
+    restore = _latent if how.how == "latent" else _delta
+    return StoredArray((rows, columns), lambda: restore([part.read() for part in parts], config))
+
+
+def _latent(parts: Sequence[Array], _: Fields) -> Array:
+    """Return `kv_b_proj` [N (nope + value), rank]."""
+    keys, values = parts
+    by_head = np.concatenate((keys.swapaxes(1, 2), values), axis=1)
+    return by_head.reshape(-1, by_head.shape[-1])
+
+
+def _delta(arrays: Sequence[Array], config: Fields) -> Array:
+    """Return `in_proj_qkvz` [K (2 key + 2 R value), D]. R: value heads for each key head."""
+    rows, gates = arrays
+    heads = int(config["linear_num_key_heads"])
+    width = heads * int(config["linear_key_head_dim"])
+    parts = (*np.split(rows, [width, 2 * width]), gates)
+    by_head = np.concatenate([part.reshape(heads, -1, part.shape[-1]) for part in parts], axis=1)
+    return by_head.reshape(-1, by_head.shape[-1])

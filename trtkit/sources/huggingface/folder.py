@@ -1,4 +1,4 @@
-"""Folders that transformers reads by itself, with an error for each weight that it would invent or leave out."""
+"""Folders that transformers reads on its own, with an error for each weight that it would invent or leave out."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def causal_lm(opened: DecoderSource) -> Any:
     """Return a causal language model of transformers in fp32 on the CPU, ready to run; quantized weights dequantized.
 
-    transformers reads a folder of its own by itself, so that nothing of trtkit's reading is in the model; of a model
+    transformers reads a folder of its own on its own, so that nothing of trtkit's reading is in the model; of a model
     with other parts around it, all of them. What it cannot read alike gets its weights from `opened`.
     Raises SourceError where transformers does not know the model or the weights do not fit it.
     """
@@ -86,7 +86,7 @@ def beyond_text(opened: DecoderSource) -> dict[str, Any]:
 
 
 def _text_alone(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with plain RoPE in the place of M-RoPE."""
+    """Return a config with plain RoPE instead of M-RoPE."""
     fields = dict(config)
     if config["model_type"] not in _PLAIN_ROPE:
         return fields
@@ -97,7 +97,7 @@ def _text_alone(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encoder(opened: DecoderSource) -> Any:
-    """Return transformers' tokenizer of the source. Raises SourceError where it has none."""
+    """Return transformers' tokenizer of the source. Raises SourceError if it has none."""
     import transformers
 
     with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +114,7 @@ _NOT_ARGUMENTS = {"model_type", "architectures", "transformers_version", "auto_m
 
 
 def _weight(model: Any, name: str, array: Any) -> torch.Tensor:
-    """Return a weight as an fp32 tensor, [in, out] where its module (GPT-2's) wants a matrix so."""
+    """Return a weight as an fp32 tensor, [in, out] where its module (GPT-2's) needs a matrix so."""
     import torch
     from transformers.pytorch_utils import Conv1D
 

@@ -1,4 +1,4 @@
-"""How a vision folder of transformers wants its pictures, and what its outputs say: what a config need not repeat."""
+"""How a vision folder of transformers needs its pictures, and what its outputs say: what a config need not repeat."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def folder_task(fields: Fields) -> Task | None:
     }
     if head not in kinds:
         return None
-    # Whoever wants equal answers to decide a verification says so in a config: random weights have near ties.
+    # Whoever needs equal answers to decide a verification says so in a config: random weights have near ties.
     lenient = {"min_agreement": 0.0} if head == "ImageClassification" else {}
     return Task.model_validate({"kind": kinds[head], **lenient})
 

@@ -1,4 +1,4 @@
-"""Text encoders of transformers, and the pooling that sentence-transformers puts behind them."""
+"""Text encoders of transformers, and the pooling that sentence-transformers puts after them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOADERS = {
     "QuestionAnswering": "AutoModelForQuestionAnswering",
     "MaskedLM": "AutoModelForMaskedLM",
 }
-# Weights of heads that a checkpoint still has, and that transformers leaves out without a word.
+# Weights of heads that a checkpoint still has, and that transformers leaves out silently.
 _UNUSED = (r"(^|\.)pooler\.", r"^cls\.seq_relationship\.", r"position_ids$")
 _POOLINGS: dict[str, Literal["first", "mean"]] = {
     "pooling_mode_cls_token": "first",

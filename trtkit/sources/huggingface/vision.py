@@ -55,7 +55,7 @@ def torch_source(config: ModelConfig) -> TorchSource:
 
 
 def folder_source(folder: Path, image_size: tuple[int, int] | None = None) -> TorchSource:
-    """Return the torch source that a Hugging Face folder stands for: `pixel_values [batch, 3, H, W]`.
+    """Return the torch source that a Hugging Face folder represents: `pixel_values [batch, 3, H, W]`.
 
     image_size: (height, width) where it is not the folder's own.
     """

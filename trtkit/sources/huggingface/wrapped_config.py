@@ -38,7 +38,7 @@ _LEFT_OVER = ("perceiver_config", "pixel_shuffle_factor")
 
 
 def unwrap(path: Path, arrays: Mapping[str, StoredArray]) -> tuple[dict[str, Any], dict[str, StoredArray]]:
-    """Return `text_fields` and the arrays of the language model; all of them where there are no other parts.
+    """Return `text_fields` and the arrays of the language model; all of them if there are no other parts.
 
     path: the config.json. Raises SourceError where the wrapper names the weights in a way that is not known, and for
     weights of none of its parts.
@@ -59,9 +59,9 @@ def unwrap(path: Path, arrays: Mapping[str, StoredArray]) -> tuple[dict[str, Any
 
 
 def text_fields(path: Path) -> dict[str, Any]:
-    """Return the language model's fields out of a config.json; all of it where it has no parts.
+    """Return the language model's fields out of a config.json; all of it if it has no parts.
 
-    A config that leaves out what is usual, or writes the language model's fields beside the others', is completed by
+    A config that omits defaults, or writes the language model's fields next to the others', is completed by
     transformers.
     """
     config = read_json(path)

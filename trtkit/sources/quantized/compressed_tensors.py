@@ -54,7 +54,7 @@ def compressed_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
 
 
 def _scheme(module: str, groups: list[_Json]) -> _Json:
-    """Return the group that a layer belongs to: by name, else by class. Raises SourceError where there is none."""
+    """Return the group that a layer belongs to: by name, else by class. Raises SourceError if there is none."""
     named = [group for group in groups if any(_matches(module, target) for target in group.get("targets", ()))]
     classes = [group for group in groups if any("." not in target for target in group.get("targets", ()))]
     for group in (*named, *classes):

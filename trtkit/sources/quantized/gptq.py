@@ -43,7 +43,7 @@ def gptq_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
 
 
 def _matrix(parts: Parts, bits: int, group: int, less: int) -> QuantizedMatrix:
-    """Return one layer's matrix. bits, group: where it has no `g_idx`, by which layers' own may be told."""
+    """Return one layer's matrix. bits, group: if it has no `g_idx`, by which layers' own may be told."""
     words, scales = part(parts, "qweight"), part(parts, "scales")
     groups = np.asarray(part(parts, "g_idx")) if "g_idx" in parts else None
     if groups is not None and groups.size and len(words) * 32 % groups.size == 0:

@@ -30,7 +30,7 @@ def integer_matrix(
     """Return the matrix (numbers - zeros) * scales.
 
     numbers: unsigned [out, in]. scales, zeros: [out, blocks]; without zeros the middle of the range is 0.
-    groups: [in], each column's block; None where blocks follow each other. Raises SourceError where sizes do not fit.
+    groups: [in], each column's block; None if blocks follow each other. Raises SourceError where sizes do not fit.
     """
     out, size = numbers.shape
     middle = 1 << (bits - 1)
@@ -68,7 +68,7 @@ def _checked(scales: Array, out: int, size: int) -> Array:
 
 
 def _columns(groups: Array, blocks: int) -> Array | None:
-    """Return the columns by block, None where they are in order. Raises SourceError for blocks of unlike sizes."""
+    """Return the columns by block, None if they are in order. Raises SourceError for blocks of unlike sizes."""
     counts = np.bincount(groups, minlength=blocks) if groups.size and groups.min() >= 0 else np.array([])
     if len(counts) != blocks or (counts != counts[0]).any():
         what = f"`g_idx` does not put {groups.size} columns into {blocks} groups of one size"

@@ -1,4 +1,4 @@
-"""Matrices in few bits that ranks share out: one behind the other again."""
+"""Matrices in low precision that ranks share out: one after the other again."""
 
 from __future__ import annotations
 

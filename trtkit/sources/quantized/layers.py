@@ -30,7 +30,7 @@ def layers(stored: Stored, marker: str, names: tuple[str, ...]) -> dict[str, Par
 
 
 def replaced(stored: Stored, modules: Mapping[str, Parts], read: Read) -> Parts:
-    """Return all tensors, those of each of `modules` as one `weight` that is read when it is asked for.
+    """Return all tensors, those of each of `modules` as one `weight` that is read when it is requested.
 
     read: makes a matrix of a module and its tensors. Of modules whose tensors are alike it is called for the first now,
     to know that it can be; reading all would take minutes. Raises ProblemsError with every module that cannot.
@@ -96,14 +96,14 @@ def check_rest(stored: Stored) -> None:
 
 
 def part(parts: Parts, name: str) -> Any:
-    """Return one tensor of a layer. Raises SourceError where there is none."""
+    """Return one tensor of a layer. Raises SourceError if there is none."""
     if name not in parts:
         raise SourceError(f"`{name}` is missing", fix="copy the checkpoint's files again")
     return parts[name].read()
 
 
 def number(parts: Parts, name: str, default: float | None = None) -> float:
-    """Return a tensor of one element as a number. Raises SourceError where it is none, not finite or not positive."""
+    """Return a tensor of one element as a number. Raises SourceError if it is not one, not finite or not positive."""
     if name not in parts and default is not None:
         return default
     array = np.asarray(part(parts, name), np.float32)

@@ -31,9 +31,9 @@ _KV_SCALE = re.compile(r"\.(\d+)\..*(?:[._](?P<kind>[kv])_scale|\.(?P<old>[kv])_
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantized checkpoint, read. method: who made it; empty where nothing is quantized.
+    """A quantized checkpoint, read. method: who made it; empty if nothing is quantized.
 
-    kv_cache: None where caches stay in the network's type.
+    kv_cache: None if caches stay in the network's type.
     """
 
     stored: Parts
@@ -67,7 +67,7 @@ def read_quantized(folder: Path, config: Mapping[str, Any], stored: Stored) -> Q
 
 
 def declared(folder: Path, config: Mapping[str, Any]) -> _Json | None:
-    """Return how a checkpoint says that it is quantized: in config.json, or in ModelOpt's file beside it."""
+    """Return how a checkpoint says that it is quantized: in config.json, or in ModelOpt's file next to it."""
     quantization = config.get("quantization_config")
     if isinstance(quantization, dict):
         return quantization

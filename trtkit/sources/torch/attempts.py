@@ -1,4 +1,4 @@
-"""Ways to export a PyTorch module to ONNX, tried one after another; what each gives up is said."""
+"""Ways to export a PyTorch module to ONNX, tried one after another; each says what it gives up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SMALLEST_TRACED = 2
 # The newest opset that the TorchScript exporter writes.
 _NEWEST_SCRIPT_OPSET = 20
 _LONGEST_REASON = 300
-# ONNX Runtime beside torch in fp32, over a whole model.
+# ONNX Runtime compared with torch in fp32, over a whole model.
 _TOLERANCE = 1e-3
 
 

@@ -160,7 +160,7 @@ def phi(config: Fields) -> Fields:
 
 
 def phi3(config: Fields) -> Fields:
-    """Return the fields of Phi-3. `swiglu` stands for gated SiLU."""
+    """Return the fields of Phi-3. `swiglu` represents gated SiLU."""
     parameters = _partial_rope(config)
     kept = {}
     if config.get("position_embedding_type") == "long_rope":

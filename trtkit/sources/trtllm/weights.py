@@ -1,4 +1,4 @@
-"""Merge the tensor-parallel ranks of a TensorRT-LLM checkpoint into Hugging Face weights."""
+"""Merge the tensor-parallel ranks of a TensorRT-LLM checkpoint, experts included, into Hugging Face weights."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.sources.checkpoint import StoredArray
 from trtkit.sources.joined_array import by_key_head, joined, take_listed, take_rows
-from trtkit.sources.trtllm.experts import EXPERT_MODULES, expert_weights
 from trtkit.sources.trtllm.families import family_of
 from trtkit.sources.trtllm.fields import head_size, key_value_heads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trtkit.sources.trtllm.family import Family
+    from trtkit.sources.trtllm.family import Experts, Family
     from trtkit.sources.trtllm.fields import Fields
 
     Arrays = dict[str, StoredArray]
     Ranks = Sequence[Mapping[str, StoredArray]]
+
 
 _LAYER = re.compile(r"transformer\.layers\.(\d+)\.(.+)\.(weight|bias)")
 # The axis that ranks share out; norms, and biases of dense and proj, are the same in all of them.
@@ -57,7 +57,7 @@ def hf_weights(ranks: Ranks, config: Fields, where: str) -> Arrays:
 
 
 def _named(ranks: Ranks, config: Fields, family: Family, name: str) -> Arrays:
-    """Return what one tensor holds: one weight, or several that it joins; nothing where it is not known."""
+    """Return what one tensor holds: one weight, or several that it joins; nothing if it is not known."""
     layer = _LAYER.fullmatch(name)
     if layer is None:
         module, _, suffix = name.rpartition(".")
@@ -117,7 +117,7 @@ def _after_zeros(stored: StoredArray) -> StoredArray:
 
 
 def _embedding_axis(shape: tuple[int, ...], config: Fields, is_position: bool) -> int | None:
-    """Return the axis by which an embedding table is split, None where each rank has it whole."""
+    """Return the axis by which an embedding table is split, None if each rank has it whole."""
     if shape[1] != config["hidden_size"]:
         return 1
     rows = config["max_position_embeddings"] if is_position else config["vocab_size"]
@@ -165,3 +165,42 @@ def _without_one(stored: StoredArray, family: Family, module: str) -> StoredArra
     if module not in family.plus_one:
         return stored
     return StoredArray(stored.shape, lambda: stored.read().astype(np.float32) - np.float32(1))
+
+
+EXPERT_MODULES = ("mlp.fc", "mlp.proj", "mlp.shared_expert.fc", "mlp.shared_expert.proj")
+"""TensorRT-LLM's modules that hold experts."""
+
+
+def expert_weights(ranks: Sequence[Mapping[str, StoredArray]], name: str, experts: Experts) -> Arrays:
+    """Return the matrices of experts by HF module: of [E, up then gate, H] and [E, H, down], or of the shared one.
+
+    Nothing if the tensor has no experts.
+    """
+    parts = [rank[name] for rank in ranks]
+    is_down = name.endswith("proj.weight")
+    if "shared_expert" in name:
+        if experts.shared is None or any(len(part.shape) != 2 for part in parts):
+            return {}
+        return _apart(parts, experts.shared, experts, is_down=is_down)
+    if any(part.is_quantized or len(part.shape) != 3 for part in parts):
+        return {}
+    weights: Arrays = {}
+    for expert in range(parts[0].shape[0]):
+        own = [_expert(part, expert) for part in parts]
+        weights |= _apart(own, f"{experts.module}.{expert}", experts, is_down=is_down)
+    return weights
+
+
+def _apart(parts: Sequence[StoredArray], module: str, experts: Experts, *, is_down: bool) -> Arrays:
+    """Return one expert's matrices, of the parts that ranks hold."""
+    if is_down:
+        return {f"{module}.{experts.down}": joined(parts, 1)}
+    half = parts[0].shape[0] // 2
+    return {
+        f"{module}.{experts.up}": joined([take_rows(part, 0, half) for part in parts], 0),
+        f"{module}.{experts.gate}": joined([take_rows(part, half, half) for part in parts], 0),
+    }
+
+
+def _expert(stored: StoredArray, expert: int) -> StoredArray:
+    return StoredArray(stored.shape[1:], lambda: stored.read()[expert])

@@ -25,7 +25,7 @@ class Gemma3Vision(torch.nn.Module):
         load_weights(self, Path(folder))
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return what stands in the places of each image's tokens."""
+        """Return what replaces each image's tokens."""
         states = self.vision_tower(pixel_values).last_hidden_state
         soft_tokens: torch.Tensor = self.multi_modal_projector(states)
         return soft_tokens

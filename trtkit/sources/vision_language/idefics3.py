@@ -33,7 +33,7 @@ class Idefics3Vision(torch.nn.Module):
         self.register_buffer("positions", positions, persistent=False)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return what stands in the places of each tile's tokens."""
+        """Return what replaces each tile's tokens."""
         embeddings = self.vision_model.embeddings
         patches = embeddings.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
         x = patches + embeddings.position_embedding(self.positions)

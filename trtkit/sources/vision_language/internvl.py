@@ -27,7 +27,7 @@ class InternVlVision(torch.nn.Module):
         load_weights(self, Path(folder))
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return what stands in the places of each crop's tokens."""
+        """Return what replaces each crop's tokens."""
         outputs = self.vision_tower(pixel_values, output_hidden_states=self._layer != -1)
         states = outputs.last_hidden_state if self._layer == -1 else outputs.hidden_states[self._layer]
         side, step, size = self._side, self._step, states.shape[-1]

@@ -27,7 +27,7 @@ class LlavaVision(torch.nn.Module):
         load_weights(self, Path(folder))
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return what stands in the places of each image's tokens."""
+        """Return what replaces each image's tokens."""
         states = self.vision_tower(pixel_values, output_hidden_states=True).hidden_states
         features = torch.cat([states[layer][:, self._first :] for layer in self._layers], -1)
         soft_tokens: torch.Tensor = self.multi_modal_projector(features)

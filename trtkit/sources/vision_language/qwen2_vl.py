@@ -41,7 +41,7 @@ class Qwen2Vision(torch.nn.Module):
     def forward(
         self, patches: torch.Tensor, positions: torch.Tensor, windows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return what stands in the places of the image's tokens."""
+        """Return what replaces the image's tokens."""
         kernel = self.visual.patch_embed.proj.weight
         x = torch.nn.functional.linear(patches.flatten(0, 1), kernel.flatten(1))
         turns = turns_at(positions.flatten(0, 1), self.tables)

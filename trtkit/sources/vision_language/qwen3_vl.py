@@ -41,7 +41,7 @@ class Qwen3Vision(torch.nn.Module):
     def forward(
         self, patches: torch.Tensor, positions: torch.Tensor, taps: torch.Tensor, tap_weights: torch.Tensor
     ) -> torch.Tensor:
-        """Return what stands in the places of the image's tokens."""
+        """Return what replaces the image's tokens."""
         embed = self.visual.patch_embed.proj
         x = torch.nn.functional.linear(patches.flatten(0, 1), embed.weight.flatten(1), embed.bias)
         learned = torch.nn.functional.embedding(taps.flatten(0, 1), self.visual.pos_embed.weight)  # [P, 4, D]

@@ -33,7 +33,7 @@ ROUTES = (ONNX_RUNTIME, FUNCTION, PARSED, NETWORK, KERNEL)
 class Outcome:
     """How one implementation did in one trial.
 
-    form: of the lowering, "" where there is only one. layers: of the TensorRT network, 0 where there is none.
+    form: of the lowering, "" where there is only one. layers: of the TensorRT network, 0 if there is none.
     relative_rms_error: infinite where values or shapes are wrong. problem: in words.
     """
 
@@ -84,7 +84,7 @@ def _present(outcome: Outcome | None) -> Iterator[Outcome]:
 
 
 def _tried(trial: Trial, route: str, form: str, compute: Computation) -> Outcome | None:
-    """Return how an implementation did: outputs and layers compared; None where it has no answer to give."""
+    """Return how an implementation did: outputs and layers compared; None if it has no answer to give."""
     try:
         outputs, layers = compute()
     except TrtkitError as error:

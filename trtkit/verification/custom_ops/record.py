@@ -13,7 +13,7 @@ COMPILED = "compiled.json"
 
 
 def describe_op(op: CustomOp) -> dict[str, Any]:
-    """Return the op as plain data: name, folder, what it stands for, inputs, forms, kernel, plugin."""
+    """Return the op as plain data: name, folder, what it represents, inputs, forms, kernel, plugin."""
     return {
         "name": op.name,
         "folder": str(op.folder),

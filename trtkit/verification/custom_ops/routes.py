@@ -30,7 +30,7 @@ OPSET = 20
 
 
 def native_in_onnx_runtime(trial: Trial) -> list[Array] | None:
-    """Compute by ONNX Runtime's own node; None where it has none, or not for this type."""
+    """Compute by ONNX Runtime's own node; None if it has none, or not for this type."""
     native = trial.case.native
     if native is None:
         return None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtkit.deployment.dynamo.transfer import Lender
+from trtkit.deployment.dynamo.disaggregation import Lender
 from trtkit.jobs.json_form import to_json
 from trtkit.runtime.decoder import CacheForm, SavedSequence
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.generation import SLOTS, engine, settings
+from trtkit.deployment.dynamo.cache_events import HeldPages
 from trtkit.deployment.dynamo.held_blocks import Event, HeldBlocks
-from trtkit.deployment.dynamo.held_pages import HeldPages
 from trtkit.runtime.generation import Request
 from trtkit.runtime.generation.slots import Slots
 from trtkit.runtime.paging import PageChange

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("nixl._api")
 
 from tests.unit.deployment.dynamo import lender as lending
-from trtkit.deployment.dynamo.transfer import Borrower
+from trtkit.deployment.dynamo.disaggregation import Borrower
 from trtkit.errors import ExecutionError
 from trtkit.runtime.decoder import CacheForm
 from trtkit.runtime.decoder.saved import CacheArray

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from trtkit.deployment.triton.answer_difference import answer_difference
+from trtkit.deployment.triton.check import answer_difference
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array

@@ -8,7 +8,7 @@ import yaml
 
 from trtkit.deployment.kubernetes_objects import cluster_name
 from trtkit.deployment.triton.commands import ContainerFacts
-from trtkit.deployment.triton.kubernetes import (
+from trtkit.deployment.triton.elsewhere import (
     QUEUE_METRIC,
     ClusterFacts,
     cluster_facts,

@@ -10,8 +10,7 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtkit.runtime.adapters.adapters import Adapters
-from trtkit.runtime.adapters.loaded import LoadedAdapter
+from trtkit.runtime.adapters.adapters import Adapters, LoadedAdapter
 from trtkit.runtime.generation import admission
 from trtkit.runtime.generation.state import State
 from trtkit.runtime.scheduling import DEFAULT_SCHEDULING, ScheduleOptions, SchedulingParams, Turn, Waiting

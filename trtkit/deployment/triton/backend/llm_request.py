@@ -50,7 +50,7 @@ _PROMPTS = ("text_input", "input_ids", "messages")
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """One prompt of a request. row: which of the request's prompts. input_text: what stands before the answer."""
+    """One prompt of a request. row: which of the request's prompts. input_text: what precedes the answer."""
 
     row: int
     prompt: Prompt
@@ -104,7 +104,7 @@ def _check_sizes(inputs: Mapping[str, Array]) -> None:
 
 
 def check_parameters(parameters: Mapping[str, Any]) -> None:
-    """Refuse what looks like a misspelt input: Triton makes a parameter of every key that is no input's name.
+    """Refuse what looks like a misspelt input: Triton makes a parameter of every key that is not an input's name.
 
     Raises RequestError. Others are left alone: clients send some of their own.
     """
@@ -133,7 +133,7 @@ def _read_row(row: int, inputs: Mapping[str, Array], defaults: Defaults) -> Ask:
 
 
 def _values(name: str, value: Array) -> list[Any]:
-    """Return an input's values; text decoded, but for images. Raises RequestError where there are none."""
+    """Return an input's values; text decoded, but for images. Raises RequestError if there are none."""
     if not value.size:
         raise RequestError("is empty", name, "leave it out, or give a value")
     if value.dtype != object or name == "image":

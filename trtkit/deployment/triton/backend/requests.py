@@ -33,7 +33,7 @@ def answer(outputs: Mapping[str, Array]) -> Any:
 def refusal(error: Exception) -> Any:
     """Return a response that says what is wrong.
 
-    Clients of `infer` get HTTP 400 for what they sent, 503 where there is no room now, 500 if the server failed.
+    Clients of `infer` get HTTP 400 for what they sent, 503 if there is no room now, 500 if the server failed.
     Triton answers those of `generate` with 400 whatever the code.
     """
     codes = pb_utils.TritonError

@@ -1,4 +1,4 @@
-"""The settings that a deployment wrote beside a model."""
+"""The settings that a deployment wrote next to a model."""
 
 from __future__ import annotations
 

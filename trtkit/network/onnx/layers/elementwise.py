@@ -94,7 +94,7 @@ def _extreme(layer: Layer, op: str) -> Value:
 
 
 def _floor_div(layer: Layer) -> Value:
-    """Divide, rounded down; for floats the multiple that leaves a remainder of the divisor's sign."""
+    """Divide, rounded down; for floats the multiple that gives a remainder of the divisor's sign."""
     first, second, e = layer.widened(0), layer.widened(1), layer.emitter
     zero, is_float = layer.like(0), layer.input().dtype.is_float
     rest = e.emit("Mod", first, second, fmod=1) if is_float else e.emit("Mod", first, second)

@@ -70,7 +70,7 @@ class Emitter:
 
 @dataclass(frozen=True, eq=False)
 class Layer(LayerView):
-    """One layer. values: its inputs in the graph or function that is written into, empty where one is left out.
+    """One layer. values: its inputs in the graph or function that is written into, empty if one is left out.
 
     constant: the weights of the CONSTANT layer that writes a slot, None for other slots.
     add_weights: writes weights of a shape into the file; returns their name.

@@ -21,7 +21,7 @@ def shuffle(layer: Layer) -> Value:
     if not layer.has(1) and sizes is None:
         return _transposed(layer, value, "second_transpose", rank)
     keeps_zero = not layer.flag("zero_is_placeholder")
-    if sizes is not None and keeps_zero and 0 in sizes:  # ONNX takes no -1 there, which then stands for 0
+    if sizes is not None and keeps_zero and 0 in sizes:  # ONNX takes no -1 there, which then represents 0
         sizes = tuple(0 if size == -1 else size for size in sizes)
     shape = layer.vector(1) if sizes is None else e.constant(sizes)
     value = e.emit("Reshape", value, shape, allowzero=int(keeps_zero))
@@ -181,7 +181,7 @@ def _gathered(layer: Layer, known: dict[int, tuple[int, ...] | None]) -> Value:
 
 
 def _item(layer: Layer, known: dict[int, tuple[int, ...] | None], index: int, place: int, axis: int) -> Value:
-    """Return start, size or stride of one axis as a scalar; the whole axis if nothing is said."""
+    """Return start, size or stride of one axis as a scalar; the whole axis by default."""
     e, numbers = layer.emitter, known[index]
     if numbers is not None:
         return e.constant(numbers[place])

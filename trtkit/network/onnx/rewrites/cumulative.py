@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def cumprod(o: Writer, node: Node) -> Written:
-    """Multiply each element by the one 1, 2, 4, ... places before (behind, in reverse)."""
+    """Multiply each element by the one 1, 2, 4, ... places before (after, in reverse)."""
     is_exclusive, is_reverse = node.number("exclusive", 0), node.number("reverse", 0)
     node.check_all_read()
     x, axis = node.x(0), int(node.constant(1, "axis").reshape(())) % len(node.x(0).shape)

@@ -49,7 +49,7 @@ def _has_more_outputs(node: onnx.NodeProto) -> bool:
 
 
 def _attention_needs_it(node: onnx.NodeProto) -> bool:
-    """Outputs but the first, capped scores, a window, a mask or lengths beside causality, a past."""
+    """Outputs but the first, capped scores, a window, a mask or lengths next to causality, a past."""
     places = {place for place, name in enumerate(node.input) if name}
     causal = bool(_attribute(node, "is_causal", 0))
     limits = ("softcap", "softmax_precision", "attn_window_size", "left_window_size", "right_window_size")
@@ -82,7 +82,7 @@ _NEED: Mapping[str, Callable[[onnx.NodeProto], bool]] = {
 
 
 def _body(node: onnx.NodeProto, knowledge: Knowledge, opset: int) -> onnx.FunctionProto | None:
-    """Return the body that ONNX gives for a node, None where it gives none for these types."""
+    """Return the body that ONNX gives for a node, None if it gives none for these types."""
     try:
         schema: Any = defs.get_schema(node.op_type, opset, "")
     except defs.SchemaError:
@@ -100,7 +100,7 @@ def _body(node: onnx.NodeProto, knowledge: Knowledge, opset: int) -> onnx.Functi
 
 
 def _type(fact: Fact | None) -> bytes | None:
-    """Return a tensor's type as ONNX writes it, None where it is not known."""
+    """Return a tensor's type as ONNX writes it, None if it is not known."""
     if fact is None:
         return None
     sizes = [size if size >= 0 else None for size in fact.shape]

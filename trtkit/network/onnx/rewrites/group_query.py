@@ -1,7 +1,7 @@
 """ONNX Runtime's GroupQueryAttention in primitives: rotary embedding, cache, causal mask, window.
 
-The cache is one of two kinds. Grown: `present` is `past` and the new keys behind it, as long as total_sequence_length
-says where all rows are equally long. Shared: `present` has `past`'s own shape, and the new keys go behind the keys that
+The cache is one of two kinds. Grown: `present` is `past` and the new keys after it, as long as total_sequence_length
+says where all rows are equally long. Shared: `present` has `past`'s own shape, and the new keys go after the keys that
 are there. Both follow from the shapes that the model declares.
 """
 

@@ -51,7 +51,7 @@ def _unpacked(packed: Array, bits: int) -> Array:
 
 
 def _shift(node: Node, bits: int, columns: int, blocks: int, scales: Array) -> Array | None:
-    """Return (zero point - half) * scale as [blocks, 1, columns], None where it is zero."""
+    """Return (zero point - half) * scale as [blocks, 1, columns], None if it is zero."""
     if not node.input(3):
         return None
     stored = node.constant(3, "zero_points")

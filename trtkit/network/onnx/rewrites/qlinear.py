@@ -1,4 +1,4 @@
-"""ONNX Runtime's operators on quantized tensors: dequantize, compute, quantize, as TensorRT wants to see it.
+"""ONNX Runtime's operators on quantized tensors: dequantize, compute, quantize, as TensorRT needs to see it.
 
 Results equal the integer operators' within one quantization step: products are summed before rounding in both.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def dequantized(o: Writer, node: Node, place: int, axis: int = 1) -> OnnxValue:
-    """Return the tensor at `place` as numbers; its scale and zero point are the two inputs behind it.
+    """Return the tensor at `place` as numbers; its scale and zero point are the two inputs after it.
 
     axis: along which scales and zero points lie where they are vectors.
     """

@@ -1,4 +1,4 @@
-"""Rewrite the nodes that rules know, until none is left; then quantized tensors as TensorRT wants them."""
+"""Rewrite the nodes that rules know, until none is left; then quantized tensors as TensorRT needs them."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _apply(state: _Rewrite, known: Mapping[Key, Rule]) -> None:
 
 
 def _rewritten(state: _Rewrite, knowledge: Knowledge, node: onnx.NodeProto, rule: Rule) -> list[onnx.NodeProto]:
-    """Return the nodes that stand for one, or the node itself."""
+    """Return the nodes that represent one, or the node itself."""
     where = f"{rule.label} `{node.name or node.output[0]}`"
     state.count += 1
     prefix = f"{node.name or node.op_type}/{rule.op_type.lower()}_{state.count}"

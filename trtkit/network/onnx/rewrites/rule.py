@@ -23,7 +23,7 @@ MICROSOFT = "com.microsoft"
 class Node(ForeignNode):
     """A node to rewrite.
 
-    values: its inputs for the writer, None where they are missing or nothing is known of them.
+    values: its inputs for the writer, None if they are missing or nothing is known of them.
     declared: sizes, or names of sizes, that the model's own inputs and outputs are declared with.
     """
 
@@ -47,7 +47,7 @@ class Node(ForeignNode):
         return o.cast(self.x(place), FP32) if value is None else o.constant(value.astype(np.float32))
 
     def optional(self, place: int) -> OnnxValue | None:
-        """Return an input, None where it is missing."""
+        """Return an input, None if it is missing."""
         return self.x(place) if self.input(place) else None
 
     def known(self, place: int) -> bool:

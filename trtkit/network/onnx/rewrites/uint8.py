@@ -34,7 +34,7 @@ class _Flow:
     group: dict[str, str] = field(default_factory=dict)
 
     def root(self, name: str) -> str:
-        """Return the tensor that stands for all that `name` is moved from or to."""
+        """Return the tensor that represents all that `name` is moved from or to."""
         while self.group.get(name, name) != name:
             name = self.group[name]
         return name

@@ -26,7 +26,7 @@ class Writer(OnnxOps):
     def calls(
         self, op_type: str, inputs: Sequence[OnnxValue | None], outputs: int, **attributes: Any
     ) -> list[OnnxValue]:
-        """Write a node of several outputs. inputs: None where one is missing."""
+        """Write a node of several outputs. inputs: None if one is missing."""
         missing = OnnxValue(self, "", (), FP32)
         return self._nodes(op_type, [missing if x is None else x for x in inputs], outputs, **attributes)
 

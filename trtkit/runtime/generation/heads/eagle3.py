@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class Eagle3Proposer(HeadProposer):
     """What the head of the model's bundle guesses, each guess from the hidden state of the one before.
 
-    Position i of the head's cache is of token i + 1 and the model's hidden states after token i. The cache lies beside
+    Position i of the head's cache is of token i + 1 and the model's hidden states after token i. The cache is next to
     the model's: what is copied, shared or saved of a slot includes it. Hidden states wait, in `_hidden`, until the
-    token after them is known and guesses are wanted. A slot whose tokens were replaced in the meantime has none
+    token after them is known and guesses are requested. A slot whose tokens were replaced in the meantime has none
     for a step.
 
     Source: https://arxiv.org/abs/2503.01840, with alternatives to a chain's guesses in place of whole trees.
@@ -76,7 +76,7 @@ class Eagle3Proposer(HeadProposer):
         rows, active = waits.nonzero()[0], slots[waits]
         if not active.size:
             return no_drafts(len(slots))
-        self._guesses.sequences.lengths[:] = sequences.lengths  # behind which the rows of other slots write
+        self._guesses.sequences.lengths[:] = sequences.lengths  # after which the rows of other slots write
         for row in rows.tolist():
             self._guesses.begin(sequences, int(slots[row]), settings[row])
         assert self._hidden is not None

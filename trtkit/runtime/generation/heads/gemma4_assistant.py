@@ -72,7 +72,7 @@ class AssistantProposer(HeadProposer):
         first = int(slots[0])
         total = self._head.rows_to_run(first, int(slots[-1]) + 1 - first)
         at, (ids, starts, counts) = slots - first, np.zeros((3, total), np.int64)
-        # A call's lengths include its new token. This one is not cached, so the one before stands for it.
+        # A call's lengths include its new token. This one is not cached, so the one before represents it.
         ids[at], starts[at], counts[at] = tokens, sequences.lengths[slots] - 2, 1
         places = to_device(at, hidden.device)
         states = hidden.new_zeros(total, 1, hidden.shape[-1])

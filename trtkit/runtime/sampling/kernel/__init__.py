@@ -56,7 +56,7 @@ def numbers_of(columns: Columns, slots: Array, uniform: Array) -> Array:
 
 @dataclass(frozen=True)
 class Tables:
-    """What single tokens cost, a row each; None where no row needs it.
+    """What single tokens cost, a row each; None if no row needs it.
 
     bias: [R, V] fp32, added to the logits. counts: [R, V] int32, for penalties: twice how often a token occurs in the
     answer, plus 1 if it occurs in the prompt. allowed: [R, ceil(V / 32)] int32; bit i of word w is 0 if token 32 w + i

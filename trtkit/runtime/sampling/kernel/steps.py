@@ -103,7 +103,7 @@ class KernelSampler:
             self._tables.counts.index_put_(place, twice, accumulate=True)
 
     def count_drawn(self, slots: Array, tokens: torch.Tensor) -> None:
-        """Count tokens [R], which are on the device and below 0 where there is none, for penalties."""
+        """Count tokens [R], which are on the device and below 0 if there is none, for penalties."""
         rows = np.flatnonzero(self._columns.uses[slots] & _COUNTS)
         if self._tables.counts is not None and rows.size:
             drawn = tokens[self._there(rows)]

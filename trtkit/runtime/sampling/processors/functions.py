@@ -30,7 +30,7 @@ def call_functions(step: Step) -> None:
 
 
 class _WrongScoresError(Exception):
-    """What a processor returned is no scores."""
+    """What a processor returned is not scores."""
 
 
 def _called(function: Callable[[Any, Any], Any], ids: Tensor, before: Tensor) -> Tensor:

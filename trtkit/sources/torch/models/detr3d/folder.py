@@ -11,8 +11,7 @@ from torch import nn
 
 from trtkit.errors import SourceError
 from trtkit.sources.hybrid_source import open_hybrid_folder
-from trtkit.sources.torch.models.detr3d.coder import decode
-from trtkit.sources.torch.models.detr3d.model import Backbone, Detr3d, Detr3dConfig
+from trtkit.sources.torch.models.detr3d.model import Backbone, Detr3d, Detr3dConfig, decode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

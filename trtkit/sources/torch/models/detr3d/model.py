@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from trtkit.sources.torch.models.detr3d.decoder import DecoderLayer, Space, Views, inverse_sigmoid
-from trtkit.sources.torch.models.detr3d.neck import FeaturePyramid
-from trtkit.sources.torch.models.detr3d.resnet import ResNet
+from trtkit.sources.torch.models.deform_conv import DeformConv2d
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
+
 
 _CODE_SIZE = 10  # cx, cy, w, l, cz, h, sin, cos, vx, vy; sizes as logarithms
 
@@ -156,3 +156,227 @@ def _in_metres(codes: Tensor, centre: Tensor, pc_range: Sequence[float]) -> Tens
 def _frozen(value: Any) -> Any:
     """Return a config's list as a tuple."""
     return tuple(value) if isinstance(value, list) else value
+
+
+def decode(logits: Tensor, codes: Tensor, count: int, post_center_range: Sequence[float]) -> dict[str, Tensor]:
+    """Return `scores`, `labels`, `is_inside` [B, count] and `boxes` [B, count, 9], best first.
+
+    logits: [B, Q, classes]; codes: [B, Q, 10], centres in metres. boxes: cx, cy, cz, w, l, h, yaw, vx, vy.
+    is_inside: whether the centre lies in the range; the authors drop the others.
+    """
+    scores, index = logits.sigmoid().flatten(1).topk(count)
+    query, labels = index // logits.shape[-1], index % logits.shape[-1]
+    chosen = codes.gather(1, query.unsqueeze(-1).expand(-1, -1, codes.shape[-1]))
+    centre = torch.cat((chosen[..., 0:2], chosen[..., 4:5]), -1)
+    sizes = torch.cat((chosen[..., 2:4], chosen[..., 5:6]), -1).exp()
+    yaw = torch.atan2(chosen[..., 6:7], chosen[..., 7:8])
+    low, high = (centre.new_tensor(post_center_range[half]) for half in (slice(0, 3), slice(3, 6)))
+    is_inside = ((centre >= low) & (centre <= high)).all(-1)
+    boxes = torch.cat((centre, sizes, yaw, chosen[..., 8:]), -1)
+    return {"scores": scores, "labels": labels.int(), "boxes": boxes, "is_inside": is_inside}
+
+
+class _Conv(nn.Module):
+    """A convolution under the name `conv`, as mmcv's ConvModule holds it."""
+
+    def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, size, stride, size // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.conv(x)
+        return output
+
+
+class FeaturePyramid(nn.Module):
+    """Maps of one width on every level. inputs: channels of the stages that it takes."""
+
+    def __init__(self, inputs: Sequence[int], width: int) -> None:
+        super().__init__()
+        self.lateral_convs = nn.ModuleList(_Conv(channels, width, 1) for channels in inputs)
+        extra = [_Conv(width, width, 3, stride=2)]
+        self.fpn_convs = nn.ModuleList([*(_Conv(width, width, 3) for _ in inputs), *extra])
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Return one level more than `maps` has."""
+        laterals = [conv(x) for conv, x in zip(self.lateral_convs, maps, strict=True)]
+        for index in range(len(laterals) - 1, 0, -1):
+            above = F.interpolate(laterals[index], size=laterals[index - 1].shape[2:], mode="nearest")
+            laterals[index - 1] = laterals[index - 1] + above
+        levels = [self.fpn_convs[index](x) for index, x in enumerate(laterals)]
+        return [*levels, self.fpn_convs[len(laterals)](F.relu(levels[-1]))]
+
+
+_EXPANSION = 4
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1. Caffe's style: the first convolution has the stride, so deformable ones have none."""
+
+    def __init__(self, inputs: int, width: int, stride: int, *, is_deformable: bool) -> None:
+        super().__init__()
+        outputs = width * _EXPANSION
+        self.conv1 = nn.Conv2d(inputs, width, 1, stride, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = DeformConv2d(width, width) if is_deformable else nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU()
+        self.downsample = None
+        if stride != 1 or inputs != outputs:
+            shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [N, C, H, W]."""
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        shortcut = x if self.downsample is None else self.downsample(x)
+        output: Tensor = self.relu(y + shortcut)
+        return output
+
+
+class ResNet(nn.Module):
+    """Four stages. blocks: bottlenecks of each; width: channels of the first; deformable: which stages are."""
+
+    def __init__(self, blocks: Sequence[int], width: int, deformable: Sequence[bool]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU()
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        inputs = width
+        for stage, (count, is_deformable) in enumerate(zip(blocks, deformable, strict=True)):
+            layers = []
+            for index in range(count):
+                stride = 2 if stage > 0 and index == 0 else 1
+                layers.append(Bottleneck(inputs, width << stage, stride, is_deformable=is_deformable))
+                inputs = (width << stage) * _EXPANSION
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*layers))
+        self._stages = len(blocks)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Return the maps of all stages."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        maps = []
+        for stage in range(self._stages):
+            x = self.get_submodule(f"layer{stage + 1}")(x)
+            maps.append(x)
+        return maps
+
+
+_NEAREST_DEPTH = 1e-5
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a decoder looks at. pc_range: x, y, z from and to, metres. image: height and width, padding included."""
+
+    pc_range: tuple[float, ...]
+    image: tuple[int, int]
+    cameras: int
+    levels: int
+
+
+def inverse_sigmoid(x: Tensor, eps: float = 1e-5) -> Tensor:
+    """Return log(x / (1 - x)), both sides of the fraction at least `eps`."""
+    x = x.clamp(0, 1)
+    return torch.log(x.clamp(min=eps) / (1 - x).clamp(min=eps))
+
+
+def sample_features(
+    levels: Sequence[Tensor], reference: Tensor, lidar2img: Tensor, space: Space
+) -> tuple[Tensor, Tensor]:
+    """Fetch each camera's features where the points appear in it.
+
+    levels: [B, cameras, C, h, w] each. reference: [B, Q, 3] in 0 to 1 of the range. lidar2img: [B, cameras, 4, 4].
+    Returns features [B, C, Q, cameras, levels] and whether a point is in view [B, Q, cameras].
+    """
+    low, high = (reference.new_tensor(space.pc_range[half]) for half in (slice(0, 3), slice(3, 6)))
+    points = reference * (high - low) + low
+    points = torch.cat((points, torch.ones_like(points[..., :1])), -1)  # [B, Q, 4]
+    projected = torch.einsum("bnij,bqj->bnqi", lidar2img, points)
+    depth = projected[..., 2:3]
+    place = projected[..., :2] / depth.clamp(min=_NEAREST_DEPTH)
+    place = (place / place.new_tensor((space.image[1], space.image[0])) - 0.5) * 2
+    is_seen = (depth[..., 0] > _NEAREST_DEPTH) & (place > -1).all(-1) & (place < 1).all(-1)  # [B, cameras, Q]
+    batch, cameras = place.shape[:2]
+    grid = place.flatten(0, 1).unsqueeze(2)  # [B cameras, Q, 1, 2]
+    sampled = [F.grid_sample(level.flatten(0, 1), grid, align_corners=False).squeeze(-1) for level in levels]
+    stacked = torch.stack(sampled, -1)
+    stacked = stacked.view(batch, cameras, *stacked.shape[1:])  # [B, cameras, C, Q, levels]
+    return stacked.permute(0, 2, 3, 1, 4), is_seen.permute(0, 2, 1)
+
+
+@dataclass(frozen=True)
+class Views:
+    """What queries look at. levels: of the pyramid, [B, cameras, C, h, w] each. lidar2img: [B, cameras, 4, 4]."""
+
+    levels: Sequence[Tensor]
+    lidar2img: Tensor
+
+
+class SelfAttention(nn.Module):
+    """Attention among queries; positions are added to queries and keys, not to values."""
+
+    def __init__(self, size: int, heads: int) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(size, heads, batch_first=True)
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        """x, position: [B, Q, C]."""
+        at = x + position
+        return x + self.attn(at, at, x, need_weights=False)[0]  # type: ignore[no-any-return]
+
+
+class CrossAttention(nn.Module):
+    """A weighted sum over cameras and levels of what is seen at each point; weights are sigmoids, not a softmax."""
+
+    def __init__(self, size: int, space: Space) -> None:
+        super().__init__()
+        self._space = space
+        self.attention_weights = nn.Linear(size, space.cameras * space.levels)
+        self.output_proj = nn.Linear(size, size)
+        self.position_encoder = nn.Sequential(
+            nn.Linear(3, size), nn.LayerNorm(size), nn.ReLU(), nn.Linear(size, size), nn.LayerNorm(size), nn.ReLU()
+        )
+
+    def forward(self, x: Tensor, position: Tensor, reference: Tensor, views: Views) -> Tensor:
+        """x, position: [B, Q, C]. reference: [B, Q, 3]."""
+        features, is_seen = sample_features(views.levels, reference, views.lidar2img, self._space)
+        weights = self.attention_weights(x + position).sigmoid()
+        weights = weights.view(*weights.shape[:2], self._space.cameras, self._space.levels) * is_seen.unsqueeze(-1)
+        gathered = (features * weights.unsqueeze(1)).sum((-2, -1)).transpose(1, 2)  # [B, Q, C]
+        output: Tensor = self.output_proj(gathered) + x + self.position_encoder(inverse_sigmoid(reference))
+        return output
+
+
+class _FeedForward(nn.Module):
+    """Two linear layers with a residual, named as mmcv's FFN names them."""
+
+    def __init__(self, size: int, hidden: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Sequential(nn.Linear(size, hidden), nn.ReLU()), nn.Linear(hidden, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = x + self.layers(x)
+        return output
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, cross-attention, feed-forward, a norm after each."""
+
+    def __init__(self, size: int, heads: int, hidden: int, space: Space) -> None:
+        super().__init__()
+        self.attentions = nn.ModuleList([SelfAttention(size, heads), CrossAttention(size, space)])
+        self.ffns = nn.ModuleList([_FeedForward(size, hidden)])
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(3))
+
+    def forward(self, x: Tensor, position: Tensor, reference: Tensor, views: Views) -> Tensor:
+        """As CrossAttention's."""
+        x = self.norms[0](self.attentions[0](x, position))
+        x = self.norms[1](self.attentions[1](x, position, reference, views))
+        output: Tensor = self.norms[2](self.ffns[0](x))
+        return output
