@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class TasksRequest:
     """What to evaluate on. tasks: names or patterns of tasks, groups and tags.
 
-    include_path: a folder with the user's own tasks. num_fewshot: examples before each question; the task's own if None.
+    include_path: a folder with the user's own tasks. num_fewshot: examples before each question; the task's if None.
     limit: questions of a task, all if None. chat_template: whether prompts are conversations.
     """
 

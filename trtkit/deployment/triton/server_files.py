@@ -98,8 +98,8 @@ class ServerFiles:
     def environment(self) -> dict[str, str]:
         """Return the variables that a server must be started with, the caller's own kept.
 
-        TRTKIT_SITE lets model.py import what this Python has, where the server's is the same; TRTKIT_OVERLAY stands
-        before it.
+        TRTKIT_SITE lets model.py import what this Python has, where the server's is the same; TRTKIT_OVERLAY precedes
+        it.
         """
         variables = dict(os.environ) | {"PYTHONDONTWRITEBYTECODE": "1"}
         places = [str(path) for path in (*self.libraries, *_own_library())]

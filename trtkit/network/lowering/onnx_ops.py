@@ -313,7 +313,7 @@ def loop_body(
     """Return the body of a Loop that never ends early.
 
     nodes: what computes the step. scalars: names for the number of the step, the condition that comes in, and the one
-    that goes out. carried: tensors that come in. results: what the step makes of them.
+    it returns. carried: tensors that come in. results: what the step makes of them.
     """
     goes_on = helper.make_node("Identity", [scalars[1]], [scalars[2]], name=scalars[2])
     values = [helper.make_tensor_value_info(name, kind, []) for name, kind in zip(scalars, _SCALARS, strict=True)]

@@ -99,7 +99,7 @@ def config_network(
 
 
 def bundle_network(bundle: Bundle, rank: int = 0, *, has_all_logits: bool = False) -> DecoderNetwork:
-    """Return the network of one rank of an LLM bundle; with every token's logits if requested, whatever its engine gives.
+    """Return the network of one rank of an LLM bundle; with all logits if requested, whatever its engine gives.
 
     Raises BundleError if its layers, or the source that it is written from again for other logits, have changed.
     """

@@ -99,7 +99,7 @@ class GgufFile:
 def read_gguf(path: Path) -> GgufFile:
     """Read a file's metadata and where its tensors are.
 
-    Raises SourceError for a file that is not a GGUF, truncated, one of several parts, or holds types that are not known.
+    Raises SourceError for a file that is not GGUF, truncated, one of several parts, or holds types that are not known.
     """
     import gguf  # noqa: F401
 

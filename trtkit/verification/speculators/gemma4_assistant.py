@@ -112,7 +112,7 @@ def _pair(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return logits [1, V] of a guess and the reference's.
 
-    Which clusters are the best is not a continuous function. So of clustered tokens, those that have logits are compared,
+    Which clusters are the best is not a continuous function. So of clustered tokens, those with logits are compared,
     next to the reference's scores of the clusters they are in, which must be the best scores.
     """
     import torch
