@@ -25,6 +25,7 @@ from trtkit.quantization.by_part.data import with_own_arrays
 from trtkit.quantization.vision.data import Place
 from trtkit.quantization.vision.onnx_model import quantized_part
 from trtkit.sources import onnx_file
+from trtkit.sources.checkpoint import converted_elements
 from trtkit.sources.hybrid_source import PartFactory, part_module
 from trtkit.sources.tokenizer import folder_tokenizer
 from trtkit.sources.torch import attempts
@@ -76,7 +77,8 @@ def _load(opened: OpenedHybrid) -> Load:
     parameters, names = sum(math.prod(weight.shape) for weight in written), {weight.name for weight in written}
     stored = opened.source.checkpoint
     exported = sum(math.prod(stored.shape_of(name)) for name in stored if name not in names)
-    return hybrid_load(parameters + exported, exported, dtype_of(opened.precision))
+    dtype = dtype_of(opened.precision)
+    return hybrid_load(parameters + exported, exported, dtype, converted_elements(stored, dtype.numpy, names))
 
 
 @dataclass(frozen=True)
