@@ -6,7 +6,7 @@ import json
 import math
 import re
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +24,7 @@ from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
+from trtkit.network.layer_difference import first_difference
 from trtkit.network.layer_file import LayerFiles, load_layers, save_layers
 from trtkit.reference import Executor, Options
 from trtkit.runtime.decoder.cache_size import page_tokens_of
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.layer_graph import LayerGraph
     from trtkit.reference.ranks import Rank
+    from trtkit.runtime.decoder import DecoderNetwork
 
 T = 32
 """Length of the caches."""
@@ -108,11 +110,21 @@ def executor_of(case: Case, dtype: DType) -> Runner:
 
 
 def through_a_file(layers: LayerGraph) -> LayerGraph:
-    """Return a network's layers as a bundle holds them: written to a file, and read from it."""
+    """Return a network's layers as a bundle holds them: written to a file and read from it, equal as data.
+
+    Equal data on one executor gives equal bits, so what is tested of these layers is true of the written network.
+    """
     with TemporaryDirectory() as folder:
         files = LayerFiles(Path(folder) / "m.layers.json", ())
         save_layers(layers, files)
-        return load_layers(files)[0]
+        read = load_layers(files)[0]
+        assert first_difference(read, layers) is None
+        return read
+
+
+def read_network(network: DecoderNetwork) -> DecoderNetwork:
+    """Return a language model's network with its layers read from a file."""
+    return replace(network, layers=through_a_file(network.layers))
 
 
 class Runner:

@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers.utils import logging as transformers_logging
 
-from tests.decoders import rtx
+from tests.decoders import rtx, through_a_file
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.jobs import PrepareRequest
@@ -157,7 +157,10 @@ def make(case: Case, folder: Path, compose: str, precision: str = "fp32", **more
     work = folder.parent / f"{compose}-{precision}"
     work.mkdir()
     prepared = prepare(PrepareRequest(config, work), Context())
-    return Hybrid(opened, reference_stages(rtx(), prepared.stages, opened))
+    execution = reference_stages(rtx(), prepared.stages, opened)
+    for stage in execution.stages:
+        through_a_file(stage.layers)
+    return Hybrid(opened, execution)
 
 
 def _builds(graph: Any, network: Any) -> bool:

@@ -140,3 +140,23 @@ def test_a_large_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (changed != first, len(counted)) == (True, 2)
     (tmp_path / "cache/digests.json").write_text("[")
     assert (sha256_of(file), len(counted)) == (changed, 3)
+
+
+def test_opening_hashes_each_file_of_a_network_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[Path] = []
+    monkeypatch.setattr("trtkit.bundle.bundle.sha256_of", lambda path: hashed.append(path) or sha256_of(path))
+    with LLM(folder / "m", runtime="reference"):
+        layers = [path for path in hashed if path.parent.name == "engines"]
+        assert sorted(path.name for path in layers) == ["m.layers.json", "m.weights"]
+
+
+def test_changed_layers_are_refused(folder: Path) -> None:
+    for name in ("m.layers.json", "m.weights"):
+        file = folder / "m/engines" / name
+        before = file.read_bytes()
+        try:
+            file.write_bytes(before[:-1] + b"?")
+            with pytest.raises(BundleError, match=rf"{name}: the file has changed since the build"):
+                LLM(folder / "m", runtime="reference")
+        finally:
+            file.write_bytes(before)

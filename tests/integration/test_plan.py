@@ -275,6 +275,13 @@ def test_list_of_gpus_names_sources(trtkit: Callable[..., Ran]) -> None:
     assert "read 2026-" in ran.out
     rows = trtkit("plan", "--list-gpus", "--json").json()
     assert len(rows) == 15
+    assert {row["gpu"] for row in rows if row["untested_backends"]} == {"a100-40", "a100-80"}
+
+
+def test_what_no_one_has_tested_on_a_gpu_is_said(trtkit: Callable[..., Ran], tiny: Path) -> None:
+    assert "trt rtx (untested)" in trtkit("plan", "--list-gpus", "--gpu", "a100-40").out
+    assert "untested" not in trtkit("plan", "--list-gpus", "--gpu", "l4").out
+    assert "tensorrt, tensorrt_rtx (untested)" in trtkit("plan", tiny, "--gpu", "a100-40").out
 
 
 @pytest.mark.slow

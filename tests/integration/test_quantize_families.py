@@ -12,7 +12,7 @@ import torch
 
 from tests import recurrent_cases, tiny_llm
 from tests.decoder_cases import CASES, VARIED
-from tests.decoders import model_of
+from tests.decoders import model_of, read_network
 from tests.selection import slow_unless
 from trtkit.config.schema import ModelConfig
 from trtkit.jobs.job import Context
@@ -93,7 +93,7 @@ def quantized(source: Path, **asked: Any) -> Path:
 
 
 def network_logits(source: Path) -> torch.Tensor:
-    decoder = ReferenceDecoder(config_network(config_of(source), "tensorrt_rtx"), 1)
+    decoder = ReferenceDecoder(read_network(config_network(config_of(source), "tensorrt_rtx")), 1)
     return decoder.forward(Call(0, IDS[None], np.array([0]), np.array([len(IDS)])))[0]
 
 

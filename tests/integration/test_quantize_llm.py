@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests import tiny_llm
+from tests.decoders import read_network
 from tests.tiny_llm import config_of
 from trtkit.engine.quantize import quantize_model
 from trtkit.jobs.runner import new_runner
@@ -58,7 +59,7 @@ def quantized(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 def decoder_of(models: Path, folder: Path, widen: str | None = None) -> ReferenceDecoder:
     config = config_of(models, f"source.hf={folder}", "quantize=null")
-    return ReferenceDecoder(config_network(config, "tensorrt_rtx"), 2, widen)
+    return ReferenceDecoder(read_network(config_network(config, "tensorrt_rtx")), 2, widen)
 
 
 def logits_of(decoder: ReferenceDecoder, ids: np.ndarray, start: int = 0) -> torch.Tensor:

@@ -12,6 +12,7 @@ from modelopt.torch.quantization.qtensor import NVFP4QTensor
 
 from benchmarks import quantize_agreement
 from tests import tiny_llm
+from tests.decoders import read_network
 from trtkit.config.load import load_config
 from trtkit.errors import TrtkitError
 from trtkit.jobs.job import Context
@@ -70,7 +71,7 @@ def quantized(config: Path, out: Path, *overrides: str, **scoring: Any) -> Quant
 def executed(config: Path, folder: Path) -> torch.Tensor:
     """Return the logits of the network that is built of a checkpoint."""
     built = load_config(str(config), [f"source.hf={folder}"])
-    decoder = ReferenceDecoder(config_network(built, "tensorrt_rtx"), 1)
+    decoder = ReferenceDecoder(read_network(config_network(built, "tensorrt_rtx")), 1)
     return decoder.forward(Call(0, IDS[None], np.array([0]), np.array([len(IDS)])))[0]
 
 

@@ -118,6 +118,13 @@ class Manifest(ModelRecord):
             for writer, layers in own
         )
 
+    def layers_read(self) -> set[str]:
+        """Return the paths in the bundle that `Bundle.layers` reads, and checks, of all networks that it holds."""
+        own = [each.layers for stage in self.stages for each in stage.networks if each.layers is not None]
+        numbers = {number - len(self.sources) for layers in own for number in layers.sources}
+        quantized = (self.quantized[number] for number in numbers if number >= 0)
+        return {record.path for record in (*self._layer_files(), *quantized)}
+
     def _layer_files(self) -> Iterator[FileRecord]:
         for record in (each for stage in self.stages for each in stage.networks):
             if record.layers is not None:

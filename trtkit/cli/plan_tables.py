@@ -64,9 +64,15 @@ def gpu_table(gpus: Sequence[PlannedGpu]) -> Table:
         rates = [gpu.rates.get(dtype) for dtype in types]
         shown = ["-" if rate is None else f"{rate / 1e12:.0f}" for rate in rates]
         numbers = (f"{gpu.memory_bytes / 1e9:.0f}", f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}")
-        libraries = " ".join(name.replace("tensorrt_rtx", "rtx").replace("tensorrt", "trt") for name in gpu.backends)
+        libraries = " ".join(_backends(gpu)).replace("tensorrt_rtx", "rtx").replace("tensorrt", "trt")
         table.add_row(gpu.key, str(gpu.compute_capability), *numbers, *shown, libraries)
     return table
+
+
+def _backends(gpu: PlannedGpu) -> Iterator[str]:
+    """Yield the libraries that build for a GPU, those marked that nobody has tested on it."""
+    for name in gpu.backends:
+        yield f"{name} (untested)" if name in gpu.untested_backends else name
 
 
 def _model(plan: LlmReport) -> Table:
@@ -203,7 +209,7 @@ def _details(plan: LlmGpu | VisionGpu) -> Iterator[Table]:
     gpu = plan.gpu
     table = pairs(f"{gpu.key}: {gpu.name}")
     table.add_row("memory", f"{size_text(gpu.memory_bytes)}, {gpu.bandwidth_bytes_per_s / 1e9:.0f} GB/s")
-    table.add_row("backends", ", ".join(gpu.backends))
+    table.add_row("backends", ", ".join(_backends(gpu)))
     table.add_row("precisions", ", ".join(gpu.precisions))
     if gpu.matmul_efficiency:
         table.add_row("measured", f"{efficiency_text(gpu)} ({gpu.sources[-1]})")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from trtkit.cli.tables import listing, pairs, plural, shape_text
-from trtkit.verification.verdict import PASS, fix, reason, slice_text, verdict
+from trtkit.verification.verdict import PASS, difference_text, fix, reason, slice_text, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from trtkit.verification.report import (
         Agreement,
+        BundleNetwork,
         Comparison,
         Corner,
         LayerError,
@@ -81,6 +82,8 @@ def _compared(report: Report) -> Iterator[RenderableType]:
         yield _outputs(report.stored.outputs, f"compared with {report.stored.reference}")
     if report.loss:
         yield _loss(report.loss)
+    if report.networks:
+        yield _networks(report.networks)
 
 
 def first_out_of_tolerance(layers: Sequence[LayerError], tolerance: float) -> LayerError | None:
@@ -122,6 +125,15 @@ def _loss(loss: QuantizationLoss) -> Text:
     """Return what quantizing costs on the calibration data, now and when it was done."""
     text = f"loss on the calibration data: {loss.measured:.1%}; {loss.recorded:.1%} when quantized"
     return Text(f"{text} (limit {loss.allowed:.1%})", "" if loss.passed else "red")
+
+
+def _networks(networks: Sequence[BundleNetwork]) -> Table:
+    """List the networks that the bundle holds, which run, against the verified ones."""
+    rows = listing("networks in the bundle, compared with those written from the source", "stage", "rank", "")
+    for network in networks:
+        verdict = "equal" if network.is_held else "not in the bundle: it has plugins, which only TensorRT runs"
+        rows.add_row(network.stage, str(network.rank), verdict if network.passed else _red(difference_text(network)))
+    return rows
 
 
 def _nms(nms: Suppression) -> Text:

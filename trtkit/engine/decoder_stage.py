@@ -11,6 +11,7 @@ import numpy as np
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import (
+    converted_bytes,
     decoder_profiles,
     decoder_size,
     engine_bytes,
@@ -54,7 +55,9 @@ def write_decoder(request: StageRequest, backend: Backend, context: Context) -> 
     size = decoder_size(opened)
     if request.rank == 0:
         _describe_source(opened, size, steps)
-    check_room(Load(engine_bytes(opened.source, size, grid_of(opened.config).ranks)), request.folder)
+    ranks = grid_of(opened.config).ranks
+    load = Load(engine_bytes(opened.source, size, ranks), layer_bytes=converted_bytes(opened, ranks))
+    check_room(load, request.folder)
     graph = _write_network(Graph(backend, severity=context.severity), request, opened, steps)
     profiles = decoder_profiles(graph.inputs, llm_options(opened.config))
     if request.rank == 0:

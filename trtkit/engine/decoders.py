@@ -25,6 +25,7 @@ from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.profile import ProfileShapes
 from trtkit.network.speculators.registry import build_speculator
 from trtkit.sources import decoder_source
+from trtkit.sources.checkpoint import converted_elements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -292,6 +293,12 @@ def decoder_size(opened: OpenedDecoder) -> DecoderSize:
         vocab_size=opened.spec.vocab_size,
         has_read_only_caches=has_read_only_caches(opened),
     )
+
+
+def converted_bytes(opened: OpenedDecoder, ranks: int = 1) -> int:
+    """Return the bytes of a rank's weights, at least, that the bundle holds once more since they change type."""
+    dtype = dtype_of(opened.config.precision)
+    return dtype.size_bytes(converted_elements(opened.source.checkpoint, dtype.numpy)) // ranks
 
 
 def has_read_only_caches(opened: OpenedDecoder) -> bool:

@@ -30,6 +30,7 @@ from trtkit.quantization.vision.data import Place
 from trtkit.quantization.vision.onnx_model import quantized, quantized_part
 from trtkit.resolve import onnx_export, resolve
 from trtkit.sources import onnx_file, package_file
+from trtkit.sources.checkpoint import converted_elements
 from trtkit.sources.huggingface import vision
 from trtkit.sources.huggingface.preprocessing import folder_labels
 from trtkit.sources.hybrid_source import PartFactory, part_module
@@ -161,7 +162,8 @@ def _load(opened: OpenedHybrid) -> Load:
     parameters, names = sum(math.prod(weight.shape) for weight in written), {weight.name for weight in written}
     stored = opened.source.checkpoint
     exported = sum(math.prod(stored.shape_of(name)) for name in stored if name not in names)
-    return hybrid_load(parameters + exported, exported, dtype_of(opened.precision))
+    dtype = dtype_of(opened.precision)
+    return hybrid_load(parameters + exported, exported, dtype, converted_elements(stored, dtype.numpy, names))
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,14 @@ class Load:
     """What a build has to hold.
 
     engine_bytes: weights in the engines' type. exported: how many go through ONNX. file_bytes: theirs in ONNX files.
+    layer_bytes: weights that the bundle holds once more, for the reference executor, since they are not in the source
+        as the network has them: those that change type or go through ONNX.
     """
 
     engine_bytes: int
     exported: int = 0
     file_bytes: int = 0
+    layer_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -39,13 +42,17 @@ class Load:
 
     @property
     def disk_bytes(self) -> int:
-        """Needed for plans and ONNX files."""
-        return int(_FILE_FACTOR * (self.engine_bytes + self.file_bytes))
+        """Needed for plans, ONNX files and layers."""
+        return int(_FILE_FACTOR * (self.engine_bytes + self.file_bytes + self.layer_bytes))
 
 
-def hybrid_load(parameters: int, exported: int, dtype: DType) -> Load:
-    """Return what a model is, some of whose weights go through ONNX. dtype: of the engines."""
-    return Load(dtype.size_bytes(parameters), exported, dtype.size_bytes(exported))
+def hybrid_load(parameters: int, exported: int, dtype: DType, converted: int = 0) -> Load:
+    """Return what a model is, some of whose weights go through ONNX. dtype: of the engines.
+
+    converted: how many of the others are stored in another type.
+    """
+    file_bytes = dtype.size_bytes(exported)
+    return Load(dtype.size_bytes(parameters), exported, file_bytes, dtype.size_bytes(exported + converted))
 
 
 def check_room(load: Load, folder: Path) -> None:

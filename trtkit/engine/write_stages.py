@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.backends import BACKENDS
 from trtkit.dtypes import dtype_of
-from trtkit.engine.decoders import decoder_size, engine_bytes, makes_checkpoint, open_decoder
+from trtkit.engine.decoders import converted_bytes, decoder_size, engine_bytes, makes_checkpoint, open_decoder
 from trtkit.engine.encoder import is_of_encoder, open_encoder_source
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.jobs import PREPARE, PrepareRequest
@@ -226,6 +226,7 @@ def vision_language_load(model: Model, opened: OpenedVision | OpenedEncoder) -> 
     exported = sum(math.prod(array.shape) for name, array in arrays.items() if is_exported(name))
     tower_bytes = dtype_of(opened.config.precision).size_bytes(exported)
     if makes_checkpoint(model.config):
-        return Load(tower_bytes, exported, tower_bytes)
+        return Load(tower_bytes, exported, tower_bytes, tower_bytes)
     decoder = open_decoder(model)
-    return Load(engine_bytes(decoder.source, decoder_size(decoder)) + tower_bytes, exported, tower_bytes)
+    decoder_bytes = engine_bytes(decoder.source, decoder_size(decoder))
+    return Load(decoder_bytes + tower_bytes, exported, tower_bytes, converted_bytes(decoder) + tower_bytes)

@@ -21,7 +21,7 @@ from trtkit.files import read_text
 from trtkit.network.layer_graph import LayerGraph, Node, TensorSpec, Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from trtkit.network.layer_graph import Attribute, Bytes
 
@@ -154,31 +154,51 @@ class _MappedSources:
     """Which of this process's memory is mapped, read-only, from which source."""
 
     def __init__(self, sources: Sequence[Path]) -> None:
-        numbers = {str(path.resolve()): number for number, path in enumerate(sources)}
-        self._regions = sorted(_regions(numbers)) if numbers else []
+        self._numbers = {str(path.resolve()): number for number, path in enumerate(sources)}
+        self._files = MappedFiles(set(self._numbers), takes_writable=False)
 
     def find(self, raw: Bytes) -> tuple[int, int] | None:
         """Return the source and the offset in it of bytes; None if they are not a source's."""
+        place = self._files.find(raw)
+        return None if place is None else (self._numbers[place[0]], place[1])
+
+
+class MappedFiles:
+    """Which of this process's memory is mapped from which file, at the time of its making.
+
+    paths: absolute, of the files that count; all if None. takes_writable: whether memory that this process could
+    change, and that then differs from its file, counts too.
+    """
+
+    def __init__(self, paths: Collection[str] | None = None, *, takes_writable: bool = True) -> None:
+        regions = _regions() if paths is None or paths else ()
+        self._regions = sorted(
+            (start, end, path, offset)
+            for start, end, path, offset, is_writable in regions
+            if (paths is None or path in paths) and (takes_writable or not is_writable)
+        )
+
+    def find(self, raw: Bytes) -> tuple[str, int] | None:
+        """Return the file and the offset in it of bytes; None if they are not a file's."""
         address = raw.ctypes.data
-        place = bisect.bisect_right(self._regions, (address, math.inf, 0, 0)) - 1
+        place = bisect.bisect_right(self._regions, (address, math.inf, "", 0)) - 1
         if place < 0:
             return None
-        start, end, number, offset = self._regions[place]
-        return (number, offset + address - int(start)) if address + raw.nbytes <= end else None
+        start, end, path, offset = self._regions[place]
+        return (path, offset + address - int(start)) if address + raw.nbytes <= end else None
 
 
-def _regions(numbers: dict[str, int]) -> Iterator[tuple[float, float, int, int]]:
-    """Yield start, end, source and offset in it of each mapping of a source that this process cannot write."""
+def _regions() -> Iterator[tuple[float, float, str, int, bool]]:
+    """Yield start, end, file, offset in it and whether this process can write it, of each mapping of a file."""
     try:
         lines = _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:  # not Linux: all weights are written
+    except OSError:  # not Linux: no mapping is known
         return
     for line in lines:
         addresses, rights, offset, _device, _inode, *path = line.split(maxsplit=5)
-        number = numbers.get(path[0]) if path else None
-        if number is not None and "w" not in rights:
+        if path and path[0].startswith("/"):
             start, end = (int(each, 16) for each in addresses.split("-"))
-            yield start, end, number, int(offset, 16)
+            yield start, end, path[0], int(offset, 16), "w" in rights
 
 
 class _WeightsReader:

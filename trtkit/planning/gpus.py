@@ -75,6 +75,12 @@ class PlannedGpu:
         return (*names, "tensorrt_rtx") if self.compute_capability in named else tuple(names)
 
     @property
+    def untested_backends(self) -> tuple[str, ...]:
+        """Those of `backends` whose loader takes this GPU although NVIDIA's support matrices do not list it."""
+        capability = self.compute_capability
+        return tuple(name for name in self.backends if capability in BACKENDS[name].features.untested)
+
+    @property
     def precisions(self) -> tuple[str, ...]:
         """Types that TensorRT takes on this GPU: by its capability, or because its tensor cores have a rate for it.
 

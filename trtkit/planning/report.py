@@ -266,6 +266,7 @@ def gpu_facts(gpu: PlannedGpu) -> Json:
         "compute_capability": gpu.compute_capability,
         "dense_operations_per_s": dict(gpu.rates),
         "backends": list(gpu.backends),
+        "untested_backends": list(gpu.untested_backends),
         "precisions": list(gpu.precisions),
         "sources": list(gpu.sources),
         "read": gpu.read,

@@ -67,6 +67,9 @@ def _summary(report: Report) -> dict[str, Value]:
         )
     if report.loss is not None:
         rows["loss on the calibration data"] = f"{report.loss.measured:.1%}; {report.loss.recorded:.1%} when quantized"
+    if report.networks:
+        count = sum(network.is_held and network.passed for network in report.networks)
+        rows["networks in the bundle"] = f"{count} of {len(report.networks)} equal to those written from the source"
     if report.top_1_agreement is not None:
         rows["top-1 agreement of logits"] = percent(report.top_1_agreement)
     return rows

@@ -162,7 +162,7 @@ def open_model(
     device = devices.find_device() if runtime in ("tensorrt", "auto") else None
     if device is not None:
         devices.check_device(device, bundle.manifest)
-    bundle.check_network()
+    bundle.check_network(reads_layers=device is None and runtime != "onnxruntime")
     if runtime == "onnxruntime":
         return Model(bundle, _within_profiles(bundle, _onnx_runtime(bundle)), _no_layers, "ONNX Runtime, CPU")
     library = f"{bundle.manifest.backend.name} {bundle.manifest.backend.version}"

@@ -117,20 +117,21 @@ def reference_stages(
     backend: Backend, stages: Sequence[PreparedStage], opened: OpenedHybrid | None, report: Listener = ignore
 ) -> StagesExecution:
     """Return a model of arrays on the reference executor. opened: the source of a model of a family's parts."""
-    running = [_reference_stage(backend, stage, opened, report) for stage in stages]
+    running = [ReferenceStage(*stage_layers(backend, stage, opened, report)) for stage in stages]
     return StagesExecution(running, running[-1].output_names if opened is None else opened.output_names)
 
 
-def _reference_stage(
-    backend: Backend, stage: PreparedStage, opened: OpenedHybrid | None, report: Listener
-) -> ReferenceStage:
+def stage_layers(
+    backend: Backend, stage: PreparedStage, opened: OpenedHybrid | None, report: Listener = ignore
+) -> tuple[LayerGraph, Mapping[str, str]]:
+    """Return the layers of a stage's network, and its tensor of every `part.output`. opened: see `reference_stages`."""
     if opened is None:
         assert stage.onnx is not None
-        return ReferenceStage(parsed_layers(backend, stage.onnx.path))
+        return parsed_layers(backend, stage.onnx.path), {}
     written = parts_network(backend, opened, stage, report)
     parsed = {} if stage.onnx is None else constants_from_onnx(stage.onnx.path)
     layers = read_layers(backend, written.graph.network, {**parsed, **written.graph.constants})
-    return ReferenceStage(replace(layers, owner=written), written.tensors)
+    return replace(layers, owner=written), written.tensors
 
 
 def parsed_layers(backend: Backend, onnx: Path) -> LayerGraph:

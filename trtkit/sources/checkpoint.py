@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from trtkit.quantized_matrix import QuantizedMatrix
 
 _CHUNK_ELEMENTS = 1 << 22
 _SHOWN_PROBLEMS = 20
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class StoredArray:
 
     read: maps or decodes it, anew at each call. is_quantized: it is a `QuantizedMatrix` [out, in], in all families.
     parts: what it is joined from along `axis`, in order; none for an array of its own.
+    dtype: NumPy's name of its type, or ml_dtypes', if the file says it; empty if reading alone tells.
     """
 
     shape: tuple[int, ...]
@@ -30,6 +33,7 @@ class StoredArray:
     is_quantized: bool = False
     parts: tuple[StoredArray, ...] = ()
     axis: int = 0
+    dtype: str = ""
 
     @property
     def first(self) -> StoredArray:
@@ -75,6 +79,18 @@ class Checkpoint(Mapping[str, Array]):
     def is_quantized(self, name: str) -> bool:
         """Whether an array is a `QuantizedMatrix`, without reading it."""
         return self._stored[name].is_quantized
+
+
+def converted_elements(checkpoint: Mapping[str, Array], dtype: str, names: Container[str] | None = None) -> int:
+    """Return how many floats are known, without reading, to be of another type than `dtype`. names: all if None.
+
+    Quantized matrices are not counted: they may stay as they are.
+    """
+    if not isinstance(checkpoint, Checkpoint):
+        return 0
+    arrays = [checkpoint.stored(name) for name in checkpoint if names is None or name in names]
+    floats = (array for array in arrays if not array.is_quantized and array.first.dtype in _FLOATS)
+    return sum(math.prod(array.shape) for array in floats if array.first.dtype != dtype)
 
 
 def check_finite(checkpoint: Mapping[str, Array], where: str = "") -> None:

@@ -9,6 +9,7 @@ import json
 import math
 import mmap
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,7 +66,10 @@ def read_safetensors(path: Path) -> dict[str, StoredArray]:
     places = {name: _place(f"{path}: tensor `{name}`", entry, data_start) for name, entry in header.items()}
     _check_ends(path, places)
     memory = np.memmap(path, np.uint8, "r")
-    return {name: StoredArray(place.shape, lambda place=place: _view(memory, place)) for name, place in places.items()}  # type: ignore[misc]
+    return {
+        name: StoredArray(place.shape, partial(_view, memory, place), dtype=place.dtype.name)
+        for name, place in places.items()
+    }
 
 
 def release(array: Array) -> None:

@@ -10,7 +10,7 @@ from trtkit.config.schema import ModelConfig
 from trtkit.engine.stages import PlanFile, PreparedStage
 from trtkit.jobs.job import Job
 from trtkit.network.profile import ResolvedProfile
-from trtkit.verification.report import Report
+from trtkit.verification.report import BundleNetworks, Report
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,15 @@ class VerifyRequest:
         return self.request.trust_source or self.digests is None
 
 
+@dataclass(frozen=True)
+class NetworksRequest:
+    """A bundle whose networks are compared with those written from its source."""
+
+    bundle: Path
+
+
 VERIFY_ARRAYS = Job("trtkit.verification.job:verify", VerifyRequest, Report)
 VERIFY_TEXT = Job("trtkit.verification.decoder_job:verify", VerifyRequest, Report)
 VERIFY_IMAGES = Job("trtkit.verification.vision_language_job:verify", VerifyRequest, Report)
 VERIFY_ENCODER = Job("trtkit.verification.encoder_job:verify", VerifyRequest, Report)
+COMPARE_NETWORKS = Job("trtkit.verification.bundle_networks:compare_networks", NetworksRequest, BundleNetworks)

@@ -10,7 +10,7 @@ from trtkit.jobs.json_form import to_json
 
 VERSION = 1
 """Of the report's JSON form."""
-_NOTES = {"unreal", "layers_problem", "fixed", "source_precision", "method", "counted", "stored", "loss"}
+_NOTES = {"unreal", "layers_problem", "fixed", "source_precision", "method", "counted", "stored", "loss", "networks"}
 
 Answer = int | str
 BatchRows = Literal["independent", "mixed"]
@@ -220,6 +220,33 @@ class LayerError:
 
 
 @dataclass(frozen=True)
+class BundleNetwork:
+    """A network in a bundle, which runs, against the one written from the source, which is verified.
+
+    is_held: whether the bundle holds its layers; not those of a network with plugins, which only TensorRT runs.
+    layer: the first that differs; empty if all are equal. difference: what differs.
+    """
+
+    stage: str
+    rank: int = 0
+    is_held: bool = True
+    layer: str = ""
+    difference: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is known to differ."""
+        return not self.difference
+
+
+@dataclass(frozen=True)
+class BundleNetworks:
+    """The networks of all stages and ranks of a bundle."""
+
+    networks: tuple[BundleNetwork, ...]
+
+
+@dataclass(frozen=True)
 class Repair:
     """What `trtkit verify --fix` wrote. config: the file. keep_fp32: patterns of the nodes kept in fp32."""
 
@@ -243,6 +270,7 @@ class Report:
     top_1_agreement: of logits, for tokens whose best two candidates are clearly apart.
     layers: empty unless they were compared. unreal: why random inputs may be to blame. layers_problem: why layers could
     not be compared. fixed: the repaired config that this report is of.
+    networks: of a bundle, each as it is held there, compared with the verified one.
     """
 
     name: str
@@ -274,6 +302,7 @@ class Report:
     unreal: str = ""
     layers_problem: str = ""
     fixed: Repair | None = None
+    networks: tuple[BundleNetwork, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that users get: no empty notes, and infinities, which JSON lacks, as null."""

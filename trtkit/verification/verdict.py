@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING
 from trtkit.quantization_methods import LESS_LOSS
 
 if TYPE_CHECKING:
-    from trtkit.verification.report import Check, Comparison, Corner, Report
+    from trtkit.verification.report import BundleNetwork, Check, Comparison, Corner, Report
 
 
 PASS, INCONCLUSIVE = "PASS", "PASS (inconclusive)"
 WRONG_ANSWERS, OUT_OF_TOLERANCE = "FAIL (wrong answers)", "FAIL (out of tolerance)"
+OTHER_NETWORK = "FAIL (other network)"
 
 
 def verdict(report: Report) -> str:
-    """Return one of the four verdicts: wrong answers if nothing else is wrong."""
+    """Return one of the five verdicts: wrong answers if nothing else is wrong.
+
+    Another network than the verified one comes first: what was measured is not what runs.
+    """
     if report.passed:
         is_hollow = set(report.hollow) == set(report.outputs) or is_nms_idle(report) or _counts_nothing(report)
         return INCONCLUSIVE if is_hollow else PASS
+    if _other_network(report) is not None:
+        return OTHER_NETWORK
     optional: list[Check | None] = [
         report.rows,
         report.nms,
@@ -35,6 +41,9 @@ def verdict(report: Report) -> str:
 
 def reason(report: Report) -> str:
     """Return the tolerance, or how far the answers or a slice are off."""
+    if (other := _other_network(report)) is not None:
+        where = f"stage `{other.stage}`, rank {other.rank}, {difference_text(other)}"
+        return f"the bundle's network is not the one written from its source: {where}"
     task, text = report.task, f"tolerance {report.tolerance:g}"
     if report.source_precision:
         text += f" since the source itself computes in {report.source_precision}"
@@ -57,6 +66,8 @@ def reason(report: Report) -> str:
 
 def fix(report: Report) -> str:
     """Return advice for a failed verification; empty if it passed, or if no general advice applies."""
+    if _other_network(report) is not None:
+        return "build it again: `trtkit build CONFIG --output BUNDLE`"
     if report.passed or not (report.method or report.precision != "fp32"):
         return ""
     if report.loss is not None and not report.loss.passed:
@@ -65,6 +76,16 @@ def fix(report: Report) -> str:
     if report.method:
         return f"{LESS_LOSS}; or {accept}"
     return f"`trtkit verify CONFIG --fix FILE` finds the nodes to keep in fp32; or {accept}"
+
+
+def difference_text(network: BundleNetwork) -> str:
+    """Return the first layer that differs, and what differs in it."""
+    return f"layer `{network.layer}`: {network.difference}"
+
+
+def _other_network(report: Report) -> BundleNetwork | None:
+    """Return the first network in the bundle that is not the verified one."""
+    return next((network for network in report.networks if not network.passed), None)
 
 
 def is_nms_idle(report: Report) -> bool:

@@ -20,7 +20,16 @@ from trtkit.inputs.samples import check_files
 from trtkit.jobs.events import Verdict
 from trtkit.resolve import resolve
 from trtkit.sources import package_file
-from trtkit.verification.jobs import VERIFY_ARRAYS, VERIFY_ENCODER, VERIFY_IMAGES, VERIFY_TEXT, Request, VerifyRequest
+from trtkit.verification.jobs import (
+    COMPARE_NETWORKS,
+    VERIFY_ARRAYS,
+    VERIFY_ENCODER,
+    VERIFY_IMAGES,
+    VERIFY_TEXT,
+    NetworksRequest,
+    Request,
+    VerifyRequest,
+)
 from trtkit.verification.report import Report
 from trtkit.verification.verdict import verdict as verdict_of
 from trtkit.version import __version__
@@ -80,9 +89,15 @@ def verify_bundle(bundle: Bundle, request: Request, runner: Runner) -> Report:
         digests=tuple(file.sha256 for file in manifest.sources),
         labels=manifest.labels,
     )
-    report = run_job(job_request, runner)
+    report = with_networks(run_job(job_request, runner), bundle, runner)
     write_json(bundle.path / MANIFEST, manifest.model_copy(update={"verify": _record(report)}).model_dump(mode="json"))
     return report
+
+
+def with_networks(report: Report, bundle: Bundle, runner: Runner) -> Report:
+    """Return the report with the comparison of the bundle's own networks; it passes only if they are equal."""
+    networks = runner.run(COMPARE_NETWORKS, NetworksRequest(bundle.path)).networks
+    return replace(report, networks=networks, passed=report.passed and all(each.passed for each in networks))
 
 
 def run_job(request: VerifyRequest, runner: Runner) -> Report:

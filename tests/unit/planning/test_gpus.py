@@ -45,6 +45,7 @@ def test_rates_are_not_the_sparse_ones(gpu: PlannedGpu) -> None:
 def test_backends_and_types_follow_from_the_compute_capability(gpu: PlannedGpu) -> None:
     assert "tensorrt" in gpu.backends
     assert ("tensorrt_rtx" in gpu.backends) == (gpu.compute_capability in (75, 80, 86, 89, 120, 121))
+    assert gpu.untested_backends == (("tensorrt_rtx",) if gpu.compute_capability == 80 else ())
     assert gpu.takes("fp8") == (gpu.compute_capability >= 89)
     assert gpu.takes("int4") == (gpu.compute_capability >= 80)
     assert gpu.takes("fp4") == (gpu.key in ("b200", "rtx5090", "gb10", "thor"))

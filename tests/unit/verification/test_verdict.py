@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 from tests.reports import output, report
-from trtkit.verification.report import Agreement, Corner, EngineOutputs, PartOutput, Perplexity, Rows, WorstSlice
-from trtkit.verification.verdict import reason, verdict
+from trtkit.verification.report import (
+    Agreement,
+    BundleNetwork,
+    Corner,
+    EngineOutputs,
+    PartOutput,
+    Perplexity,
+    Rows,
+    WorstSlice,
+)
+from trtkit.verification.verdict import fix, reason, verdict
 
 WRONG_ANSWERS = report(
     passed=False, tolerance=0.4, outputs={"logits": output(0.06)}, task=Agreement("top-1", 2 / 3, required=1.0)
@@ -38,6 +47,17 @@ def test_wrong_answers_of_a_close_network_are_named() -> None:
 def test_whatever_else_is_wrong_comes_first(change: dict[str, Any]) -> None:
     changed = replace(WRONG_ANSWERS, **change)
     assert (verdict(changed), reason(changed)) == ("FAIL (out of tolerance)", "tolerance 0.4")
+
+
+def test_another_network_in_the_bundle_comes_before_all_else() -> None:
+    networks = (BundleNetwork("vision"), BundleNetwork("m", 1, layer="a/relu", difference="the layer is missing"))
+    changed = replace(WRONG_ANSWERS, networks=networks)
+    assert verdict(changed) == "FAIL (other network)"
+    assert reason(changed) == (
+        "the bundle's network is not the one written from its source: "
+        "stage `m`, rank 1, layer `a/relu`: the layer is missing"
+    )
+    assert fix(changed) == "build it again: `trtkit build CONFIG --output BUNDLE`"
 
 
 def test_what_passed_is_right() -> None:

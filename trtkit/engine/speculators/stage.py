@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.config.schema import ModelConfig
+from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import decoder_profiles, llm_options, open_decoder
 from trtkit.engine.room import Load, check_room
 from trtkit.engine.speculators.head import head_size
@@ -30,7 +31,9 @@ def write_speculator(request: StageRequest, backend: Backend, context: Context) 
     assert head is not None
     size = head_size(opened.config, head)
     steps.add("speculator", f"{size.parameters / 1e6:.1f} M parameters, {head.spec.description}")
-    check_room(Load(size.weight_bytes), request.folder)
+    dtype = dtype_of(opened.config.precision)
+    converted = sum(array.size for array in head.own.values() if array.dtype.name != dtype.numpy)
+    check_room(Load(size.weight_bytes, layer_bytes=dtype.size_bytes(converted)), request.folder)
     graph = opened.write_head(Graph(backend, severity=context.severity))
     profiles = decoder_profiles(graph.inputs, llm_options(opened.config))
     return replace(WrittenNetwork.of_decoder(graph, request.stage, profiles, size), steps=tuple(steps.done))

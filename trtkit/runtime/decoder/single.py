@@ -95,7 +95,7 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Sta
         execution = _open_engine(bundle, options, peers, device)
     else:
         if not needs_reference:
-            bundle.check_network()
+            bundle.check_network(reads_layers=True)
         network = bundle_network(bundle, peers.rank, has_all_logits=needs_reference)
         pool = _pool(bundle, options, peers.rank)
         execution = ReferenceDecoder(network, options.slots, ranks=peers.members, pool=pool)
