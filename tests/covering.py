@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig
 
-from tests.decoder_cases import CASES
 from trtkit.models.registry import decoder_spec
 from trtkit.sources.huggingface import auto_classes
 
@@ -90,21 +89,15 @@ def covering(cases: Iterable[Case], values: Callable[[Case], Iterable[Value]] = 
     return chosen
 
 
-def _cached_values(case: Case) -> frozenset[Value]:
-    return frozenset(value for value in values_of(case) if value[0] in CACHED)
+def in_covering_set_of(cases: Iterable[Case], parts: Iterable[str] = ()) -> Callable[..., bool]:
+    """Return whether a case, the first of a test's parameters, is in the covering set of `cases`; for `slow_unless`.
 
+    parts: the dataclasses whose fields the tested property depends on; all if there are none.
+    """
+    read = frozenset(parts)
 
-COVERING = frozenset(case.name for case in covering(CASES))
-"""Names of cases that have every value of all fields."""
-CACHED_COVERING = frozenset(case.name for case in covering(CASES, _cached_values))
-"""Names of cases that have every value of the fields of `CACHED`."""
+    def values(case: Case) -> frozenset[Value]:
+        return frozenset(value for value in values_of(case) if not read or value[0] in read)
 
-
-def in_covering_set(case: Case, *_: object) -> bool:
-    """Whether `make test` tests a property of all layers on the case; for `slow_unless`."""
-    return case.name in COVERING
-
-
-def in_cached_covering_set(case: Case, *_: object) -> bool:
-    """Whether `make test` tests a property of caches and of what reads them on the case; for `slow_unless`."""
-    return case.name in CACHED_COVERING
+    names = {case.name for case in covering(cases, values)}
+    return lambda case, *_: case.name in names

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.covering import CACHED, CACHED_COVERING, COVERING, covering, spec_of, values_of
+from tests.covering import CACHED, covering, in_covering_set_of, spec_of, values_of
 from tests.decoder_cases import CASES
 from tests.decoders import model_of
 from trtkit.models.attention import AttentionSpec
@@ -15,12 +15,10 @@ from trtkit.models.feed_forward import MlpSpec, MoeSpec, RoutingSpec
 from trtkit.models.spec import BlockSpec, DecoderSpec, HeadSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from tests.covering import Value
     from tests.decoder_case import Case
-
-BY_NAME = {case.name: case for case in CASES}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -28,19 +26,14 @@ def test_a_spec_without_a_model_is_the_model_s(case: Case) -> None:
     assert spec_of(case) == model_of(case).spec
 
 
-def test_every_value_is_in_the_covering_set() -> None:
-    every = {value for case in CASES for value in values_of(case)}
-    assert {value for name in COVERING for value in values_of(BY_NAME[name])} == every
-    cached = {value for value in every if value[0] in CACHED}
-    assert {value for name in CACHED_COVERING for value in values_of(BY_NAME[name])} >= cached
-
-
-@pytest.mark.parametrize("own", [COVERING, CACHED_COVERING], ids=["all", "cached"])
-def test_no_case_could_be_left_out(own: frozenset[str]) -> None:
-    tested = set() if own is COVERING else CACHED
-    held = {name: {v for v in values_of(BY_NAME[name]) if not tested or v[0] in tested} for name in own}
-    for name, values in held.items():
-        assert values - set().union(*(held[other] for other in own - {name})), name
+@pytest.mark.parametrize("parts", [(), CACHED], ids=["all", "cached"])
+def test_the_covering_set_has_every_value_and_no_case_too_many(parts: Collection[str]) -> None:
+    is_kept = in_covering_set_of(CASES, parts)
+    held = {case: {v for v in values_of(case) if not parts or v[0] in parts} for case in CASES}
+    chosen = {case: values for case, values in held.items() if is_kept(case)}
+    assert set().union(*chosen.values()) == set().union(*held.values())
+    for case, values in chosen.items():
+        assert values - set().union(*(others for other, others in chosen.items() if other != case)), case
 
 
 def test_fields_of_every_part_are_read() -> None:
@@ -77,7 +70,7 @@ def test_each_chosen_case_adds_the_most_that_is_missing(values: Mapping[str, str
 
 def test_a_family_with_a_new_value_enters_by_itself() -> None:
     """Only LFM2 has convolutions as mixers, so without it a set of all other cases lacks them."""
-    others = [case for case in CASES if case.model_type != "lfm2"]
-    assert "lfm2" in COVERING
+    (own,) = (case for case in CASES if case.name == "lfm2")
+    others = [case for case in CASES if case != own]
     assert ("LayerSpec", "mixer", "ConvSpec") not in {value for case in others for value in values_of(case)}
-    assert "lfm2" in {case.name for case in covering([*others, BY_NAME["lfm2"]])}
+    assert own in covering([*others, own])
