@@ -10,6 +10,8 @@ STAMPS := $(VENV)/.stamps
 # A file's fixtures are made once, the longest files start first (tests/conftest.py says which); torch's threads of two
 # processes would fight for the cores. The processes that tests start find what collecting them has compiled.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=40
+QUICK := not slow and not conformance
+APART := servers or docs or install
 TRITON_SERVER := nvidia-pytriton==0.7.0 numpy==1.26.4
 DYNAMO := ai-dynamo==1.6.1 nixl==1.5.1
 DYNAMO_EXTRAS := dynamo,nixl
@@ -65,11 +67,23 @@ triton: $(STAMPS)/triton ## Put a Triton server for `trtkit serve` and the tests
 
 dynamo: $(STAMPS)/dynamo ## Put NVIDIA Dynamo for `trtkit serve BUNDLE` into .venv.
 
-test: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Run the tests, but for the slow ones.
-	$(PYTEST) -m "not slow and not conformance"
+unit: $(STAMPS)/dev ## Run the unit tests that build no engine and start no process.
+	$(PYTEST) -m "$(QUICK) and not heavy" tests/unit
 
-slow: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Run the slow tests: every shipped config is built.
-	$(PYTEST) -m "slow and not conformance"
+test: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Run the tests, but for the slow ones and those of the next three.
+	$(PYTEST) -m "$(QUICK) and not ($(APART))"
+
+test-servers: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Run the tests of Triton and Dynamo, but for the slow ones.
+	$(PYTEST) -m "$(QUICK) and servers" tests/integration
+
+test-docs: $(STAMPS)/dev ## Build the site of the docs, strictly as `make docs`, and test it.
+	$(PYTEST) -m "$(QUICK) and docs" tests/integration/test_docs_site.py
+
+test-install: $(STAMPS)/dev ## Test the wheel, its extra `onnx` and the constraints.
+	$(PYTEST) -m "$(QUICK) and install" tests/integration/test_install.py
+
+slow: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Run all that `make test` leaves out: every shipped config is built.
+	$(PYTEST) -m "(slow or $(APART)) and not conformance"
 
 # In an environment on top of .venv: it brings some forty packages that nothing else here needs.
 $(STAMPS)/harness: $(STAMPS)/dev
@@ -101,7 +115,7 @@ docs: $(STAMPS)/dev ## Build the site of the docs into build/site; open its inde
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
-check: lint types layers test ## What CI runs; the tests build the site of the docs, strictly as `make docs`.
+check: lint types layers test ## Check style, types and layers, and run the tests.
 
 format: $(STAMPS)/dev ## Format the code.
 	$(BIN)/ruff check --fix .
@@ -122,4 +136,4 @@ gpu-report: $(STAMPS)/demo ## Write docs/gpu.md from benchmarks/gpu/, what the k
 clean: ## Remove the environment and what was built.
 	rm -rf $(VENV) bundles build dist
 
-.PHONY: help install demo triton test slow conformance harness lint types layers docs check format bench ops-report gpu-kit gpu-report clean
+.PHONY: help install demo triton unit test test-servers test-docs test-install slow conformance harness lint types layers docs check format bench ops-report gpu-kit gpu-report clean

@@ -6,9 +6,11 @@ import contextlib
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -23,30 +25,46 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-# Files, and folders whose files share bundles or a server, by the seconds they take.
+# Folders whose files share bundles or a server, which one process has; all other files may run apart.
+SHARING = ("triton", "dynamo", "vision_language")
+# Files, and folders that share, by the seconds they take.
 LONGEST = (
-    "tests/integration/engines",
     "tests/integration/triton",
     "tests/integration/dynamo",
+    "tests/integration/engines/test_decoders.py",
+    "tests/integration/engines/test_kit.py",
+    "tests/integration/engines/test_language_models.py",
     "tests/integration/vision_language",
-    "tests/integration/test_hybrid_parity.py",
     "tests/integration/test_decoder_parity.py",
-    "tests/integration/test_install.py",
-    "tests/integration/test_disk.py",
-    "tests/integration/test_crash.py",
+    "tests/integration/test_hf_vision.py",
+    "tests/integration/engines/test_heads.py",
     "tests/integration/test_custom_op_forms.py",
     "tests/integration/test_hybrid_build.py",
-    "tests/integration/test_hf_vision.py",
     "tests/integration/test_detr3d.py",
+    "tests/integration/test_disk.py",
+    "tests/integration/test_crash.py",
+    "tests/integration/test_hybrid_parity.py",
+    "tests/integration/test_install.py",
 )
+# What `make test` leaves to targets of its own, by the start of its path; of each kind of server, one session stays.
+TIERS = {
+    "servers": ("tests/integration/triton/", "tests/integration/dynamo/"),
+    "docs": ("tests/integration/test_docs_site.py",),
+    "install": ("tests/integration/test_install.py",),
+}
+SESSIONS = ("tests/integration/triton/test_language_models.py", "tests/integration/dynamo/test_openai.py")
+# What a unit test's file says if its tests build engines, or start processes: `make unit` leaves these out.
+HEAVY = re.compile(r"\b(subprocess|multiprocessing|Popen|start_trtkit|new_runner|build_bundle|builds|tiny_llm)\b")
 # An example may take long: other programs run meanwhile.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 TRTKIT = [sys.executable, "-c", "from trtkit.cli import main; main()"]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Look for cycles less often: importing torch and collecting all tests makes many objects that stay."""
+    for tier in (*TIERS, "heavy"):
+        config.addinivalue_line("markers", f"{tier}: given by conftest.py to the tests of a target (CONTRIBUTING.md)")
     gc.set_threshold(20_000, 50, 100)
 
 
@@ -60,7 +78,7 @@ def pytest_collection_finish() -> None:
 
 
 class Scheduling(LoadFileScheduling):
-    """A file's tests run in one process, and so do those of a folder below tests/integration."""
+    """A file's tests run in one process, and so do those of a folder in `SHARING`."""
 
     def _split_scope(self, nodeid: str) -> str:
         return _unit(nodeid)
@@ -70,16 +88,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     return Scheduling(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start what takes longest first, so that no process works alone at the end."""
+    """Mark tests by their tier. Start what takes longest first, so that no process works alone at the end."""
+    for item in items:
+        if (tier := _tier(item.nodeid, item.path)) is not None:
+            item.add_marker(tier)
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(_unit(item.nodeid), len(places)))
 
 
+def _tier(nodeid: str, file: Path) -> str | None:
+    """Return the mark of the target that runs a test instead of `make test`, or instead of `make unit`."""
+    if nodeid.startswith("tests/unit/"):
+        return "heavy" if _is_heavy(file) else None
+    tiers = (tier for tier, starts in TIERS.items() if nodeid.startswith(starts))
+    return None if nodeid.startswith(SESSIONS) else next(tiers, None)
+
+
+@cache
+def _is_heavy(file: Path) -> bool:
+    return HEAVY.search(file.read_text(encoding="utf-8")) is not None
+
+
 def _unit(nodeid: str) -> str:
-    """Return what runs in one process: a file, or its folder below tests/integration."""
+    """Return what runs in one process: a file, or a folder whose files share what is made once."""
     file = PurePosixPath(nodeid.partition("::")[0])
-    return str(file.parent if file.parent.parent.name == "integration" else file)
+    return str(file.parent if file.parent.name in SHARING and file.parent.parent.name == "integration" else file)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -204,5 +204,5 @@ CASES = [
     *DERIVED_CASES,
     *GEMMA_CASES,
 ]
-# One of each kind of rotation, attention and feed-forward: what holds for all families by type is tested on these.
+# One of each kind of rotation, attention and feed-forward: the GPU kit tries these first.
 VARIED = ("llama", "gemma2", "qwen3_moe", "gpt2", "bloom")

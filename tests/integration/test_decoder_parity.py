@@ -7,17 +7,28 @@ import itertools
 import pytest
 import torch
 
+from tests.covering import CACHED, in_covering_set_of
 from tests.decoder_case import Case, case
-from tests.decoder_cases import CASES, VARIED
+from tests.decoder_cases import CASES
 from tests.decoders import Runner, T, builds, executor_of, graph_of, model_of, relative_rms
 from tests.selection import slow_unless
 from trtkit.dtypes import BF16, FP16, FP32, DType
 from trtkit.network.decoder_options import DecoderOptions
 
 IDS = torch.randint(3, 67, (6, 21), generator=torch.Generator().manual_seed(1))
-# engines/test_decoders builds them in fp16, all by `make slow`.
-BUILDS = slow_unless(lambda case, _: case.name in VARIED, itertools.product(CASES, (BF16, FP32)))
-WINDOWED = [case for case in CASES if case.name in (*VARIED, "mistral", "falcon-alibi")]
+COUNTS = [13, 1, 6]
+"""Tokens of prompts that are prefilled together."""
+STEPS = ((16, 13), (20, 4), *[(24, 1)] * 4)
+"""The cached tokens that a step may read, and its new tokens of each slot."""
+NEW_TOKENS, LONGEST = 8, 24
+in_covering_set = in_covering_set_of(CASES)
+HALVES = slow_unless(lambda case, dtype: dtype is FP16 or in_covering_set(case), itertools.product(CASES, (FP16, BF16)))
+CHUNKS = slow_unless(in_covering_set, itertools.product(CASES, (1, 4, 8)))
+# engines/test_decoders builds them in fp16, and with pages in fp32.
+BUILDS = slow_unless(
+    lambda case, dtype: dtype is BF16 and in_covering_set(case), itertools.product(CASES, (BF16, FP32))
+)
+WINDOWED = slow_unless(in_covering_set_of(CASES, CACHED), CASES)
 MIXTURES = [case for case in CASES if {"num_experts_per_tok", "top_k_experts"} & case.config.keys()]
 FEW = [case for case in MIXTURES if case.name in ("qwen3_moe", "glm4_moe")]
 FEW_HEADS = [
@@ -28,15 +39,33 @@ families = pytest.mark.parametrize("case", CASES, ids=str)
 
 
 @families
-def test_fp32_logits_are_those_of_transformers(case: Case) -> None:
-    runner = executor_of(case, FP32)
-    runner.reset(6)
-    assert relative_rms(runner.step(IDS)["logits"], model_of(case).logits(IDS)) <= 1e-4
+def test_fp32_logits_of_every_step_are_those_of_transformers(case: Case) -> None:
+    """Also from caches read up to a window: what lies beyond is not numbers, which would show even if masked."""
+    model = model_of(case)
+    windowed = Runner(graph_of(model, DecoderOptions(FP32, T, has_all_logits=True, has_kv_window=True)))
+    wanted = [model.logits(IDS[slot : slot + 1, : count + NEW_TOKENS])[0] for slot, count in enumerate(COUNTS)]
+    for runner, readable in ((executor_of(case, FP32), T), (windowed, LONGEST)):
+        runner.reset(len(COUNTS), readable)
+        for got, want in zip(logits_of_steps(runner), wanted, strict=True):
+            assert relative_rms(got, want) <= 1e-4
 
 
-@families
-@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
+def logits_of_steps(runner: Runner) -> list[torch.Tensor]:
+    """Return logits [S, V] of slots that are prefilled together with padding, then take STEPS, each in a window."""
+    got: list[list[torch.Tensor]] = [[] for _ in COUNTS]
+    for window, size in STEPS:
+        first = [runner.lengths[slot] for slot in range(len(COUNTS))]
+        counts = COUNTS if not any(first) else [size] * len(COUNTS)
+        ids = torch.stack([row[start : start + size] for row, start in zip(IDS, first, strict=False)])
+        logits = runner.step(ids, counts, key_positions=torch.arange(window, dtype=torch.int32))["logits"]
+        for slot, count in enumerate(counts):
+            got[slot].append(logits[slot, :count])
+    return [torch.cat(parts) for parts in got]
+
+
+@pytest.mark.parametrize(("case", "dtype"), HALVES, ids=str)
 def test_16_bit_logits_are_those_of_transformers_to_rounding(case: Case, dtype: DType) -> None:
+    """In fp16 of all families."""
     runner = executor_of(case, dtype)
     runner.reset(6)
     got, want = runner.step(IDS)["logits"], model_of(case).logits(IDS, dtype)
@@ -48,8 +77,7 @@ def test_16_bit_logits_are_those_of_transformers_to_rounding(case: Case, dtype: 
     assert same[is_clear].float().mean() >= 0.99
 
 
-@families
-@pytest.mark.parametrize("chunk", [1, 4, 8])
+@pytest.mark.parametrize(("case", "chunk"), CHUNKS, ids=str)
 def test_chunks_give_the_logits_of_one_prefill(case: Case, chunk: int) -> None:
     runner = executor_of(case, FP32)
     runner.reset(6)
@@ -57,35 +85,7 @@ def test_chunks_give_the_logits_of_one_prefill(case: Case, chunk: int) -> None:
     assert relative_rms(torch.cat(chunks, 1), model_of(case).logits(IDS)) <= 1e-4
 
 
-@families
-def test_slots_of_different_lengths_give_what_each_gives_alone(case: Case) -> None:
-    """Lengths 13, 1 and 6 are prefilled together with padding, then each slot decodes two tokens."""
-    runner, counts = executor_of(case, FP32), [13, 1, 6]
-    runner.reset(3)
-    prefill = runner.step(IDS[:3, :13], counts)["logits"]
-    columns = [torch.stack([row[count + step] for row, count in zip(IDS[:3], counts, strict=True)]) for step in (0, 1)]
-    decoded = [runner.step(column[:, None])["logits"] for column in columns]
-    for slot, count in enumerate(counts):
-        want = model_of(case).logits(IDS[slot : slot + 1, : count + 2])[0]
-        got = torch.cat([prefill[slot, :count], *[logits[slot] for logits in decoded]])
-        assert relative_rms(got, want) <= 1e-4
-
-
-@families
-def test_attention_reads_no_cached_tokens_beyond_its_window(case: Case) -> None:
-    """Those beyond are not numbers, so reading them would show even where they are masked."""
-    options = DecoderOptions(FP32, T, has_all_logits=True, has_kv_window=True)
-    runner = Runner(graph_of(model_of(case), options))
-    runner.reset(6, readable=24)
-    windows = (12, 16, 24)
-    chunks = [
-        runner.step(part, key_positions=torch.arange(window, dtype=torch.int32))["logits"]
-        for part, window in zip(IDS.split(8, 1), windows, strict=True)
-    ]
-    assert relative_rms(torch.cat(chunks, 1), model_of(case).logits(IDS)) <= 1e-4
-
-
-@pytest.mark.parametrize("case", MIXTURES, ids=str)
+@pytest.mark.parametrize("case", slow_unless(in_covering_set_of(MIXTURES), MIXTURES), ids=str)
 def test_a_step_reads_the_chosen_experts_and_gives_the_logits_of_transformers(case: Case) -> None:
     """Two slots of one token choose fewer than all experts, or all, by family; a prefill reads all."""
     model = model_of(case)
@@ -117,13 +117,9 @@ def test_the_executor_reads_as_many_experts_as_are_chosen(rows: int, new: int) -
     assert read * 5 == min(2 * rows * new, 5) * sum(array.nbytes for array in matrices)
 
 
-@pytest.mark.parametrize(
-    ("case", "dtype"),
-    slow_unless(lambda case, dtype: dtype is FP16 or case.name == "llama", itertools.product(WINDOWED, (FP16, BF16))),
-    ids=str,
-)
-def test_networks_with_a_window_build(case: Case, dtype: DType) -> None:
-    graph = graph_of(model_of(case), DecoderOptions(dtype, T, has_kv_window=True))
+@pytest.mark.parametrize("case", WINDOWED, ids=str)
+def test_networks_with_a_window_build(case: Case) -> None:
+    graph = graph_of(model_of(case), DecoderOptions(FP16, T, has_kv_window=True))
     assert builds(graph, has_decode=True)
 
 

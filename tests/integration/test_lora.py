@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.adapters import peft_logits, save_adapter
+from tests.covering import in_covering_set_of
 from tests.decoder_cases import CASES
 from tests.decoders import builds, model_of, relative_rms, rtx
 from tests.engine_decoders import config_of
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
 
 IDS = np.random.default_rng(5).integers(3, 67, (16, 9))
 RANKS = (1, 2, 3, 4, 5, 7, 8, 12)
-IN_CI = ("qwen2", "phi3", "gpt2", "falcon-40b", "gemma3n", "bamba", "granitemoe")
 # PEFT adapts no Mamba layers of some of these, takes a gate of attention for an expert, and cannot save llama4's.
 WITHOUT = ("afmoe", "llama4", "nemotron_h", "mamba2", "falcon_h1")
+ADAPTED = [case for case in CASES if case.name not in WITHOUT]
 
 
 def opened_of(case: Case, folder: Path, **options: Any) -> OpenedDecoder:
@@ -94,9 +95,7 @@ def test_eight_adapters_in_one_batch_of_sixteen_are_peft_s(tmp_path: Path) -> No
         assert relative_rms(got[row], want[0]) <= 1e-5
 
 
-@pytest.mark.parametrize(
-    "case", slow_unless(lambda case: case.name in IN_CI, [case for case in CASES if case.name not in WITHOUT]), ids=str
-)
+@pytest.mark.parametrize("case", slow_unless(in_covering_set_of(ADAPTED), ADAPTED), ids=str)
 def test_rows_of_every_family_have_their_own_adapters(case: Case, tmp_path: Path) -> None:
     """Two adapters of all layers that take some, and a row without one; then a network that holds none at all."""
     opened = opened_of(case, tmp_path)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.covering import CACHED, in_covering_set_of
 from tests.decoder_cases import CASES
 from tests.decoders import builds, graph_of, model_of, relative_rms, rtx
 from tests.engine_decoders import config_of
@@ -57,8 +58,6 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.quantization_methods import CacheFormat
 
-# Windows and capped scores; caches that layers share; groups; sinks in all layers or some; chunks; recurrent layers.
-VARIED = ("gemma2", "gemma3n", "falcon-40b", "gpt_oss", "mimo_v2_flash", "llama4", "lfm2")
 ATTENDING = [case for case in CASES if case.name != "mamba2"]
 IN_PLACE = DecoderOptions(FP32, LENGTH, has_all_logits=True, page_tokens=PAGE_TOKENS, has_pages_in_place=True)
 
@@ -73,7 +72,7 @@ def rows_of(starts: list[int], ids: list[list[int]]) -> Call:
 PIECES = ((8, 4, 5), (8, 0, 1), (6, 4, 7), (1, 1, 1))
 
 
-@pytest.mark.parametrize("case", slow_unless(lambda case: case.name in VARIED, ATTENDING), ids=str)
+@pytest.mark.parametrize("case", slow_unless(in_covering_set_of(ATTENDING, CACHED), ATTENDING), ids=str)
 def test_logits_are_those_of_transformers(case: Case) -> None:
     """Prompts of three slots in pieces; a row in between is idle; the last piece is one new token of each."""
     model, r = model_of(case), random.Random(1)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests import recurrent_cases, tiny_llm
-from tests.decoder_cases import CASES, VARIED
+from tests.covering import in_covering_set_of
+from tests.decoder_cases import CASES
 from tests.decoders import model_of, read_network
 from tests.selection import slow_unless
 from trtkit.config.schema import ModelConfig
@@ -59,9 +60,7 @@ RECURRENT = {family for _, family, _, _ in recurrent_cases.RECURRENT}
 # Other caches are not quantized.
 OTHER_CACHES = {"kv_lora_rank", "num_kv_shared_layers", "block_configs"}
 PER_HEAD = [case for case in DENSE if not OTHER_CACHES & case.config.keys() and case.model_type not in RECURRENT]
-METHODS = slow_unless(
-    lambda case, method: method == "int8_sq" or case.name in VARIED, itertools.product(DENSE, ("int8_sq", "int4_gptq"))
-)
+METHODS = slow_unless(in_covering_set_of(DENSE), itertools.product(DENSE, ("int8_sq", "int4_gptq")))
 
 
 def saved(case: Case, folder: Path) -> Path:
@@ -121,7 +120,7 @@ def test_a_quantized_family_computes_what_transformers_does(case: Case, method: 
     assert compare(to_array(got), to_array(transformers_logits(source))).relative_rms_error > 1e-4
 
 
-@pytest.mark.parametrize("case", slow_unless(lambda case: case.name in VARIED, PER_HEAD), ids=str)
+@pytest.mark.parametrize("case", slow_unless(in_covering_set_of(PER_HEAD), PER_HEAD), ids=str)
 def test_a_family_with_quantized_caches_is_near_itself(case: Case, tmp_path: Path) -> None:
     source = saved(case, tmp_path / "model")
     made = quantized(source, method="none", kv_cache="int8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.covering import CACHED, in_covering_set_of
 from tests.decoder_cases import CASES
 from tests.decoders import graph_of, model_of, relative_rms
 from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS
@@ -30,16 +32,8 @@ FAMILIES = {case.model_type: case for case in reversed(CASES)}
 REFUSED = {"bloom", "mpt", "llama4_text"}
 REFUSED |= {"bamba", "falcon_h1", "granitemoehybrid", "kimi_linear", "lfm2", "mamba2", "nemotron_h"}
 REFUSED |= {"qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"}
-FAST = {
-    "llama": "linear",
-    "gpt2": "window",
-    "gemma3_text": "paged",
-    "gpt_oss": "linear",
-    "deepseek_v3": "paged",
-    "gemma4_text": "window",
-    "ministral3": "linear",
-    "qwen3_moe": "paged",
-}
+READING = [case for model_type, case in FAMILIES.items() if model_type not in REFUSED]
+KINDS = ("linear", "window", "paged")
 PROMPTS = ((5, 6, 7, 8, 9), tuple(range(20, 37)))
 # Of the second row, one guess fewer. Columns are in depth-first order.
 PARENTS = [[-1, 0, 1, 1, 0, 4, -1, 6, -1], [-1, -1, 1, 2, 3, 2, 1, -1, -1]]
@@ -74,12 +68,12 @@ def tree_call(starts: np.ndarray, last: list[int]) -> Call:
 
 
 def cases() -> Iterator[ParameterSet]:
-    """Yield families and kinds of caches; for CI, unlike families."""
-    for model_type in FAMILIES:
-        if model_type not in REFUSED:
-            for kind in ("linear", "window", "paged"):
-                is_fast = kind == FAST.get(model_type)
-                yield pytest.param(model_type, kind, marks=[] if is_fast else [pytest.mark.slow])
+    """Yield families and kinds of caches; `make test` runs the covering set, each of them with the next kind."""
+    is_kept, turns = in_covering_set_of(READING, CACHED), itertools.cycle(KINDS)
+    for case in READING:
+        own = next(turns) if is_kept(case) else None
+        for kind in KINDS:
+            yield pytest.param(case.model_type, kind, marks=[] if kind == own else [pytest.mark.slow])
 
 
 def test_families_that_read_no_trees_are_refused() -> None:

@@ -1,0 +1,103 @@
+"""The smallest set of decoder cases that has every value of every field of the specs, computed from the specs.
+
+Properties of all families are tested on this set; `make slow` tests them on all cases.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoConfig
+
+from trtkit.models.registry import decoder_spec
+from trtkit.sources.huggingface import auto_classes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from tests.decoder_case import Case
+    from trtkit.models.spec import DecoderSpec
+
+Value = tuple[str, str, object]
+"""A dataclass, one of its fields, and the kind of a value that it has."""
+# Names of families and of weights: no two families have the same, and networks do not depend on them.
+NAMES = {"DecoderSpec": {"model_type", "names", "prefix", "unused", "table_copies"}}
+# What caches hold, and what attention reads of them: windows, pages and trees depend on nothing else.
+CACHED = {"LayerSpec", "AttentionSpec", "LatentSpec", "RelativeSpec", "QueryGrowth"}
+auto_classes.register()
+
+
+@cache
+def spec_of(case: Case) -> DecoderSpec:
+    """Return the case's spec without making its model."""
+    config = AutoConfig.for_model(case.model_type, **deepcopy(case.config))  # some change their arguments
+    return decoder_spec({**config.to_dict(), "model_type": case.model_type})
+
+
+@cache
+def values_of(case: Case) -> frozenset[Value]:
+    """Return the values of all fields of the case's spec."""
+    return frozenset(_values(spec_of(case)))
+
+
+def _values(spec: Any) -> Iterator[Value]:
+    owner = type(spec).__name__
+    for field in fields(spec):
+        if field.name in NAMES.get(owner, ()):
+            continue
+        value = getattr(spec, field.name)
+        yield owner, field.name, _kind(value)
+        for part in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(part):
+                yield owner, field.name, type(part).__name__
+                yield from _values(part)
+
+
+def _kind(value: object) -> object:
+    """Return what stands for a value: the size of a number hardly matters, all else does.
+
+    A sequence counts by whether its items are alike, and strings in it by what they say.
+    """
+    if isinstance(value, (bool, str)) or value is None:
+        return value
+    if isinstance(value, (int, float)):
+        return "0" if value == 0 else "1" if value == 1 else "below 0" if value < 0 else "other"
+    if isinstance(value, tuple):
+        is_text = all(isinstance(item, str) for item in value)
+        return value if is_text else "alike" if len(set(map(repr, value))) <= 1 else "unlike"
+    return type(value).__name__
+
+
+def covering(cases: Iterable[Case], values: Callable[[Case], Iterable[Value]] = values_of) -> list[Case]:
+    """Return few of the cases that have every value of all: each adds the most that those before lack.
+
+    The order of `cases` breaks ties. Those that others came to cover are left out again.
+    """
+    rest = {case: set(values(case)) for case in cases}
+    missing, chosen = set().union(*rest.values()), []
+    while missing:
+        best = max(rest, key=lambda case: len(rest[case] & missing))
+        missing -= rest.pop(best)
+        chosen.append(best)
+    for case in tuple(chosen):
+        others = set().union(*(values(other) for other in chosen if other != case))
+        if others >= set(values(case)):
+            chosen.remove(case)
+    return chosen
+
+
+def in_covering_set_of(cases: Iterable[Case], parts: Iterable[str] = ()) -> Callable[..., bool]:
+    """Return whether a case, the first of a test's parameters, is in the covering set of `cases`; for `slow_unless`.
+
+    parts: the dataclasses whose fields the tested property depends on; all if there are none.
+    """
+    read = frozenset(parts)
+
+    def values(case: Case) -> frozenset[Value]:
+        return frozenset(value for value in values_of(case) if not read or value[0] in read)
+
+    names = {case.name for case in covering(cases, values)}
+    return lambda case, *_: case.name in names
