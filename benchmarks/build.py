@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure import interleaved, process, ratio, run_bare, summary, write
+from trtkit.builder.build_inputs import gather_inputs
+from trtkit.builder.jobs import BUILD_STAGE
+from trtkit.builder.write_stages import prepare_stages, stage_request
 from trtkit.config import load_config
-from trtkit.engine.build_inputs import gather_inputs
-from trtkit.engine.jobs import BUILD_STAGE
-from trtkit.engine.write_stages import prepare_stages, stage_request
 from trtkit.jobs.json_form import to_json
 from trtkit.jobs.runner import ChildRunner
 
 if TYPE_CHECKING:
-    from trtkit.engine.stages import StageResult
+    from trtkit.builder.stages import StageResult
 
 MODELS = ("efficientnet-lite0", "ppocr-det", "ppocr-rec", "vit")
 REPEATS = 7

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from trtkit.backends import load_backend
+from trtkit.builder.decoders import decoder_size, llm_options, open_decoder
 from trtkit.config.load import load_config
 from trtkit.dtypes import DTYPES
-from trtkit.engine.decoders import decoder_size, llm_options, open_decoder
 from trtkit.resolve import resolve
 from trtkit.runtime.decoder import Call, ReferenceDecoder, config_network, decoder_network
 from trtkit.sources.decoder_source import open_decoder_source

@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.measure import write
 from tests import tiny_llm
 from trtkit import LLM, SamplingParams
+from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 from trtkit.runtime.llm import PreparedPrompt, TextBundle, read_text_bundle
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from benchmarks.measure import write
 from trtkit.backends import load_backend
+from trtkit.builder.decoders import open_decoder
 from trtkit.config.load import load_config
-from trtkit.engine.decoders import open_decoder
 from trtkit.resolve import resolve
 from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
 from trtkit.runtime.generation import Engine, EngineOptions, Request

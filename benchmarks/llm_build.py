@@ -21,10 +21,10 @@ import numpy as np
 
 from benchmarks.measure import RESULTS, interleaved, ratio, run_bare, summary, write, write_between
 from trtkit.arrays import Array
+from trtkit.builder.build_inputs import gather_inputs
+from trtkit.builder.jobs import BUILD_STAGE
+from trtkit.builder.write_stages import prepare_stages, stage_request
 from trtkit.config.load import load_config
-from trtkit.engine.build_inputs import gather_inputs
-from trtkit.engine.jobs import BUILD_STAGE
-from trtkit.engine.write_stages import prepare_stages, stage_request
 from trtkit.files import cache_folder
 from trtkit.jobs.runner import ChildRunner
 from trtkit.models.registry import decoder_spec

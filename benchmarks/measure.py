@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit.engine.cache import tool_versions
+from trtkit.builder.cache import tool_versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.measure import interleaved, ratio, seconds, summary, write
 from trtkit.backends import load_backend
+from trtkit.builder.decoders import decoder_size, open_decoder
 from trtkit.config.load import load_config
-from trtkit.engine.decoders import decoder_size, open_decoder
 from trtkit.resolve import resolve
 from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
 from trtkit.runtime.decoder.pool_size import PoolSize

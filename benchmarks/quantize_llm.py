@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from benchmarks.measure import RESULTS, write, write_between
+from trtkit.builder.build import build_bundle
+from trtkit.builder.quantize import quantize_model
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
-from trtkit.engine.quantize import quantize_model
 from trtkit.jobs.runner import ChildRunner
 from trtkit.quantization.jobs import ScoringRequest
 from trtkit.runtime.decoder import Call, ReferenceDecoder, bundle_network

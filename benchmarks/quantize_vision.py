@@ -15,10 +15,10 @@ import numpy as np
 from benchmarks import quantize_vision_data as data
 from benchmarks.measure import RESULTS, write, write_between
 from trtkit.backends import load_backend
+from trtkit.builder.build_inputs import gather_inputs
+from trtkit.builder.jobs import BUILD_STAGE, PREPARE, PrepareRequest
+from trtkit.builder.write_stages import prepare_stages, stage_request
 from trtkit.config import load_config
-from trtkit.engine.build_inputs import gather_inputs
-from trtkit.engine.jobs import BUILD_STAGE, PREPARE, PrepareRequest
-from trtkit.engine.write_stages import prepare_stages, stage_request
 from trtkit.inputs.images import image_input
 from trtkit.jobs.runner import ChildRunner
 from trtkit.network.onnx.io import graph_inputs

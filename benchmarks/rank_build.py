@@ -19,11 +19,11 @@ import numpy as np
 
 from benchmarks.llm_build import BLOCK, LLAMA, NAMES, Shards
 from benchmarks.measure import RESULTS, write
+from trtkit.builder.jobs import BUILD_STAGE
+from trtkit.builder.stages import PreparedStage
+from trtkit.builder.write_stages import stage_request
 from trtkit.config.load import load_config
 from trtkit.config.targets import load_target
-from trtkit.engine.jobs import BUILD_STAGE
-from trtkit.engine.stages import PreparedStage
-from trtkit.engine.write_stages import stage_request
 from trtkit.files import cache_folder
 from trtkit.jobs.runner import ChildRunner
 from trtkit.models.registry import decoder_spec

@@ -13,10 +13,10 @@ from typing import Any
 
 from benchmarks.measure import interleaved, ratio, summary, write
 from benchmarks.reference_run import THREADS
+from trtkit.builder.build_inputs import gather_inputs
+from trtkit.builder.write_stages import prepare_stages
 from trtkit.config import load_config
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.build_inputs import gather_inputs
-from trtkit.engine.write_stages import prepare_stages
 from trtkit.jobs.runner import ChildRunner
 
 ROUNDS = 5

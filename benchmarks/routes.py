@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure import RESULTS, interleaved, ratio, summary, write, write_between
 from benchmarks.route_models import MODELS, save_model
+from trtkit.builder.build import build_bundle
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import ChildRunner
 from trtkit.verification.verify import Request, verify_bundle
 

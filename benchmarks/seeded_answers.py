@@ -12,8 +12,8 @@ from benchmarks.measure import write
 from tests import tiny_llm
 from tests.integration.test_seeded_answers import FLAT, TOKENS
 from trtkit import LLM, SamplingParams
+from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 ANSWERS = 600

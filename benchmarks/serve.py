@@ -19,12 +19,12 @@ import torch
 from benchmarks.measure import ratio, summary, write, write_between
 from benchmarks.serve_llm import llm_figures
 from benchmarks.serve_load import InProcess, Served
+from trtkit.builder.build import build_bundle
 from trtkit.cli.main import main as trtkit
 from trtkit.config.load import load_config
 from trtkit.deployment.triton.endpoints import free_ports
 from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
 from trtkit.deployment.triton.server_files import find_server
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import ChildRunner
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from tests import triton as triton_server
 from tests.dynamo import MODEL, Served, serving
 from tests.served_llm import tensor
 from trtkit import AsyncLLM, SamplingParams
+from trtkit.builder.build import build_bundle
 from trtkit.cli.main import main as trtkit
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import ChildRunner
 
 CONCURRENCY = (1, 8, 32)

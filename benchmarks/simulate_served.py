@@ -19,8 +19,8 @@ from openai import AsyncOpenAI
 
 from benchmarks.measure import write
 from tests.dynamo import MODEL, serving
+from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import ChildRunner
 from trtkit.simulation.fleet import FleetOptions, simulate
 from trtkit.simulation.replica_options import ReplicaOptions

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure import RESULTS, write, write_between
+from trtkit.builder.build import build_bundle
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.build import build_bundle
 from trtkit.errors import TrtkitError
 from trtkit.jobs.runner import ChildRunner
 from trtkit.verification.verdict import verdict

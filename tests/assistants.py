@@ -17,8 +17,8 @@ from tests import tiny_llm
 from tests.decoder_case import SIZES
 from tests.decoders import model_of, rtx
 from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS, case_of
+from trtkit.builder.speculators.source import open_speculator
 from trtkit.dtypes import FP32
-from trtkit.engine.speculators.source import open_speculator
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions

@@ -8,8 +8,8 @@ import numpy as np
 
 from tests import tiny_llm
 from tests.decoders import model_of
+from trtkit.builder.build import build_bundle
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 from trtkit.runtime.decoder import Call
 

@@ -10,10 +10,10 @@ import transformers
 from transformers.utils import logging as transformers_logging
 
 from tests.decoders import rtx, through_a_file
+from trtkit.builder.hybrids import open_hybrid
+from trtkit.builder.jobs import PrepareRequest
+from trtkit.builder.prepare import prepare
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.hybrids import open_hybrid
-from trtkit.engine.jobs import PrepareRequest
-from trtkit.engine.prepare import prepare
 from trtkit.jobs.job import Context
 from trtkit.resolve import resolve
 from trtkit.runtime.stages import StagesExecution, reference_stages
@@ -21,7 +21,7 @@ from trtkit.runtime.stages import StagesExecution, reference_stages
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtkit.engine.hybrids import OpenedHybrid
+    from trtkit.builder.hybrids import OpenedHybrid
     from trtkit.models.hybrids.spec import HybridSpec
 
 transformers_logging.disable_progress_bar()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trtkit.builder.jobs import PrepareRequest
+from trtkit.builder.prepare import prepare
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.jobs import PrepareRequest
-from trtkit.engine.prepare import prepare
 from trtkit.jobs.job import Context
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import torch
 
 from tests.decoders import rtx
 from tests.hybrids import Case, Hybrid
+from trtkit.builder.hybrids import open_hybrid
+from trtkit.builder.jobs import PrepareRequest
+from trtkit.builder.prepare import prepare
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.hybrids import open_hybrid
-from trtkit.engine.jobs import PrepareRequest
-from trtkit.engine.prepare import prepare
 from trtkit.jobs.job import Context
 from trtkit.resolve import resolve
 from trtkit.runtime.stages import reference_stages

@@ -9,8 +9,8 @@ from transformers import AutoConfig
 from tests.decoder_case import SIZES, Case
 from tests.decoders import model_of
 from tests.unit.runtime.text.tokenizers import CHATML, byte_level
+from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 from trtkit.sources.gguf.file import read_gguf
 from trtkit.sources.gguf.tokenizer import gguf_tokenizer

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from trtkit import SamplingParams
+from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from tests.unit.runtime.text.tokenizers import byte_level
+from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from trtkit.benchmarking.report import Report as BenchReport
     from trtkit.benchmarking.request import Load, ServedModel
     from trtkit.benchmarking.timing import Rules
+    from trtkit.builder.quantize import QuantizeResult
     from trtkit.deployment.triton.deploy import Deployment, Form
-    from trtkit.engine.quantize import QuantizeResult
     from trtkit.jobs.events import Listener
     from trtkit.planning.report import Report as Plan
     from trtkit.runtime.model import RuntimeName
@@ -65,7 +65,7 @@ def build(
     out: the bundle's folder; `bundles/NAME` if None. use_cache: whether an identical build may come from the cache.
     Raises ConfigError, SourceError, BuildError or another TrtkitError; `out` is then unchanged.
     """
-    from trtkit.engine.build import build_bundle
+    from trtkit.builder.build import build_bundle
 
     config = load_config(model, **keys)
     folder = Path("bundles") / config.name if out is None else Path(out)
@@ -130,7 +130,7 @@ def quantize(
     fallback: the method for skipped layers; they stay in 16 bits if None.
     Raises ConfigError, QuantizeError or another TrtkitError; `out` is then unchanged.
     """
-    from trtkit.engine.quantize import quantize_model
+    from trtkit.builder.quantize import quantize_model
     from trtkit.quantization.jobs import ScoringRequest
 
     own = {"quantize.method": method, "quantize.calibration.data": calibration}

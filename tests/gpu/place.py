@@ -17,8 +17,8 @@ from tests.gpu.rule import BACKEND, CPU, Machine, why_no_kernels
 from tests.simulated_tensorrt import Simulated, load_interface, simulate
 from tests.simulated_tensorrt.gpu import SimulatedGpu
 from trtkit.backends import Backend, load_backend
+from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import Bundle, is_bundle, open_bundle
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import InlineRunner
 from trtkit.runtime.device import CudaDevice
 

@@ -19,9 +19,9 @@ from trtkit.benchmarking.schedules import Schedule
 from trtkit.benchmarking.static_batches import TransformersServer
 from trtkit.benchmarking.text_server import EngineServer
 from trtkit.benchmarking.workload import Lengths, Work, synthetic_work
+from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from tests import models
 from tests.conftest import tree
 from trtkit import __version__
 from trtkit.backends import load_backend
+from trtkit.builder import build as building
+from trtkit.builder import cache
+from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle
 from trtkit.bundle.folder_lock import atomic_folder, locked
 from trtkit.bundle.manifest import json_schema
 from trtkit.config import load_config
-from trtkit.engine import build as building
-from trtkit.engine import cache
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:

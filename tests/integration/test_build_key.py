@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from tests import models
+from trtkit.builder.build_inputs import gather_inputs
 from trtkit.config import load_config
-from trtkit.engine.build_inputs import gather_inputs
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:

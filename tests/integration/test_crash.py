@@ -115,7 +115,7 @@ def test_factory_that_kills_its_process_is_an_error(
 CRASH = """\
 import ctypes
 
-import trtkit.engine.plan_file as plan_file
+import trtkit.builder.plan_file as plan_file
 
 watch = plan_file.progress_monitor
 plan_file.progress_monitor = lambda backend, _report: watch(backend, lambda _event: ctypes.string_at(0))

@@ -10,9 +10,9 @@ import torch
 
 from tests.decoders import rtx
 from tests.generation import settings
+from trtkit.builder.decoders import OpenedDecoder, open_decoder
 from trtkit.config import load_config
 from trtkit.config.llm import LlmOptions
-from trtkit.engine.decoders import OpenedDecoder, open_decoder
 from trtkit.resolve import resolve
 from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
 from trtkit.runtime.generation import Engine, EngineOptions, LookupProposer, Request

@@ -11,8 +11,8 @@ from tests.decoders import graph_of, model_of, relative_rms
 from tests.generation import case_of
 from tests.tiny_chat import build
 from trtkit import LLM, SamplingParams
+from trtkit.builder.embeddings import EMBEDDINGS, embedding_table
 from trtkit.dtypes import FP32
-from trtkit.engine.embeddings import EMBEDDINGS, embedding_table
 from trtkit.errors import BundleError
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder_options import DecoderOptions

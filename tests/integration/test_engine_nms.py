@@ -12,9 +12,9 @@ from PIL import Image
 
 from tests import models
 from trtkit import evaluate_images, open_model
+from trtkit.builder.stages import OnnxFile, PreparedStage
 from trtkit.config.schema import ModelConfig
 from trtkit.config.task import Boxes
-from trtkit.engine.stages import OnnxFile, PreparedStage
 from trtkit.errors import SourceError
 from trtkit.jobs.events import ignore
 from trtkit.jobs.job import Context

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, Gemma4AssistantForCausalLM
 from tests import tiny_llm
 from tests.assistants import assistant, save_assistant, save_model
 from trtkit import LLM, SamplingParams
+from trtkit.builder.build import build_bundle
+from trtkit.builder.decoders import open_decoder
 from trtkit.config.schema import ModelConfig, Source
-from trtkit.engine.build import build_bundle
-from trtkit.engine.decoders import open_decoder
 from trtkit.errors import ConfigError, TrtkitError
 from trtkit.jobs.runner import new_runner
 from trtkit.resolve import resolve

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from tests.decoders import model_of
 from tests.eagle3 import Head, fields_of, save_head
 from tests.generation import case_of
 from trtkit import LLM, SamplingParams
+from trtkit.builder.build import build_bundle
+from trtkit.builder.decoders import open_decoder
+from trtkit.builder.speculators.tree import tree_obstacles
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.build import build_bundle
-from trtkit.engine.decoders import open_decoder
-from trtkit.engine.speculators.tree import tree_obstacles
 from trtkit.errors import ConfigError, RequestError, TrtkitError
 from trtkit.jobs.runner import new_runner
 from trtkit.resolve import resolve

@@ -18,8 +18,8 @@ from tests.eagle3 import Head, fields_of, save_head
 from tests.generation import case_of
 from tests.medusa import save_random
 from trtkit import LLM, SamplingParams
+from trtkit.builder.build import build_bundle
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 from trtkit.verification.jobs import Request as Checks
 from trtkit.verification.verify import verify_bundle

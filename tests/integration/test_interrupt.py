@@ -15,7 +15,7 @@ import pytest
 
 from tests import models
 from tests.conftest import tree
-from trtkit.engine.jobs import DIGEST
+from trtkit.builder.jobs import DIGEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,8 @@ from tests.engine_decoders import config_of
 from tests.generation import network_of
 from tests.integration.test_latent_attention import FIELDS, HEADS, LAYERS
 from tests.unit.planning.planned import counted
+from trtkit.builder.build import build_bundle
 from trtkit.dtypes import FP16, FP32
-from trtkit.engine.build import build_bundle
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import new_runner
 from trtkit.network.decoder_options import DecoderOptions

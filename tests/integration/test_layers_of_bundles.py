@@ -16,10 +16,10 @@ import torch
 from tests import tiny_llm
 from tests.models import classifier, save
 from trtkit import LLM, SamplingParams
+from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import load_config
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.build import build_bundle
 from trtkit.errors import BundleError
 from trtkit.jobs.runner import new_runner
 from trtkit.runtime.decoder import Call, ReferenceDecoder

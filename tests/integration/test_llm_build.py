@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 from tests import tiny_llm
 from tests.decoder_cases import CASES
 from tests.decoders import model_of
+from trtkit.builder.decoders import checked_spec, llm_options, rope_note
 from trtkit.config.llm import LlmOptions
 from trtkit.config.load import load_config
-from trtkit.engine.decoders import checked_spec, llm_options, rope_note
 from trtkit.sources.decoder_source import open_hf_folder
 
 if TYPE_CHECKING:

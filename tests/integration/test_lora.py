@@ -16,8 +16,8 @@ from tests.decoders import builds, model_of, relative_rms, rtx
 from tests.engine_decoders import config_of
 from tests.selection import slow_unless
 from tests.tiny_llm import save_to_quantize
+from trtkit.builder.decoders import open_decoder
 from trtkit.config.load import load_config
-from trtkit.engine.decoders import open_decoder
 from trtkit.errors import ConfigError, ProblemsError
 from trtkit.jobs.job import Context
 from trtkit.lora.adapter import model_modules, open_adapter
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.decoder_case import Case
-    from trtkit.engine.decoders import OpenedDecoder
+    from trtkit.builder.decoders import OpenedDecoder
 
 IDS = np.random.default_rng(5).integers(3, 67, (16, 9))
 RANKS = (1, 2, 3, 4, 5, 7, 8, 12)

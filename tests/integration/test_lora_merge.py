@@ -16,10 +16,10 @@ from tests.adapters import peft_logits, save_adapter, save_base
 from tests.decoder_cases import CASES
 from tests.decoders import Runner, T, builds, model_of, relative_rms, rtx
 from tests.tiny_llm import save_to_quantize
+from trtkit.builder.build_inputs import gather_inputs
+from trtkit.builder.decoders import open_decoder
 from trtkit.config.load import load_config
 from trtkit.config.schema import ModelConfig, Source
-from trtkit.engine.build_inputs import gather_inputs
-from trtkit.engine.decoders import open_decoder
 from trtkit.errors import ConfigError, ProblemsError, SourceError
 from trtkit.jobs.job import Context
 from trtkit.jobs.runner import InlineRunner
@@ -35,7 +35,7 @@ from trtkit.verification.decoder_reference import TransformersReference
 
 if TYPE_CHECKING:
     from tests.decoder_case import Case
-    from trtkit.engine.decoders import OpenedDecoder
+    from trtkit.builder.decoders import OpenedDecoder
 
 IDS = torch.randint(3, 67, (2, 17), generator=torch.Generator().manual_seed(4))
 BY_NAME = {case.name: case for case in CASES}

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from tests import tiny_llm
 from tests.medusa import save_medusa, save_random, weights_of
 from trtkit import LLM, SamplingParams
+from trtkit.builder.build import build_bundle
+from trtkit.builder.decoders import open_decoder
 from trtkit.bundle.bundle import open_bundle
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.build import build_bundle
-from trtkit.engine.decoders import open_decoder
 from trtkit.errors import RequestError, TrtkitError
 from trtkit.jobs.runner import new_runner
 from trtkit.resolve import resolve

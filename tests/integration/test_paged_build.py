@@ -12,9 +12,9 @@ from tests import tiny_chat
 from tests.decoder_cases import CASES
 from tests.engine_decoders import config_of
 from trtkit import LLM, SamplingParams
+from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle
 from trtkit.config.llm import LlmOptions
-from trtkit.engine.build import build_bundle
 from trtkit.errors import ConfigError, RequestError
 from trtkit.jobs.runner import new_runner
 from trtkit.runtime.decoder.cache_size import bytes_of_page

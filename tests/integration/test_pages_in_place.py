@@ -30,11 +30,11 @@ from tests.generation import (
 )
 from tests.integration.test_in_flight_batching import draw
 from tests.selection import slow_unless
+from trtkit.builder.build import build_bundle
+from trtkit.builder.decoder_stage import use_plugin
+from trtkit.builder.decoders import open_decoder
 from trtkit.config.schema import CustomOpOptions
 from trtkit.dtypes import BF16, FP16, FP32
-from trtkit.engine.build import build_bundle
-from trtkit.engine.decoder_stage import use_plugin
-from trtkit.engine.decoders import open_decoder
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import new_runner
 from trtkit.models.parallel import Grid, rank_spec

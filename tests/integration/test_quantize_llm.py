@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests import tiny_llm
 from tests.decoders import read_network
 from tests.tiny_llm import config_of
-from trtkit.engine.quantize import quantize_model
+from trtkit.builder.quantize import quantize_model
 from trtkit.jobs.runner import new_runner
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.runtime.decoder import Call, ReferenceDecoder, config_network

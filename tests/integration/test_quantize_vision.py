@@ -22,9 +22,9 @@ from tests.quantized_vision import (
     steps,
     with_steps,
 )
+from trtkit.builder.jobs import PrepareRequest
+from trtkit.builder.prepare import prepare
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.jobs import PrepareRequest
-from trtkit.engine.prepare import prepare
 from trtkit.jobs.job import Context
 from trtkit.quantization.vision import repair
 from trtkit.quantization.vision.onnx_model import recorded_loss

@@ -13,10 +13,10 @@ from PIL import Image
 
 from tests import models
 from tests.quantized_vision import pictures, small
+from trtkit.builder.jobs import PrepareRequest
+from trtkit.builder.prepare import prepare
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import INT8
-from trtkit.engine.jobs import PrepareRequest
-from trtkit.engine.prepare import prepare
 from trtkit.errors import ConfigError, QuantizeError, TrtkitError
 from trtkit.jobs.job import Context
 from trtkit.network.onnx.quantize import lifted, quantize_weights

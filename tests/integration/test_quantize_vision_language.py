@@ -12,10 +12,10 @@ import pytest
 from tests import tiny_llm
 from tests.decoders import relative_rms, rtx
 from tests.tiny_vlm import VLMS, Vlm, bundle_of, folder_of, picture
+from trtkit.builder.decoders import open_decoder
+from trtkit.builder.tower_data import measured_on_arrays
+from trtkit.builder.vision_language import open_vision
 from trtkit.config.load import load_config
-from trtkit.engine.decoders import open_decoder
-from trtkit.engine.tower_data import measured_on_arrays
-from trtkit.engine.vision_language import open_vision
 from trtkit.jobs.job import Context
 from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.quantization.llm.job import quantize_llm

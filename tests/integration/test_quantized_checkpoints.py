@@ -13,9 +13,9 @@ import torch
 
 from tests.decoders import Runner, T, builds, relative_rms, rtx
 from tests.quantized_checkpoints import FORMATS, WEIGHT_ONLY, save_gpt2, save_llama, save_mixture
+from trtkit.builder.decoders import engine_bytes
+from trtkit.builder.stages import DecoderSize
 from trtkit.dtypes import FP16, FP32, DType
-from trtkit.engine.decoders import engine_bytes
-from trtkit.engine.stages import DecoderSize
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder

@@ -10,8 +10,8 @@ import yaml
 
 from tests.engine_decoders import config_of
 from tests.generation import case_of
-from trtkit.engine.decoders import open_decoder
-from trtkit.engine.starter import starter_config
+from trtkit.builder.decoders import open_decoder
+from trtkit.builder.starter import starter_config
 from trtkit.errors import ConfigError
 from trtkit.resolve import resolve
 

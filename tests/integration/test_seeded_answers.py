@@ -10,8 +10,8 @@ import pytest
 
 from tests import tiny_llm
 from trtkit import LLM, SamplingParams
+from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import torch
 
 from tests import tiny_llm
 from tests.tiny_llm import config_of
-from trtkit.engine.build import build_bundle
-from trtkit.engine.quantize import quantize_model
+from trtkit.builder.build import build_bundle
+from trtkit.builder.quantize import quantize_model
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import new_runner
 from trtkit.sources.decoder_source import open_hf_folder

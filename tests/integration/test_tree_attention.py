@@ -14,8 +14,8 @@ from tests.covering import CACHED, in_covering_set_of
 from tests.decoder_cases import CASES
 from tests.decoders import graph_of, model_of, relative_rms
 from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS
+from trtkit.builder.speculators.tree import tree_obstacles
 from trtkit.dtypes import FP32
-from trtkit.engine.speculators.tree import tree_obstacles
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.runtime.decoder import Call, CallTree, DecoderNetwork, ReferenceDecoder
 from trtkit.runtime.decoder.pool_size import PoolSize

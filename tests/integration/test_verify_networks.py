@@ -12,9 +12,9 @@ import pytest
 from tests import tiny_llm
 from tests.hybrids import case_of, saved
 from tests.models import classifier, save
+from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle, write_json
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.files import MANIFEST
 from trtkit.jobs.runner import new_runner
 from trtkit.sources.digest import sha256_of

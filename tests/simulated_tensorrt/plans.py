@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtkit.backends.backend import BACKENDS
+from trtkit.builder.plan_file import allocates
 from trtkit.config.targets import load_target
-from trtkit.engine.plan_file import allocates
 from trtkit.errors import ExecutionError
 from trtkit.reference import Executor, LayerGraph, Options
 

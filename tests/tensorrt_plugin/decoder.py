@@ -16,9 +16,9 @@ from tests.decoders import rtx
 from tests.engine_decoders import config_of
 from tests.generation import case_of
 from tests.tensorrt_plugin.bindings import load
+from trtkit.builder.decoder_stage import use_plugin
+from trtkit.builder.decoders import open_decoder
 from trtkit.config.schema import CustomOpOptions
-from trtkit.engine.decoder_stage import use_plugin
-from trtkit.engine.decoders import open_decoder
 from trtkit.network.graph import Graph
 from trtkit.quantized_matrix import KvQuantization
 from trtkit.resolve import resolve

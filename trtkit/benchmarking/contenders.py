@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from trtkit.benchmarking.ceiling import CPU, GPU
 from trtkit.benchmarking.provenance import verification
+from trtkit.builder.hybrids import open_hybrid
 from trtkit.bundle.bundle import is_bundle, open_bundle
-from trtkit.engine.hybrids import open_hybrid
 from trtkit.errors import BenchError, SourceError, TrtkitError
 from trtkit.resolve import resolve
 from trtkit.runtime import device as devices

@@ -21,8 +21,8 @@ from trtkit.benchmarking.text_server import EngineServer
 from trtkit.benchmarking.timing import STEADY_DRIFT, drift_of
 from trtkit.benchmarking.traces import read_trace
 from trtkit.benchmarking.workload import Work, check_fits, drawn_tokens, round_seed, synthetic_work, traced_work
+from trtkit.builder.decoders import llm_options
 from trtkit.bundle.bundle import is_bundle, open_bundle
-from trtkit.engine.decoders import llm_options
 from trtkit.errors import BenchError
 from trtkit.jobs.events import Phase, Progress
 from trtkit.runtime.decoder import engine_device

@@ -17,7 +17,7 @@ from trtkit.benchmarking.ceiling import ceiling_of, of_rate, of_time, phase_laye
 from trtkit.benchmarking.ceiling_report import Ceiling, StepShape
 from trtkit.benchmarking.static_batches import TransformersServer
 from trtkit.benchmarking.text_server import EngineServer
-from trtkit.engine.decoders import llm_options
+from trtkit.builder.decoders import llm_options
 from trtkit.jobs.events import Phase
 from trtkit.models.parallel import SINGLE
 from trtkit.models.registry import decoder_spec

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.backends import list_gpus
 from trtkit.benchmarking.report import BundleRecord, Machine, Provenance
-from trtkit.engine.cache import tool_versions
+from trtkit.builder.cache import tool_versions
 from trtkit.errors import BenchError
 
 if TYPE_CHECKING:

@@ -115,8 +115,8 @@ def command(
 
 def _opened(path: str, overrides: Overrides, target: str | None, runner: Runner) -> tuple[Bundle, bool]:
     """Return a bundle, or the one that a config is built into, and whether it is that."""
+    from trtkit.builder.build import build_bundle
     from trtkit.bundle.bundle import Bundle
-    from trtkit.engine.build import build_bundle
 
     model = read_model(path, overrides, target)
     if isinstance(model, Bundle):

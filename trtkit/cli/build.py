@@ -13,8 +13,8 @@ from trtkit.cli.model_options import model_argument, model_options, output_optio
 from trtkit.cli.options import json_option, quiet_option
 
 if TYPE_CHECKING:
+    from trtkit.builder.build import BuildResult
     from trtkit.cli.model_options import Overrides
-    from trtkit.engine.build import BuildResult
 
 EPILOG = """\b
 Examples:
@@ -48,9 +48,9 @@ def command(
     MODEL is a config's name or YAML file, an .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved.
     The bundle holds the engine, its network and a manifest. Repeating a build restores it from the cache.
     """
+    from trtkit.builder.build import build_bundle
     from trtkit.cli.progress import show_progress
     from trtkit.config.load import find_model_config
-    from trtkit.engine.build import build_bundle
 
     model = find_model_config(_one_model(path, config), overrides, target)
     with show_progress(quiet=quiet or as_json) as runner:

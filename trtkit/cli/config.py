@@ -50,7 +50,7 @@ def init(source: str, save: Path | None, force: bool, as_json: bool) -> None:
 
     SOURCE is an .onnx or .gguf file, a folder that transformers or TensorRT-LLM saved, or the name of a shipped config.
     """
-    from trtkit.engine.starter import starter_config
+    from trtkit.builder.starter import starter_config
 
     if save is not None and save.exists() and not force:
         raise click.UsageError(f"`{save}` already exists; choose another file or add --force")

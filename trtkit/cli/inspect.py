@@ -149,10 +149,10 @@ def _methods(options: QuantizeOptions) -> str:
 def _network(config: ModelConfig, *, quiet: bool) -> tuple[str, str, ModelRecord, NetworkRecord]:
     """Prepare and parse the config's model in a temporary folder."""
 
+    from trtkit.builder.build_inputs import gather_inputs
+    from trtkit.builder.model_record import joint_network, model_record
+    from trtkit.builder.write_stages import write_stages
     from trtkit.cli.progress import show_progress
-    from trtkit.engine.build_inputs import gather_inputs
-    from trtkit.engine.model_record import joint_network, model_record
-    from trtkit.engine.write_stages import write_stages
 
     with scratch_folder() as folder, show_progress(quiet=quiet) as runner:
         inputs = gather_inputs(config, runner)

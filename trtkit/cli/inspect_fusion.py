@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 def show_fusion(bundle: Bundle, html: Path | None, measured: Sequence[Path], *, as_json: bool, quiet: bool) -> None:
     """Print which layers became which kernels; `html`: write a page, too. measured: JSON files of verify and bench."""
+    from trtkit.builder.fusion import bundle_fusions
     from trtkit.cli.progress import show_progress
-    from trtkit.engine.fusion import bundle_fusions
 
     check_page(html)
     reports = [read_layers(path) for path in measured]

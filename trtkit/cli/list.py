@@ -93,8 +93,8 @@ def _configs() -> Iterator[ConfigRow]:
 
 def _bundles(folder: Path) -> Iterator[BundleRow]:
     """Yield `folder` itself if it is a bundle, else the bundles in it."""
+    from trtkit.builder.cache import size_bytes
     from trtkit.bundle.bundle import is_bundle, open_bundle
-    from trtkit.engine.cache import size_bytes
     from trtkit.errors import BundleError
 
     if not folder.is_dir() and folder != Path("bundles"):
@@ -112,7 +112,7 @@ def _bundles(folder: Path) -> Iterator[BundleRow]:
 
 
 def _cache() -> CacheRow:
-    from trtkit.engine.cache import cached_bundles, size_bytes
+    from trtkit.builder.cache import cached_bundles, size_bytes
     from trtkit.files import cache_folder
 
     return CacheRow(str(cache_folder()), len(cached_bundles()), size_bytes(cache_folder()))
@@ -120,7 +120,7 @@ def _cache() -> CacheRow:
 
 def _clean(cache: CacheRow, *, yes: bool, as_json: bool) -> None:
     """Empty the cache once the user agrees."""
-    from trtkit.engine.cache import clear_cache
+    from trtkit.builder.cache import clear_cache
 
     if not yes:
         if as_json:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from trtkit.builder.jobs import QuantizedVision
+    from trtkit.builder.quantize import QuantizeResult
     from trtkit.cli.model_options import Overrides
     from trtkit.config.schema import ModelConfig
-    from trtkit.engine.jobs import QuantizedVision
-    from trtkit.engine.quantize import QuantizeResult
     from trtkit.quantization.scoring.report import Scores
 
 _METHODS = f"Language models: {', '.join(methods_for('llm'))}. Vision models: {', '.join(methods_for('vision'))}."
@@ -109,8 +109,8 @@ def command(
     Writes a ModelOpt checkpoint for a language model, or an ONNX file with Q/DQ nodes for a vision model. Both build
     like any other source. Measure the loss without a GPU by `trtkit verify` and `trtkit eval`.
     """
+    from trtkit.builder.quantize import quantize_model
     from trtkit.cli.progress import show_progress
-    from trtkit.engine.quantize import quantize_model
     from trtkit.quantization.jobs import ScoringRequest
 
     check_outputs(write)
@@ -170,8 +170,8 @@ def _render(result: QuantizeResult, config: list[str]) -> None:
     """Say what was made and what comes next. config: with the target, as it is built."""
     from rich.text import Text
 
+    from trtkit.builder.jobs import QuantizedVision
     from trtkit.cli.tables import console
-    from trtkit.engine.jobs import QuantizedVision
 
     size = result.size_bytes / 2**20
     if result.sensitivity is not None:

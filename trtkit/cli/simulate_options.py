@@ -196,7 +196,7 @@ def _planned(
 
 def _caches(model: PlannedModel, question: Question, kv: Caches | None) -> tuple[Caches, int]:
     """Return the kind of caches, and the tokens of a page, by the options or by the config of the model."""
-    from trtkit.engine.decoders import llm_options
+    from trtkit.builder.decoders import llm_options
     from trtkit.planning.paged import copied_pages
 
     page_tokens = llm_options(model.config).page_size or _PAGE_TOKENS
@@ -208,7 +208,7 @@ def _caches(model: PlannedModel, question: Question, kv: Caches | None) -> tuple
 
 def _slots(model: PlannedModel, slots: int | None) -> int | None:
     """Return how many sequences run at once, None for as many as fit; a bundle has been built for a number of them."""
-    from trtkit.engine.decoders import llm_options
+    from trtkit.builder.decoders import llm_options
     from trtkit.errors import SimulationError
 
     if model.bundle is None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
-from trtkit.engine.decoders import llm_options, network_options
+from trtkit.builder.decoders import llm_options, network_options
 from trtkit.jobs.events import Phase
 from trtkit.lora.targets import adapted_layers
 from trtkit.models.feed_forward import MoeSpec

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trtkit.engine.build_inputs import gather_inputs
-from trtkit.engine.model_record import joint_network
-from trtkit.engine.parsing import run_stage
-from trtkit.engine.stages import bundle_stages
-from trtkit.engine.write_stages import prepare_stages, stage_request, write_stages
+from trtkit.builder.build_inputs import gather_inputs
+from trtkit.builder.model_record import joint_network
+from trtkit.builder.parsing import run_stage
+from trtkit.builder.stages import bundle_stages
+from trtkit.builder.write_stages import prepare_stages, stage_request, write_stages
 from trtkit.jobs.events import Phase
 from trtkit.planning.counts import Counts, counts_of
 from trtkit.planning.multilinear import fit_batch
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from trtkit.builder.stages import Shape, StageRequest
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
-    from trtkit.engine.stages import Shape, StageRequest
     from trtkit.jobs.runner import Runner
     from trtkit.network.profile import ProfileShapes, ResolvedProfile
     from trtkit.network.record import NetworkRecord

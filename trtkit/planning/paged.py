@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from trtkit.engine.decoders import llm_options, network_options
-from trtkit.engine.plugins import reads_pages_in_place
+from trtkit.builder.decoders import llm_options, network_options
+from trtkit.builder.plugins import reads_pages_in_place
 from trtkit.models.attention import AttentionSpec
 from trtkit.network.paged_layers import layers_in_place
 from trtkit.quantized_matrix import KvQuantization

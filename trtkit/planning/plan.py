@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from trtkit.builder.decoders import llm_options
+from trtkit.builder.speculators.head import head_size, open_head
 from trtkit.dtypes import dtype_of
-from trtkit.engine.decoders import llm_options
-from trtkit.engine.speculators.head import head_size, open_head
 from trtkit.errors import PlanError
 from trtkit.files import scratch_folder
 from trtkit.lora.targets import adapter_bytes

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import BACKENDS
+from trtkit.builder.decoders import llm_options, makes_checkpoint, open_config_source
 from trtkit.config.targets import load_target
-from trtkit.engine.decoders import llm_options, makes_checkpoint, open_config_source
 from trtkit.models.weights import find_weights
 from trtkit.network.targets import check_named_types
 from trtkit.planning.quantization_config import by_config

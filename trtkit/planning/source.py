@@ -11,13 +11,13 @@ import yaml
 from pydantic import ValidationError
 
 from trtkit.backends import choose_backend
+from trtkit.builder.decoders import llm_options
 from trtkit.bundle.bundle import Bundle, is_bundle, open_bundle
 from trtkit.config.explain import explain
 from trtkit.config.load import fetch_fix, find_config, find_model_config, is_hub_id, shipped_configs, source_kind
 from trtkit.config.overrides import Override, read_overrides
 from trtkit.config.schema import ModelConfig
 from trtkit.config.targets import load_target
-from trtkit.engine.decoders import llm_options
 from trtkit.errors import ConfigError, PlanError, SourceError, did_you_mean
 from trtkit.models.registry import ENCODER_DECODERS
 from trtkit.resolve import resolve

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from trtkit.backends import load_backend
+from trtkit.builder.hybrids import open_hybrid
+from trtkit.builder.stages import bundle_stages, plan_files
 from trtkit.bundle.bundle import check_file, open_bundle
-from trtkit.engine.hybrids import open_hybrid
-from trtkit.engine.stages import bundle_stages, plan_files
 from trtkit.errors import ExecutionError, SourceError
 from trtkit.inputs.images import read_image
 from trtkit.inputs.samples import Sample, check_profiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trtkit.engine.parts_stage import parts_network
+from trtkit.builder.parts_stage import parts_network
 from trtkit.jobs.events import ignore
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, constants_from_onnx, read_layers
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import torch
 
     from trtkit.backends import Backend
-    from trtkit.engine.hybrids import OpenedHybrid
-    from trtkit.engine.stages import PlanFile, PreparedStage
+    from trtkit.builder.hybrids import OpenedHybrid
+    from trtkit.builder.stages import PlanFile, PreparedStage
     from trtkit.jobs.events import Listener
     from trtkit.network.layer_graph import LayerGraph
     from trtkit.runtime.device import Device, Stream

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtkit.backends import load_backend
+from trtkit.builder.hybrids import open_hybrid
+from trtkit.builder.stages import bundle_stages
 from trtkit.bundle.bundle import open_bundle
-from trtkit.engine.hybrids import open_hybrid
-from trtkit.engine.stages import bundle_stages
 from trtkit.jobs.events import Progress
 from trtkit.network.layer_difference import first_difference
 from trtkit.resolve import resolve

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from trtkit.backends import load_backend
-from trtkit.engine.decoders import llm_options, open_decoder
+from trtkit.builder.decoders import llm_options, open_decoder
 from trtkit.jobs.events import Phase, Progress, Verdict
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.quantization_methods import FORMATS
@@ -42,7 +42,7 @@ from trtkit.verification.subject import tolerance_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from trtkit.engine.speculators.opened import OpenedSpeculator
+    from trtkit.builder.speculators.opened import OpenedSpeculator
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
     from trtkit.network.host_array import Array

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.arrays import Array
-    from trtkit.engine.hybrids import OpenedHybrid
+    from trtkit.builder.hybrids import OpenedHybrid
     from trtkit.sources.decoder_source import DecoderSource
 
 _SHARD_BYTES = 2**30

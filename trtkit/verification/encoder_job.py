@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtkit.backends import load_backend
-from trtkit.engine.decoders import llm_options, open_decoder
+from trtkit.builder.decoders import llm_options, open_decoder
 from trtkit.jobs.events import Phase
 from trtkit.network.input_spec import ENCODED_MASK
 from trtkit.resolve import resolve

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtkit.backends import load_backend
-from trtkit.engine.decoders import llm_options
+from trtkit.builder.decoders import llm_options
 from trtkit.jobs.events import Phase
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.runtime import device as devices

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from trtkit.arrays import Array, Arrays
-    from trtkit.engine.hybrids import OpenedHybrid
+    from trtkit.builder.hybrids import OpenedHybrid
 
 
 class HybridReference:

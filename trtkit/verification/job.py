@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtkit.builder.profiles import with_first_names
 from trtkit.config.schema import DimRange
-from trtkit.engine.profiles import with_first_names
 from trtkit.errors import ExecutionError
 from trtkit.inputs.samples import Sample, random_sample, wrapped_sample
 from trtkit.jobs.events import Phase, Progress, Verdict

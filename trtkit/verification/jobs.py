@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trtkit.builder.stages import PlanFile, PreparedStage
 from trtkit.bundle.records import EncoderRecord, ImagesRecord
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.stages import PlanFile, PreparedStage
 from trtkit.jobs.job import Job
 from trtkit.network.profile import ResolvedProfile
 from trtkit.verification.report import BundleNetworks, Report

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtkit.builder.quantize import read_float_model
 from trtkit.config.quantize import QuantizeOptions
 from trtkit.dtypes import dtype_of
-from trtkit.engine.quantize import read_float_model
 from trtkit.errors import SourceError
 from trtkit.models.hybrids.spec import OnnxPart
 from trtkit.network.onnx.quantize import likely_method

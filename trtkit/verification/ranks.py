@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from trtkit.backends import Backend
-    from trtkit.engine.decoders import OpenedDecoder
+    from trtkit.builder.decoders import OpenedDecoder
     from trtkit.models.parallel import Grid
     from trtkit.reference.ranks import Rank
     from trtkit.runtime.decoder import Call, DecoderNetwork

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from trtkit.builder.hybrids import open_hybrid
 from trtkit.dtypes import dtype_of
-from trtkit.engine.hybrids import open_hybrid
 from trtkit.inputs.index_ranges import with_index_ranges
 from trtkit.jobs.events import Phase
 from trtkit.network.onnx.facts import widest_rounding
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.backends import Backend
+    from trtkit.builder.hybrids import OpenedHybrid
     from trtkit.config.schema import ModelConfig
-    from trtkit.engine.hybrids import OpenedHybrid
     from trtkit.jobs.events import Listener
     from trtkit.network.onnx.io import TensorSpec
     from trtkit.runtime.stages import StagesExecution

@@ -6,14 +6,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from trtkit.builder.build_inputs import gather_inputs
+from trtkit.builder.encoder import open_encoder_source
+from trtkit.builder.jobs import DIGEST
+from trtkit.builder.stages import bundle_stages, plan_files
+from trtkit.builder.vision_language import images_record, open_vision
+from trtkit.builder.write_stages import prepare_stages
 from trtkit.bundle.bundle import write_json
 from trtkit.bundle.records import VerificationRecord
-from trtkit.engine.build_inputs import gather_inputs
-from trtkit.engine.encoder import open_encoder_source
-from trtkit.engine.jobs import DIGEST
-from trtkit.engine.stages import bundle_stages, plan_files
-from trtkit.engine.vision_language import images_record, open_vision
-from trtkit.engine.write_stages import prepare_stages
 from trtkit.errors import SourceError, TrtkitError
 from trtkit.files import MANIFEST, QUANTIZED, scratch_folder
 from trtkit.inputs.samples import check_files

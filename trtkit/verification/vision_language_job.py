@@ -10,7 +10,7 @@ from PIL import Image
 
 from trtkit import quantization_methods
 from trtkit.backends import load_backend
-from trtkit.engine.decoders import llm_options, open_decoder
+from trtkit.builder.decoders import llm_options, open_decoder
 from trtkit.errors import SourceError
 from trtkit.inputs.images import read_image
 from trtkit.jobs.events import Phase

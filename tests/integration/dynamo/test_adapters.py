@@ -12,8 +12,8 @@ from transformers import LlamaForCausalLM
 from tests import tiny_llm
 from tests.adapters import greedy_tokens, save_adapter
 from tests.dynamo import MODEL, OK, serving, wait_until
+from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:

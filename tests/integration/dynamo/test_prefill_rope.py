@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import tiny_llm
+from trtkit.builder.build import build_bundle
 from trtkit.config.schema import ModelConfig
 from trtkit.deployment.dynamo.prefill_bundle import check_prefill_bundle
-from trtkit.engine.build import build_bundle
 from trtkit.errors import DeployError
 from trtkit.jobs.runner import new_runner
 from trtkit.runtime.decoder.open import open_execution, weights_digest

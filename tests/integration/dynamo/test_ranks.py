@@ -12,8 +12,8 @@ import pytest
 from tests.dynamo import MODEL, Served, serving, wait_until
 from tests.integration.test_generate_command_smollm2 import GRAVITY
 from trtkit import LLM, SamplingParams
+from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 pytestmark = pytest.mark.slow

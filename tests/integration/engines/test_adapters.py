@@ -18,9 +18,9 @@ from tests import tiny_llm
 from tests.adapters import greedy_tokens, save_adapter
 from tests.tiny_llm import PROMPTS
 from trtkit import LLM, SamplingParams
+from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.errors import ProblemsError, RequestError, SourceError
 from trtkit.jobs.runner import new_runner
 

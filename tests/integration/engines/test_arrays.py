@@ -12,9 +12,9 @@ from onnx.helper import make_node
 from tests.hybrids import CASES
 from tests.hybrids import saved as save_hybrid
 from tests.models import classifier, crowded_detector, model, save, tensor
+from trtkit.builder.build import build_bundle
 from trtkit.config.load import config_for_source
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 from trtkit.runtime.model import open_model
 from trtkit.verification import verifier

@@ -9,9 +9,9 @@ import pytest
 from tests import tiny_llm
 from tests.assistants import assistant, save_assistant, save_model
 from trtkit import LLM, SamplingParams
+from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from tests.models import classifier, save
 from tests.simulated_tensorrt.context import SimulatedError
 from tests.simulated_tensorrt.runtime import ACTIVATION_BYTES
 from trtkit.backends import load_backend
+from trtkit.builder.build import build_bundle
 from trtkit.config.load import config_for_source
-from trtkit.engine.build import build_bundle
 from trtkit.errors import BackendError, ExecutionError
 from trtkit.jobs.runner import new_runner
 from trtkit.network.trt_errors import error_recorder

@@ -11,9 +11,9 @@ from tests import tiny_llm
 from tests.eagle3 import Head, fields_of, save_head
 from tests.medusa import save_random
 from trtkit import LLM, SamplingParams
+from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:

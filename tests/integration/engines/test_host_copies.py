@@ -10,9 +10,9 @@ import pytest
 from tests import tiny_llm
 from tests.integration.engines.planted import planted
 from trtkit import LLM
+from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import Bundle, open_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import pytest
 from tests import tiny_llm
 from tests.tiny_vlm import VLMS, Vlm, bundle_of, picture
 from trtkit import LLM, SamplingParams
+from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.errors import GenerationError
 from trtkit.jobs.runner import new_runner
 from trtkit.verification.verify import Request, verify_bundle

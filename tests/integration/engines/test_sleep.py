@@ -11,9 +11,9 @@ import pytest
 from tests import tiny_llm
 from tests.selection import slow_unless
 from trtkit import LLM, AsyncLLM, SamplingParams
+from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.errors import BackendError, GenerationError, OverloadedError
 from trtkit.jobs.runner import new_runner
 

@@ -11,10 +11,10 @@ from tests import tiny_llm
 from tests.models import classifier, save
 from trtkit import LLM, open_model
 from trtkit.backends import Gpu, load_backend, runs_on, supported_gpus
+from trtkit.builder.build import BuildResult, build_bundle
 from trtkit.bundle.bundle import Bundle, open_bundle
 from trtkit.cli import build, doctor
 from trtkit.config.load import config_for_source
-from trtkit.engine.build import BuildResult, build_bundle
 from trtkit.errors import BackendError
 from trtkit.jobs.runner import new_runner
 from trtkit.planning.gpus import planned_gpus

@@ -13,9 +13,9 @@ from tests.models import classifier, save
 from tests.simulated_tensorrt.runtime import SCRATCH_BYTES
 from trtkit import LLM
 from trtkit.backends import load_backend
+from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import config_for_source, load_config
-from trtkit.engine.build import build_bundle
 from trtkit.errors import BackendError, RequestError
 from trtkit.jobs.runner import new_runner
 from trtkit.models.parallel import Grid

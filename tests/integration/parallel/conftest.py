@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import tiny_llm
+from trtkit.builder.build import build_bundle
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from tests.decoders import model_of, relative_rms, rtx
 from tests.integration.test_lora import IDS, logits_of, opened_of, targets_of
 from tests.tiny_llm import PROMPTS
 from trtkit import LLM, SamplingParams
+from trtkit.builder.build import build_bundle
+from trtkit.builder.decoders import checked_spec
 from trtkit.config.llm import LoraOptions, ParallelOptions
 from trtkit.config.load import load_config
 from trtkit.dtypes import FP32
-from trtkit.engine.build import build_bundle
-from trtkit.engine.decoders import checked_spec
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import new_runner
 from trtkit.lora.adapter import open_adapter

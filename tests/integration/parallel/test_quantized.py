@@ -11,9 +11,9 @@ from transformers import GPT2Config
 
 from tests import quantized_checkpoints, tiny_llm, tiny_vlm
 from tests.decoders import relative_rms, rtx
+from trtkit.builder.decoders import open_decoder
 from trtkit.config.load import load_config
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.decoders import open_decoder
 from trtkit.errors import ConfigError
 from trtkit.jobs.job import Context
 from trtkit.quantization.jobs import QuantizeRequest
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from tests.conftest import Ran
-    from trtkit.engine.decoders import OpenedDecoder
+    from trtkit.builder.decoders import OpenedDecoder
 
 IDS = np.random.default_rng(0).integers(6, 70, (2, 13))
 LENGTHS = {"max_sequence_length": 32, "max_prefill_length": 16, "max_batch_size": 2, "logits": "all"}

@@ -11,8 +11,8 @@ import torch
 
 from tests.engine_decoders import config_of
 from tests.generation import case_of, run, settings
+from trtkit.builder.build import build_bundle
 from trtkit.config.llm import ParallelOptions
-from trtkit.engine.build import build_bundle
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import new_runner
 from trtkit.runtime.decoder import Call, open_execution

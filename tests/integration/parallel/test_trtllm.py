@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.unit.sources.trtllm.test_trtllm import exported
+from trtkit.builder.decoders import open_decoder
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.decoders import open_decoder
 from trtkit.resolve import resolve
 from trtkit.sources import decoder_source
 from trtkit.sources.safetensors_file import read_safetensors
@@ -17,7 +17,7 @@ from trtkit.sources.safetensors_file import read_safetensors
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtkit.engine.decoders import OpenedDecoder
+    from trtkit.builder.decoders import OpenedDecoder
 
 
 def opened(folder: Path, tensor: int, rank: int) -> OpenedDecoder:

@@ -11,9 +11,9 @@ from tests import tiny_llm
 from tests.adapters import greedy_tokens, save_adapter
 from tests.served_llm import answers, generate
 from tests.triton import serving
+from trtkit.builder.build import build_bundle
 from trtkit.cli.main import main
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:

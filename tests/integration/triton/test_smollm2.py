@@ -12,9 +12,9 @@ import pytest
 
 from tests.served_llm import answers, generate, metric, stream, text, wait_until
 from tests.triton import serving
+from trtkit.builder.build import build_bundle
 from trtkit.cli.main import main
 from trtkit.config.load import load_config
-from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from tests.docs import DOCS, run_page
 from tests.tiny_chat import build as build_text_only
 from tests.tiny_vlm import VLMS, Reference, Vlm, bundle_of, folder_of, picture, tokenizer
 from trtkit import LLM
+from trtkit.builder.vision_language import open_vision
+from trtkit.builder.write_stages import vision_language_load
 from trtkit.bundle.bundle import open_bundle
 from trtkit.cli.tables import bundle_summary, show
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.vision_language import open_vision
-from trtkit.engine.write_stages import vision_language_load
 from trtkit.errors import RequestError
 from trtkit.resolve import resolve
 

@@ -12,8 +12,8 @@ from transformers import Gemma3Processor
 
 from tests.tiny_vlm import VLMS, Reference, bundle_of, folder_of, picture, tokenizer
 from trtkit import LLM, SamplingParams
+from trtkit.builder.vision_language import open_vision
 from trtkit.config.load import load_config
-from trtkit.engine.vision_language import open_vision
 from trtkit.errors import ConfigError, ExecutionError, RequestError, SourceError
 from trtkit.models.vision_language.registry import vision_spec
 from trtkit.models.vision_language.spec import VisionLimits

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from trtkit.builder.jobs import BUILD_STAGE, DIGEST, Digests
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.jobs import BUILD_STAGE, DIGEST, Digests
 from trtkit.errors import SourceError, TrtkitError
 from trtkit.jobs.events import Phase
 from trtkit.jobs.job import Job
@@ -76,7 +76,7 @@ def test_jobs_are_done_by_children_unless_a_test_says_otherwise() -> None:
 
 def test_the_child_that_builds_imports_nothing_heavy() -> None:
     own = (name.partition(":")[0] for name in (BUILD_STAGE.function, BUILD_STAGE.request_name))
-    modules = ", ".join(["trtkit.jobs.worker", "trtkit.engine.parsed_stage", *own])
+    modules = ", ".join(["trtkit.jobs.worker", "trtkit.builder.parsed_stage", *own])
     check = f"import sys, {modules}; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert not {"pydantic", "numpy", "onnx", "torch"} & set(ran.stdout.split())

@@ -50,7 +50,7 @@ def test_function_takes_and_gives_what_the_job_says(job: Job[object, object]) ->
 
 
 def test_no_package_names_a_function_of_another_to_run_it() -> None:
-    """Strings like `trtkit.engine.prepare:prepare` stand only in the package that they name."""
+    """Strings like `trtkit.builder.prepare:prepare` stand only in the package that they name."""
     root = Path(trtkit.__file__).parent
     for path in root.rglob("jobs/*.py"):
         assert not re.search(r'"trtkit\.(?!jobs)\w+\.[\w.]+:', path.read_text(encoding="utf-8")), path

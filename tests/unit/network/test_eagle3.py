@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from tests.decoders import model_of, relative_rms, rtx
 from tests.eagle3 import Head, fields_of, save_head
 from tests.generation import case_of
+from trtkit.builder.speculators.source import open_speculator
 from trtkit.dtypes import FP32
-from trtkit.engine.speculators.source import open_speculator
 from trtkit.models.speculators.registry import KINDS
 from trtkit.models.weights import find_weights
 from trtkit.network.blocks.weights import Weights
@@ -30,7 +30,7 @@ from trtkit.verification.speculators.eagle3 import Eagle3Reference
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.engine.speculators.opened import OpenedSpeculator
+    from trtkit.builder.speculators.opened import OpenedSpeculator
 
 T = 24
 GOLDEN = Path(__file__).parents[2] / "golden" / "speculators"

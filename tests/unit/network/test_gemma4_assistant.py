@@ -10,8 +10,8 @@ import torch
 from tests.assistants import assistant, save_assistant
 from tests.decoder_case import SIZES, YARN_ROPE, case
 from tests.decoders import builds, model_of, relative_rms, rtx
+from trtkit.builder.speculators.source import open_speculator
 from trtkit.dtypes import BF16, FP16, FP32
-from trtkit.engine.speculators.source import open_speculator
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph

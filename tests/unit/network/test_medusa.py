@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from tests.decoders import model_of, relative_rms, rtx
 from tests.generation import case_of
 from tests.medusa import save_medusa
+from trtkit.builder.speculators.source import open_speculator
 from trtkit.dtypes import FP32
-from trtkit.engine.speculators.source import open_speculator
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.network.speculators.medusa import build_medusa
@@ -25,7 +25,7 @@ from trtkit.verification.speculators.medusa import medusa_logits
 if TYPE_CHECKING:
     import numpy as np
 
-    from trtkit.engine.speculators.opened import OpenedSpeculator
+    from trtkit.builder.speculators.opened import OpenedSpeculator
     from trtkit.models.spec import DecoderSpec
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "speculators"

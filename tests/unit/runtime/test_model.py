@@ -24,8 +24,8 @@ RUNTIMES = ["reference", "onnxruntime"]
 @pytest.fixture
 def build(tmp_path: Path) -> Callable[..., Path]:
     """Build a bundle of a model."""
+    from trtkit.builder.build import build_bundle
     from trtkit.config.load import config_for_source
-    from trtkit.engine.build import build_bundle
 
     def make(model: onnx.ModelProto, *overrides: str) -> Path:
         path = models.save(model, tmp_path / "model.onnx")

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trtkit.builder.profiles import resolve_profiles
 from trtkit.config.schema import DimRange
-from trtkit.engine.profiles import resolve_profiles
 from trtkit.network.onnx.io import TensorSpec
 from trtkit.verification.corners import corner_shapes
 

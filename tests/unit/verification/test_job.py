@@ -13,8 +13,8 @@ from onnx import helper, numpy_helper
 
 from tests import models, reports
 from trtkit.backends import load_backend
+from trtkit.builder.stages import OnnxFile, PreparedStage
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.stages import OnnxFile, PreparedStage
 from trtkit.errors import TrtkitError
 from trtkit.jobs.events import Phase, Verdict, ignore
 from trtkit.jobs.job import Context

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtkit.engine.decoders import llm_options
+from trtkit.builder.decoders import llm_options
 from trtkit.errors import GenerationError, RequestError, SourceError, did_you_mean
 from trtkit.lora.adapter import open_adapter
 from trtkit.lora.targets import adapted_layers, check_adapter

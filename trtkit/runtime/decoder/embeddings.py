@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtkit.engine.embeddings import EMBEDDINGS, WEIGHT
+from trtkit.builder.embeddings import EMBEDDINGS, WEIGHT
 from trtkit.errors import GenerationError
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from trtkit.backends import load_backend
+from trtkit.builder.decoders import has_read_only_caches, llm_options, open_decoder
+from trtkit.builder.embeddings import embedding_table
 from trtkit.dtypes import dtype_of
-from trtkit.engine.decoders import has_read_only_caches, llm_options, open_decoder
-from trtkit.engine.embeddings import embedding_table
 from trtkit.models.model import SPECULATOR
 from trtkit.network.decoder import EMBEDS
 from trtkit.network.graph import Graph
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.backends import Backend
+    from trtkit.builder.decoders import OpenedDecoder
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
-    from trtkit.engine.decoders import OpenedDecoder
     from trtkit.network.input_spec import InputSpec
     from trtkit.network.layer_graph import LayerGraph
 

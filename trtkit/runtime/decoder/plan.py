@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trtkit.builder.decoders import llm_options
+from trtkit.builder.stages import PlanFile
 from trtkit.dtypes import DTYPES
-from trtkit.engine.decoders import llm_options
-from trtkit.engine.stages import PlanFile
 from trtkit.errors import GenerationError
 from trtkit.runtime.decoder.embeddings import bundle_embeddings
 from trtkit.runtime.device import ALIGNMENT

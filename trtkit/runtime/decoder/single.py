@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.backends import load_backend
-from trtkit.engine.decoders import llm_options, most_pages
+from trtkit.builder.decoders import llm_options, most_pages
 from trtkit.errors import GenerationError, RequestError
 from trtkit.models.model import SPECULATOR
 from trtkit.models.parallel import rank_spec

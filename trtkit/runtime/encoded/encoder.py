@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtkit.backends import load_backend
-from trtkit.engine.encoder import output_names
-from trtkit.engine.stages import plan_files
+from trtkit.builder.encoder import output_names
+from trtkit.builder.stages import plan_files
 from trtkit.models.model import ENCODER
 from trtkit.network.input_spec import ENCODED_MASK
 from trtkit.reference import Executor

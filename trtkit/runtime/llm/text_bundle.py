@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from trtkit.builder.decoders import llm_options
 from trtkit.bundle.bundle import Bundle, open_bundle
-from trtkit.engine.decoders import llm_options
 from trtkit.errors import GenerationError, RequestError
 from trtkit.runtime.encoded import AudioPrompts, TextPrompts
 from trtkit.runtime.generation.request import Request, check_request

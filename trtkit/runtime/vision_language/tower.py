@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtkit.backends import load_backend
-from trtkit.engine.stages import plan_files
+from trtkit.builder.stages import plan_files
 from trtkit.models.model import VISION
 from trtkit.reference import Executor
 from trtkit.runtime.decoder import engine_device

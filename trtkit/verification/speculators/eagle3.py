@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
     from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-    from trtkit.engine.speculators.opened import OpenedSpeculator
+    from trtkit.builder.speculators.opened import OpenedSpeculator
     from trtkit.models.speculators.spec import Fields
     from trtkit.network.host_array import Array
     from trtkit.runtime.decoder import ReferenceDecoder

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, PreTrainedModel
     from transformers.models.gemma4_assistant.modeling_gemma4_assistant import Gemma4AssistantOutput
 
-    from trtkit.engine.speculators.opened import OpenedSpeculator
+    from trtkit.builder.speculators.opened import OpenedSpeculator
     from trtkit.network.host_array import Array
     from trtkit.runtime.decoder import ReferenceDecoder
 

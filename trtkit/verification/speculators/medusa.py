@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from trtkit.arrays import Array
-    from trtkit.engine.speculators.opened import OpenedSpeculator
+    from trtkit.builder.speculators.opened import OpenedSpeculator
     from trtkit.runtime.decoder import ReferenceDecoder
 
 

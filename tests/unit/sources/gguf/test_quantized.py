@@ -19,9 +19,9 @@ from tests.unit.sources.gguf.recurrent_cases import qwen35_keys
 from tests.unit.sources.gguf.sparse_cases import granite_shared_keys
 from tests.unit.sources.gguf.stored_cases import GPT_OSS, changed, gpt_oss_keys
 from tests.unit.sources.gguf.write_gguf import write_model, write_tensor
+from trtkit.builder.decoders import open_config_source
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import FP16, FP32
-from trtkit.engine.decoders import open_config_source
 from trtkit.errors import SourceError, TrtkitError
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder

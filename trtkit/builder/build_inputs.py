@@ -1,0 +1,73 @@
+"""Everything a build follows from, known before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.backends import choose_backend
+from trtkit.builder import cache
+from trtkit.builder.jobs import DIGEST
+from trtkit.builder.plugins import uses_plugins
+from trtkit.builder.profiles import check_keys
+from trtkit.bundle.records import FileRecord
+from trtkit.config.targets import Target, load_target
+from trtkit.models.model import VISION
+from trtkit.network.onnx.io import TensorSpec
+from trtkit.quantization.by_part.choice import check_names
+from trtkit.resolve import resolve
+from trtkit.sources.huggingface.vision import torch_source
+from trtkit.sources.labels import config_labels
+
+if TYPE_CHECKING:
+    from trtkit.config.schema import ModelConfig
+    from trtkit.jobs.runner import Runner
+    from trtkit.models.model import Model
+
+
+@dataclass(frozen=True)
+class BuildInputs:
+    """A build before it starts.
+
+    key: SHA-256 of all that the plan follows from. uses_plugins: custom ops of ONNX files become plugins. labels: names
+    of classes.
+    """
+
+    model: Model
+    target: Target
+    backend: str
+    sources: tuple[FileRecord, ...]
+    tools: dict[str, str]
+    key: str
+    uses_plugins: bool = False
+    labels: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> ModelConfig:
+        """The config, with what the source's folder says of pictures and outputs."""
+        return self.model.config
+
+
+def gather_inputs(config: ModelConfig, runner: Runner) -> BuildInputs:
+    """Resolve model, target and backend, and fingerprint the source and calibration data. Raises TrtkitError."""
+    model = resolve(config)
+    labels = config_labels(model.config)
+    if config.quantize is not None and model.spec is None:
+        check_names(config.quantize, (VISION,) if model.takes_images else ())
+    _check_profiles(model)
+    target = load_target(config.target)
+    backend = choose_backend(target.backend)
+    has_plugins = uses_plugins(config, backend)
+    digests = runner.run(DIGEST, config)
+    sources, data = (tuple(FileRecord(**asdict(file)) for file in each) for each in (digests.files, digests.data))
+    tools = cache.tool_versions()
+    key = cache.build_key(model.config, target, backend, (*sources, *data), tools)
+    return BuildInputs(model, target, backend, sources, tools, key, has_plugins, labels)
+
+
+def _check_profiles(model: Model) -> None:
+    """Refuse profiles that name what a model to be exported lacks. Raises ConfigError."""
+    config = model.config
+    if model.interface == "arrays" and model.spec is None and config.source.onnx is None and config.profiles:
+        inputs = torch_source(config).inputs
+        check_keys([TensorSpec(name, spec.dtype, spec.shape) for name, spec in inputs.items()], config.profiles)

@@ -1,0 +1,312 @@
+"""A decoder-only LLM's source, spec, sizes and profiles, as its config asks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from trtkit.builder.plugins import reads_pages_in_place
+from trtkit.builder.speculators.head import Joined, open_head
+from trtkit.builder.stages import DecoderSize
+from trtkit.config.llm import LlmOptions
+from trtkit.dtypes import dtype_of
+from trtkit.errors import ConfigError, Problem
+from trtkit.lora.merge import open_language_model
+from trtkit.lora.targets import adapted_layers, check_stages
+from trtkit.models.parallel import SINGLE, check_grid, grid_of, rank_spec
+from trtkit.models.rank_weights import RankWeights
+from trtkit.models.registry import decoder_spec
+from trtkit.models.rope import original_length
+from trtkit.models.weights import find_weights, model_weights, stored_spec
+from trtkit.network.decoder import build_decoder
+from trtkit.network.decoder_options import DecoderOptions
+from trtkit.network.profile import ProfileShapes
+from trtkit.network.speculators.registry import build_speculator
+from trtkit.sources import decoder_source
+from trtkit.sources.checkpoint import converted_elements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from trtkit.builder.speculators.opened import OpenedSpeculator
+    from trtkit.config.schema import ModelConfig
+    from trtkit.models.model import Model
+    from trtkit.models.spec import DecoderSpec
+    from trtkit.network.graph import Graph
+    from trtkit.network.input_spec import InputSpec, Role
+    from trtkit.network.profile import ResolvedProfile
+    from trtkit.sources.decoder_source import DecoderSource
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedDecoder:
+    """A language model with its source open: what networks of it are written from.
+
+    spec: of the whole model. rank: the one of the config's grid that networks are written for.
+    """
+
+    model: Model
+    source: DecoderSource
+    spec: DecoderSpec
+    rank: int = 0
+
+    @property
+    def config(self) -> ModelConfig:
+        """The config of the whole model."""
+        return self.model.config
+
+    @property
+    def takes_embeddings(self) -> bool:
+        """Whether the engine takes vectors in place of ids: asked for, or because the model takes images."""
+        return takes_embeddings(self.model)
+
+    @property
+    def own(self) -> DecoderSpec:
+        """What the rank computes of the model."""
+        return rank_spec(self.spec, grid_of(self.config), self.rank)
+
+    @property
+    def adapted(self) -> frozenset[str]:
+        """The layers that take adapters while the engine runs. Raises ConfigError for targets that it has not."""
+        lora = llm_options(self.config).lora
+        return frozenset() if lora is None else adapted_layers(self.spec, lora)
+
+    def weights(self) -> Mapping[str, Any]:
+        """Return the rank's weights by path, read when asked for. Raises what `all_weights` does."""
+        whole = self.all_weights()
+        return whole if grid_of(self.config) == SINGLE else RankWeights(self.spec, self.own, whole)
+
+    def all_weights(self) -> Mapping[str, Any]:
+        """Return the whole model's weights. Raises SourceError, ProblemsError for those that are missing or differ."""
+        return find_weights(self.spec, self.source.checkpoint, self.source.where)
+
+    @cached_property
+    def head(self) -> OpenedSpeculator | None:
+        """The draft head, if the config names one. Raises ConfigError, SourceError, ProblemsError."""
+        return open_head(self.config, self.spec, has_quantized_caches=self.source.kv_cache is not None)
+
+    def write(self, graph: Graph, weights: Mapping[str, Any], logits: Literal["all", "last"] | None = None) -> Graph:
+        """Write the network into the empty `graph`. logits: in place of those that the config asks for."""
+        graph_options = self.options(graph.backend.name, logits)
+        if self.head is not None:
+            weights = Joined(weights, self.head.fusion)
+        build_decoder(graph, self.own, weights, graph_options)
+        return graph
+
+    def options(self, backend: str, logits: Literal["all", "last"] | None = None) -> DecoderOptions:
+        """Return how the network is written for a backend. Raises ConfigError for plugins that it lacks."""
+        in_place = reads_pages_in_place(self.config, backend)
+        fusion = None if self.head is None else self.head.spec.fusion
+        return replace(
+            network_options(self.model, logits),
+            kv_cache=self.source.kv_cache,
+            adapted=self.adapted,
+            has_pages_in_place=in_place,
+            fusion=fusion,
+            gives_last_hidden=self.head is not None and fusion is None,
+            has_tree=llm_options(self.config).tree_tokens is not None,
+        )
+
+    def write_head(self, graph: Graph) -> Graph:
+        """Write the network of the draft head into the empty `graph`."""
+        head = self.head
+        assert head is not None
+        arrays = head.weights(self.all_weights() if head.borrowed else {})
+        build_speculator(graph, (head.spec, head.ids), arrays, network_options(self.model))
+        return graph
+
+
+def open_decoder(model: Model, quantized: Path | None = None, rank: int = 0) -> OpenedDecoder:
+    """Open the source of a language model, or the checkpoint `quantized` made of it, for one rank of its grid.
+
+    Raises ConfigError for options that the model or the method does not allow, SourceError, ProblemsError.
+    """
+    source = open_config_source(model.config, quantized)
+    return OpenedDecoder(model, source, checked_spec(model.config, source), rank)
+
+
+def open_config_source(config: ModelConfig, quantized: Path | None = None) -> DecoderSource:
+    """Open what the network is written from. Raises ConfigError if a source of another kind is to stay as stored."""
+    if quantized is not None:
+        return decoder_source.open_hf_folder(quantized)
+    keeps = config.quantize is not None and config.quantize.keeps_stored
+    if keeps and config.source.gguf is None:
+        what = "`as_stored` applies to GGUF files; other quantized checkpoints are kept as stored anyway"
+        raise ConfigError("the config does not fit its source", [Problem(what, "quantize.method", "remove `quantize`")])
+    return open_language_model(config.source, keep_quantized=keeps)
+
+
+def makes_checkpoint(config: ModelConfig) -> bool:
+    """Whether building an LLM begins with quantizing it."""
+    options = config.quantize
+    return options is not None and not options.is_idle and not options.keeps_stored
+
+
+def head_note(spec: DecoderSpec, opened: DecoderSource) -> str:
+    """Say that a stored head is used although the config ties it; empty if it does not."""
+    if spec.head.is_tied or not decoder_spec(opened.config, opened.where).head.is_tied:
+        return ""
+    return f"the stored `{spec.names['lm_head']}.weight` is used, since it differs from the tied embedding"
+
+
+def rope_note(spec: DecoderSpec, options: LlmOptions) -> str:
+    """Say where positions are turned otherwise than transformers turns those of short sequences; empty elsewhere.
+
+    LongRoPE has factors for short and for long sequences. An engine has one of both, since keys in a cache cannot be
+    turned again when a sequence grows.
+    """
+    ropes = [rope for each in spec.attentions if (rope := each.rope) is not None and rope.scaling == "longrope"]
+    if not ropes:
+        return ""
+    original, length = original_length(ropes[0]), options.max_sequence_length
+    if length <= original:
+        return ""
+    short = f"transformers takes the short ones up to {original} tokens"
+    return f"long factors at every length; {short}: `llm.max_sequence_length={original}` builds with those"
+
+
+def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
+    """Return the model's spec.
+
+    Raises ConfigError for a slot that is longer than the model's positions, for more new tokens at once than the model
+    takes, and for a grid that cannot share it.
+    """
+    spec = stored_spec(opened.config, opened.where, opened.checkpoint)
+    if (source := llm_options(config).max_source_length) is not None:
+        spec = spec.with_source_length(source)
+    options, limit, most = llm_options(config), spec.max_position_embeddings, spec.most_new_tokens
+    problems = []
+    if limit and options.max_sequence_length > limit:
+        what = f"{options.max_sequence_length} is above the model's `max_position_embeddings`, {limit}"
+        problems.append(Problem(what, "llm.max_sequence_length", f"lower it to {limit} or less"))
+    if most is not None and options.max_prefill_length > most:
+        what = f"{options.max_prefill_length} is above {most}, the most new tokens that recurrent layers take at once"
+        problems.append(Problem(what, "llm.max_prefill_length", f"lower it to {most} or less"))
+    if options.latent_attention == "expanded" and not any(each.latent for each in spec.attentions):
+        what = "`expanded` does not apply to a model without latent attention"
+        problems.append(Problem(what, "llm.latent_attention", "leave it out"))
+    if options.kv == "paged" and not spec.attentions:
+        what = "`llm.kv: paged` does not apply to a model without attention: it has no KV caches"
+        problems.append(Problem(what, "llm.kv", "leave it out"))
+    if problems:
+        raise ConfigError(f"the config does not fit {opened.where}", problems)
+    grid = grid_of(config)
+    check_grid(spec, grid, opened.where)
+    if options.lora is not None and grid.pipeline > 1:
+        check_stages(spec, options.lora, grid)
+    if options.kv == "paged" and not rank_spec(spec, grid, 0).attentions:
+        what = f"`llm.kv: paged` needs a layer with attention in the first of {grid.pipeline} pipeline stages"
+        first = next(index for index, layer in enumerate(spec.layers) if layer.mixer in spec.attentions)
+        fix = f"use fewer stages, so that the first one has layer {first}, or `llm.kv: linear`"
+        raise ConfigError(f"the config does not fit {opened.where}", [Problem(what, "llm.kv", fix)])
+    return spec
+
+
+def llm_options(config: ModelConfig) -> LlmOptions:
+    """Return the config's `llm` section or its defaults."""
+    return config.llm or LlmOptions()
+
+
+def takes_embeddings(model: Model) -> bool:
+    """Whether the engine takes vectors in place of ids: asked for, or because the model takes images."""
+    return model.takes_images or llm_options(model.config).inputs == "embeds"
+
+
+def network_options(model: Model, logits: Literal["all", "last"] | None = None) -> DecoderOptions:
+    """Return how a model's network is written. logits: in place of those that the config asks for."""
+    options = llm_options(model.config)
+    return DecoderOptions(
+        dtype_of(model.config.precision),
+        options.max_sequence_length,
+        has_all_logits=(logits or options.logits) == "all",
+        has_embeds_input=takes_embeddings(model),
+        has_rope_positions=model.images is not None and model.images.has_grid_positions,
+        deepstack=0 if model.images is None else model.images.deepstack,
+        has_hidden_states=options.hidden_states,
+        has_kv_window=options.kv_window == "used",
+        page_tokens=options.page_size,
+        has_visible_lengths=model.images is not None and model.images.has_whole_images,
+        expands_latent=options.latent_attention == "expanded",
+        experts=options.experts,
+    )
+
+
+def decoder_profiles(inputs: Sequence[InputSpec], options: LlmOptions) -> tuple[ResolvedProfile, ...]:
+    """Return the profiles `prefill` and `decode`."""
+    batch = {"min": 1, "opt": max(1, options.max_batch_size // 2), "max": options.max_batch_size}
+    prefill = {"min": 1, "opt": max(1, options.max_prefill_length // 2), "max": options.max_prefill_length}
+    decode = {"min": 1, "opt": 1, "max": 1}
+    length = options.max_sequence_length
+    sizes: dict[Role, Mapping[str, int]] = {"batch": batch}
+    if (page := options.page_size) is not None:
+        row = {"min": 1, "opt": max(1, length // page // 2), "max": length // page}
+        sizes["row_pages"], sizes["kv_window"] = row, {kind: page * row[kind] for kind in row}
+        sizes["pages"] = {"min": 1, "opt": batch["opt"] * row["opt"] + 1, "max": most_pages(inputs)}
+    else:
+        sizes["kv_window"] = {"min": 1, "opt": max(1, length // 2), "max": length}
+    if options.lora is not None:
+        most = options.lora.max_rank_sum
+        sizes["adapter_rank"] = {"min": 0, "opt": max(1, most // 2), "max": most}
+    return tuple(_profile(inputs, {**sizes, "new_tokens": new}) for new in (prefill, decode))
+
+
+def _profile(inputs: Sequence[InputSpec], sizes: Mapping[Role, Mapping[str, int]]) -> ResolvedProfile:
+    """Return a profile of dynamic axes with these sizes, each `min`, `opt` and `max`."""
+    return {
+        spec.name: ProfileShapes(
+            **{kind: spec.shape_at({role: sizes[role][kind] for role in sizes}) for kind in ("min", "opt", "max")}
+        )
+        for spec in inputs
+    }
+
+
+def most_pages(inputs: Sequence[InputSpec]) -> int:
+    """Return how many pages a pool may have: TensorRT numbers a tensor's elements with 31 bits."""
+    page_elements = [math.prod(spec.shape[1:]) for spec in inputs if spec.shape and spec.axes[0].role == "pages"]
+    return (2**31 - 1) // max(page_elements, default=1)
+
+
+def decoder_size(opened: OpenedDecoder) -> DecoderSize:
+    """Return the model's parameter count, and a rank's weight bytes and KV-cache bytes.
+
+    Weight bytes are those of an unquantized network; linear caches have every layer at full length.
+    """
+    config, kv_cache = opened.config, opened.source.kv_cache
+    parameters, own = (
+        sum(math.prod(weight.shape) for weight in model_weights(spec)) for spec in (opened.spec, opened.own)
+    )
+    dtype = dtype_of(config.precision)
+    cached = dtype if kv_cache is None else dtype_of(kv_cache.format)
+    per_token = cached.size_bytes(opened.own.cached_elements)
+    per_slot = per_token * llm_options(config).max_sequence_length
+    states = opened.own.state_bytes(dtype)
+    return DecoderSize(
+        opened.spec.model_type,
+        parameters,
+        dtype.size_bytes(own),
+        per_token,
+        per_slot,
+        states,
+        vocab_size=opened.spec.vocab_size,
+        has_read_only_caches=has_read_only_caches(opened),
+    )
+
+
+def converted_bytes(opened: OpenedDecoder, ranks: int = 1) -> int:
+    """Return the bytes of a rank's weights, at least, that the bundle holds once more since they change type."""
+    dtype = dtype_of(opened.config.precision)
+    return dtype.size_bytes(converted_elements(opened.source.checkpoint, dtype.numpy)) // ranks
+
+
+def has_read_only_caches(opened: OpenedDecoder) -> bool:
+    """Whether the network gives new keys and values, which its runtime keeps."""
+    return opened.source.kv_cache is not None or llm_options(opened.config).kv == "paged"
+
+
+def engine_bytes(source: DecoderSource, size: DecoderSize, ranks: int = 1) -> int:
+    """Return the bytes of a rank's weights at least: quantized layers stay as small as they are in their files."""
+    stored = sum(path.stat().st_size for path in source.files) // ranks
+    return min(size.weight_bytes, stored) if source.quantized_by else size.weight_bytes

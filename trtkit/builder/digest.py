@@ -1,0 +1,19 @@
+"""The job that fingerprints what a config's source reads. It imports nothing that reads models: any extra has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.builder.jobs import Digests
+from trtkit.jobs.events import Phase
+from trtkit.sources.digest import digest_data, digest_model
+
+if TYPE_CHECKING:
+    from trtkit.config.schema import ModelConfig
+    from trtkit.jobs.job import Context
+
+
+def digest(request: ModelConfig, context: Context) -> Digests:
+    """Return the files that the source of a config reads, and those of its calibration data, with their SHA-256."""
+    context.report(Phase("read source"))
+    return Digests(tuple(digest_model(request)), tuple(digest_data(request.quantize)))

@@ -1,0 +1,77 @@
+"""The jobs of a build, with what they take and give. What goes between stages is in `stages`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtkit.builder.stages import Prepared, StageKernels, StageRequest, StageResult
+from trtkit.config.schema import ModelConfig
+from trtkit.jobs.events import Step
+from trtkit.jobs.job import Job
+from trtkit.quantization.jobs import QuantizeRequest
+from trtkit.sources.digest import SourceFile
+
+
+@dataclass(frozen=True)
+class Digests:
+    """The files that a config's source reads, and those of its calibration data."""
+
+    files: tuple[SourceFile, ...]
+    data: tuple[SourceFile, ...]
+
+
+@dataclass(frozen=True)
+class PrepareRequest:
+    """A model of arrays to prepare in the empty `folder`. has_plugins: whether TensorRT gets custom ops as plugins."""
+
+    config: ModelConfig
+    folder: Path
+    has_plugins: bool = False
+
+
+@dataclass(frozen=True)
+class DiagnoseRequest:
+    """A model whose unsupported operators are to be found."""
+
+    backend: str
+    onnx: Path
+
+
+@dataclass(frozen=True)
+class QuantizedVision:
+    """A quantized ONNX file: its nodes, and how many activations and weights are quantized.
+
+    loss: relative RMS error of its outputs on the worst calibration sample; None without calibration data.
+    """
+
+    steps: tuple[Step, ...]
+    nodes: int
+    activations: int
+    weights: int
+    loss: float | None = None
+
+    @property
+    def loss_text(self) -> str:
+        """What the finished model loses, in words; empty if that was not measured."""
+        return next((step.detail for step in self.steps if step.name == "loss"), "")
+
+
+@dataclass(frozen=True)
+class FloatModel:
+    """The model that a quantized ONNX file was made from.
+
+    config: its config, with absolute paths. digests: SHA-256 of its source's files.
+    """
+
+    config: ModelConfig
+    digests: tuple[str, ...]
+
+
+DIGEST = Job("trtkit.builder.digest:digest", ModelConfig, Digests, activity="reading the model")
+PREPARE = Job("trtkit.builder.prepare:prepare", PrepareRequest, Prepared, activity="reading the model")
+BUILD_STAGE = Job("trtkit.builder.stage_job:build_stage", StageRequest, StageResult, uses_tensorrt=True)
+LIST_KERNELS = Job("trtkit.builder.kernel_job:list_kernels", StageRequest, StageKernels, uses_tensorrt=True)
+# It parses too, but only to explain what another job has refused: its own crash is not explained.
+DIAGNOSE = Job("trtkit.builder.diagnose:diagnose", DiagnoseRequest, type(None))
+QUANTIZE_VISION = Job("trtkit.builder.quantize_vision:quantize_vision", QuantizeRequest, QuantizedVision)

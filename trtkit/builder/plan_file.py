@@ -1,0 +1,148 @@
+"""Let TensorRT build a network, whoever wrote it, and write the plan."""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtkit.builder.callbacks import FileWriter, plan_writer, progress_monitor
+from trtkit.builder.stages import BuiltPlan
+from trtkit.errors import BuildError
+from trtkit.jobs.events import Phase
+from trtkit.jobs.trt_log import error_lines, warning_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from trtkit.backends import Backend
+    from trtkit.builder.stages import PlanOptions, WrittenNetwork
+    from trtkit.jobs.events import Listener
+    from trtkit.network.profile import ResolvedProfile
+
+# TensorRT streams a plan through a buffer of 64 MiB; a smaller plan takes less memory whole.
+_STREAM_FROM_BYTES = 64 * 2**20
+# Layers whose outputs' sizes, or whether they run, are known only while the engine runs.
+_ALLOCATES = ("NON_ZERO", "NMS", "TRIP_LIMIT", "CONDITION")
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """How to build, and where to. log: the file with what TensorRT prints in this process.
+
+    is_detailed: whether the engine, and TensorRT's verbose log, tell of which layers each kernel was made.
+    """
+
+    profiles: tuple[ResolvedProfile, ...]
+    options: PlanOptions
+    plan: Path
+    log: Path
+    is_detailed: bool = False
+
+
+def write_plan(
+    backend: Backend, network: WrittenNetwork, weight_bytes: int, request: PlanRequest, report: Listener
+) -> BuiltPlan:
+    """Build `network` and write its plan. weight_bytes: about what the plan will hold.
+
+    Raises BuildError with TensorRT's own reasons, OSError where the disk cannot hold the plan.
+    """
+    config = _builder_config(backend, network, request)
+    config.progress_monitor = progress_monitor(backend, report)
+    report(Phase("build"))
+    started = time.perf_counter()
+    with request.plan.open("wb") as file:
+        writer = FileWriter(file)
+        build = _stream if weight_bytes >= _STREAM_FROM_BYTES else _build
+        built = build(backend, network, config, writer)
+    log = request.log.read_text(errors="replace")
+    if not built:
+        raise BuildError(_reasons(log), fix=_advice(backend, network.definition))
+    build_s = round(time.perf_counter() - started, 3)
+    peak_memory_mib = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+    return BuiltPlan(writer.size_bytes, writer.sha256(), tuple(warning_lines(log)), build_s, peak_memory_mib)
+
+
+def _advice(backend: Backend, definition: Any) -> str:
+    """Return what to do about a network that TensorRT does not build."""
+    layers = (definition.get_layer(index) for index in range(definition.num_layers))
+    if not any(backend.layer_type(layer) == "CONDITION" for layer in layers):
+        return "`trtkit inspect` lists the network's layers"
+    inputs = [definition.get_input(index) for index in range(definition.num_inputs)]
+    scalars = ", ".join(f"`{tensor.name}`" for tensor in inputs if max(tensor.shape, default=1) == 1)
+    of = f", here one of {scalars}," if scalars else ""
+    return (
+        "TensorRT builds both branches of every `If`, so both must fit the profile's shapes; if an input chooses"
+        f"{of} give it the value you use: `fixed_inputs: {{NAME: VALUE}}`"
+    )
+
+
+def _build(_backend: Backend, network: WrittenNetwork, config: Any, writer: FileWriter) -> bool:
+    """Build in memory and write; False where TensorRT cannot."""
+    plan = network.builder.build_serialized_network(network.definition, config)
+    if plan is None:
+        return False
+    writer.write(plan)
+    return True
+
+
+def _stream(backend: Backend, network: WrittenNetwork, config: Any, writer: FileWriter) -> bool:
+    """Build while writing: the plan is never whole in memory. Otherwise like `_build`."""
+    stream = plan_writer(backend, writer)
+    built = network.builder.build_serialized_network_to_stream(network.definition, config, stream)
+    if stream.fault is not None:
+        raise stream.fault
+    return bool(built)
+
+
+def _builder_config(backend: Backend, network: WrittenNetwork, request: PlanRequest) -> Any:
+    """Return TensorRT's builder config with options, target and profiles set."""
+    trt, options, builder = backend.trt, request.options, network.builder
+    config = builder.create_builder_config()
+    if request.is_detailed:
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    config.clear_flag(trt.BuilderFlag.TF32)  # on by default: fp32 would have the 10-bit mantissas of TF32
+    if options.sparse_weights:
+        config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
+    if options.weight_streaming:
+        config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
+    elif can_be_captured(backend, network.definition):
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
+    config.builder_optimization_level = options.optimization_level
+    builder.max_threads = options.max_threads
+    if options.workspace_gib is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, int(options.workspace_gib * 2**30))
+    capabilities = options.compute_capabilities
+    if capabilities:
+        config.num_compute_capabilities = len(capabilities)
+        for index, capability in enumerate(capabilities):
+            config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{capability}"), index)
+    for shapes in request.profiles:
+        profile = builder.create_optimization_profile()
+        for name, shape in shapes.items():
+            profile.set_shape(name, shape.min, shape.opt, shape.max)
+        config.add_optimization_profile(profile)
+    return config
+
+
+def can_be_captured(backend: Backend, definition: Any) -> bool:
+    """Whether a CUDA graph can hold the engine, if TensorRT allocates nothing while it runs.
+
+    TensorRT-RTX has a flag for that, and refuses it where sizes follow from data.
+    """
+    layers = (definition.get_layer(index) for index in range(definition.num_layers))
+    has_flag = hasattr(backend.trt.BuilderFlag, "REQUIRE_USER_ALLOCATION")
+    return has_flag and not allocates(map(backend.layer_type, layers))
+
+
+def allocates(kinds: Iterable[str]) -> bool:
+    """Whether a network with these types of layers needs memory while it runs, of sizes that follow from data."""
+    return any(kind in _ALLOCATES for kind in kinds)
+
+
+def _reasons(log: str) -> str:
+    """Return TensorRT's own reasons for a failed build."""
+    reasons = error_lines(log)
+    return "TensorRT cannot build the network: " + ("; ".join(reasons[:6]) if reasons else "it gave no reason")

@@ -1,0 +1,263 @@
+"""The job that turns a config's source, a model or a family's parts, into ONNX files for TensorRT's parser."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from trtkit.builder.hybrids import OpenedHybrid, open_hybrid, opt_sizes, stage_profiles
+from trtkit.builder.parseable import make_parseable, write_onnx
+from trtkit.builder.profiles import check_keys, opt_dims, opt_shapes, resolve_profiles, with_first_names
+from trtkit.builder.room import Load, check_room, hybrid_load
+from trtkit.builder.stages import Prepared, PreparedStage
+from trtkit.config.schema import InputSpec, TorchSource
+from trtkit.dtypes import dtype_of
+from trtkit.files import scratch_folder
+from trtkit.jobs.events import Phase
+from trtkit.jobs.steps import Steps
+from trtkit.models.hybrids.registry import TEXT_ENCODERS
+from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
+from trtkit.models.hybrids.weights import find_part_weights
+from trtkit.network.hybrid import input_name
+from trtkit.network.onnx import autocast, care, custom_ops, folding, function
+from trtkit.network.onnx.io import graph_inputs
+from trtkit.network.onnx.merge import merged, prefixed
+from trtkit.network.onnx.nms import append_nms
+from trtkit.quantization.by_part.data import with_own_arrays
+from trtkit.quantization.vision.data import Place
+from trtkit.quantization.vision.onnx_model import quantized, quantized_part
+from trtkit.resolve import onnx_export, resolve
+from trtkit.sources import onnx_file, package_file
+from trtkit.sources.checkpoint import converted_elements
+from trtkit.sources.huggingface import vision
+from trtkit.sources.huggingface.preprocessing import folder_labels
+from trtkit.sources.hybrid_source import PartFactory, part_module
+from trtkit.sources.safetensors_folder import json_object
+from trtkit.sources.tokenizer import folder_tokenizer
+from trtkit.sources.torch import attempts, export
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import onnx
+
+    from trtkit.builder.jobs import PrepareRequest
+    from trtkit.builder.stages import OnnxFile
+    from trtkit.config.schema import ModelConfig
+    from trtkit.jobs.job import Context
+    from trtkit.models.model import Model, Stage
+    from trtkit.quantization.by_part.choice import HybridQuantization
+
+
+def prepare(request: PrepareRequest, context: Context) -> Prepared:
+    """Write the ONNX files of a model of arrays, one for each stage that has ONNX parts, fit for TensorRT's parser."""
+    context.report(Phase("prepare"))
+    steps, model = Steps(context.report), resolve(request.config)
+    (request.folder / "network").mkdir()
+    if model.spec is None:
+        return _prepare_whole(request, model.stages[0], steps)
+    return prepare_parts(request, model, steps)
+
+
+def _prepare_whole(request: PrepareRequest, stage: Stage, steps: Steps) -> Prepared:
+    """Prepare a model that is one ONNX file: in the config's precision, quantized if it asks for it."""
+    config, folder = request.config, request.folder / "network"
+    path = _source_onnx(config, folder, steps)
+    onnx_model = onnx_file.read_model(path)
+    check_keys([spec for spec in graph_inputs(onnx_model) if spec.name not in config.fixed_inputs], config.profiles)
+    onnx_model = make_parseable(onnx_model, config, str(path), steps, has_plugins=request.has_plugins)
+    named = with_first_names(config.profiles, folding.dimension_aliases(onnx_model))
+    profiles, detail = resolve_profiles(graph_inputs(onnx_model), named)
+    steps.add("profiles", detail)
+    shapes = opt_shapes(graph_inputs(onnx_model), profiles)
+    if config.quantize is not None:
+        steps.report(Phase("quantize"))
+        onnx_model = quantized(onnx_model, config, Place(shapes, folder, steps))
+    if config.precision != "fp32":
+        keep = autocast.select_nodes(onnx_model, config.keep_fp32)
+        keep += function.fp32_nodes(onnx_model)
+        onnx_model, detail = autocast.cast_to(onnx_model, config.precision, keep, shapes, folder)
+        steps.add("precision", detail)
+    if config.engine_nms is not None:
+        onnx_model = _with_nms(onnx_model, config, steps, has_plugins=request.has_plugins)
+    steps.add("I/O types", autocast.cast_io(onnx_model, config.io_types))
+    for intermediate in folder.iterdir():
+        intermediate.unlink()
+    _name_classes(onnx_model, config)
+    file = write_onnx(onnx_model, folder / "model.onnx", steps, uses_plugins=request.has_plugins)
+    prepared = PreparedStage(stage.name, stage.writer, stage.part_names, file, tuple(profiles), shapes)
+    return Prepared(tuple(steps.done), prepared.profiles, (prepared,))
+
+
+def _with_nms(model: onnx.ModelProto, config: ModelConfig, steps: Steps, *, has_plugins: bool) -> onnx.ModelProto:
+    """Append NMS, which computes in fp32 in every precision."""
+    assert config.engine_nms is not None
+    detail = append_nms(model, config.engine_nms)
+    model, _ = custom_ops.lower(model, form=config.custom_ops.form, for_plugins=has_plugins)
+    care.name_nodes(model)
+    steps.add("NMS", detail)
+    return care.infer_shapes(model)[0]
+
+
+def _name_classes(model: onnx.ModelProto, config: ModelConfig) -> None:
+    """Note a Hugging Face folder's names of classes in the file's metadata, as Ultralytics does: a bundle may move."""
+    labels = () if config.source.hf is None else folder_labels(json_object(Path(config.source.hf) / "config.json"))
+    if labels:
+        model.metadata_props.add(key="names", value=repr(dict(enumerate(labels))))
+
+
+def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
+    """Return the ONNX file of the source, exported into `folder` where it is not one already."""
+    source = config.source
+    if source.onnx is not None:
+        path = package_file.resolve(source.onnx, source.requires)
+        steps.add("source", f"{path.name}, {path.stat().st_size / 2**20:.1f} MiB")
+        written = onnx_export(config)
+        if written is not None:
+            lacks = "" if config.task else "; no `task` of trtkit reads its outputs, which stay tensors"
+            steps.add(
+                "metadata", f"Ultralytics `{written.task}`, pictures of {written.size[0]}x{written.size[1]}{lacks}"
+            )
+        return path
+    torch_source = vision.torch_source(config)
+    module = export.make_module(torch_source, source.requires)
+    steps.add("source", f"{torch_source.factory}, {sum(p.numel() for p in module.parameters()) / 1e6:.1f} M parameters")
+    path = folder / "exported.onnx"
+    steps.add("export", attempts.export(module, torch_source, opt_dims(config.profiles), path))
+    return path
+
+
+def prepare_parts(request: PrepareRequest, model: Model, steps: Steps) -> Prepared:
+    """Write `folder`/network/STAGE.onnx for every stage with ONNX parts."""
+    config, opened = request.config, open_hybrid(model)
+    steps.add("source", f"{opened.spec.model_type}, parts {', '.join(part.name for part in opened.spec.parts)}")
+    check_room(_load(opened), request.folder)
+    weights = find_part_weights(opened.spec, opened.source.checkpoint, opened.source.where)
+    steps.add("weights", f"{len(weights)} of network parts found, all names and shapes right")
+    if opened.spec.model_type in TEXT_ENCODERS:
+        written = folder_tokenizer(opened.source.folder).write(request.folder / "model")
+        steps.add("tokenizer", ", ".join(path.name for path in written) or "the source has none")
+    profiles, detail = resolve_profiles(opened.inputs, config.profiles, opened.spec.ranges)
+    steps.add("profiles", detail)
+    exporter = _Exporter(opened, request, opt_sizes(opened.inputs, profiles), steps)
+    exported = {stage.name: exporter.exported(stage) for stage in model.stages}
+    if opened.quantization is not None:
+        _check_quantization(opened.quantization, [model for model in exported.values() if model is not None], steps)
+    stages = []
+    for stage in model.stages:
+        inputs = opened.stage_inputs(stage)
+        own = stage_profiles(inputs, opened.inputs, profiles)
+        shapes = opt_shapes(inputs, own)
+        onnx_model = exported.pop(stage.name)
+        file = None if onnx_model is None else exporter.write(stage, onnx_model, shapes)
+        stages.append(PreparedStage(stage.name, stage.writer, stage.part_names, file, tuple(own), shapes))
+    return Prepared(tuple(steps.done), tuple(profiles), tuple(stages))
+
+
+def _load(opened: OpenedHybrid) -> Load:
+    """Return what the build has to hold: written parts as their specs say, exported ones as they are stored."""
+    written = [w for part in opened.spec.parts if isinstance(part, NetworkPart) for w in part.weights]
+    parameters, names = sum(math.prod(weight.shape) for weight in written), {weight.name for weight in written}
+    stored = opened.source.checkpoint
+    exported = sum(math.prod(stored.shape_of(name)) for name in stored if name not in names)
+    dtype = dtype_of(opened.precision)
+    return hybrid_load(parameters + exported, exported, dtype, converted_elements(stored, dtype.numpy, names))
+
+
+@dataclass(frozen=True)
+class _Exporter:
+    """Exports the ONNX parts of stages. sizes: of symbols."""
+
+    opened: OpenedHybrid
+    request: PrepareRequest
+    sizes: Mapping[str, int]
+    steps: Steps
+
+    @property
+    def config(self) -> ModelConfig:
+        """The config of the whole model."""
+        return self.request.config
+
+    def exported(self, stage: Stage) -> onnx.ModelProto | None:
+        """Return a stage's ONNX parts as one model; None if it has none."""
+        parts, uses_plugins = self._parts(stage), self.request.has_plugins
+        if not parts:
+            return None
+        with scratch_folder() as scratch:
+            model = merged([self._export(part, scratch) for part in parts])
+            return make_parseable(model, self.config, f"{stage.name}.onnx", self.steps, has_plugins=uses_plugins)
+
+    def write(self, stage: Stage, model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> OnnxFile:
+        """Write what a stage exported, quantized and in its precision."""
+        with scratch_folder() as scratch:
+            own = {spec.name: tuple(shapes[spec.name]) for spec in graph_inputs(model)}
+            if (quantization := self.opened.quantization) is not None:
+                for part in self._parts(stage):
+                    place = Place(own, scratch, self.steps)
+                    whole = [port.name for port in self.opened.spec.inputs]
+                    choice = with_own_arrays(quantization.choices[part.name], list(own), whole, scratch)
+                    model = quantized_part(model, self.config, choice, place)
+            model = self._in_precision(model, self._parts(stage), own, scratch)
+        path = self.request.folder / "network" / f"{stage.name}.onnx"
+        return write_onnx(model, path, self.steps, uses_plugins=self.request.has_plugins)
+
+    def _parts(self, stage: Stage) -> list[OnnxPart]:
+        return [part for name in stage.part_names if isinstance(part := self.opened.spec.part(name), OnnxPart)]
+
+    def _export(self, part: OnnxPart, scratch: Path) -> onnx.ModelProto:
+        """Export one part; its inputs and outputs have the names of their seams, all else the part's before it."""
+        spec = self.opened.spec
+        factory = PartFactory(part.module, part.arguments, part.prefix, part.names)
+        module = part_module(factory, self.opened.source)
+        dtypes = {
+            item.name: item.dtype for stage in self.opened.model.stages for item in self.opened.stage_inputs(stage)
+        }
+        inputs = {
+            name: InputSpec(shape=port.shape, dtype=_exported(dtypes.get(name, "fp32")))
+            for port in part.inputs
+            for name in [input_name(spec, part.name, port.name)]
+        }
+        outputs = tuple(f"{part.name}.{port.name}" for port in part.outputs)
+        source = TorchSource(factory=part.module, inputs=inputs, outputs=outputs)
+        path = scratch / f"{part.name}.onnx"
+        detail = attempts.export(module, source, self.sizes, path)
+        count = sum(parameter.numel() for parameter in module.parameters())
+        self.steps.add("export", f"part `{part.name}`, {count / 1e6:.1f} M parameters, {detail}")
+        return prefixed(onnx_file.read_model(path), f"{part.name}/")
+
+    def _in_precision(
+        self, model: onnx.ModelProto, parts: list[OnnxPart], shapes: dict[str, tuple[int, ...]], scratch: Path
+    ) -> onnx.ModelProto:
+        """Return the model in the config's precision, but parts that ask for fp32."""
+        precision = self.config.precision
+        in_fp32 = tuple(f"{part.name}/" for part in parts if part.dtype == "fp32")
+        if precision == "fp32" or len(in_fp32) == len(parts):
+            return model
+        keep = autocast.select_nodes(model, self.config.keep_fp32)
+        keep += function.fp32_nodes(model)
+        keep += [node.name for node in model.graph.node if in_fp32 and node.name.startswith(in_fp32)]
+        model, detail = autocast.cast_to(model, precision, keep, shapes, scratch)
+        self.steps.add("precision", detail)
+        return model
+
+
+def _check_quantization(quantization: HybridQuantization, models: Sequence[onnx.ModelProto], steps: Steps) -> None:
+    """Refuse globs that match nothing; say what of written parts is quantized."""
+    nodes: dict[str, list[str]] = {}
+    for node in (node for model in models for node in model.graph.node):
+        nodes.setdefault(node.name.partition("/")[0], []).extend((node.name, f"op:{node.op_type}"))
+    quantization.check_globs(nodes)
+    for name in quantization.choices:
+        if summary := quantization.described(name):
+            steps.add("quantize", f"part `{name}`: {summary}")
+
+
+def _exported(dtype: str) -> Literal["fp32", "int32", "int64", "bool"]:
+    """Return the type that a part is exported with: floats in fp32, whatever they are in the network."""
+    match dtype:
+        case "int32" | "int64" | "bool":
+            return dtype
+        case _:
+            return "fp32"

@@ -1,0 +1,86 @@
+"""The head that guesses a language model's tokens: which models and configs can have one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtkit.builder.speculators.source import folder_kind, open_speculator
+from trtkit.builder.speculators.tree import tree_obstacles
+from trtkit.builder.stages import DecoderSize
+from trtkit.dtypes import dtype_of
+from trtkit.errors import ConfigError, Problem
+from trtkit.models.parallel import SINGLE, grid_of
+from trtkit.models.speculators.registry import KINDS
+from trtkit.network.host_array import Array
+
+if TYPE_CHECKING:
+    from trtkit.builder.speculators.opened import OpenedSpeculator
+    from trtkit.config.schema import ModelConfig
+    from trtkit.models.spec import DecoderSpec
+
+_KEY = "llm.speculator"
+
+
+class Joined(Mapping[str, Array]):
+    """Weights of two sources by path, read when asked for."""
+
+    def __init__(self, weights: Mapping[str, Array], others: Mapping[str, Array]) -> None:
+        self._weights, self._others = weights, others
+
+    def __getitem__(self, path: str) -> Array:
+        return self._others[path] if path in self._others else self._weights[path]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._weights
+        yield from self._others
+
+    def __len__(self) -> int:
+        return len(self._weights) + len(self._others)
+
+
+def open_head(config: ModelConfig, spec: DecoderSpec, *, has_quantized_caches: bool) -> OpenedSpeculator | None:
+    """Open the head that the config names; None if it names none.
+
+    Raises ConfigError for a model or config that no head fits, and what `open_speculator` does.
+    """
+    folder = None if config.llm is None else config.llm.speculator
+    if folder is None:
+        return None
+    obstacles = (*_obstacles(config, spec), *KINDS[folder_kind(Path(folder))].obstacles(spec))
+    problems = [Problem(what, _KEY) for what in obstacles]
+    if has_quantized_caches:
+        problems.append(Problem("the checkpoint's caches are quantized, and the head's cache has no scales", _KEY))
+    if problems:
+        raise ConfigError("a head that guesses tokens does not work here", problems, "leave `llm.speculator` out")
+    return open_speculator(Path(folder), spec)
+
+
+def _obstacles(config: ModelConfig, spec: DecoderSpec) -> Iterator[str]:
+    """Yield why no head of any kind can guess tokens of a model."""
+    if grid_of(config) != SINGLE:
+        yield "`parallel`: hidden states and caches of a head are not shared by several ranks"
+    if config.llm is not None and config.llm.inputs == "embeds":
+        yield "`llm.inputs: embeds`: a head reads token ids"
+    if config.build.weight_streaming:
+        yield "`build.weight_streaming`: a head's weights are not streamed"
+    if spec.reads_encoder:
+        yield "the model reads an encoder"
+    if config.llm is not None and (tokens := config.llm.tree_tokens) is not None:
+        for obstacle in tree_obstacles(spec, tokens, config.llm.max_sequence_length):
+            yield f"`llm.tree_tokens`: {obstacle}"
+
+
+def head_size(config: ModelConfig, head: OpenedSpeculator) -> DecoderSize:
+    """Return what a head takes: its cache, its weights with those that it borrows, and the model's for it."""
+    dtype, spec = dtype_of(config.precision), head.spec
+    sizes = {weight.path: math.prod(weight.shape) for weight in (*spec.head_weights(), *spec.fusion_weights())}
+    held, borrowed = sum(sizes.values()), sum(sizes[path] for path in head.borrowed)
+    per_token = dtype.size_bytes(spec.cached_elements)
+    length = 0 if config.llm is None else config.llm.max_sequence_length
+    own = held - borrowed
+    return DecoderSize(
+        spec.kind, own, dtype.size_bytes(held), per_token, per_token * length, most_tokens=spec.most_tokens
+    )

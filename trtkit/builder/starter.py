@@ -1,0 +1,161 @@
+"""A first config for a model: what its file or folder says of it, and sizes to correct."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtkit.builder.profiles import DEFAULT_BATCH
+from trtkit.config.commented import comment, commented_yaml
+from trtkit.config.load import config_for_source, find_config, shipped_configs, source_kind
+from trtkit.config.yaml_file import read_yaml
+from trtkit.dtypes import dtype_of
+from trtkit.errors import TrtkitError
+from trtkit.models.model import VISION
+from trtkit.models.registry import decoder_spec
+from trtkit.network.onnx.io import graph_inputs
+from trtkit.resolve import resolve
+from trtkit.sources.gguf.config import family_of, hf_config
+from trtkit.sources.gguf.file import read_gguf
+from trtkit.sources.onnx_file import read_graph
+from trtkit.sources.safetensors_folder import json_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trtkit.network.onnx.io import TensorSpec
+
+Data = dict[str, object]
+
+_BATCH = [DEFAULT_BATCH.min, DEFAULT_BATCH.opt, DEFAULT_BATCH.max]
+_PIXELS = {"min": 320, "opt": 640, "max": 960, "multiple_of": 32}
+_LENGTH = [1, 128, 512]
+_SIZES = "Sizes as `[min, opt, max]`; correct them: these are guesses."
+_CONTEXT, _PREFILL = 4096, 512
+_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp16"}
+_RESAMPLING = {"2": "bilinear", "3": "bicubic"}  # Pillow's numbers
+_OPTIONAL = {
+    "arrays": """\
+# quantize: {method: int8, calibration: {data: FOLDER_OF_IMAGES}}
+# preprocess: {resize: {exact: [224, 224]}, mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}
+# task: {kind: classification, labels: labels.txt}
+# verify: {inputs: [image.jpg]}
+""",
+    "tokens": """\
+# quantize: {method: int4_awq, kv_cache: fp8}
+""",
+}
+
+
+def starter_config(path: str, folder: Path) -> str:
+    """Return a commented YAML config for a model. Raises ConfigError, SourceError.
+
+    path: a shipped config, an .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved.
+    folder: where the config will be written; a model below it is named relative to it.
+    """
+    model = Path(path).expanduser()
+    if path in shipped_configs() or model.suffix in {".yaml", ".yml"}:
+        data, interface, notes = read_yaml(find_config(path)).data, "", {}
+    else:
+        kind = source_kind(model)
+        interface = resolve(config_for_source(kind, model)).interface
+        data, notes = {"source": {kind: _relative(model, folder)}}, {"profiles": _SIZES}
+        data |= _KINDS[kind](model)
+    optional = _OPTIONAL.get(interface, "")
+    unset = "".join(line for line in optional.splitlines(keepends=True) if line[2:].partition(":")[0] not in data)
+    more = f"\n# More keys, off until you remove the `#`:\n{unset}" if unset else ""
+    head = "\n".join(comment(f"Config for {Path(path).name}, written by `trtkit config init`."))
+    return f"{head}\n{commented_yaml(data, notes)}{more}"
+
+
+def _relative(model: Path, folder: Path) -> str:
+    """Return a path as a config in `folder` names it."""
+    model, folder = model.resolve(), folder.resolve()
+    return str(model.relative_to(folder) if model.is_relative_to(folder) else model)
+
+
+def _onnx(path: Path) -> Data:
+    """Return the profile that an ONNX file's dynamic dimensions need, and what Ultralytics wrote into the file."""
+    config = resolve(config_for_source("onnx", path)).config
+    ranges: Data = {}
+    for spec in graph_inputs(read_graph(path)):
+        ranges |= dict(_ranges(spec))
+    if config.profiles:  # the size of an Ultralytics model's pictures
+        batch = [(key, sizes) for key, sizes in ranges.items() if sizes is _BATCH]
+        ranges = {**dict(batch), **{key: sizes.max for key, sizes in config.profiles[0].items()}}
+    sections = config.model_dump(mode="json", include={"preprocess", "task"}, exclude_unset=True, exclude_none=True)
+    return {"precision": "fp32", **({"profiles": [ranges]} if ranges else {}), **sections}
+
+
+def _ranges(spec: TensorSpec) -> Iterator[tuple[str, object]]:
+    """Yield a range for each dynamic dimension, by its name if that says something."""
+    is_image = len(spec.shape) == 4 and dtype_of(spec.dtype).is_float
+    for axis, dim in enumerate(spec.shape):
+        if isinstance(dim, str):
+            key = dim if dim.isidentifier() else f"{spec.name}.{axis}"
+            yield key, _BATCH if axis == 0 else dict(_PIXELS) if is_image and axis >= 2 else _LENGTH
+
+
+def _gguf(path: Path) -> Data:
+    file = read_gguf(path)
+    return {"precision": "fp16", **_llm(hf_config(file, family_of(file)))}
+
+
+def _folder(path: Path) -> Data:
+    """Return what the config.json of a folder says."""
+    fields = json_object(path / "config.json")
+    model = resolve(config_for_source(source_kind(path), path))
+    if model.interface == "tokens":
+        text = fields | _mapping(fields.get("text_config"))
+        dtype = str(text.get("dtype") or text.get("torch_dtype"))
+        has_tower = any(stage.name == VISION for stage in model.stages)
+        vision: Data = {"vision": {"max_images": 4}} if has_tower else {}
+        return {"precision": _PRECISIONS.get(dtype, "bf16"), **_llm(text), **vision}
+    return {
+        "precision": "fp32",
+        "profiles": [{"batch": _BATCH}],
+        **_preprocess(json_object(path / "preprocessor_config.json")),
+    }
+
+
+def _llm(fields: Mapping[str, object]) -> Data:
+    """Return the size of an engine that no model is too small for."""
+    limit = fields.get("max_position_embeddings") or fields.get("n_positions") or fields.get("max_target_positions")
+    length = min(_CONTEXT, limit) if isinstance(limit, int) and limit > 0 else _CONTEXT
+    prefill = min(_PREFILL, length, _most_new_tokens(fields))
+    sizes = {"max_batch_size": 8, "max_sequence_length": length, "max_prefill_length": prefill}
+    return {"llm": sizes}
+
+
+def _most_new_tokens(fields: Mapping[str, object]) -> int:
+    """Return how many new tokens the model's network takes at once; of a config that is refused, the build says why."""
+    try:
+        spec = decoder_spec({name: value for name, value in fields.items() if name != "quantization_config"})
+    except TrtkitError:
+        return _PREFILL
+    return spec.most_new_tokens or _PREFILL
+
+
+def _preprocess(processor: Mapping[str, object]) -> Data:
+    """Return how an image processor of transformers resizes and normalizes; empty if it says it in other words."""
+    size, crop = _mapping(processor.get("size")), _mapping(processor.get("crop_size"))
+    section: Data = {}
+    if "height" in size and "width" in size:
+        section["resize"] = {"exact": [size["height"], size["width"]]}
+    elif "shortest_edge" in size and "height" in crop and "width" in crop:
+        section["resize"] = {"shortest_edge": size["shortest_edge"]}
+        section["crop"] = [crop["height"], crop["width"]]
+    if not section or "image_mean" not in processor or "image_std" not in processor:
+        return {}
+    resampling = _RESAMPLING.get(str(processor.get("resample")), "bilinear")
+    return {
+        "preprocess": section | {"filter": resampling, "mean": processor["image_mean"], "std": processor["image_std"]}
+    }
+
+
+def _mapping(value: object) -> Data:
+    """Return a JSON object's fields, none if the value is anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+_KINDS = {"onnx": _onnx, "gguf": _gguf, "hf": _folder, "trtllm": _folder}

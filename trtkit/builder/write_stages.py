@@ -1,0 +1,232 @@
+"""Prepare, write and build all stages of a model, each step in a child process."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from trtkit.backends import BACKENDS
+from trtkit.builder.decoders import converted_bytes, decoder_size, engine_bytes, makes_checkpoint, open_decoder
+from trtkit.builder.encoder import is_of_encoder, open_encoder_source
+from trtkit.builder.hybrids import open_hybrid
+from trtkit.builder.jobs import PREPARE, PrepareRequest
+from trtkit.builder.parsing import run_stage
+from trtkit.builder.room import Load, check_room
+from trtkit.builder.stages import PlanOptions, Prepared, PreparedStage, StageRequest, StageResult
+from trtkit.builder.tower_data import measured_on_arrays
+from trtkit.builder.towers import open_tower, processor_files
+from trtkit.builder.vision_language import open_vision
+from trtkit.dtypes import dtype_of
+from trtkit.errors import ConfigError, QuantizeError
+from trtkit.files import QUANTIZED
+from trtkit.models.model import VISION
+from trtkit.models.parallel import grid_of
+from trtkit.network.targets import check_named_types
+from trtkit.quantization.jobs import CHECK_TARGET, QUANTIZE_LLM, QuantizeRequest, TargetRequest
+from trtkit.quantization_methods import METHODS
+from trtkit.sources.huggingface.wrapped_config import inner_name
+from trtkit.sources.package_file import hf_folder
+from trtkit.sources.safetensors_folder import read_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from trtkit.builder.build_inputs import BuildInputs
+    from trtkit.builder.encoder import OpenedEncoder
+    from trtkit.builder.vision_language import OpenedVision
+    from trtkit.config.schema import ModelConfig
+    from trtkit.config.targets import Target
+    from trtkit.jobs.events import Step
+    from trtkit.jobs.runner import Runner
+    from trtkit.models.model import Model
+    from trtkit.network.profile import ResolvedProfile
+
+_WRITTEN = ("decoder", "speculator")
+"""Who writes networks from the language model's checkpoint."""
+
+
+@dataclass(frozen=True)
+class WrittenModel:
+    """All stages, written and perhaps built. ranks: of a decoder that several share, each one's result by rank.
+
+    results: by stage; of a decoder that several ranks share, the first one's.
+    """
+
+    prepared: Prepared
+    results: tuple[StageResult, ...]
+    ranks: tuple[StageResult, ...] = ()
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What was done, in order."""
+        return (*self.prepared.steps, *(step for result in self.all_results for step in result.steps))
+
+    @property
+    def all_results(self) -> tuple[StageResult, ...]:
+        """The results of all stages and ranks, in the order of their engines."""
+        return (*self.results, *self.ranks[1:])
+
+    @property
+    def profiles(self) -> tuple[ResolvedProfile, ...]:
+        """The shapes of the model's own inputs: a language model's follow from its network."""
+        return self.prepared.profiles or self.results[-1].profiles
+
+
+def plan_name(stage: str, rank: int | None = None) -> str:
+    """Return where a stage's plan lies in the bundle. rank: of a grid; None if the stage has one engine."""
+    return f"engines/{stage}.plan" if rank is None else f"engines/{stage}.rank{rank}.plan"
+
+
+def plan_names(model: Model) -> tuple[str, ...]:
+    """Return where the plans of all stages and ranks lie, as `WrittenModel.all_results` lists them."""
+    count, decoder = grid_of(model.config).ranks, model.stages[-1].name
+    if count == 1:
+        return tuple(plan_name(stage.name) for stage in model.stages)
+    earlier = (plan_name(stage.name) for stage in model.stages[:-1])
+    return (*earlier, *(plan_name(decoder, rank) for rank in range(count)))
+
+
+def write_stages(inputs: BuildInputs, folder: Path, runner: Runner, *, builds: bool) -> WrittenModel:
+    """Write every stage's network in `folder`; `builds`: let TensorRT build it too."""
+    if builds:
+        _check_quantization(inputs, runner)
+        if (tower := open_tower(inputs.model)) is not None:
+            check_room(vision_language_load(inputs.model, tower), folder)
+    prepared = prepare_stages(inputs, folder, runner)
+    written = _write_all(inputs, prepared, folder, runner, builds=builds)
+    for name in processor_files(inputs.model):
+        source = hf_folder(inputs.config.source) / name
+        if source.is_file():
+            shutil.copyfile(source, folder / "model" / name)
+    return written
+
+
+def prepare_stages(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepared:
+    """Write the ONNX files of all stages that have ONNX parts; quantize the checkpoint that an LLM is written from."""
+    model = inputs.model
+    if model.interface == "arrays":
+        return runner.run(PREPARE, PrepareRequest(model.config, folder, inputs.uses_plugins))
+    has_tower = model.takes_images or model.has_encoder
+    tower = _prepare_tower(inputs, folder, runner) if has_tower else Prepared((), (), ())
+    steps = list(tower.steps)
+    if makes_checkpoint(model.config):
+        (folder / QUANTIZED).mkdir(parents=True)
+        steps += runner.run(QUANTIZE_LLM, QuantizeRequest(model.config, folder / QUANTIZED)).steps
+    written = [stage for stage in model.stages if stage.writer in _WRITTEN]
+    stages = (PreparedStage(stage.name, stage.writer, stage.part_names) for stage in written)
+    return Prepared(tuple(steps), (), (*tower.stages, *stages))
+
+
+def _prepare_tower(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepared:
+    """Prepare the stage before the decoder, a model of arrays with a config of its own."""
+    if inputs.model.has_encoder:
+        config = open_encoder_source(inputs.config).config
+        prepared = runner.run(PREPARE, PrepareRequest(config, folder, inputs.uses_plugins))
+    else:
+        with _of_tower(), measured_on_arrays(open_vision(inputs.config)) as config:
+            prepared = runner.run(PREPARE, PrepareRequest(config, folder, inputs.uses_plugins))
+    name = inputs.model.stages[0].name
+    steps = tuple(replace(step, name=f"{name} {step.name}") for step in prepared.steps)
+    stages = tuple(replace(stage, part_names=inputs.model.stages[0].part_names) for stage in prepared.stages)
+    return replace(prepared, steps=steps, stages=stages)
+
+
+def _write_all(inputs: BuildInputs, prepared: Prepared, folder: Path, runner: Runner, *, builds: bool) -> WrittenModel:
+    """Write every stage's network, and every rank's of a decoder, one after another; built if requested."""
+    count, results, ranks = grid_of(inputs.config).ranks, [], []
+    for stage in prepared.stages:
+        request = stage_request(inputs.config, inputs.target, inputs.backend, stage, folder)
+        is_shared = stage.writer == "decoder" and count > 1
+        for rank in range(count if is_shared else 1):
+            plan = folder / plan_name(stage.name, rank if is_shared else None) if builds else None
+            sources = tuple(file.path for file in inputs.sources)
+            result = run_stage(runner, replace(request, plan=plan, rank=rank, sources=sources))
+            ranks += [_of_rank(rank, result)] if is_shared else []
+            results += [result] if rank == 0 else []
+    return WrittenModel(prepared, (*results[:-1], ranks[0] if ranks else results[-1]), tuple(ranks))
+
+
+def _of_rank(rank: int, result: StageResult) -> StageResult:
+    """Return a rank's result, its steps named after the rank."""
+    return replace(result, steps=tuple(replace(step, name=f"rank {rank} {step.name}") for step in result.steps))
+
+
+def stage_request(
+    config: ModelConfig, target: Target, backend: str, stage: PreparedStage, folder: Path
+) -> StageRequest:
+    """Return the request that writes a stage without building it."""
+    options = config.build
+    return StageRequest(
+        stage=stage,
+        backend=backend,
+        options=PlanOptions(
+            target.name,
+            target.compute_capabilities,
+            options.optimization_level,
+            options.max_threads,
+            options.workspace_gib,
+            options.weight_streaming,
+            options.sparse_weights,
+        ),
+        config=config.model_dump_json(),
+        folder=folder,
+        quantized=folder / QUANTIZED if makes_checkpoint(config) and stage.writer in _WRITTEN else None,
+    )
+
+
+def _check_quantization(inputs: BuildInputs, runner: Runner) -> None:
+    """Refuse types that the target cannot compute in, before any work. Raises ConfigError."""
+    config, model, target = inputs.config, inputs.model, inputs.target
+    if config.quantize is None:
+        return
+    if model.spec is not None:
+        quantization = open_hybrid(model).quantization
+        types = {METHODS[method].dtype.name for method in quantization.methods} if quantization else set()
+        check_named_types(types, target.name, target.compute_capabilities, BACKENDS[inputs.backend].features)
+        return
+    if model.takes_images and (tower := open_vision(config).config).quantize is not None:
+        with _of_tower():
+            runner.run(CHECK_TARGET, TargetRequest(tower, target, inputs.backend))
+    if model.interface == "arrays" or makes_checkpoint(config):
+        runner.run(CHECK_TARGET, TargetRequest(config, target, inputs.backend))
+
+
+@contextmanager
+def _of_tower() -> Iterator[None]:
+    """Let errors name the keys of the tower's quantization as the whole config has them."""
+
+    def key(where: str) -> str:
+        return re.sub(r"^quantize(?=\.|$)", f"quantize.parts.{VISION}", where)
+
+    try:
+        yield
+    except ConfigError as error:
+        problems = [replace(problem, where=key(problem.where)) for problem in error.problems]
+        raise ConfigError(error.what, problems, error.fix) from None
+    except QuantizeError as error:
+        raise QuantizeError(error.what, key(error.where), error.fix) from None
+
+
+def _is_of_tower(name: str) -> bool:
+    return inner_name(name) is None
+
+
+def vision_language_load(model: Model, opened: OpenedVision | OpenedEncoder) -> Load:
+    """Return what the build has to hold at least: both networks in their precision, quantized weights as they are.
+
+    A language model that the build quantizes first is counted when it is written.
+    """
+    arrays = read_folder(opened.folder)[0]
+    is_exported = is_of_encoder if model.has_encoder else _is_of_tower
+    exported = sum(math.prod(array.shape) for name, array in arrays.items() if is_exported(name))
+    tower_bytes = dtype_of(opened.config.precision).size_bytes(exported)
+    if makes_checkpoint(model.config):
+        return Load(tower_bytes, exported, tower_bytes, tower_bytes)
+    decoder = open_decoder(model)
+    decoder_bytes = engine_bytes(decoder.source, decoder_size(decoder))
+    return Load(decoder_bytes + tower_bytes, exported, tower_bytes, converted_bytes(decoder) + tower_bytes)
