@@ -67,7 +67,7 @@ triton: $(STAMPS)/triton ## Put a Triton server for `trtkit serve` and the tests
 
 dynamo: $(STAMPS)/dynamo ## Put NVIDIA Dynamo for `trtkit serve BUNDLE` into .venv.
 
-unit: $(STAMPS)/dev ## Run the unit tests that build no engine and start no process.
+unit: $(STAMPS)/dev ## Run the unit tests that need no engine, process, model of transformers or random examples.
 	$(PYTEST) -m "$(QUICK) and not heavy" tests/unit
 
 test: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Run the tests, but for the slow ones and those of the next three.

@@ -53,8 +53,12 @@ TIERS = {
     "install": ("tests/integration/test_install.py",),
 }
 SESSIONS = ("tests/integration/triton/test_language_models.py", "tests/integration/dynamo/test_openai.py")
-# What a unit test's file says if its tests build engines, or start processes: `make unit` leaves these out.
-HEAVY = re.compile(r"\b(subprocess|multiprocessing|Popen|start_trtkit|new_runner|build_bundle|builds|tiny_llm)\b")
+# What a unit test's file says if its tests build engines, start processes, run models of transformers, or try many
+# random examples: `make unit` leaves these out.
+HEAVY = re.compile(
+    r"\b(subprocess|multiprocessing|Popen|start_trtkit|new_runner|build_bundle|builds|tiny_llm"
+    r"|hypothesis|tests\.fuzz|transformers|tests\.decoders)\b"
+)
 # An example may take long: other programs run meanwhile.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")

@@ -10,6 +10,7 @@ import pytest
 from tests.covering import CACHED, covering, in_covering_set_of, spec_of, values_of
 from tests.decoder_cases import CASES
 from tests.decoders import model_of
+from tests.selection import slow_unless
 from trtkit.models.attention import AttentionSpec
 from trtkit.models.feed_forward import MlpSpec, MoeSpec, RoutingSpec
 from trtkit.models.spec import BlockSpec, DecoderSpec, HeadSpec
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tests.decoder_case import Case
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", slow_unless(in_covering_set_of(CASES), CASES), ids=str)
 def test_a_spec_without_a_model_is_the_model_s(case: Case) -> None:
     assert spec_of(case) == model_of(case).spec
 
