@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.covering import CACHED, covering, in_covering_set_of, spec_of, values_of
+from tests.decoder_case import Case
 from tests.decoder_cases import CASES
 from tests.decoders import model_of
 from tests.selection import slow_unless
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from tests.covering import Value
-    from tests.decoder_case import Case
 
 
 @pytest.mark.parametrize("case", slow_unless(in_covering_set_of(CASES), CASES), ids=str)
@@ -46,13 +46,6 @@ def test_fields_of_every_part_are_read() -> None:
     assert {("DecoderSpec", field.name) for field in fields(DecoderSpec) if field.name not in names} <= read
 
 
-@dataclass(frozen=True)
-class Named:
-    """What `covering` chooses among, here without a model."""
-
-    name: str
-
-
 @pytest.mark.parametrize(
     ("values", "chosen"),
     [
@@ -65,7 +58,7 @@ def test_each_chosen_case_adds_the_most_that_is_missing(values: Mapping[str, str
     def values_of_named(case: Case) -> set[Value]:
         return {("Spec", "field", digit) for digit in values[case.name]}
 
-    found = covering([Named(name) for name in values], values_of_named)  # type: ignore[list-item]
+    found = covering([Case(name, "llama", {}) for name in values], values_of_named)
     assert sorted(case.name for case in found) == sorted(chosen)
 
 
