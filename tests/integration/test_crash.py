@@ -47,7 +47,7 @@ def test_unsupported_operators_are_reported_all_at_once_with_advice(
     fixes = {line.split(" `")[0].strip(): fix.strip() for line, fix in found.items()}
     assert fixes == {
         "Unique": "fix: its output's size depends on data: compute it outside the engine",
-        "Fancy": "fix: `acme` is no standard domain: give the model a local function (FunctionProto) of standard "
+        "Fancy": "fix: `acme` is not a standard domain: give the model a local function (FunctionProto) of standard "
         "operators for it, or export without it",
         "Bernoulli": "fix: random sampling belongs outside the engine: make it an input",
     }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(trtkit.__file__).parent
 ROOT = PACKAGE.parent
-MOST, MOST_IN_CODE = 1, 0
+MOST, MOST_IN_CODE = 0, 0
 # What not to write, as a regular expression, and what to write.
 PHRASES = {
     r"(?<!there )\b(is|are|was) no (?!longer|more\b|such|way|need|reason)": "is not a",

@@ -127,7 +127,7 @@ def advice_for(node: onnx.NodeProto, opset: int) -> str:
         return _BY_OPERATOR[node.op_type]
     if node.domain not in {"", "ai.onnx"}:
         return (
-            f"`{node.domain}` is no standard domain: give the model a local function (FunctionProto) of standard "
+            f"`{node.domain}` is not a standard domain: give the model a local function (FunctionProto) of standard "
             "operators for it, or export without it"
         )
     if opset < 13:

@@ -71,7 +71,7 @@ def test_model_without_fault_has_nothing_to_report(tmp_path: Path) -> None:
         ("NonZero", "", 17, "its output's size depends on data: use Where or a mask"),
         ("Unique", "", 17, "its output's size depends on data: compute it outside the engine"),
         ("Compress", "", 17, "its output's size depends on data: use Where with a mask"),
-        ("Attention", "com.microsoft", 17, "`com.microsoft` is no standard domain: give the model a local function"),
+        ("Attention", "com.microsoft", 17, "`com.microsoft` is not a standard domain: give the model a local function"),
         ("Det", "", 11, "export with a newer opset (this model has 11), which may write it in other operators"),
         ("Det", "", 17, "rewrite this part of the model with operators from TensorRT's support matrix"),
     ],
