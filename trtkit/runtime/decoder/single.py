@@ -18,6 +18,7 @@ from trtkit.runtime.decoder.network import bundle_head_network, bundle_network
 from trtkit.runtime.decoder.pool_size import CacheSize, PoolSize
 from trtkit.runtime.decoder.reference import ReferenceDecoder
 from trtkit.runtime.weight_budget import weight_budget_bytes
+from trtkit.serving_options import Runtime  # noqa: TC001  # ranks read OpenOptions from JSON by its types
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from trtkit.runtime.decoder.engine import EngineDecoder
     from trtkit.runtime.decoder.execution import StageExecution
     from trtkit.runtime.device import Device
-    from trtkit.serving_options import Runtime
 
 _FEWEST_PAGES = 2  # one of them takes padding
 
