@@ -294,10 +294,6 @@ def _one_line(error: TrtkitError) -> str:
     return "; ".join([*fixes[:_MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])])
 
 
-if __name__ == "__main__":
-    run(BundleWorker)
-
-
 class EngineCollector(Collector):
     """Reads an engine's counts whenever they are requested."""
 
@@ -322,3 +318,7 @@ def engine_registry(thread: EngineThread) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(EngineCollector(thread))
     return registry
+
+
+if __name__ == "__main__":
+    run(BundleWorker)
