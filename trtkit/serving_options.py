@@ -133,20 +133,28 @@ class ServingOptions:
                 values.setdefault(item.name, option_of(item).served)
         return cls(**values)
 
-    def to_json(self) -> str:
-        """Return the options that are not defaults, as one line for another process."""
+    def to_values(self) -> dict[str, object]:
+        """Return the options that are not defaults, as JSON holds them."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         changed = {item.name: values[item.name] for item in fields(self) if values[item.name] != item.default}
-        return json.dumps(changed, default=str)
+        plain: dict[str, object] = json.loads(json.dumps(changed, default=str))
+        return plain
+
+    def to_json(self) -> str:
+        """Return `to_values` as one line, for another process."""
+        return json.dumps(self.to_values())
+
+    @classmethod
+    def of(cls, values: object) -> ServingOptions:
+        """Return what `to_values` returned. Raises ValueError for anything else."""
+        if not isinstance(values, dict) or not values.keys() <= {item.name for item in fields(cls)}:
+            raise ValueError(f"not options of trtkit: {values}")
+        return cls(**values)
 
     @classmethod
     def from_json(cls, text: str) -> ServingOptions:
         """Return what `to_json` wrote. Raises ValueError for anything else."""
-        values = json.loads(text)
-        names = {item.name for item in fields(cls)}
-        if not isinstance(values, dict) or not values.keys() <= names:
-            raise ValueError(f"not options of trtkit: {text}")
-        return cls(**values)
+        return cls.of(json.loads(text))
 
 
 def option_of(item: ServingField) -> Option:

@@ -58,7 +58,7 @@ class LlmModel:
         settings = read_settings(args)
         if "serving" not in settings:
             raise DeployError("an older trtkit deployed this model", fix="deploy it again")
-        serving = ServingOptions.from_json(settings["serving"])
+        serving = ServingOptions.of(settings["serving"])
         if serving.cache_dir is not None:
             serving = replace(serving, cache_dir=Path(serving.cache_dir) / args["model_instance_name"])
         self._engine = EngineThread(version_folder(args) / "bundle", **vars(serving))
