@@ -20,7 +20,7 @@ ScheduleName = Literal["fcfs", "priority", "mlfq"]
 SCHEDULES: tuple[ScheduleName, ...] = ("fcfs", "priority", "mlfq")
 WeightBudget = float | Literal["auto"]
 """GiB, or what everything else leaves free."""
-Kind = Literal["count", "gib", "budget", "name", "folder", "weights", "folders", "flag"]
+Kind = Literal["count", "gib", "budget", "name", "folder", "bundle", "weights", "folders", "flag"]
 ServingField = Field[object]
 Surface = Literal["run", "serve", "triton"]
 """Where an option can be set: commands that run a bundle, `trtkit serve BUNDLE`, `trtkit deploy --set llm.KEY`."""
@@ -30,8 +30,8 @@ Surface = Literal["run", "serve", "triton"]
 class Option:
     """What users read about a field, and which values it takes.
 
-    kind: count: a whole number. gib: a size. budget: GiB or `auto`. name: one of `choices`. folder, flag: what they
-    say. weights: numbers above 0 by name; folders: folders by name. flag: on the command line; derived from the
+    kind: count: a whole number. gib: a size. budget: GiB or `auto`. name: one of `choices`. folder, bundle, flag: what
+    they say. weights: numbers above 0 by name; folders: folders by name. flag: on the command line; derived from the
     field's name if empty. least: the smallest value; above 0 if None. default_text: what the default means, if
     the value does not say it. served: the default of servers, if it differs. served_help: what servers add to the help.
     """
@@ -108,7 +108,7 @@ class ServingOptions:
         None, "Draft tokens of the bundle's own head; 0 for none.", least=0, default_text="3 if it has one"
     )
     lookup: int = _option(0, "Prompt lookup decoding with N draft tokens.", surfaces=_RUN, least=0)
-    draft: str | Path | None = _option(None, "Speculative decoding with a smaller model, a bundle.", "folder", _RUN)
+    draft: str | Path | None = _option(None, "Speculative decoding with a smaller model, a bundle.", "bundle", _RUN)
     lora: Mapping[str, str | Path] | None = _option(
         None, "LoRA adapters that requests can name.", "folders", default_text="none"
     )
@@ -133,16 +133,16 @@ class ServingOptions:
                 values.setdefault(item.name, option_of(item).served)
         return cls(**values)
 
-    def to_values(self) -> dict[str, object]:
-        """Return the options that are not defaults, as JSON holds them."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        changed = {item.name: values[item.name] for item in fields(self) if values[item.name] != item.default}
-        plain: dict[str, object] = json.loads(json.dumps(changed, default=str))
-        return plain
-
     def to_json(self) -> str:
-        """Return `to_values` as one line, for another process."""
-        return json.dumps(self.to_values())
+        """Return the options that are not defaults as one line, for another process."""
+        values = vars(self)
+        changed = {item.name: values[item.name] for item in fields(self) if values[item.name] != item.default}
+        return json.dumps(changed, default=str)
+
+    def to_values(self) -> dict[str, object]:
+        """Return the object that `to_json` writes."""
+        values: dict[str, object] = json.loads(self.to_json())
+        return values
 
     @classmethod
     def of(cls, values: object) -> ServingOptions:

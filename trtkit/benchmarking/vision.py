@@ -272,11 +272,11 @@ def measure_load(
         shapes=case.shapes,
         batch=case.batch,
         concurrency=schedule.concurrency,
-        results=(_vision_load_result(served, records, case.batch, objectives),),
+        results=(_load_result(served, records, case.batch, objectives),),
     )
 
 
-def _vision_load_result(
+def _load_result(
     served: Contender, records: Sequence[Record], batch: int, objectives: Mapping[str, float]
 ) -> ServedResult:
     """Return the load's figures. throughput: samples a second over the whole load."""

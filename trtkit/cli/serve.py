@@ -330,7 +330,7 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
         with Fleet(model, fleet_options, lambda who, line: show(f"{who}: {line}")) as fleet:
             _warn(fleet)
             fleet.wait_ready()
-            _serve_bundle_print(fleet, as_json=as_json)
+            _print_fleet(fleet, as_json=as_json)
             fleet.watch()
     except KeyboardInterrupt:
         say("stopped")
@@ -360,7 +360,7 @@ def _warn(fleet: Fleet) -> None:
         warn("note: the tokenizer has no chat template, so there are completions but no chat")
 
 
-def _serve_bundle_print(fleet: Fleet, *, as_json: bool) -> None:
+def _print_fleet(fleet: Fleet, *, as_json: bool) -> None:
     """Print where the model is, and a request to try."""
     options = fleet.options
     if as_json:

@@ -71,18 +71,17 @@ def _flag(item: ServingField, surface: Surface) -> Callable[[Command], Command]:
         "budget": {"type": _WeightBudget(0), "metavar": "GIB|auto"},
         "name": {"type": click.Choice(option.choices)},
         "folder": {"metavar": "FOLDER"},
+        "bundle": {"metavar": "BUNDLE", "shell_complete": completions.bundles},
         "weights": {"multiple": True, "metavar": "USER=WEIGHT", "callback": _weights},
         "folders": {"multiple": True, "metavar": "NAME=FOLDER", "callback": _folders},
     }
     facts = of_kind[option.kind]
-    if item.name == "draft":
-        facts |= {"metavar": "BUNDLE", "shell_complete": completions.bundles}
-    if not facts.get("multiple"):
-        facts["default"] = default_of(item, surface)
-    has_default = option.kind not in {"weights", "folders"}
-    text = help_of(item, surface, with_default=has_default)
-    if facts.get("multiple"):
+    is_repeatable = facts.get("multiple", False)
+    text = help_of(item, surface, with_default=not is_repeatable)
+    if is_repeatable:
         text = f"{text.removesuffix('.')}; repeatable."
+    else:
+        facts["default"] = default_of(item, surface)
     return click.option(flag_of(item), item.name, help=text, **facts)
 
 

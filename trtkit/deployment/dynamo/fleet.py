@@ -51,10 +51,13 @@ _FRONTEND = {
     # Routes for operators would be open to every client: one of them limits how busy workers may be, for everybody.
     "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
 }
-# A worker that fails MOST_FAILURES times within so many seconds is not started again.
-_WITHIN_S = 60.0
+# A worker that fails so many times within so many seconds is not started again.
+MOST_FAILURES, _WITHIN_S = 3, 60.0
 # How often workers are looked at.
 _LOOK_S = 2.0
+# How long a worker's own port may take to answer, and a bundle to open.
+_TIMEOUT_S, _OPEN_S = 5, 600
+_METRIC = re.compile(r"^(trtkit_\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 class Fleet:
@@ -292,11 +295,6 @@ class Broker:
 def _run(publishers: zmq.Socket[bytes], subscribers: zmq.Socket[bytes]) -> None:
     with contextlib.suppress(zmq.ZMQError):  # its context has ended
         zmq.proxy(publishers, subscribers)
-
-
-MOST_FAILURES = 3
-_TIMEOUT_S, _OPEN_S = 5, 600
-_METRIC = re.compile(r"^(trtkit_\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 @dataclass

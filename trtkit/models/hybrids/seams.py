@@ -48,7 +48,7 @@ def _dim(dim: int | str) -> str:
 
 
 def _part_problems(spec: HybridSpec) -> Iterator[Problem]:
-    """Yield names that represent several parts, or for several ports of one."""
+    """Yield names that represent several parts, or several ports of one."""
     for name, count in Counter(part.name for part in spec.parts).items():
         if count > 1:
             yield Problem(f"{count} parts are called `{name}`", fix="give each a name of its own")

@@ -1,4 +1,4 @@
-"""Quantization of a model part by part: what each part of a hybrid, or a vision tower, is to be."""
+"""Quantization of a model part by part: the options of each part of a hybrid, or of a vision tower."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def check_quantized(folder: Path, modules: Sequence[str]) -> None:
 
 
 def _replace(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Put tensors into a checkpoint, instead of those of the same name; new ones into its first file."""
+    """Replace tensors of a checkpoint by those of the same name; new ones go into its first file."""
     from safetensors.torch import load_file, save_file
 
     files = sorted(folder.glob("model*.safetensors"))

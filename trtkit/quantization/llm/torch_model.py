@@ -115,7 +115,7 @@ def _described(choice: Choice) -> list[str]:
 
 
 def make_plain(model: Any, layers: Iterable[Layer]) -> None:
-    """Put torch's own Linear, by which ModelOpt knows what to quantize, instead of GPT-2's Conv1D and subclasses.
+    """Replace GPT-2's Conv1D and subclasses by torch's own Linear, by which ModelOpt knows what to quantize.
 
     Raises QuantizeError for what is not a linear layer.
     """

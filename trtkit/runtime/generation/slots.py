@@ -47,7 +47,7 @@ class Slots:
         """Return the slot whose cache begins most like a prompt, and for how many tokens.
 
         At least the prompt's last token stays to be computed: its logits are what comes next. Placeholders are alike
-        where the vectors instead are. A slot of another adapter shares nothing.
+        where the vectors that replace them are. A slot of another adapter shares nothing.
         """
         needs_all = soft is not None or bool(self.sequences.soft) or self._positions is not None
         common = self._common(np.asarray(prompt_ids)[:-1], adapter_key, needs_all=needs_all)

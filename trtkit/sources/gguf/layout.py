@@ -19,7 +19,7 @@ Change = Literal[
 ]  # fmt: skip
 """What llama.cpp's converter did to a weight: see `trtkit.sources.gguf.weights`."""
 Join = Literal["rows", "latent", "delta"]
-"""How weights that the converter took apart stand in Hugging Face's: see `trtkit.sources.gguf.weights`."""
+"""How Hugging Face stores weights that the converter took apart: see `trtkit.sources.gguf.weights`."""
 Names = Mapping[str, str]
 LATER = "num_nextn_predict_layers"
 """Blocks after the model's own, which predict later tokens; a file counts them with the others."""

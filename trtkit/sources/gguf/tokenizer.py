@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtkit.sources.tokenizer import Tokenizer
 
 
-_METADATA = "tokenizer.ggml."
+_KEY = "tokenizer.ggml."
 _NORMAL = 1
 _SPACE = "\u2581"
 
@@ -32,12 +32,12 @@ def sentencepiece_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer
 
     tokens, has_prefix = pieces(metadata), has_space_prefix(metadata)
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    unknown = tokens[metadata.get(_METADATA + "unknown_token_id", 0)]
-    if stated := metadata.get(_METADATA + "merges"):
+    unknown = tokens[metadata.get(_KEY + "unknown_token_id", 0)]
+    if stated := metadata.get(_KEY + "merges"):
         left_right = (merge.split(" ") for merge in stated)
         merges = [(left, right) for left, right in left_right]
     else:
-        merges = _merges(tokens, metadata[_METADATA + "scores"], metadata[_METADATA + "token_type"])
+        merges = _merges(tokens, metadata[_KEY + "scores"], metadata[_KEY + "token_type"])
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefix: list[Any] = [normalizers.Prepend(_SPACE)] if has_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
@@ -49,12 +49,12 @@ def sentencepiece_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer
 
 def pieces(metadata: Mapping[str, Any]) -> list[str]:
     """Return the tokens with SentencePiece's mark for spaces, which llama.cpp's converter replaces in added ones."""
-    return [token.replace(" ", _SPACE) for token in metadata[_METADATA + "tokens"]]
+    return [token.replace(" ", _SPACE) for token in metadata[_KEY + "tokens"]]
 
 
 def has_space_prefix(metadata: Mapping[str, Any]) -> bool:
     """Whether a space is put before the text."""
-    return bool(metadata.get(_METADATA + "add_space_prefix", True))
+    return bool(metadata.get(_KEY + "add_space_prefix", True))
 
 
 def _merges(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
@@ -69,7 +69,6 @@ def _merges(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]
     return [(tokens[left], tokens[right]) for _, left, right in sorted(merges)]
 
 
-_KEY = "tokenizer.ggml."
 # Kinds of tokenizers, and the fields that each needs besides its tokens.
 _NEEDED = {"gpt2": "merges", "llama": "scores", "gemma4": "merges"}
 _CONTROL, _USER_DEFINED = 3, 4
