@@ -13,6 +13,7 @@ import pytest
 from tests.clocked import ClockedDecoder
 from tests.generation import PAGE_TOKENS, SLOTS, settings
 from trtkit.runtime.generation import Engine, EngineOptions, Metrics, Request, admission
+from trtkit.runtime.generation import engine as generation_engine
 from trtkit.runtime.scheduling import ScheduleOptions, SchedulingParams
 from trtkit.simulation.fleet import Fleet, FleetOptions
 from trtkit.simulation.replica_options import ReplicaOptions
@@ -42,6 +43,9 @@ class Events:
 
     def begin(self, request: SimulatedRequest, now_s: float, shared: int, restored: int) -> None:
         self.list.append((now_s, "begin", request.number, shared, restored))
+
+    def share(self, request: SimulatedRequest, tokens: int) -> None:
+        self.list.append((0.0, "share", request.number, 0, tokens))
 
     def read(self, request: SimulatedRequest, chunk: Chunk, now_s: float) -> None:
         self.list.append((now_s, "read", request.number, chunk.start, chunk.count))
@@ -144,7 +148,16 @@ def engine_events(work: Traffic, own: ReplicaOptions, monkeypatch: pytest.Monkey
         events.list.append((at_s, "begin", int(request.id), *found))
 
     monkeypatch.setattr(engine, "_prefill", noted_prefill)
+
+    def noted_share(state: State, slot: int, min_shared_tokens: int) -> None:
+        request = state.running.requests[slot]
+        reused = request.metrics.reused
+        admission.share_again(state, slot, min_shared_tokens)
+        if more := request.metrics.reused - reused:
+            events.list.append((0.0, "share", int(request.id), 0, more))
+
     monkeypatch.setattr(admission, "_admit", noted_admit)
+    monkeypatch.setattr(generation_engine, "share_again", noted_share)
     left = deque(work.requests())
     while left or engine.has_work:
         if not engine.has_work:
@@ -237,3 +250,45 @@ def test_the_host_gives_back_what_it_gives_the_engine(
     assert events.tokens("begin") == engine.statistics.restored_tokens
     assert events.tokens("read") == engine.statistics.prompt_tokens
     assert (engine.statistics.restored_tokens > 0) == (host_tokens > 0)
+
+
+def bursts(seed: int) -> Traffic:
+    """Return requests of which several come at once with a prefix that nobody has computed yet."""
+    r = random.Random(seed)
+    arrivals, hashes, inputs, outputs, scheduling = [], [], [], [], []
+    now_s = 0.0
+    for burst in range(5):
+        blocks = tuple(6 * burst + block for block in range(r.randrange(4, 7)))
+        for _ in range(r.randrange(3, 7)):
+            shared = blocks[: r.randrange(3, len(blocks) + 1)]
+            arrivals.append(now_s)
+            hashes.append(shared)
+            inputs.append(PAGE_TOKENS * len(shared) + r.randrange(1, 9))
+            outputs.append(r.choice((1, 2, 9, 20)))
+            scheduling.append(SchedulingParams(r.randrange(2)))
+        now_s += r.choice((5.0, 60.0))
+    return Traffic(np.array(arrivals), np.array(inputs), np.array(outputs), hashes, scheduling, PAGE_TOKENS)
+
+
+@pytest.mark.parametrize("host_tokens", [0, 1000])
+@pytest.mark.parametrize("pages", [None, 28], ids=["slots", "pages"])
+@pytest.mark.parametrize("schedule", ["fcfs", "priority", "mlfq"])
+def test_requests_that_come_together_share_what_the_engine_s_share(
+    schedule: str, pages: int | None, host_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They look again for their prefix when their first piece is planned."""
+    work = bursts(seed=2)
+    options = replace(
+        OPTIONS,
+        times=replace(TIMES, copy_token_s=1 / 32),
+        schedule=SCHEDULES[schedule],
+        pages=pages,
+        page_tokens=PAGE_TOKENS,
+        block_tokens=PAGE_TOKENS,
+        host_tokens=host_tokens,
+        host_block_tokens=PAGE_TOKENS,
+    )
+    events, (expected, engine) = simulated_events(work, options), engine_events(work, options, monkeypatch)
+    assert events.rounded() == expected.rounded()
+    assert events.tokens("read") == engine.statistics.prompt_tokens
+    assert events.tokens("share") > 40

@@ -106,6 +106,20 @@ class SimulatedCaches:
             pages.grow(slot, request.length)
         return cached, restored
 
+    def share_again(self, request: SimulatedRequest) -> int:
+        """Let a request that has computed nothing begin with a longer cached prefix; return by how many tokens."""
+        slot, pages = request.slot, self.pages
+        if pages is not None and self._options.block_tokens:
+            self._register_running()
+        common = self.shared(request)[1]
+        more = common - int(self.slots.cached[slot])
+        if more <= 0:
+            return 0
+        if pages is not None:
+            pages.replace_prefix(slot, pages.match(self.slots.tokens_of(request, request.length)), request.length)
+        self.slots.cached[slot] = self.slots.reused[slot] = common
+        return more
+
     def keep(self, request: SimulatedRequest) -> None:
         """Let the host keep what a request has cached until it comes back, as far as there is room."""
         request.claims += self.host.keep(request.slot, is_claimed=True)

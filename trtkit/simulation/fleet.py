@@ -127,7 +127,7 @@ class _HandOn:
 
     def __init__(self, inner: Recorder, hand_on: Callable[[SimulatedRequest, float], None]) -> None:
         self._inner, self._hand_on = inner, hand_on
-        self.read, self.drop, self.pass_time = inner.read, inner.drop, inner.pass_time
+        self.share, self.read, self.drop, self.pass_time = inner.share, inner.read, inner.drop, inner.pass_time
 
     def begin(self, request: SimulatedRequest, now_s: float, shared: int, restored: int) -> None:
         """Count a prompt; see Recorder."""

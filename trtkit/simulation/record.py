@@ -49,6 +49,11 @@ class Record:
             self.restored_tokens += restored
             self.prompt_tokens += request.prompt_tokens
 
+    def share(self, request: SimulatedRequest, tokens: int) -> None:
+        """Count more of a prompt; see Recorder."""
+        if not request.preemptions and not request.is_handed_on:
+            self.shared_tokens += tokens
+
     def read(self, request: SimulatedRequest, chunk: Chunk, now_s: float) -> None:  # noqa: ARG002
         """Count what is computed; see Recorder."""
         self.computed_tokens += chunk.count

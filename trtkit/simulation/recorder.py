@@ -32,6 +32,9 @@ class Recorder(Protocol):
     def begin(self, request: SimulatedRequest, now_s: float, shared: int, restored: int) -> None:
         """A request has a slot; `shared` of its tokens were cached already, `restored` of them on the host."""
 
+    def share(self, request: SimulatedRequest, tokens: int) -> None:
+        """So many tokens more of a prompt are cached by now, before its first piece is computed."""
+
     def read(self, request: SimulatedRequest, chunk: Chunk, now_s: float) -> None:
         """A piece of a prompt is computed."""
 

@@ -124,10 +124,12 @@ class Replica:
         if not self.decoding.requests and not self.reading:
             self._run = None
             return
-        begin_s, batch = self._clock.now_s, len(self.decoding)
+        batch = len(self.decoding)
+        groups = self._groups(max(1, self._budget - batch)) if self.reading else []
+        self.caches.grow(self.decoding.requests, 1)  # copies pages that are evicted, which takes time
+        begin_s = self._clock.now_s
         lines = self.options.times.decode_lines(self.decoding.rows) if batch else ((0.0, 0.0), (0.0, 0.0))
         if self.reading:
-            groups = self._groups(max(1, self._budget - batch))
             decoding_s = decode_s(lines, batch, self.decoding.cached, 1) if batch else 0.0
             end_s = begin_s + decoding_s + sum(map(self._group_s, groups))
             self._run = _Run(now_s, begin_s, end_s, 1 if batch else 0, decoding_s, groups)
@@ -145,14 +147,21 @@ class Replica:
         """Return the pieces of prompts that a step computes, by call."""
         in_turn = sorted(self.reading.values(), key=lambda request: request.turn.rank)
         slots = [request.slot for request in in_turn]
-        return group_chunks(plan_chunks(slots, self.slots, budget, self.options.max_prefill), self.options.slot_tokens)
+        chunks = plan_chunks(slots, self.slots, budget, self.options.max_prefill, self._share_again)
+        return group_chunks(chunks, self.options.slot_tokens)
+
+    def _share_again(self, slot: int) -> None:
+        """Look again for what is cached of a prompt of which nothing has been computed."""
+        request = self.reading[slot]
+        more = self.caches.share_again(request)
+        if more:
+            self._recorder.share(request, more)
 
     def _make_pages(self) -> bool:
-        """Take the pages of the next tokens; return whether requests gave way, so that others may begin next."""
+        """Free the pages of the next tokens; return whether requests gave way, so that others may begin next."""
         preemptions = self.preemptions
         while len(self.decoding) and not self.caches.fitting(self.decoding.requests, 1):
             self._preempt(max(self._running(), key=lambda request: request.turn.rank))
-        self.caches.grow(self.decoding.requests, 1)
         return self.preemptions > preemptions
 
     def _admit(self) -> None:

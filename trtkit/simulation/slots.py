@@ -28,7 +28,8 @@ class SimulatedSlots(Slots):
         slot, width = request.slot, self.sequences.tokens.shape[1]
         count = min(request.prompt_tokens + request.output_tokens, width)
         self.sequences.tokens[slot, :count] = self.tokens_of(request, count)
-        self.cached[slot], self.sequences.lengths[slot] = cached, request.length
+        self.cached[slot] = self.reused[slot] = cached
+        self.sequences.lengths[slot] = request.length
 
     def tokens_of(self, request: SimulatedRequest, count: int) -> Ints:
         """Return the first `count` tokens of a request."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.runtime.generation.beams import BeamSearch
-from trtkit.runtime.generation.pages import adopt_prefix, can_admit, known_ids, longest
+from trtkit.runtime.generation.pages import adopt_prefix, can_admit, known_ids, longest, register_running
 from trtkit.runtime.generation.running import Group
 from trtkit.runtime.sequences import keyed
 
@@ -115,7 +115,7 @@ def _admit(state: State, request: Request, min_shared_tokens: int) -> None:
     slots, prompt, ids = state.slots, np.asarray(request.prompt_ids, np.int64), known_ids(request)
     slot, common = _take_slot(state, request, ids, min_shared_tokens)
     state.release(request)
-    slots.cached[slot] = common
+    slots.cached[slot] = slots.reused[slot] = common
     slots.sequences.start(slot, prompt, request.generated, request.soft, request.adapter_id)
     state.sampler.admit(slot, request.settings)
     request.metrics.reused += common
@@ -165,6 +165,31 @@ def _take_slot(state: State, request: Request, ids: Ints, min_shared_tokens: int
         state.statistics.file_tokens += on_host.file_tokens
         common = on_host.tokens
     return slot, common
+
+
+def share_again(state: State, slot: int, min_shared_tokens: int) -> None:
+    """Let a slot that has computed nothing begin with what others have cached since it was admitted, if that is more.
+
+    Requests that begin alike are often admitted together, before any of them has computed what they share.
+    """
+    slots, request, cache = state.slots, state.running.requests[slot], state.execution.cache
+    if request.settings.params.prompt_logprobs is not None:
+        return
+    register_running(state)
+    ids, key = slots.sequences.ids(slot), request.adapter_id.key
+    source, common = state.shared_prefix(ids, request.soft, key)
+    more = common - int(slots.cached[slot])
+    if more <= 0 or common < min_shared_tokens:
+        return
+    if state.pages is not None and state.finds_by_content:
+        state.pages.replace_prefix(slot, state.pages.match(keyed(ids, key), request.soft), len(ids))
+    else:
+        cache.share(source, slot, common)
+        if state.pages is not None:
+            state.pages.grow(slot, len(ids))
+    slots.cached[slot] = slots.reused[slot] = common
+    request.metrics.reused += more
+    state.statistics.reused_tokens += more
 
 
 def _spare_slot(state: State) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtkit.runtime.adapters import no_adapters
 from trtkit.runtime.device import to_device
-from trtkit.runtime.generation.admission import admit_waiting, preempt
+from trtkit.runtime.generation.admission import admit_waiting, preempt, share_again
 from trtkit.runtime.generation.costs import StepCosts
 from trtkit.runtime.generation.decoding import decode
 from trtkit.runtime.generation.flight import Flight, Step, begin, can_launch, land, launch, take_off
@@ -231,7 +232,8 @@ class Engine:
             return []
         budget = max(1, self._budget - decoding)
         in_turn = self._state.running.in_turn(unread)
-        return plan_chunks(in_turn, self._state.slots, budget, self.execution.max_prefill_length)
+        look = partial(share_again, self._state, min_shared_tokens=self._options.min_shared_tokens)
+        return plan_chunks(in_turn, self._state.slots, budget, self.execution.max_prefill_length, look)
 
     def _with_pages(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return the pieces of those who keep their slots when pages run out."""

@@ -10,7 +10,7 @@ import numpy as np
 from trtkit.runtime.decoder import Call
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from trtkit.runtime.generation.slots import Slots
 
@@ -24,15 +24,20 @@ class Chunk:
     count: int
 
 
-def plan_chunks(waiting: Sequence[int], slots: Slots, budget: int, largest: int) -> list[Chunk]:
+def plan_chunks(
+    waiting: Sequence[int], slots: Slots, budget: int, largest: int, share_again: Callable[[int], object]
+) -> list[Chunk]:
     """Return what the slots `waiting`, in the order of their turns, get of a budget of tokens.
 
-    An image that has to be computed whole may exceed the budget.
+    An image that has to be computed whole may exceed the budget. share_again: looks for a longer cached prefix of a
+    slot that has computed nothing so far.
     """
     chunks = []
     for slot in waiting:
         if budget <= 0:
             break
+        if not slots.has_computed(slot):
+            share_again(slot)
         start = int(slots.cached[slot])
         count = min(int(slots.sequences.lengths[slot]) - start, largest, budget)
         soft = slots.sequences.soft.get(slot)

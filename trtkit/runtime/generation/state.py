@@ -99,7 +99,7 @@ class State:
         start = start if alike is None else min(start, alike)
         self.execution.cache.copy(source, target, slice(start, length))
         slots.sequences.copy(source, target)
-        slots.cached[target] = length
+        slots.cached[target], slots.reused[target] = length, slots.reused[source]
         self.sampler.copy(source, target)
 
     def keep_beginning(self, slot: int, start: int, spacing: int) -> None:
