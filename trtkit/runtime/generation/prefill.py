@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from trtkit.runtime.generation.slots import Slots
 
+_MOST_PADDING = 1.25
+"""Tokens that a call may compute for each real one: padding costs as much as tokens, another call one more launch."""
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -63,7 +66,7 @@ def _fit(group: list[Chunk], max_length: int) -> bool:
     counts = [chunk.count for chunk in group]
     is_neighbour = group[-1].slot == group[-2].slot + 1
     has_room = max(chunk.start for chunk in group) + max(counts) <= max_length
-    return is_neighbour and has_room and len(counts) * max(counts) <= 2 * sum(counts)
+    return is_neighbour and has_room and len(counts) * max(counts) <= _MOST_PADDING * sum(counts)
 
 
 def prefill_call(group: Sequence[Chunk], slots: Slots) -> Call:
