@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.generation import logits_process
-from trtkit.llm.scheduler.admission import admit_waiting
 
 from benchmarks.measure import interleaved, seconds, summary, write
-from trtkit.llm.cache.imports import Imports
 from trtkit.llm.engine import LLMEngine, Request
-from trtkit.llm.engine.state import State
 from trtkit.llm.execution import KvCache
 from trtkit.llm.sampling.params import SamplingParams
 from trtkit.llm.sampling.settings import Settings, Vocabulary
-from trtkit.llm.scheduler import DEFAULT_SCHEDULE, RequestQueue
+from trtkit.llm.scheduler.scheduler import Scheduler, SchedulerOptions
 from trtkit.network.input_spec import Axis, InputSpec
 
 if TYPE_CHECKING:
@@ -117,25 +114,24 @@ def _scheduling() -> dict[str, Any]:
 
 
 def _admission() -> dict[str, Any]:
-    """Return microseconds until a prompt of 2,000 tokens has a slot among 1,024, of which all but one are running."""
-    state = State(Nothing(1024, SMALL), 1, Imports(0))
+    """Return microseconds to schedule a step that gives a prompt of 2,000 tokens the last of 1,024 slots."""
+    scheduler: Scheduler[Request] = Scheduler(Nothing(1024, SMALL).cache, SchedulerOptions(1024, 4096, 512))
     for slot in range(1023):
-        _admit(state, str(slot), list(range(slot % 97, slot % 97 + 300)))
-        state.slots.cached[slot] = 300
+        _admit(scheduler, str(slot), list(range(slot % 97, slot % 97 + 300)))
+        scheduler.slots.cached[slot] = 300
 
     def admit() -> None:
-        _admit(state, "one", [7] * 2000)
-        state.leave(next(iter(set(state.running.requests) - running)))
+        _admit(scheduler, "one", [7] * 2000)
+        scheduler.cancel("one")
+        scheduler.changes.clear()
 
-    running = set(state.running.requests)
     return summary([seconds(admit) * 1e6 for _ in range(REPEATS * 3)])
 
 
-def _admit(state: State, name: str, prompt: list[int]) -> None:
-    waiting: RequestQueue[Request] = RequestQueue(DEFAULT_SCHEDULE)
+def _admit(scheduler: Scheduler[Request], name: str, prompt: list[int]) -> None:
     settings = Settings.resolve(SamplingParams(max_tokens=100, temperature=0), Vocabulary(SMALL, (2,)))
-    waiting.add(Request(name, prompt, settings), 0.0)
-    admit_waiting(state, waiting, 16, land=lambda: None)
+    scheduler.submit(Request(name, prompt, settings))
+    scheduler.schedule(0.0)
 
 
 def _engine(nothing: Nothing, params: dict[str, Any]) -> LLMEngine:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tests.generation import SLOTS, Asked, alone, engine, is_clean, lone_engine, reusable, run, settings
-from trtkit.llm.engine import Request
+from tests.generation import SLOTS, Asked, alone, decoder, engine, is_clean, lone_engine, reusable, run, settings
+from trtkit.llm.engine import EngineOptions, LLMEngine, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,6 +176,42 @@ def test_a_running_request_shares_its_beginning() -> None:
         found |= {finished.request.id: finished for finished in tested.step()}
     assert found["b"].request.metrics.reused == reusable(len(prompt))
     assert found["b"].token_ids == list(alone(Asked((*prompt, 60), (("max_tokens", 3), ("temperature", 0)))))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_requests_that_are_admitted_together_share_what_the_first_of_them_computes(overlap: bool) -> None:
+    """A step reads 16 tokens: all of what the prompts share but 2 tokens, which each of them reads itself."""
+    stem = [5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61, 65, 7, 11]
+    asked = {str(own): Asked((*stem, own, 3), (("max_tokens", 6), ("temperature", 0))) for own in range(20, 24)}
+    tested = engine(SLOTS, min_shared_tokens=4, overlap=overlap)
+    answers = run(tested, [each.request(name) for name, each in asked.items()])
+    assert {name: tuple(answer.token_ids) for name, answer in answers.items()} == {
+        name: alone(each) for name, each in asked.items()
+    }
+    assert [answers[name].request.metrics.reused for name in asked] == [0, 16, 16, 16]
+    assert tested.statistics.reused_tokens == 48
+    assert tested.statistics.prompt_tokens == 4 * 20 - 48
+    assert is_clean(tested)
+
+
+def test_a_request_shares_what_is_computed_while_it_waits_for_its_first_piece() -> None:
+    """It begins with all of the first prompt, which takes four steps, though it has a slot from the first on."""
+    prompt = list(range(5, 35))
+    tested = engine(SLOTS, min_shared_tokens=4, token_budget=8)
+    answers = run(tested, [Request(name, prompt, settings(max_tokens=3, temperature=0)) for name in "ab"])
+    expected = alone(Asked(tuple(prompt), (("max_tokens", 3), ("temperature", 0))))
+    assert [tuple(answers[name].token_ids) for name in "ab"] == [expected, expected]
+    assert answers["b"].request.metrics.reused == reusable(24)
+
+
+def test_short_prefixes_and_prompts_with_log_probabilities_are_computed_again() -> None:
+    prompt, greedy = list(range(5, 25)), {"max_tokens": 2, "temperature": 0}
+    for least, params in ((1000, greedy), (1, {**greedy, "prompt_logprobs": 0})):
+        model = decoder("llama", SLOTS, has_all_logits=True)
+        tested = LLMEngine(model, EngineOptions(min_shared_tokens=least))
+        answers = run(tested, [Request(name, prompt, settings(**params)) for name in "abc"])
+        assert [answer.request.metrics.reused for answer in answers.values()] == [0, 0, 0]
+        assert tested.statistics.prompt_tokens == 60
 
 
 def test_urgent_requests_take_slots_and_the_others_go_on_later() -> None:

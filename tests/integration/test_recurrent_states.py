@@ -25,6 +25,7 @@ from trtkit.quantization.llm.choice import choose
 from trtkit.quantized_matrix import KvQuantization
 
 PROMPT = random.Random(7).choices(range(3, 67), k=30)
+GREEDY = ("max_tokens", 6), ("temperature", 0)
 DRAFT = "qwen3_5_text"
 GUESSED = {"lookup": {"temperature": 0}, "draft": {"temperature": 0.9, "seed": 3}}
 REQUESTS = 32
@@ -112,6 +113,19 @@ def test_prompts_that_share_a_part_go_on_from_states_saved_on_the_way(model_type
         assert tuple(finished.token_ids) == alone(asked, model_type)
         assert finished.request.metrics.reused == reused
     assert tested.statistics.restored_tokens == 50
+
+
+@families
+def test_requests_that_are_admitted_together_go_on_from_states_where_they_are_alike(model_type: str) -> None:
+    """The second prompt begins where the first one is after a step; the third is alike for less than any has read."""
+    prompts = (PROMPT, [*PROMPT[:20], 3, 4, 5, 6], [*PROMPT[:12], 7, 8, 9])
+    asked = {str(number): Asked(tuple(ids), GREEDY) for number, ids in enumerate(prompts)}
+    tested = engine(SLOTS, model_type, min_shared_tokens=1, host_cache_bytes=0)
+    answers = run(tested, [each.request(name) for name, each in asked.items()])
+    for name, each in asked.items():
+        assert tuple(answers[name].token_ids) == alone(each, model_type)
+    assert [answers[name].request.metrics.reused for name in asked] == [0, 16, 0]
+    assert is_clean(tested)
 
 
 @families

@@ -45,7 +45,7 @@ class Events:
         self.list.append((now_s, "begin", request.number, shared, restored))
 
     def match(self, request: SimulatedRequest, shared: int) -> None:
-        self.list.append((-1.0, "match", request.number, shared, 0))
+        self.list.append((-1.0, "match", request.number, 0, shared))
 
     def read(self, request: SimulatedRequest, chunk: Chunk, now_s: float) -> None:
         self.list.append((now_s, "read", request.number, chunk.start, chunk.count))
@@ -147,7 +147,7 @@ def engine_events(work: Traffic, own: ReplicaOptions, monkeypatch: pytest.Monkey
                 events.list.append((step_s, "begin", int(change.request.id), change.reused, change.restored))
             elif isinstance(change, PrefixMatched):
                 number = int(engine._scheduler.running.requests[change.slot].id)
-                events.list.append((-1.0, "match", number, change.reused, 0))
+                events.list.append((-1.0, "match", number, 0, change.reused))
         follow()
 
     monkeypatch.setattr(engine, "_prefill", noted_prefill)
@@ -245,3 +245,45 @@ def test_the_host_gives_back_what_it_gives_the_engine(
     assert events.tokens("begin") == engine.statistics.restored_tokens
     assert events.tokens("read") == engine.statistics.prompt_tokens
     assert (engine.statistics.restored_tokens > 0) == (host_tokens > 0)
+
+
+def bursts(seed: int) -> Traffic:
+    """Return requests of which several come at once with a prefix that nobody has computed yet."""
+    r = random.Random(seed)
+    arrivals, hashes, inputs, outputs, scheduling = [], [], [], [], []
+    now_s = 0.0
+    for burst in range(5):
+        blocks = tuple(6 * burst + block for block in range(r.randrange(4, 7)))
+        for _ in range(r.randrange(3, 7)):
+            shared = blocks[: r.randrange(3, len(blocks) + 1)]
+            arrivals.append(now_s)
+            hashes.append(shared)
+            inputs.append(PAGE_TOKENS * len(shared) + r.randrange(1, 9))
+            outputs.append(r.choice((1, 2, 9, 20)))
+            scheduling.append(SchedulingParams(r.randrange(2)))
+        now_s += r.choice((5.0, 60.0))
+    return Traffic(np.array(arrivals), np.array(inputs), np.array(outputs), hashes, scheduling, PAGE_TOKENS)
+
+
+@pytest.mark.parametrize("host_tokens", [0, 1000])
+@pytest.mark.parametrize("pages", [None, 28], ids=["slots", "pages"])
+@pytest.mark.parametrize("schedule", ["fcfs", "priority", "mlfq"])
+def test_requests_that_come_together_share_what_the_engine_s_share(
+    schedule: str, pages: int | None, host_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They look again for their prefix when their first piece is planned."""
+    work = bursts(seed=2)
+    options = replace(
+        OPTIONS,
+        times=replace(TIMES, copy_token_s=1 / 32),
+        schedule=SCHEDULES[schedule],
+        pages=pages,
+        page_tokens=PAGE_TOKENS,
+        block_tokens=PAGE_TOKENS,
+        host_tokens=host_tokens,
+        host_block_tokens=PAGE_TOKENS,
+    )
+    events, (expected, engine) = simulated_events(work, options), engine_events(work, options, monkeypatch)
+    assert events.rounded() == expected.rounded()
+    assert events.tokens("read") == engine.statistics.prompt_tokens
+    assert events.tokens("match") > 40

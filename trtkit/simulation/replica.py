@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from trtkit.llm.cache.host.tier import HostOptions
-from trtkit.llm.scheduler.batch import Batch, PrefixMatched, SlotTaken
+from trtkit.llm.scheduler.batch import Batch, PrefixMatched, SlotLeft, SlotMoved, SlotTaken
 from trtkit.llm.scheduler.request import Metrics
 from trtkit.llm.scheduler.scheduler import Scheduler, SchedulerOptions
 from trtkit.simulation.cache import Clock, SimulatedCache
@@ -65,6 +65,7 @@ class Replica:
         self.scheduler: Scheduler[SimulatedRequest] = Scheduler(cast("SequenceCache", self._cache), shared, self._clock)
         self._slots, self._lengths = self.scheduler.slots, self.scheduler.slots.sequences.lengths
         self._arrived: list[SimulatedRequest] = []  # since the last step began
+        self._unread: set[int] = set()  # slots whose prompt is not complete
         self._silent: list[SimulatedRequest] = []  # whose last prompt token is read as those of answers are
         self._unread_tokens = 0
         self._run: _Run | None = None
@@ -141,7 +142,7 @@ class Replica:
         self._arrived = []
         self._clock.now_s = now_s
         batch = self.scheduler.schedule(now_s)
-        self._follow(now_s)
+        self._follow(batch, now_s)
         if not batch.decode.size and not batch.prefill:
             for ended in self.scheduler.end_step(batch, now_s):
                 self._end(ended.request, now_s, is_late=True)
@@ -167,21 +168,32 @@ class Replica:
                 requests = self.scheduler.running.requests
                 self._cut(run, now_s + min(queue.policy.left_s(requests[slot].turn) for slot in batch.decode.tolist()))
 
-    def _follow(self, now_s: float) -> None:
+    def _follow(self, batch: Batch, now_s: float) -> None:
         """Record who has got a slot; their answers are known already."""
-        sequences = self._slots.sequences
         for change in self.scheduler.changes:
             if isinstance(change, SlotTaken):
-                request, slot, length = change.request, change.slot, int(self._lengths[change.slot])
-                answer = request.ids[length : sequences.tokens.shape[1]]
-                sequences.tokens[slot, length : length + len(answer)] = answer
-                self._recorder.begin(request, now_s, change.reused, change.restored)
-                if change.reused == length - 1:
-                    self._note_read(request)
-                    self._silent.append(request)
+                self._write_answer(change.slot, change.request)
+                self._recorder.begin(change.request, now_s, change.reused, change.restored)
+                self._unread.add(change.slot)
+            elif isinstance(change, SlotMoved):
+                self._write_answer(change.target, self.scheduler.running.requests[change.target])
+                self._unread |= {change.target} if change.source in self._unread else set()
+            elif isinstance(change, SlotLeft):
+                self._unread.discard(change.slot)
             elif isinstance(change, PrefixMatched):
                 self._recorder.match(self.scheduler.running.requests[change.slot], change.reused)
         self.scheduler.changes.clear()
+        for slot in self._unread.intersection(batch.decode.tolist()) if self._unread else ():
+            self._unread.remove(slot)
+            request = self.scheduler.running.requests[slot]
+            self._note_read(request)
+            self._silent.append(request)
+
+    def _write_answer(self, slot: int, request: SimulatedRequest) -> None:
+        """Let a slot hold what its request will generate."""
+        tokens, length = self._slots.sequences.tokens[slot], int(self._lengths[slot])
+        answer = request.ids[length : len(tokens)]
+        tokens[length : length + len(answer)] = answer
 
     def _reserve(self, slots: Ints, stops: Ints) -> None:
         """Take the pages that tokens up to `stops` [R] need, which the network takes before a call."""
@@ -211,6 +223,7 @@ class Replica:
             request = self.scheduler.running.requests[chunk.slot]
             self._recorder.read(request, chunk, self._clock.now_s)
             if self.scheduler.read(chunk):
+                self._unread.discard(chunk.slot)
                 self._note_read(request)
                 self._note_first_token(request, self._clock.now_s)
                 self._lengths[chunk.slot] += 1

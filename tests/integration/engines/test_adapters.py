@@ -127,6 +127,19 @@ def test_a_beginning_is_shared_within_an_adapter_only(
     assert min(reused[3:]) >= 16
 
 
+@CACHES
+def test_requests_at_once_share_within_an_adapter_only(models: Models, kv: str, gpu: Simulated) -> None:
+    """By the time that the last two begin, the model and an adapter have both computed the prompt."""
+    order = [None, "rank-4", None, "rank-4"]
+    with opened(models, kv, "reference", gpu, lora=models.adapters) as llm:
+        outputs = llm.generate([SHARED] * 4, [with_adapter(name) for name in order])
+    for name, output in zip(order, outputs, strict=True):
+        assert list(output.outputs[0].token_ids) == models.tokens(SHARED, name)
+    reused = [output.metrics.reused_tokens for output in outputs]
+    assert reused[:2] == [0, 0]
+    assert min(reused[2:]) >= 16
+
+
 def test_files_of_cached_beginnings_are_shared_within_an_adapter_only(
     models: Models, gpu: Simulated, tmp_path: Path
 ) -> None:

@@ -67,6 +67,21 @@ def test_a_beginning_is_shared_with_the_same_image_only(vlm: Vlm) -> None:
     assert other.outputs[0].token_ids == fresh_answer(vlm, 1) != fresh_answer(vlm)
 
 
+@some
+def test_requests_at_once_share_the_same_image_only(vlm: Vlm) -> None:
+    """All are admitted together; the last two begin when both images have been computed."""
+    with LLM(bundle_of(vlm), runtime="reference", min_shared_tokens=1) as llm:
+        outputs = llm.generate([asked(vlm, seed) for seed in (0, 1, 0, 1)], GREEDY)
+        record = llm.frontend.bundle.manifest.images
+    prompt = outputs[0].prompt_token_ids
+    before = prompt.index(record.image_token_id if record else 0)
+    for seed, output in zip((0, 1, 0, 1), outputs, strict=True):
+        assert output.outputs[0].token_ids == fresh_answer(vlm, seed)
+    assert fresh_answer(vlm) != fresh_answer(vlm, 1)
+    assert [output.metrics.reused_tokens for output in outputs[:2]] == [0, before]
+    assert min(output.metrics.reused_tokens for output in outputs[2:]) > before
+
+
 @pytest.mark.parametrize("vlm", [VLMS["qwen2-vl"], VLMS["gemma3"]], ids=str)
 def test_pages_hold_the_same_image_only(vlm: Vlm) -> None:
     """A page may end within an image, also where its tokens see each other: the next one was computed with it."""

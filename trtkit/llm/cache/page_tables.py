@@ -145,6 +145,15 @@ class PageTables:
         self.table[slot, : len(pages)] = pages
         self.counts[slot] = self.registered[slot] = len(pages)
 
+    def replace_prefix(self, slot: int, pages: Sequence[int], tokens: int) -> None:
+        """Let a slot begin with known pages instead of what it has, and have pages for its first `tokens`.
+
+        There are enough if it had pages for so many, and `pages` begin with those that it shared.
+        """
+        self.release(slot)
+        self.adopt(slot, pages)
+        self.grow(slot, tokens)
+
     def _shared_rows(self, slots: Ints, starts: Ints, stops: Ints) -> list[int]:
         """Return the rows whose first page to write exists, and others read it or can find it."""
         first = starts // self.page_tokens

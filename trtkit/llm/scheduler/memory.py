@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from trtkit.llm.soft_tokens import SoftTokens
 
 _SPARE_SHARE = 0.01  # of all pages, which new requests leave to those that run
-_READ = -1
 
 
 class SequenceMemory:
@@ -50,7 +49,6 @@ class SequenceMemory:
         self.finds_by_content = cache.pages is not None and not cache.has_slot_memory
         self.imports = Imports(options.max_imported_bytes)
         self.host = HostTier(cache, self.slots, options.host, clock, costs)
-        self._untouched: Ints = np.full(options.slots, _READ)  # cached tokens of slots that have read nothing yet
 
     def longest(self, request: Schedulable) -> int:
         """Return how many tokens a request can come to if it has all pages: beams share those of the prompt only."""
@@ -87,7 +85,7 @@ class SequenceMemory:
         ids, prompt, restored = request.known_ids(), request.prompt_tokens, request.metrics.restored
         slot, common = self._take_slot(request, ids)
         self.release(request)
-        self.slots.cached[slot] = self._untouched[slot] = common
+        self.slots.cached[slot] = self.slots.reused[slot] = common
         self.slots.sequences.start(slot, ids[:prompt], ids[prompt:], request.soft, request.adapter_id)
         self._note_reused(request, common)
         if self.pages is not None:
@@ -100,7 +98,7 @@ class SequenceMemory:
         Return how many tokens more it has now.
         """
         cached = int(self.slots.cached[slot])
-        if self._untouched[slot] != cached or request.needs_whole_prompt or not self._is_looked_up(request):
+        if self.slots.has_computed(slot) or request.needs_whole_prompt or not self._is_looked_up(request):
             return 0
         ids = self.slots.sequences.ids(slot)
         self.register_running()
@@ -108,20 +106,20 @@ class SequenceMemory:
         if common <= cached or common < self._options.min_shared_tokens:
             return 0
         if self.pages is not None and self.finds_by_content:
-            self.pages.release(slot)
-            self._adopt(slot, request, ids)
+            matched = self.pages.match(keyed(ids, request.adapter_id.key), request.soft)
+            self.pages.replace_prefix(slot, matched, len(ids))
         else:
             self.cache.share(source, slot, common)
-        if self.pages is not None:
-            self.pages.grow(slot, len(ids))
-        self.slots.cached[slot] = self._untouched[slot] = common
+            if self.pages is not None:
+                self.pages.grow(slot, len(ids))
+        self.slots.cached[slot] = self.slots.reused[slot] = common
         self._note_reused(request, common - cached)
         return common - cached
 
     def read(self, slot: int, start: int, stop: int) -> None:
         """Note that a slot has read its tokens from `start` to `stop`; recurrent states are saved now and then."""
         slots, spacing = self.slots, self._options.snapshot_tokens
-        slots.cached[slot], self._untouched[slot] = stop, _READ
+        slots.cached[slot] = stop
         is_due = stop // spacing != start // spacing and stop < slots.sequences.prompt_lengths[slot]
         if self.cache.has_states and is_due:
             self.host.keep(slot)

@@ -23,7 +23,8 @@ class Slots:
     """The state of every slot, as arrays.
 
     sequences: the tokens. cached: [slots], how many of them lie in the KV cache; a slot that has ended keeps them
-    for others to share. is_running: [slots]. used: [slots], when it was last taken, to reuse the oldest first.
+    for others to share. reused: [slots], how many of these a running slot did not compute, but found in caches.
+    is_running: [slots]. used: [slots], when it was last taken, to reuse the oldest first.
     positions: [slots], how many tokens the slots' recurrent states have read, of a model that has some: only a prompt
     that begins with all of these can share them.
     """
@@ -32,6 +33,7 @@ class Slots:
         self.count, self._positions = count, positions
         self.sequences = Sequences(count, max_length)
         self.cached: Ints = np.zeros(count, np.int64)
+        self.reused: Ints = np.zeros(count, np.int64)
         self.is_running: Bools = np.zeros(count, np.bool_)
         self._used: Ints = np.zeros(count, np.int64)
         self._clock = 0
@@ -108,6 +110,10 @@ class Slots:
         self.is_running[chosen] = True
         self.touch(chosen)
         return chosen
+
+    def has_computed(self, slot: int) -> bool:
+        """Whether a running slot has cached more than it found in caches."""
+        return bool(self.cached[slot] != self.reused[slot])
 
     def leave(self, slot: int, reserve: int) -> None:
         """End a slot's sequence. What is cached stays, but for the `reserve` last places: idle rows write there."""
