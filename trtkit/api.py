@@ -96,10 +96,10 @@ def verify(
     Raises TrtkitError if nothing can be compared; a network that is out of tolerance is a report, not an error.
     """
     from trtkit.deployment.make_known import verify_and_remember
-    from trtkit.verification.verify import Request, verify_config
+    from trtkit.verification.verify import VerifySettings, verify_config
 
     paths = tuple(map(str, inputs))
-    request = Request(paths, against, layers, corners, None if text is None else str(text), trust_source)
+    request = VerifySettings(paths, against, layers, corners, None if text is None else str(text), trust_source)
     network = _network(model, keys)
     runner = new_runner(on_event)
     if isinstance(network, Bundle):

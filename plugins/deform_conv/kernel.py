@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trtkit.network.aot import Kernel, Launch, pointer
+from trtkit.network.aot import Launch, TritonKernel, pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -150,10 +150,10 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: DeformConvAttribut
     return [y]
 
 
-def to_compile(dtype: DType, started: Launch) -> Kernel:
+def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     """Return the kernel and the types of its arguments."""
     data = pointer(dtype)
     inputs = dict.fromkeys(("x_ptr", "weight_ptr", "offset_ptr", "bias_ptr", "mask_ptr"), data)
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}
     constants = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(deform_conv, signature | constants, started.constants, started.num_warps)
+    return TritonKernel(deform_conv, signature | constants, started.constants, started.num_warps)

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trtkit.network.aot import Kernel, Launch, pointer
+from trtkit.network.aot import Launch, TritonKernel, pointer
 
 from ..boxes.kernel import bars, block_of, larger, number_of, rank
 
@@ -158,11 +158,11 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: EfficientNmsAttrib
     return outputs
 
 
-def to_compile(dtype: DType, started: Launch) -> Kernel:
+def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     """Return the kernel and the types of its arguments."""
     data = pointer(dtype)
     inputs = dict.fromkeys(("boxes_ptr", "scores_ptr"), data)
     outputs = {"count_ptr": "*i32", "kept_boxes_ptr": data, "kept_scores_ptr": data, "kept_classes_ptr": "*i32"}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), **outputs}
     constants = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(efficient_nms, signature | constants, started.constants, started.num_warps)
+    return TritonKernel(efficient_nms, signature | constants, started.constants, started.num_warps)

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trtkit.network.aot import Kernel, Launch, pointer
+from trtkit.network.aot import Launch, TritonKernel, pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,9 +116,9 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: GridSample3dAttrib
     return [y]
 
 
-def to_compile(dtype: DType, started: Launch) -> Kernel:
+def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     """Return the kernel and the types of its arguments; the grid is fp32."""
     data = pointer(dtype)
     signature = {"x_ptr": data, "grid_ptr": "*fp32", **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}
     constants = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(grid_sample_3d, signature | constants, started.constants, started.num_warps)
+    return TritonKernel(grid_sample_3d, signature | constants, started.constants, started.num_warps)

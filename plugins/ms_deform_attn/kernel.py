@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trtkit.network.aot import Kernel, Launch, pointer
+from trtkit.network.aot import Launch, TritonKernel, pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,10 +94,10 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: MsDeformAttnAttrib
     return [y]
 
 
-def to_compile(dtype: DType, started: Launch) -> Kernel:
+def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     """Return the kernel and the types of its arguments; locations are fp32."""
     data = pointer(dtype)
     inputs = {"value_ptr": data, "locations_ptr": "*fp32", "weights_ptr": data}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}
     constants = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(ms_deform_attn, signature | constants, started.constants, started.num_warps)
+    return TritonKernel(ms_deform_attn, signature | constants, started.constants, started.num_warps)

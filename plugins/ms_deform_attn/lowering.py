@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.network.lowering.deformable_attention import Levels, deformable_attention
+from trtkit.network.lowering.deformable_attention import FeatureLevels, deformable_attention
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,4 +26,4 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: MsDeformAttnAttribu
         o.reshape(locations, [-1, queries, heads, levels * points, 2]),
         o.reshape(weights, [-1, queries, heads, levels * points]),
     )
-    return [deformable_attention(o, value, sampled, Levels(attributes.sizes(), (points,) * levels), form)]
+    return [deformable_attention(o, value, sampled, FeatureLevels(attributes.sizes(), (points,) * levels), form)]

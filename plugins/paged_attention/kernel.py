@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trtkit.network.aot import Kernel, Launch, pointer
+from trtkit.network.aot import Launch, TritonKernel, pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -174,11 +174,11 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: PagedAttentionAttr
     return [y]
 
 
-def to_compile(dtype: DType, started: Launch) -> Kernel:
+def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     """Return the kernel and the types of its arguments."""
     data = pointer(dtype)
     cached = dict.fromkeys(_CACHED, _CODES.get(started.constants["CODE"], data))
     inputs = {"q_ptr": data, **cached, **dict.fromkeys(_INDICES, "*i32"), "sinks_ptr": data}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}
     types = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(paged_attention, signature | types, dict(started.constants), started.num_warps)
+    return TritonKernel(paged_attention, signature | types, dict(started.constants), started.num_warps)

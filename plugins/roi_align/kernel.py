@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trtkit.network.aot import Kernel, Launch, pointer
+from trtkit.network.aot import Launch, TritonKernel, pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -143,10 +143,10 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: RoiAlignAttributes
     return [y]
 
 
-def to_compile(dtype: DType, started: Launch) -> Kernel:
+def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     """Return the kernel and the types of its arguments; boxes are fp32, their images int64."""
     data = pointer(dtype)
     inputs = {"x_ptr": data, "rois_ptr": "*fp32", "images_ptr": "*i64"}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}
     constants = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(roi_align, signature | constants, started.constants, started.num_warps)
+    return TritonKernel(roi_align, signature | constants, started.constants, started.num_warps)

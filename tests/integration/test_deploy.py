@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Ran
-    from trtkit.deployment.triton.served import ServedModel
+    from trtkit.deployment.triton.served import DeployedModel
 
     Trtkit = Callable[..., Ran]
 
@@ -137,7 +137,7 @@ def test_a_bundle_of_a_library_that_is_not_here_has_a_known_request(
 CHANGES = {"os.rename", "os.mkdir", "os.link", "os.remove", "os.rmdir", "open"}
 
 
-def killed_deployment(models: Sequence[ServedModel], repository: Path, step: int) -> bool:
+def killed_deployment(models: Sequence[DeployedModel], repository: Path, step: int) -> bool:
     """Deploy in a process that is killed before its `step`-th change to a file; whether it was."""
     child = os.fork()
     if child == 0:

@@ -45,7 +45,7 @@ from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.network.paged_layers import obstacles
 from trtkit.quantized_matrix import KvQuantization
-from trtkit.reference import Group
+from trtkit.reference import ThreadGroup
 from trtkit.resolve import resolve
 from trtkit.runtime.decoder import Call, DecoderNetwork, ReferenceDecoder
 from trtkit.runtime.decoder.paged_cache import open_cache
@@ -152,7 +152,7 @@ def test_rows_of_unlike_lengths_run_together_unless_pages_are_copied(in_place: b
 def test_ranks_share_heads_and_layers() -> None:
     """Two stages of two ranks each, as threads; the second stage has no input for positions but of what turns."""
     model, grid = model_of(next(case for case in CASES if case.name == "gemma2")), Grid(tensor=2, pipeline=2)
-    groups, whole = [Group(2), Group(2)], find_weights(model.spec, model.checkpoint)
+    groups, whole = [ThreadGroup(2), ThreadGroup(2)], find_weights(model.spec, model.checkpoint)
     ranks = []
     for rank in range(grid.ranks):
         spec, graph = rank_spec(model.spec, grid, rank), Graph(rtx())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.benchmarking.metrics import load_metrics
 from trtkit.benchmarking.records import record_of
-from trtkit.benchmarking.statistics import PERCENTILES, Distribution, distribution
+from trtkit.benchmarking.statistics import PERCENTILES, SampleStatistics, distribution
 from trtkit.errors import BenchError
 from trtkit.files import write_output
 from trtkit.jobs.json_form import to_json
@@ -26,7 +26,7 @@ from trtkit.jobs.json_form import to_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtkit.benchmarking.records import Record
+    from trtkit.benchmarking.records import RequestRecord
     from trtkit.benchmarking.report import LlmReport, TextCase, TextResult
     from trtkit.benchmarking.statistics import Metric
 
@@ -107,11 +107,13 @@ def summary_csv(result: TextResult) -> str:
     metrics = sorted((_header(name, metric), metric) for name, metric in aiperf_metrics(result).items())
     rows.writerow(["Metric", *_STATISTICS])
     for header, metric in metrics:
-        if isinstance(metric, Distribution):
+        if isinstance(metric, SampleStatistics):
             rows.writerow([header, *(f"{vars(metric)[name]:.2f}" for name in _STATISTICS)])
     rows.writerow([])
     rows.writerow(["Metric", "Value"])
-    rows.writerows([header, f"{metric.avg:.2f}"] for header, metric in metrics if not isinstance(metric, Distribution))
+    rows.writerows(
+        [header, f"{metric.avg:.2f}"] for header, metric in metrics if not isinstance(metric, SampleStatistics)
+    )
     return out.getvalue()
 
 
@@ -122,7 +124,7 @@ def requests_jsonl(report: LlmReport, result: TextResult) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def _line(index: int, record: Record, start_ns: int) -> Json:
+def _line(index: int, record: RequestRecord, start_ns: int) -> Json:
     moments = {"credit_issued_ns": record.due_s, "request_start_ns": record.sent_s, "request_end_ns": record.ended_s}
     metadata: Json = {"session_num": index, **{name: start_ns + round(value * 1e9) for name, value in moments.items()}}
     metadata |= {"benchmark_phase": "profiling", "was_cancelled": False}
@@ -133,7 +135,7 @@ def _line(index: int, record: Record, start_ns: int) -> Json:
     single: Json = {
         name: {"value": metric.avg, "unit": metric.unit}
         for name, metric in metrics.items()
-        if isinstance(metric, Distribution)
+        if isinstance(metric, SampleStatistics)
     }
     if "inter_chunk_latency" in single:
         single["inter_chunk_latency"]["value"] = [gap * 1e3 for gap in record.gaps_s]

@@ -15,7 +15,7 @@ from trtkit.runtime import device as devices
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from trtkit.planning.counts import Counts, Group
+    from trtkit.planning.counts import GroupCounts, NetworkCounts
     from trtkit.planning.multilinear import Point
     from trtkit.planning.roofline import Roof
 
@@ -62,7 +62,7 @@ def of_rate(most_per_s: float, measured_per_s: float, bound: str) -> Reached:
 
 
 def phase_layers(
-    name: str, counts: Counts, point: Point, roof: Roof, run_once: Callable[[], dict[str, float]]
+    name: str, counts: NetworkCounts, point: Point, roof: Roof, run_once: Callable[[], dict[str, float]]
 ) -> PhaseLayers:
     """Return the layers of a call at (B, S, T), timed a few times, and those that are furthest from their floors."""
     counts = counts.of_step(point)
@@ -71,7 +71,7 @@ def phase_layers(
     return PhaseLayers(name, *whole, layers, largest_gaps(layers))
 
 
-def layer_times(counts: Counts, point: Point, roof: Roof, seconds: Mapping[str, float]) -> tuple[LayerTime, ...]:
+def layer_times(counts: NetworkCounts, point: Point, roof: Roof, seconds: Mapping[str, float]) -> tuple[LayerTime, ...]:
     """Return each timed layer with its floor, in the order of `seconds`. counts: a group for each layer.
 
     A layer of an engine is several of the network's, by its name. One that is not counted only moves what others
@@ -85,7 +85,7 @@ def layer_times(counts: Counts, point: Point, roof: Roof, seconds: Mapping[str, 
     return tuple(rows)
 
 
-def _layer_time(name: str, layer_s: float, parts: Sequence[Group], point: Point, roof: Roof) -> LayerTime:
+def _layer_time(name: str, layer_s: float, parts: Sequence[GroupCounts], point: Point, roof: Roof) -> LayerTime:
     """Return a layer's row. Fused parts compute all that they compute, and move at least what the largest one does."""
     floors = [group_floor(part, point, roof) for part in parts]
     compute = [floor.compute_s for floor in floors]

@@ -19,8 +19,8 @@ from trtkit.runtime.model import open_model
 from trtkit.verification.hybrid_reference import HybridReference
 from trtkit.verification.references import (
     TRUST_FIX,
+    NetworkOrigin,
     OnnxRuntimeReference,
-    Origin,
     TorchReference,
     choose_reference,
     factory_withheld,
@@ -134,7 +134,7 @@ def _torch_reference(bundle: Bundle) -> TorchReference | HybridReference:
     if manifest.config.engine_nms is not None:
         raise SourceError("the module ends before NMS, which the engine has")
     if bundle.is_one_file:
-        origin = Origin(bundle.onnx_path(), [tensor.name for tensor in manifest.outputs], digests)
+        origin = NetworkOrigin(bundle.onnx_path(), [tensor.name for tensor in manifest.outputs], digests)
         reference = choose_reference(manifest.config, TORCH, origin)
         assert isinstance(reference, TorchReference)
         return reference

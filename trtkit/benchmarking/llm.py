@@ -31,7 +31,7 @@ from trtkit.runtime.llm import LLM, prepare_prompts, read_prompts, read_text_bun
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from trtkit.benchmarking.records import Record
+    from trtkit.benchmarking.records import RequestRecord
     from trtkit.benchmarking.report import Provenance
     from trtkit.benchmarking.request import BenchRequest, Load
     from trtkit.benchmarking.text_server import Served, TextServer
@@ -94,7 +94,7 @@ def measure_case(servers: Sequence[TextServer], index: int, load: TextLoad, runn
     return TextCase(name=schedule.name, concurrency=schedule.concurrency, results=tuple(results), ratios=tuple(ratios))
 
 
-def load_result(server: TextServer, records: Sequence[Record], objectives: Mapping[str, float]) -> TextResult:
+def load_result(server: TextServer, records: Sequence[RequestRecord], objectives: Mapping[str, float]) -> TextResult:
     """Return one server's figures, samples and requests."""
     done = [record for record in records if not record.error]
     latencies = [record.latency_s for record in sorted(done, key=lambda record: record.due_s)]
@@ -166,7 +166,7 @@ def _result(
     return replace(result, same_tokens=_same_tokens(ours, served))
 
 
-def _samples(done: Sequence[Record]) -> dict[str, tuple[float, ...]]:
+def _samples(done: Sequence[RequestRecord]) -> dict[str, tuple[float, ...]]:
     """Return what a comparison draws from, in ms: one value a request that succeeded."""
     samples_s: dict[str, list[float | None]] = {
         "request_latency": [record.latency_s for record in done],

@@ -8,7 +8,7 @@ import numpy as np
 
 from trtkit.benchmarking.ceiling import CPU
 from trtkit.benchmarking.load import WallClock
-from trtkit.benchmarking.records import Record
+from trtkit.benchmarking.records import RequestRecord
 from trtkit.benchmarking.text_server import Served
 from trtkit.dtypes import DTYPES
 from trtkit.lora.merge import open_language_model
@@ -63,7 +63,7 @@ class TransformersServer:
                 times.append(self._clock.now() - start)
         for row, each in enumerate(work):
             own = tuple(times[: each.output_tokens])
-            served.records.append(Record(sent, sent, own[-1], own, len(each.prompt_ids)))
+            served.records.append(RequestRecord(sent, sent, own[-1], own, len(each.prompt_ids)))
             served.tokens.append(tuple(int(step[row]) for step in tokens[: each.output_tokens]))
 
     def _prompts(self, work: Sequence[Work]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trtkit.benchmarking.ceiling import ceiling_of, of_rate, of_time, phase_layers
 from trtkit.benchmarking.contenders import Contender, own_contender, rival
 from trtkit.benchmarking.intervals import ratio_of_medians
-from trtkit.benchmarking.load import Answer, drive
+from trtkit.benchmarking.load import RequestOutcome, drive
 from trtkit.benchmarking.metrics import duration_s, load_metrics, named_objectives
 from trtkit.benchmarking.provenance import bundle_record, gpu_state, verification
 from trtkit.benchmarking.records import request_times
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from trtkit.benchmarking.timing import Rules, Timing
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import NetworkCounts
     from trtkit.planning.roofline import Roof
 
     ArraysCase = TimedCase | ServedCase
     Measured = tuple[ShapeCase, Sample, ArraysCase]
-    from trtkit.benchmarking.records import Record
+    from trtkit.benchmarking.records import RequestRecord
     from trtkit.benchmarking.schedules import Schedule
     from trtkit.benchmarking.shapes import ShapeCase
 
@@ -217,7 +217,7 @@ def with_ceilings(
 
 
 def _with_ceilings(
-    measured: Measured, counts: Counts | None, roof: Roof, contenders: Sequence[Contender], runner: Runner
+    measured: Measured, counts: NetworkCounts | None, roof: Roof, contenders: Sequence[Contender], runner: Runner
 ) -> ArraysCase:
     """Return one case with its ceilings and layers, as it was if its network cannot be counted."""
     own, (shapes, sample, case) = contenders[0], measured
@@ -236,7 +236,7 @@ def _with_ceilings(
     return replace(case, results=results, phases=(phase,))
 
 
-def _figures(counts: Counts, roof: Roof, batch: int, result: TimedResult) -> dict[str, Reached]:
+def _figures(counts: NetworkCounts, roof: Roof, batch: int, result: TimedResult) -> dict[str, Reached]:
     """Return the ceilings of one contender's figures, latency's for the median."""
     least, latency = floor(counts, _POINT, roof), result.distribution("latency")
     assert latency is not None
@@ -262,9 +262,9 @@ def measure_load(
     for _ in range(_WARMUP):
         served.run(sample.inputs)
 
-    def send(_index: int) -> Answer:
+    def send(_index: int) -> RequestOutcome:
         served.run(sample.inputs)
-        return Answer()
+        return RequestOutcome()
 
     records = drive(send, *workers_of(schedule, count))
     return ServedCase(
@@ -277,7 +277,7 @@ def measure_load(
 
 
 def _load_result(
-    served: Contender, records: Sequence[Record], batch: int, objectives: Mapping[str, float]
+    served: Contender, records: Sequence[RequestRecord], batch: int, objectives: Mapping[str, float]
 ) -> ServedResult:
     """Return the load's figures. throughput: samples a second over the whole load."""
     done = sorted((record for record in records if not record.error), key=lambda record: record.due_s)

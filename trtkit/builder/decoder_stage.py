@@ -21,7 +21,7 @@ from trtkit.builder.decoders import (
 from trtkit.builder.embeddings import embedding_table, write_embeddings
 from trtkit.builder.plugins import register_plugins
 from trtkit.builder.reported import Reported, stored_names
-from trtkit.builder.room import Load, check_room
+from trtkit.builder.room import BuildLoad, check_room
 from trtkit.builder.stages import WrittenNetwork
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.builder.decoders import OpenedDecoder
     from trtkit.builder.stages import DecoderSize, StageRequest
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
 
 
-def write_decoder(request: StageRequest, backend: Backend, context: Context) -> WrittenNetwork:
+def write_decoder(request: StageRequest, backend: Backend, context: JobContext) -> WrittenNetwork:
     """Read the source and write the network; config, tokenizer and embeddings go into the bundle."""
     steps = Steps(context.report)
     context.report(Phase("read source"))
@@ -56,7 +56,7 @@ def write_decoder(request: StageRequest, backend: Backend, context: Context) -> 
     if request.rank == 0:
         _describe_source(opened, size, steps)
     ranks = grid_of(opened.config).ranks
-    load = Load(engine_bytes(opened.source, size, ranks), layer_bytes=converted_bytes(opened, ranks))
+    load = BuildLoad(engine_bytes(opened.source, size, ranks), layer_bytes=converted_bytes(opened, ranks))
     check_room(load, request.folder)
     graph = _write_network(Graph(backend, severity=context.severity), request, opened, steps)
     profiles = decoder_profiles(graph.inputs, llm_options(opened.config))

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.builder.plugins import reads_pages_in_place
-from trtkit.builder.speculators.head import Joined, open_head
+from trtkit.builder.speculators.head import JoinedWeights, open_head
 from trtkit.builder.stages import DecoderSize
 from trtkit.config.llm import LlmOptions
 from trtkit.dtypes import dtype_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from trtkit.builder.speculators.opened import OpenedSpeculator
     from trtkit.config.schema import ModelConfig
-    from trtkit.models.model import Model
+    from trtkit.models.model import StagedModel
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.graph import Graph
     from trtkit.network.input_spec import InputSpec, Role
@@ -48,7 +48,7 @@ class OpenedDecoder:
     spec: of the whole model. rank: the one of the config's grid that networks are written for.
     """
 
-    model: Model
+    model: StagedModel
     source: DecoderSource
     spec: DecoderSpec
     rank: int = 0
@@ -92,7 +92,7 @@ class OpenedDecoder:
         """Write the network into the empty `graph`. logits: in place of those that the config asks for."""
         graph_options = self.options(graph.backend.name, logits)
         if self.head is not None:
-            weights = Joined(weights, self.head.fusion)
+            weights = JoinedWeights(weights, self.head.fusion)
         build_decoder(graph, self.own, weights, graph_options)
         return graph
 
@@ -119,7 +119,7 @@ class OpenedDecoder:
         return graph
 
 
-def open_decoder(model: Model, quantized: Path | None = None, rank: int = 0) -> OpenedDecoder:
+def open_decoder(model: StagedModel, quantized: Path | None = None, rank: int = 0) -> OpenedDecoder:
     """Open the source of a language model, or the checkpoint `quantized` made of it, for one rank of its grid.
 
     Raises ConfigError for options that the model or the method does not allow, SourceError, ProblemsError.
@@ -210,12 +210,12 @@ def llm_options(config: ModelConfig) -> LlmOptions:
     return config.llm or LlmOptions()
 
 
-def takes_embeddings(model: Model) -> bool:
+def takes_embeddings(model: StagedModel) -> bool:
     """Whether the engine takes vectors in place of ids: asked for, or because the model takes images."""
     return model.takes_images or llm_options(model.config).inputs == "embeds"
 
 
-def network_options(model: Model, logits: Literal["all", "last"] | None = None) -> DecoderOptions:
+def network_options(model: StagedModel, logits: Literal["all", "last"] | None = None) -> DecoderOptions:
     """Return how a model's network is written. logits: in place of those that the config asks for."""
     options = llm_options(model.config)
     return DecoderOptions(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.bundle.records import AudioRecord, EncoderRecord
-from trtkit.config.schema import InputSpec, ModelConfig, Source, TorchSource
+from trtkit.config.schema import ModelConfig, ModuleInput, Source, TorchSource
 from trtkit.errors import SourceError, reader
 from trtkit.models.model import ENCODER
 from trtkit.models.registry import ENCODER_DECODERS
@@ -91,9 +91,9 @@ def _encoder_config(config: ModelConfig, folder: Path, record: EncoderRecord) ->
     """Return the config that builds the encoder from a torch module."""
     profile: Profile = {"batch": (1, 1, 1)}  # type: ignore[dict-item]
     if record.audio is not None:
-        taken = InputSpec(shape=("batch", record.audio.mel_bins, record.audio.frames))
+        taken = ModuleInput(shape=("batch", record.audio.mel_bins, record.audio.frames))
     else:
-        taken = InputSpec(shape=(1, "tokens"), dtype="int64")
+        taken = ModuleInput(shape=(1, "tokens"), dtype="int64")
         profile = {"tokens": (1, max(1, record.length // 4), record.length)}  # type: ignore[dict-item]
     return ModelConfig(
         name=ENCODER,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.bundle.records import ImagesRecord
 from trtkit.config.llm import LlmOptions, VisionOptions
 from trtkit.config.quantize import QuantizeOptions, whole
-from trtkit.config.schema import InputSpec, ModelConfig, Source, TorchSource
+from trtkit.config.schema import ModelConfig, ModuleInput, Source, TorchSource
 from trtkit.errors import ConfigError, Problem, ProblemsError, SourceError, reader
 from trtkit.models.model import VISION
 from trtkit.models.vision_language.registry import vision_spec
@@ -91,7 +91,7 @@ def _tower_config(config: ModelConfig, spec: VisionSpec, limits: VisionLimits, f
             torch=TorchSource(
                 factory=spec.module,
                 kwargs={"folder": str(folder), **(spec.arguments or {})},
-                inputs={name: InputSpec(shape=item.shape, dtype=item.dtype) for name, item in spec.inputs.items()},
+                inputs={name: ModuleInput(shape=item.shape, dtype=item.dtype) for name, item in spec.inputs.items()},
                 outputs=("soft_tokens",),
             )
         ),

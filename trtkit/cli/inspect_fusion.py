@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.network.fusion import Fusion
-    from trtkit.report.fusion import Measured
+    from trtkit.report.fusion import LayerMeasurements
 
 
 def show_fusion(bundle: Bundle, html: Path | None, measured: Sequence[Path], *, as_json: bool, quiet: bool) -> None:
@@ -133,9 +133,9 @@ def read_layers(path: Path) -> LayerReport:
     return LayerReport(path, {name: each for name, each in errors.items() if math.isfinite(each)}, calls)
 
 
-def measured_of(reports: Sequence[LayerReport], fusion: Fusion) -> Measured:
+def measured_of(reports: Sequence[LayerReport], fusion: Fusion) -> LayerMeasurements:
     """Return what reports say of a fusion's layers: of the calls, the one at its shapes, or else the first."""
-    from trtkit.report.fusion import Measured
+    from trtkit.report.fusion import LayerMeasurements
 
     errors = {name: error for report in reports for name, error in report.errors.items()}
     times: dict[str, float] = {}
@@ -144,7 +144,7 @@ def measured_of(reports: Sequence[LayerReport], fusion: Fusion) -> Measured:
         at_shapes = [each for each in calls if each.shapes == fusion.shapes]
         for call in (at_shapes or calls)[:1]:
             times |= call.times_ms
-    return Measured(errors, times)
+    return LayerMeasurements(errors, times)
 
 
 def check_layers(reports: Sequence[LayerReport], fusions: Sequence[tuple[Fusion, Sequence[str]]]) -> None:

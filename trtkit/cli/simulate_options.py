@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from trtkit.jobs.runner import Runner
-    from trtkit.planning.question import Question
+    from trtkit.planning.question import PlanningQuestion
     from trtkit.planning.source import PlannedModel
     from trtkit.simulation.fleet import FleetOptions
     from trtkit.simulation.machine import Caches
@@ -194,7 +194,7 @@ def _planned(
     return replica, notes
 
 
-def _caches(model: PlannedModel, question: Question, kv: Caches | None) -> tuple[Caches, int]:
+def _caches(model: PlannedModel, question: PlanningQuestion, kv: Caches | None) -> tuple[Caches, int]:
     """Return the kind of caches, and the tokens of a page, by the options or by the config of the model."""
     from trtkit.builder.decoders import llm_options
     from trtkit.planning.paged import copied_pages

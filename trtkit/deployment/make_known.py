@@ -15,7 +15,7 @@ from trtkit.inputs.samples import random_sample
 from trtkit.jobs.events import Phase
 from trtkit.models.parallel import SINGLE
 from trtkit.network.onnx.facts import widest_rounding
-from trtkit.network.onnx.io import TensorSpec
+from trtkit.network.onnx.io import OnnxTensorSpec
 from trtkit.network.onnx.quantize import likely_method
 from trtkit.quantization_methods import METHODS
 from trtkit.runtime.model import open_model
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.model import Model
     from trtkit.serving_options import Runtime
     from trtkit.verification.report import Report
-    from trtkit.verification.verify import Request
+    from trtkit.verification.verify import VerifySettings
 
 MAX_FLOPS = 2e11
 """A known answer is computed on a CPU where no GPU is: larger networks are left out."""
@@ -74,7 +74,7 @@ def ensure_known(bundle: Bundle, answer: ImageAnswer | None, on_progress: Callab
     return f"known requests: {len(requests)}, answered by the runtime that is here"
 
 
-def verify_and_remember(bundle: Bundle, request: Request, runner: Runner) -> Report:
+def verify_and_remember(bundle: Bundle, request: VerifySettings, runner: Runner) -> Report:
     """Verify a bundle; give one of several ranks a known request, which its ranks answer whenever they start.
 
     Engines whose collectives do nothing compute without an error; their answer tells.
@@ -122,7 +122,7 @@ def _smallest_shapes(bundle: Bundle) -> dict[str, tuple[int, ...]]:
 def _tensor_request(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> KnownRequest:
     """Return random inputs of the smallest shapes with their outputs."""
     manifest = model.bundle.manifest
-    specs = [TensorSpec(record.name, record.dtype, record.shape) for record in manifest.inputs]
+    specs = [OnnxTensorSpec(record.name, record.dtype, record.shape) for record in manifest.inputs]
     inputs = random_sample("known", shapes, manifest.config, specs).inputs
     return KnownRequest(inputs, model.run(inputs), _tolerance(model.bundle))
 

@@ -125,7 +125,7 @@ def input_size(array: Array, preprocess: Preprocess) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Placement:
+class PicturePlacement:
     """Where a picture lies in its input: `input = picture * scale + offset`, per axis (x, y), in pixels.
 
     size: (width, height) of the picture.
@@ -141,7 +141,7 @@ class Placement:
         return np.asarray(placed.clip(0, np.array(self.size)))
 
 
-def placement(size: tuple[int, int], preprocess: Preprocess) -> Placement:
+def placement(size: tuple[int, int], preprocess: Preprocess) -> PicturePlacement:
     """Return where a picture of `size` (width, height) lies in the input that `image_input` makes of it."""
     scaled = _scaled_size(size, preprocess)
     offset = (0, 0)
@@ -150,7 +150,7 @@ def placement(size: tuple[int, int], preprocess: Preprocess) -> Placement:
     elif preprocess.crop is not None:
         left, top = _cut(scaled, *preprocess.crop)
         offset = (-left, -top)
-    return Placement(size, (scaled[0] / size[0], scaled[1] / size[1]), offset)
+    return PicturePlacement(size, (scaled[0] / size[0], scaled[1] / size[1]), offset)
 
 
 def _scaled_size(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from trtkit.files import scratch_folder
 from trtkit.jobs.child import ChildCrashError, result_of, run_child
 from trtkit.jobs.child_log import is_followed, log_lines
 from trtkit.jobs.events import Phase, ignore
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.jobs.json_form import to_json
 from trtkit.jobs.trt_log import error_lines, last_lines, last_parsed_node
 from trtkit.jobs.worker import answer
@@ -67,7 +67,7 @@ class InlineRunner(Runner):
         with scratch_folder() as folder:
             log = folder / "log"
             with Printed(log) as printed, restored():
-                context = Context(printed.outside(self.report), log, _severity(job))
+                context = JobContext(printed.outside(self.report), log, _severity(job))
                 reply = answer(job.function, job.request_name, data, context)
             log_lines(log, job.name)
         return result_of(job, json.loads(json.dumps(reply)))

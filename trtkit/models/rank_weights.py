@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtkit.models.recurrent import RecurrentWeight
     from trtkit.models.share import Share
     from trtkit.models.spec import DecoderSpec, LayerSpec
-    from trtkit.models.weights import Stored
+    from trtkit.models.weights import StoredWeight
 
 
 Weight = Array | QuantizedMatrix
@@ -122,7 +122,7 @@ class _Cut:
     rows: Array | None = None
     columns: range | None = None
 
-    def within(self, stored: Stored) -> tuple[Stored, _Cut] | None:
+    def within(self, stored: StoredWeight) -> tuple[StoredWeight, _Cut] | None:
         """Return the part of an array [out, in] or [out] that holds the cut, and the cut there; None if none does."""
         if stored.axis == 0 and self.rows is not None:
             part = stored.part_with(0, int(self.rows.min()), int(self.rows.max()) + 1)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trtkit.network.decoder_options import DecoderOptions
     from trtkit.network.graph import Graph, Tensor
     from trtkit.network.host_array import Array
-    from trtkit.network.scheduled_inputs import Scheduled
+    from trtkit.network.scheduled_inputs import ScheduledInputs
 
 
 EMBEDS = "inputs_embeds"
@@ -146,7 +146,7 @@ class _Embedded:
 
     x: Tensor
     table: Tensor | None
-    inputs: Scheduled
+    inputs: ScheduledInputs
     vectors: list[Tensor]
     added: list[Tensor]
 
@@ -186,7 +186,9 @@ def _rows_of(tokens: Tensor, table: Tensor, spec: DecoderSpec) -> Tensor:
     return x * spec.embedding.scale if spec.embedding.scale != 1 else x
 
 
-def _position(weights: Weights, x: Tensor, specs: tuple[DecoderSpec, DecoderOptions], inputs: Scheduled) -> Tensor:
+def _position(
+    weights: Weights, x: Tensor, specs: tuple[DecoderSpec, DecoderOptions], inputs: ScheduledInputs
+) -> Tensor:
     """Add learned or sinusoidal positions and norm the embedding, where the model does."""
     spec, options = specs
     added, ids = spec.embedding.positions, inputs.position_ids

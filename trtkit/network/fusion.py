@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from trtkit.network.kernels import Kernel
+    from trtkit.network.kernels import EngineKernel
     from trtkit.network.record import LayerRecord, NetworkRecord
 
 
@@ -67,7 +67,7 @@ class Fusion:
         return ", ".join(filter(None, (self.stage, self.phase, rank)))
 
 
-def fuse(stage: str, network: NetworkRecord, kernels: Sequence[Kernel], phase: str = "") -> Fusion:
+def fuse(stage: str, network: NetworkRecord, kernels: Sequence[EngineKernel], phase: str = "") -> Fusion:
     """Return what the kernels of one profile made of a network that is described at its shapes."""
     computing = [replace(each, layers=_with_inputs(each.layers, network)) for each in kernels if each.computes]
     of_layer: dict[int, set[int]] = defaultdict(set)

@@ -13,7 +13,7 @@ from trtkit.network.layer_graph import MISSING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.network.layer_graph import Bytes, LayerGraph, Node, TensorSpec, Weights
+    from trtkit.network.layer_graph import Bytes, LayerGraph, LayerNode, LayerWeights, TensorSpec
 
 _CHUNK = 64 << 20  # bytes compared at a time
 
@@ -48,7 +48,7 @@ def first_difference(ours: LayerGraph, theirs: LayerGraph) -> LayerDifference | 
     return None if what is None else LayerDifference(_first_name(ours, ours.outputs), what)
 
 
-def _other_layer(ours: LayerGraph, theirs: LayerGraph, one: Node, other: Node) -> LayerDifference:
+def _other_layer(ours: LayerGraph, theirs: LayerGraph, one: LayerNode, other: LayerNode) -> LayerDifference:
     """Return what is wrong where another layer is expected."""
     if one.name == other.name:
         return LayerDifference(one.name, f"the layer is {one.kind}, expected {other.kind}")
@@ -59,7 +59,9 @@ def _other_layer(ours: LayerGraph, theirs: LayerGraph, one: Node, other: Node) -
     return LayerDifference(one.name, f"the layer is where `{other.name}` is expected")
 
 
-def _layers_differ(ours: tuple[LayerGraph, Node], theirs: tuple[LayerGraph, Node], mapped: MappedFiles) -> str | None:
+def _layers_differ(
+    ours: tuple[LayerGraph, LayerNode], theirs: tuple[LayerGraph, LayerNode], mapped: MappedFiles
+) -> str | None:
     """Return how two layers of one kind and name differ."""
     one, other = ours[1], theirs[1]
     for place in ("inputs", "outputs"):
@@ -105,7 +107,7 @@ def _first_name(graph: LayerGraph, slots: Sequence[int]) -> str:
     return ", ".join(graph.spec(slot).name for slot in slots)
 
 
-def _weights_differ(one: Weights | None, other: Weights | None, mapped: MappedFiles) -> str | None:
+def _weights_differ(one: LayerWeights | None, other: LayerWeights | None, mapped: MappedFiles) -> str | None:
     """Return how two constants differ."""
     if one is None or other is None:
         return "missing" if one is None else "added"

@@ -18,7 +18,7 @@ import numpy as np
 from trtkit.dtypes import DTYPES
 from trtkit.errors import BundleError
 from trtkit.files import read_text
-from trtkit.network.layer_graph import LayerGraph, Node, TensorSpec, Weights
+from trtkit.network.layer_graph import LayerGraph, LayerNode, LayerWeights, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -97,7 +97,7 @@ def load_layers(files: LayerFiles) -> tuple[LayerGraph, frozenset[int]]:
     return LayerGraph(nodes, (None, *specs), inputs, outputs, library), frozenset(reader.read - {_OWN})
 
 
-def _encoded(node: Node, writer: _WeightsWriter) -> list[Any]:
+def _encoded(node: LayerNode, writer: _WeightsWriter) -> list[Any]:
     """Return a layer as JSON holds it; what is empty at the end is left out."""
     weights = {key: [held.dtype.name, held.count, *writer.place(held.raw)] for key, held in node.weights.items()}
     row = [node.kind, node.name, node.inputs, node.outputs, dict(node.attributes), weights, node.construct]
@@ -106,12 +106,12 @@ def _encoded(node: Node, writer: _WeightsWriter) -> list[Any]:
     return row
 
 
-def _node(row: list[Any], reader: _WeightsReader, tensors: int) -> Node:
+def _node(row: list[Any], reader: _WeightsReader, tensors: int) -> LayerNode:
     kind, name, inputs, outputs, attributes, weights, construct = [*row, *_EMPTY[len(row) - 2 :]]
     _check_slots(inputs, tensors, 0)
     _check_slots(outputs, tensors, 1)
     held = {key: reader.weights(*place) for key, place in weights.items()}
-    return Node(kind, name, tuple(inputs), tuple(outputs), _attributes(attributes), held, construct)
+    return LayerNode(kind, name, tuple(inputs), tuple(outputs), _attributes(attributes), held, construct)
 
 
 def _attributes(data: dict[str, Any]) -> dict[str, Attribute]:
@@ -213,7 +213,7 @@ class _WeightsReader:
         """The numbers of the files that hold weights."""
         return set(self._memory)
 
-    def weights(self, dtype: str, count: int, source: int, offset: int) -> Weights:
+    def weights(self, dtype: str, count: int, source: int, offset: int) -> LayerWeights:
         """Return weights that share the memory of their file. Raises ValueError outside it."""
         if source not in self._memory:
             path = self._files.weights if source == _OWN else self._files.sources[source]
@@ -221,4 +221,4 @@ class _WeightsReader:
         memory, size = self._memory[source], DTYPES[dtype].size_bytes(count)
         if min(count, offset) < 0 or offset + size > memory.size:
             raise ValueError("weights lie outside their file")
-        return Weights(DTYPES[dtype], np.asarray(memory)[offset : offset + size], count)
+        return LayerWeights(DTYPES[dtype], np.asarray(memory)[offset : offset + size], count)

@@ -15,7 +15,7 @@ from trtkit.network.blocks.positions import Positions
 from trtkit.network.blocks.states import States
 from trtkit.network.input_spec import BATCH, ENCODED, ENCODED_MASK, Axis, InputSpec
 from trtkit.network.ops.arithmetic import cast, select
-from trtkit.network.ops.chunk import Chunk
+from trtkit.network.ops.chunk import TokenChunk
 from trtkit.network.ops.gather import embedding, pick
 from trtkit.network.ops.kv_cache import head_tables
 from trtkit.network.ops.mask import (
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.decoder_options import DecoderOptions
     from trtkit.network.graph import Tensor
-    from trtkit.network.scheduled_inputs import Scheduled
+    from trtkit.network.scheduled_inputs import ScheduledInputs
 
     _MaskKind = tuple[int | None, int | None, tuple[int, Share, float] | None, RelativeSpec | None]
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 class LayerInputs:
     """Adds each layer's caches and states, and what all layers share: masks and rotary tables, one of a kind."""
 
-    def __init__(self, weights: Weights, options: DecoderOptions, inputs: Scheduled) -> None:
+    def __init__(self, weights: Weights, options: DecoderOptions, inputs: ScheduledInputs) -> None:
         self._weights, self._graph, self._options, self._inputs = weights, weights.graph, options, inputs
         self._masks: dict[_MaskKind, Tensor] = {}
         self._encoded_mask: Tensor | None = None
@@ -62,7 +62,7 @@ class LayerInputs:
         self._cached: Tensor | None = None
         self._branches: tuple[Tensor, Tensor] | None = None
         self._has_begun: Tensor | None = None
-        self._chunks: dict[int, Chunk] = {}
+        self._chunks: dict[int, TokenChunk] = {}
         self._page_tables: dict[int, Tensor] = {}
         self._page_rows: PageRows | None = None
         self._pools: dict[int, Mapping[str, Tensor]] = {}
@@ -182,11 +182,11 @@ class LayerInputs:
             axes_of_state = range(1, 1 + len(state.shape))
             return select(unsqueeze(self._has_begun, *axes_of_state), past, 0.0)
 
-    def _chunk(self, most: int | None) -> Chunk:
+    def _chunk(self, most: int | None) -> TokenChunk:
         """Return the new tokens of a call, shared by all layers that take as many."""
         assert self._inputs.token_counts is not None
         size = most or 1
-        return self._chunks.setdefault(size, Chunk(self._inputs.token_counts, size))
+        return self._chunks.setdefault(size, TokenChunk(self._inputs.token_counts, size))
 
     def _mask(self, attention: AttentionSpec) -> Tensor:
         length = self._options.max_sequence_length

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Scheduled:
+class ScheduledInputs:
     """The inputs that say where tokens stand, of which a network has those that it reads.
 
     position_ids, kv_lengths: where a layer attends; position_ids also where positions are added to embeddings, and
@@ -41,7 +41,7 @@ class Scheduled:
     in_place: frozenset[int] = frozenset()
 
 
-def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -> Scheduled:
+def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -> ScheduledInputs:
     """Add the inputs that say where tokens stand."""
     ids = options.ids_dtype
     has_sections = options.has_rope_positions and any(
@@ -59,7 +59,7 @@ def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -
     )
     has_positions = gathers or turns or (spec.is_first_stage and spec.embedding.positions is not None)
     position_ids = scheduled("position_ids", ids, BATCH, NEW_TOKENS) if has_positions else None
-    return Scheduled(
+    return ScheduledInputs(
         scheduled("write_indices", INT32, BATCH),
         position_ids,
         scheduled("kv_lengths", INT32, BATCH) if attends else None,

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
     from trtkit.backends import Backend
     from trtkit.dtypes import DType
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.decoder_options import DecoderOptions
     from trtkit.network.input_spec import Role
     from trtkit.network.record import LayerRecord, NetworkRecord, TensorRecord
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import NetworkCounts
     from trtkit.planning.jobs import CountRequest
     from trtkit.planning.multilinear import Point
     from trtkit.planning.traffic import NetworkCost
@@ -60,10 +60,10 @@ _ATTENTION_GROUPS = {
 }
 
 
-def count_decoder(request: CountRequest, context: Context) -> Counts:
+def count_decoder(request: CountRequest, context: JobContext) -> NetworkCounts:
     """Count the network of a config.
 
-    Caches are linear; `Counts.with_gathered_pages` is what pages change. If the network takes a limited number of new
+    Caches are linear; `NetworkCounts.with_gathered_pages` is what pages change. If the network takes a limited number of new
     tokens, counts are exact for one and for that many, and for multiples what so many calls take; layers of which some
     numbers grow with its square or cube lie on a line between.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trtkit.dtypes import DType
     from trtkit.models.attention import AttentionSpec
     from trtkit.models.spec import DecoderSpec
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import NetworkCounts
     from trtkit.planning.formats import Format
     from trtkit.planning.multilinear import Point
     from trtkit.quantization_methods import CacheFormat
@@ -251,7 +251,7 @@ class Formulas:
     kv_bytes_per_token: CacheBytes
 
 
-def formulas(model: DecoderModel, counts: Counts, work: Workload) -> Formulas:
+def formulas(model: DecoderModel, counts: NetworkCounts, work: Workload) -> Formulas:
     """Return what the published formulas say, to compare with what was counted.
 
     One decode step: 2 operations for each weight that is read but those that are looked up, and 4 N H for each cached

@@ -14,14 +14,14 @@ from trtkit.planning.roofline import floor
 
 if TYPE_CHECKING:
     from trtkit.planning.gpus import PlannedGpu
-    from trtkit.planning.question import Question
+    from trtkit.planning.question import PlanningQuestion
     from trtkit.planning.roofline import Floor
     from trtkit.planning.shares import GridShare
 
 _NETWORK = "infiniband"
 
 
-def plan_grids(question: Question, gpu: PlannedGpu) -> tuple[GridPlan, ...]:
+def plan_grids(question: PlanningQuestion, gpu: PlannedGpu) -> tuple[GridPlan, ...]:
     """Return the grids of 2 to 16 GPUs that can share the model, with the best of each number of GPUs marked.
 
     None for GPUs whose link is not known.
@@ -32,7 +32,7 @@ def plan_grids(question: Question, gpu: PlannedGpu) -> tuple[GridPlan, ...]:
     return tuple(_marked(plan, [each for each in plans if each.gpus == plan.gpus]) for plan in plans)
 
 
-def tensor_pays_up_to(question: Question, gpu: PlannedGpu) -> int | None:
+def tensor_pays_up_to(question: PlanningQuestion, gpu: PlannedGpu) -> int | None:
     """Return the most GPUs that make a decode step faster than half of them do; None if the link is not known."""
     if not gpu.link:
         return None
@@ -44,7 +44,7 @@ def tensor_pays_up_to(question: Question, gpu: PlannedGpu) -> int | None:
     return shares[best].grid.tensor
 
 
-def own_share(question: Question) -> GridShare:
+def own_share(question: PlanningQuestion) -> GridShare:
     """Return what one GPU of the model's own grid holds and computes; of experts, what tensor parallelism gives it."""
     grid = question.grid
     return next(
@@ -52,7 +52,7 @@ def own_share(question: Question) -> GridShare:
     )
 
 
-def footprint_on(question: Question, share: GridShare) -> Footprint:
+def footprint_on(question: PlanningQuestion, share: GridShare) -> Footprint:
     """Return what the model keeps on one GPU of a grid."""
     model, sizes = question.model, (share.weight_bytes, share.kv_per_token)
     adapters = adapter_bytes(question.spec, question.lora, model.dtype, rank_spec(question.spec, share.grid, 0))
@@ -71,7 +71,9 @@ def passed_s(least: Floor, stages: int, tokens: int) -> float:
     return max((least.compute_s or 0.0) / parts, least.memory_s) / stages * (parts + stages - 1)
 
 
-def link_seconds(question: Question, gpu: PlannedGpu, share: GridShare, tokens: int, rows: int) -> tuple[float, int]:
+def link_seconds(
+    question: PlanningQuestion, gpu: PlannedGpu, share: GridShare, tokens: int, rows: int
+) -> tuple[float, int]:
     """Return how long links take in a step of `tokens` new tokens, logits of `rows`, and what each GPU sends.
 
     Of tensor parallelism: all-reduces of hidden states after attention, feed-forward and embedding, and an all-gather
@@ -89,7 +91,7 @@ def link_seconds(question: Question, gpu: PlannedGpu, share: GridShare, tokens: 
     return seconds, sent + (hidden if grid.pipeline > 1 else 0)
 
 
-def _times(question: Question, gpu: PlannedGpu, share: GridShare) -> tuple[float, float]:
+def _times(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare) -> tuple[float, float]:
     """Return TTFT of one request, and the time of a decode step.
 
     A prompt passes the stages in parts, of which each reads the weights; a decode step passes them whole.
@@ -102,7 +104,7 @@ def _times(question: Question, gpu: PlannedGpu, share: GridShare) -> tuple[float
     return first + first_links, decode + decode_links
 
 
-def _plan(question: Question, gpu: PlannedGpu, share: GridShare) -> GridPlan:
+def _plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare) -> GridPlan:
     """Return what a grid gives."""
     work, grid = question.work, share.grid
     footprint = footprint_on(question, share)

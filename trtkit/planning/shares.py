@@ -16,7 +16,7 @@ from trtkit.planning.multilinear import Multilinear
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
     from trtkit.models.spec import DecoderSpec, LayerSpec
-    from trtkit.planning.counts import Counts, Group
+    from trtkit.planning.counts import GroupCounts, NetworkCounts
     from trtkit.planning.decoder_model import DecoderModel
 
 # Groups that tensor parallelism divides; norms, element-wise layers and lookups are done by all.
@@ -44,16 +44,16 @@ class GridShare:
     """
 
     grid: Grid
-    counts: Counts
+    counts: NetworkCounts
     weight_bytes: int
     kv_per_token: int
     state_bytes: int
     reduces: int
 
 
-def grid_shares(model: DecoderModel, counts: Counts, spec: DecoderSpec, own: Grid) -> tuple[GridShare, ...]:
+def grid_shares(model: DecoderModel, counts: NetworkCounts, spec: DecoderSpec, own: Grid) -> tuple[GridShare, ...]:
     """Return the shares of one GPU, of the model's own grid, and of those of 2 to 16 GPUs that can share the model."""
-    by_tensor: dict[int, Counts] = {}
+    by_tensor: dict[int, NetworkCounts] = {}
     shares = []
     grids = {SINGLE, Grid(own.tensor, pipeline=own.pipeline), *_grids(spec)}
     for grid in sorted(grids, key=lambda each: (each.ranks, each.tensor)):
@@ -66,7 +66,7 @@ def grid_shares(model: DecoderModel, counts: Counts, spec: DecoderSpec, own: Gri
     return tuple(shares)
 
 
-def tensor_share(counts: Counts, spec: DecoderSpec, gpus: int, dtype: DType) -> Counts:
+def tensor_share(counts: NetworkCounts, spec: DecoderSpec, gpus: int, dtype: DType) -> NetworkCounts:
     """Return what one GPU of a tensor parallel model computes and moves, if it did all layers. dtype: the network's."""
     if gpus == 1:
         return counts
@@ -125,7 +125,7 @@ def _parameters(spec: DecoderSpec) -> int:
     return sum(math.prod(weight.shape) for weight in model_weights(spec))
 
 
-def _divided(group: Group, gpus: int) -> Group:
+def _divided(group: GroupCounts, gpus: int) -> GroupCounts:
     """Return one GPU's part of a group's work."""
     products = {name: _over(poly, gpus) for name, poly in group.products.items()}
     weights = group.weight_bytes // gpus

@@ -11,7 +11,7 @@ import torch
 from trtkit.errors import ExecutionError
 from trtkit.reference.arrays import to_tensor
 from trtkit.reference.compile import Compiler
-from trtkit.reference.layer import Settings, Tensor
+from trtkit.reference.layer import CompileSettings, Tensor
 from trtkit.reference.precision import Precision
 from trtkit.reference.program import execute, observe, timed
 
@@ -66,7 +66,7 @@ class Executor:
         self._ranks = options.ranks
         self._graph = layers
         self._precision = Precision(options.widen, torch.device(options.device))
-        settings = Settings(self._precision, options.in_place_caches, options.ranks)
+        settings = CompileSettings(self._precision, options.in_place_caches, options.ranks)
         self._memo = settings.memo
         compiler = Compiler(self._graph, settings)
         with torch.inference_mode():

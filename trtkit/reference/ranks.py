@@ -45,7 +45,7 @@ class Rank(Protocol):
 
 
 @dataclass
-class Group:
+class ThreadGroup:
     """Ranks that exchange tensors, as threads. count: how many."""
 
     count: int
@@ -63,7 +63,7 @@ class Group:
 class ThreadRank:
     """A rank of a group of threads."""
 
-    group: Group
+    group: ThreadGroup
     rank: int
 
     @property

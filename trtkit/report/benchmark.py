@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from trtkit.benchmarking.ceiling_report import MeasuredRates, PublishedRates
 from trtkit.benchmarking.report import ServedResult, TextResult, TimedResult
 from trtkit.report import charts
-from trtkit.report.cells import Number, milliseconds, number, percent, quantity, size
-from trtkit.report.page import Origin, facts, page, section, table
+from trtkit.report.cells import NumberCell, milliseconds, number, percent, quantity, size
+from trtkit.report.page import PageOrigin, facts, page, section, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ def html_report(report: Report) -> str:
         parts += [part for result in case.results for part in _timeline(result)]
     provenance, bundle = report.provenance, report.bundle
     versions = ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
-    origin = Origin(
+    origin = PageOrigin(
         provenance.command, f"{bundle.path}, build key {bundle.build_key}", provenance.measured_at, versions
     )
     return page(title, parts, origin)
@@ -79,7 +79,10 @@ def _loads(report: Report) -> Iterator[str]:
     if points:
         unit = next(_unit(result.metrics[rate]) for case in report.cases for result in case.results
                     if rate in result.metrics)  # fmt: skip
-        axes = charts.Axis("x", f"{_words(name)} p50, ms", is_log=True), charts.Axis("y", f"{_words(rate)}, {unit}")
+        axes = (
+            charts.ChartAxis("x", f"{_words(name)} p50, ms", is_log=True),
+            charts.ChartAxis("y", f"{_words(rate)}, {unit}"),
+        )
         drawn = charts.with_legend(charts.lines(points, axes, charts.colour("contender", "contender")), "contender")
         headers = ("load", "contender", f"{_words(name)} p50", "p99", _words(rate))
         yield from section("Throughput and latency", charts.figure(drawn), table(headers, rows))
@@ -96,10 +99,10 @@ def _figures(case: Case) -> str:
     return table(("metric", "contender", *_STATISTICS, ""), rows)
 
 
-def _with_unit(value: float, metric: Metric) -> Number:
+def _with_unit(value: float, metric: Metric) -> NumberCell:
     if metric.unit == "ms":
         return milliseconds(value)
-    return Number(value, f"{number(value).text} {_unit(metric)}")
+    return NumberCell(value, f"{number(value).text} {_unit(metric)}")
 
 
 def _unit(metric: Metric) -> str:
@@ -149,8 +152,8 @@ def _distributions(case: Case) -> Iterator[str]:
     for metric in case.results[0].samples:
         rows = [row for result in case.results for row in _cumulated(result, metric)]
         if rows:
-            axes = charts.Axis("ms", f"{_words(metric)}, ms", is_log=True), charts.Axis("share", "share of samples",
-                                                                                      ticks=".0%")  # fmt: skip
+            milliseconds = charts.ChartAxis("ms", f"{_words(metric)}, ms", is_log=True)
+            axes = milliseconds, charts.ChartAxis("share", "share of samples", ticks=".0%")
             drawn = charts.lines(rows, axes, charts.colour("contender", "contender"), has_points=False)
             shown = charts.figure(charts.with_legend(drawn, "contender"))
             yield from section(f"Distribution of {_words(metric)}", shown, level=3)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trtkit.network.fusion import Fusion
     from trtkit.network.record import LayerRecord, NetworkRecord
     from trtkit.report.cells import Value
-    from trtkit.report.page import Origin
+    from trtkit.report.page import PageOrigin
 
 
 _NUMBERED = re.compile(r"\blayers\.\d+\b")
@@ -28,7 +28,7 @@ _HALF = re.compile(r"_Attention(Input|Output)$")
 
 
 @dataclass(frozen=True)
-class Measured:
+class LayerMeasurements:
     """What other commands measured of layers, by their names: relative RMS errors, and the time of one call."""
 
     errors: Mapping[str, float] = field(default_factory=dict)
@@ -66,7 +66,10 @@ class _Node:
 
 
 def fusion_page(
-    name: str, fusions: Sequence[tuple[Fusion, NetworkRecord]], measured: Sequence[Measured], origin: Origin
+    name: str,
+    fusions: Sequence[tuple[Fusion, NetworkRecord]],
+    measured: Sequence[LayerMeasurements],
+    origin: PageOrigin,
 ) -> str:
     """Return a self-contained page. measured: for each fusion."""
     parts = [f"<h1>{escape(f'Kernels of {name}')}</h1>"]
@@ -105,7 +108,7 @@ def _kernels(fusion: Fusion) -> str:
     return table(headers, rows)
 
 
-def _graph(fusion: Fusion, network: NetworkRecord, measured: Measured) -> str:
+def _graph(fusion: Fusion, network: NetworkRecord, measured: LayerMeasurements) -> str:
     """Return a network as a figure that graph.js draws; constants are left out."""
     kernels: dict[str, list[int]] = {}
     for number, kernel in enumerate(fusion.kernels):
@@ -137,7 +140,7 @@ def _graph(fusion: Fusion, network: NetworkRecord, measured: Measured) -> str:
     )
 
 
-def _node(layer: LayerRecord, place: tuple[int, int], kernels: list[int], measured: Measured) -> _Node:
+def _node(layer: LayerRecord, place: tuple[int, int], kernels: list[int], measured: LayerMeasurements) -> _Node:
     return _Node(
         *place,
         kernels,

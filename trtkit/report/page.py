@@ -22,7 +22,7 @@ _FOLDED = 40
 
 
 @dataclass(frozen=True)
-class Origin:
+class PageOrigin:
     """Where a page's figures come from. bundle: its path and build key, empty if there is none."""
 
     command: str
@@ -36,7 +36,7 @@ class Origin:
         return {name: value for name, value in rows.items() if value}
 
 
-def page(title: str, parts: Iterable[str], origin: Origin) -> str:
+def page(title: str, parts: Iterable[str], origin: PageOrigin) -> str:
     """Return a page. title: as text. parts: as HTML."""
     body = "\n".join([*parts, "<h2>Provenance</h2>", facts(origin.rows())])
     style, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))

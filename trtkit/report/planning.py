@@ -10,7 +10,7 @@ from trtkit.planning.links import known_links
 from trtkit.planning.load import HOURS_PER_MONTH
 from trtkit.planning.report import LlmGpu, LlmReport, LlmSpeed
 from trtkit.report import charts
-from trtkit.report.cells import Link, Number, Verdict, milliseconds, number, quantity, size
+from trtkit.report.cells import LinkCell, NumberCell, VerdictCell, milliseconds, number, quantity, size
 from trtkit.report.page import facts, page, section, table
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from trtkit.planning.roofline import Floor
     from trtkit.report.cells import Value
     from trtkit.report.charts import Row
-    from trtkit.report.page import Origin
+    from trtkit.report.page import PageOrigin
 
 _PHASES = {"prefill": charts.ORANGE, "decode": charts.BLUE, "run": charts.BLUE}
 
 
-def plan_page(plan: Report, origin: Origin) -> str:
+def plan_page(plan: Report, origin: PageOrigin) -> str:
     """Return a plan as a self-contained page."""
     parts = [f"<h1>plan {escape(plan.name)}</h1>", f"<p>{_NOTE}</p>", facts(_model(plan))]
     parts += section("GPUs at best", _gpus(plan), f"<p class='note'>{_UNKNOWN}</p>")
@@ -54,7 +54,7 @@ def _model(plan: Report) -> dict[str, Value]:
     model, work = plan.model, plan.work
     types = f"{model.dtype.name}, caches {model.kv_dtype.name}" + (f", {model.quantized}" if model.quantized else "")
     rows |= {
-        "parameters": Number(model.parameters, _millions(model.parameters)),
+        "parameters": NumberCell(model.parameters, _millions(model.parameters)),
         "weights": size(model.weight_bytes),
         "types": types,
     }
@@ -101,16 +101,16 @@ def _figures(plan: LlmGpu | VisionGpu) -> tuple[Value, ...]:
     return (*needs, *times, number(rate), None if price is None else number(price))
 
 
-def _fits(plan: LlmGpu | VisionGpu) -> Verdict:
+def _fits(plan: LlmGpu | VisionGpu) -> VerdictCell:
     if not plan.takes_precision:
-        return Verdict(False, "no: type")
-    return Verdict(plan.fits, "yes" if plan.fits else "no")
+        return VerdictCell(False, "no: type")
+    return VerdictCell(plan.fits, "yes" if plan.fits else "no")
 
 
-def _ms(time: Floor) -> Number:
+def _ms(time: Floor) -> NumberCell:
     """Return a floor, with a question mark if it is memory's alone."""
     ms = milliseconds(1e3 * time.seconds)
-    return ms if time.compute_s is not None else Number(ms.value, f"{ms.text} ?")
+    return ms if time.compute_s is not None else NumberCell(ms.value, f"{ms.text} ?")
 
 
 def _bound(time: Floor) -> str:
@@ -143,8 +143,8 @@ def _measured(gpu: PlannedGpu) -> str:
     return f"Measured in PyTorch: {efficiency_text(gpu)}; see the last of this GPU's sources."
 
 
-def _yes(fits: bool) -> Verdict:
-    return Verdict(fits, "yes" if fits else "no")
+def _yes(fits: bool) -> VerdictCell:
+    return VerdictCell(fits, "yes" if fits else "no")
 
 
 def _batches(gpu: LlmGpu | VisionGpu) -> str:
@@ -245,7 +245,10 @@ def _curves(plan: Report) -> Iterator[str]:
         return
     is_llm = isinstance(plan, LlmReport)
     x = "time per output token, ms" if is_llm else "latency, ms"
-    axes = charts.Axis("ms", x, is_log=True, ticks="~g"), charts.Axis("rate", _RATES[is_llm], is_log=True, ticks="~s")
+    axes = (
+        charts.ChartAxis("ms", x, is_log=True, ticks="~g"),
+        charts.ChartAxis("rate", _RATES[is_llm], is_log=True, ticks="~s"),
+    )
     drawn = charts.with_legend(charts.lines(rows, axes, charts.colour("gpu", "GPU")), "gpu")
     yield charts.figure(drawn, "A point for each batch, at best. Click the legend to dim the others.", height=360)
 
@@ -266,6 +269,6 @@ def _on_curve(gpu: PlannedGpu, row: LlmSpeed | VisionSpeed) -> Row:
 def _sources(gpus: Sequence[PlannedGpu]) -> str:
     rows: list[tuple[Value, ...]] = []
     for gpu in gpus:
-        rows += [(gpu.name, Link(url), f"read {gpu.read}", gpu.note) for url in gpu.sources]
-        rows += [(gpu.name, Link(gpu.data_sheet), "data sheet, not read", "")] if gpu.data_sheet else []
+        rows += [(gpu.name, LinkCell(url), f"read {gpu.read}", gpu.note) for url in gpu.sources]
+        rows += [(gpu.name, LinkCell(gpu.data_sheet), "data sheet, not read", "")] if gpu.data_sheet else []
     return table(("GPU", "source", "", "note"), rows)

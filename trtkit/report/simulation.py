@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from trtkit.report.cells import Value
     from trtkit.report.charts import Row
-    from trtkit.report.page import Origin
+    from trtkit.report.page import PageOrigin
     from trtkit.simulation.report import Simulation
     from trtkit.simulation.summary import Summary
 
 _NAMES = {"TTFT": charts.BLUE, "TPOT": charts.ORANGE, "latency": charts.GREEN}
 
 
-def simulation_page(simulation: Simulation, origin: Origin) -> str:
+def simulation_page(simulation: Simulation, origin: PageOrigin) -> str:
     """Return a simulation as a self-contained page."""
     result = simulation.result
     parts = ["<h1>simulation</h1>", facts(_figures(result))]
@@ -68,7 +68,10 @@ def _curves(result: Summary) -> str:
         for name, each in (("TTFT", result.ttft), ("TPOT", result.tpot), ("latency", result.latency))
         for index, value in enumerate(each.curve)
     ]
-    axes = charts.Axis("ms", "milliseconds", True, "~s"), charts.Axis("share", "share of requests", ticks=".0%")
+    axes = (
+        charts.ChartAxis("ms", "milliseconds", True, "~s"),
+        charts.ChartAxis("share", "share of requests", ticks=".0%"),
+    )
     by = charts.colour("metric", "", _NAMES)
     return charts.figure(charts.lines(rows, axes, by, has_points=False), "Share of the requests within each time.")
 
@@ -79,7 +82,7 @@ def _load(result: Summary) -> str:
         for moment in result.moments
         for state, value in (("running", moment.running), ("waiting", moment.waiting))
     ]
-    axes = charts.Axis("s", "seconds"), charts.Axis("requests", "requests, of all GPUs")
+    axes = charts.ChartAxis("s", "seconds"), charts.ChartAxis("requests", "requests, of all GPUs")
     by = charts.colour("state", "", {"running": charts.BLUE, "waiting": charts.RED})
     return charts.figure(charts.lines(rows, axes, by, has_points=False), "Means of intervals, until the last arrival.")
 

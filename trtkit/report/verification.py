@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.inputs.images import read_image
 from trtkit.report import charts
-from trtkit.report.cells import Verdict, percent
+from trtkit.report.cells import VerdictCell, percent
 from trtkit.report.page import facts, page, section, table, verdict_title
 from trtkit.verification.verdict import PASS, fix, reason, slice_text, verdict
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from trtkit.report.cells import Value
     from trtkit.report.charts import Row
-    from trtkit.report.page import Origin
+    from trtkit.report.page import PageOrigin
     from trtkit.verification.report import Agreement, Answer, Comparison, LayerError, Report
 
 _MOST_PICTURES = 24
@@ -31,7 +31,7 @@ _ERRORS = {"equal": charts.GREY, "within tolerance": charts.BLUE, "above toleran
 _RANGES = {"fits fp16": charts.BLUE, "beyond fp16, in a wider type": charts.ORANGE, "overflows fp16": charts.RED}
 
 
-def html_report(report: Report, origin: Origin, pictures: Mapping[str, Path] = MappingProxyType({})) -> str:
+def html_report(report: Report, origin: PageOrigin, pictures: Mapping[str, Path] = MappingProxyType({})) -> str:
     """Return the report of `trtkit verify` as a self-contained page. pictures: by the names of samples."""
     parts = [
         verdict_title(f"verify {report.name}", verdict(report), passed=report.passed),
@@ -79,7 +79,9 @@ def _outputs(report: Report) -> str:
     rows = []
     for name, each in report.outputs.items():
         note = each.problem or (f"{each.equal_nans} NaNs on both sides" if each.equal_nans else "")
-        rows.append((name, *_figures(each), Verdict(each.passed, ": ".join(filter(None, (_word(each.passed), note))))))
+        rows.append(
+            (name, *_figures(each), VerdictCell(each.passed, ": ".join(filter(None, (_word(each.passed), note)))))
+        )
     return table(("output", *_HEADERS, "verdict"), rows)
 
 
@@ -94,8 +96,8 @@ def _compared(outputs: dict[str, Comparison]) -> str:
     return table(("output", *_HEADERS), [(name, *_figures(each)) for name, each in outputs.items()])
 
 
-def _yes(is_equal: bool) -> Verdict:
-    return Verdict(is_equal, "yes" if is_equal else "no")
+def _yes(is_equal: bool) -> VerdictCell:
+    return VerdictCell(is_equal, "yes" if is_equal else "no")
 
 
 def _word(passed: bool) -> str:
@@ -127,7 +129,7 @@ def _answers(report: Report) -> Iterator[str]:
                 item,
                 _answer(task, ours),
                 _answer(task, theirs),
-                Verdict(ours == theirs, "yes" if ours == theirs else "no"),
+                VerdictCell(ours == theirs, "yes" if ours == theirs else "no"),
             )
             for item, (ours, theirs) in zip(items, task.answers, strict=True)
         ]
@@ -154,12 +156,12 @@ def _corners(report: Report) -> str:
     for each in report.corners:
         shapes = "; ".join(f"{name} {list(shape)}" for name, shape in each.shapes.items())
         text = _word(True) if each.passed else each.problem or slice_text(each) or "out of tolerance"
-        rows.append((each.name, shapes, each.relative_rms_error, Verdict(each.passed, text)))
+        rows.append((each.name, shapes, each.relative_rms_error, VerdictCell(each.passed, text)))
     return table(("corner", "shapes", "relative RMS error", "verdict"), rows)
 
 
 def _parts(report: Report) -> str:
-    rows = [(each.name, each.module, *_figures(each), Verdict(each.passed, _word(each.passed)))
+    rows = [(each.name, each.module, *_figures(each), VerdictCell(each.passed, _word(each.passed)))
             for each in report.parts]  # fmt: skip
     return table(("part", "module of the reference", *_HEADERS, "verdict"), rows)
 
@@ -193,7 +195,7 @@ def _error_chart(report: Report) -> str:
         }
         for index, each in enumerate(report.layers)
     ]
-    axes = _ORDER, charts.Axis("error", "relative RMS error", is_log=True, ticks=".0e")
+    axes = _ORDER, charts.ChartAxis("error", "relative RMS error", is_log=True, ticks=".0e")
     drawn = charts.points(rows, axes, charts.colour("kind", "error", _ERRORS))
     caption = "Against the same network in fp32. Hover to name a layer; click the legend to dim the others."
     line = charts.limit(report.tolerance, f"tolerance {report.tolerance:g}")
@@ -214,7 +216,7 @@ def _range_chart(report: Report) -> str:
         for index, each in enumerate(report.layers)
         if each.largest > 0
     ]
-    axes = _ORDER, charts.Axis("largest", "magnitude", is_log=True, ticks=".0e")
+    axes = _ORDER, charts.ChartAxis("largest", "magnitude", is_log=True, ticks=".0e")
     drawn = charts.points(rows, axes, charts.colour("kind", "largest value", _RANGES), size=30)
     spans = drawn.mark_rule(opacity=0.35).encode(y2="smallest:Q")
     limits = charts.limit(_LARGEST_FP16, "largest fp16") + charts.limit(_SMALLEST_FP16, "smallest fp16")
@@ -222,7 +224,7 @@ def _range_chart(report: Report) -> str:
     return charts.figure(spans + drawn + limits, caption)
 
 
-_ORDER = charts.Axis("index", "layer, in the network's order")
+_ORDER = charts.ChartAxis("index", "layer, in the network's order")
 
 
 def _named(index: int, each: LayerError) -> Row:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.backends import Backend
-    from trtkit.runtime.device import Graph, Stream
+    from trtkit.runtime.device import CapturedGraph, Stream
 
 
 Tensors = dict[str, torch.Tensor]
@@ -30,7 +30,7 @@ class _Launch:
 
     inputs: Tensors
     outputs: Tensors
-    graph: Graph | None = None
+    graph: CapturedGraph | None = None
 
 
 class EngineExecution:

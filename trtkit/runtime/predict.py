@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.inputs.images import Placement, input_size, placement
+from trtkit.inputs.images import PicturePlacement, input_size, placement
 from trtkit.inputs.samples import Sample, check_samples, picture_input, read_npz
 from trtkit.runtime.pictures import ARRAYS, TEXTS, read_pictures
 from trtkit.runtime.predict_text import open_text_predictor, read_texts, takes_text
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trtkit.config.task import Preprocess
     from trtkit.runtime.pictures import Picture
     from trtkit.runtime.tasks.answers import Answer
-    from trtkit.runtime.tasks.reader import Reader
+    from trtkit.runtime.tasks.reader import TaskReader
 
     Run = Callable[[Mapping[str, Array]], Arrays]
 
@@ -38,7 +38,7 @@ class _Prepared:
     """A picture as an input [1, ...], and where it lies in it."""
 
     array: Array
-    placed: Placement
+    placed: PicturePlacement
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Predictor:
 
     bundle: Bundle
     run: Run
-    reader: Reader
+    reader: TaskReader
     preprocess: Preprocess
     batch: int
     least: int
@@ -154,7 +154,7 @@ def answer_files(bundle: Bundle, run: Run, files: Sequence[Path], options: FileO
         yield from _answer_arrays(bundle, run, file, open_reader(bundle, options.top_k))
 
 
-def _answer_arrays(bundle: Bundle, run: Run, file: Path, reader: Reader) -> Iterator[Answered]:
+def _answer_arrays(bundle: Bundle, run: Run, file: Path, reader: TaskReader) -> Iterator[Answered]:
     """Yield the answer to each row of one file's arrays, or all outputs if the config has no task."""
     sample = Sample(file.name, read_npz(file))
     check_samples([sample], [each.tensor_spec() for each in bundle.manifest.inputs])
@@ -165,7 +165,7 @@ def _answer_arrays(bundle: Bundle, run: Run, file: Path, reader: Reader) -> Iter
         return
     preprocess = bundle.manifest.config.preprocess
     height, width = shape[1:3] if preprocess is not None and preprocess.layout == "nhwc" else shape[2:]
-    whole = Placement((width, height), (1, 1), (0, 0))
+    whole = PicturePlacement((width, height), (1, 1), (0, 0))
     for row, answer in enumerate(reader.read(outputs, [whole] * shape[0], (width, height))):
         yield Answered(f"{file.name}[{row}]", answer)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from trtkit.errors import SourceError
 from trtkit.files import read_text
-from trtkit.inputs.images import Placement
+from trtkit.inputs.images import PicturePlacement
 from trtkit.inputs.samples import TEXT_MASK, as_dtype
 from trtkit.runtime.tasks.answers import Outputs
 from trtkit.runtime.tasks.reader import open_reader
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array, Arrays
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.tasks.answers import Answer
-    from trtkit.runtime.tasks.reader import Reader
+    from trtkit.runtime.tasks.reader import TaskReader
     from trtkit.runtime.text.tokenizer import Tokenizer
 
 TextInput = str | tuple[str, str]
 """A text, or a pair of texts such as a query and a passage."""
-_NOWHERE = Placement((1, 1), (1, 1), (0, 0))
+_NOWHERE = PicturePlacement((1, 1), (1, 1), (0, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class TextPredictor:
 
     bundle: Bundle
     run: Callable[[Mapping[str, Array]], Arrays]
-    reader: Reader
+    reader: TaskReader
     tokenizer: Tokenizer
     batch: int
     least: tuple[int, int]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trtkit.quantized_matrix import KvQuantization
     from trtkit.sources.checkpoint import StoredArray
     from trtkit.sources.gguf.file import GgufFile
-    from trtkit.sources.tokenizer import Tokenizer
+    from trtkit.sources.tokenizer import TokenizerSource
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class DecoderSource:
     checkpoint: Mapping[str, Array]
     files: tuple[Path, ...]
     where: str
-    tokenizer: Tokenizer
+    tokenizer: TokenizerSource
     quantized_by: str = ""
     kv_cache: KvQuantization | None = None
     note: str = ""

@@ -48,7 +48,7 @@ _AGAIN = "copy or download the file again"
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ArraySpan:
     """An array in a file. offset: from the file's first byte."""
 
     dtype: np.dtype[Any]
@@ -115,7 +115,7 @@ def _parsed_header(path: Path) -> tuple[dict[str, Any], int]:
     return header, _LENGTH_BYTES + length
 
 
-def _place(where: str, entry: Any, data_start: int) -> _Place:
+def _place(where: str, entry: Any, data_start: int) -> _ArraySpan:
     """Return where one tensor lies. Raises SourceError for an entry that contradicts itself."""
     try:
         type_name, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -131,10 +131,10 @@ def _place(where: str, entry: Any, data_start: int) -> _Place:
     if end - begin != needed:
         what = f"{type_name} of shape {list(shape)} takes {needed} bytes, the header gives it {end - begin}"
         raise SourceError(what, where, _AGAIN)
-    return _Place(dtype, tuple(shape), data_start + begin)
+    return _ArraySpan(dtype, tuple(shape), data_start + begin)
 
 
-def _check_ends(path: Path, places: dict[str, _Place]) -> None:
+def _check_ends(path: Path, places: dict[str, _ArraySpan]) -> None:
     """Raise SourceError where a tensor reaches beyond the end of the file."""
     size = path.stat().st_size
     ends = {name: place.offset + math.prod(place.shape) * place.dtype.itemsize for name, place in places.items()}
@@ -150,7 +150,7 @@ def _numpy_type(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
-def _view(memory: Array, place: _Place) -> Array:
+def _view(memory: Array, place: _ArraySpan) -> Array:
     """Return an array in the file's memory; a copy only where the file puts it at an address its type cannot have."""
     volume = math.prod(place.shape)
     view = np.frombuffer(memory, place.dtype, volume, place.offset) if volume else np.empty(0, place.dtype)

@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trtkit.arrays import Arrays
-    from trtkit.network.onnx.io import TensorSpec
+    from trtkit.network.onnx.io import OnnxTensorSpec
     from trtkit.network.profile import ResolvedProfile
 
 
-def two_rows(inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, tuple[int, ...]] | None:
+def two_rows(
+    inputs: Sequence[OnnxTensorSpec], profiles: Sequence[ResolvedProfile]
+) -> dict[str, tuple[int, ...]] | None:
     """Return the first profile's opt shapes with two rows; None if its axis 0 does not go from one row to two."""
     shapes = profiles[0] if profiles else {}
     if not inputs or any(spec.name not in shapes for spec in inputs):

@@ -30,7 +30,7 @@ from trtkit.verification.logits import LogitsCompared, compare_rows
 from trtkit.verification.perplexity import mean_loss, windows
 from trtkit.verification.prompts import Prompt, read_prompts
 from trtkit.verification.ranks import RankedDecoder, rank_errors, rank_networks, reference_decoder, single
-from trtkit.verification.report import Agreement, Check, Corner, LayerError, Output, Perplexity, Report
+from trtkit.verification.report import Agreement, Check, Corner, LayerError, Output, PerplexityCheck, Report
 from trtkit.verification.rounded_inputs import round_inputs
 from trtkit.verification.signal import hollow_outputs
 from trtkit.verification.slices import limits_of
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from trtkit.builder.speculators.opened import OpenedSpeculator
     from trtkit.jobs.events import Listener
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
     from trtkit.network.host_array import Array
     from trtkit.runtime.decoder import DecoderNetwork
     from trtkit.sources.decoder_source import DecoderSource
@@ -129,7 +129,7 @@ def rounds_activations(opened: DecoderSource) -> bool:
     return any(isinstance(weight, QuantizedMatrix) and weight.inputs is not None for weight in weights)
 
 
-def verify(request: VerifyRequest, context: Context) -> Report:
+def verify(request: VerifyRequest, context: JobContext) -> Report:
     """Compare logits, greedy tokens, slots and, where asked, perplexity and every layer."""
     verifier = DecoderVerifier(request, context.report)
     prompts = read_prompts(request.request.inputs, verifier.opened, llm_options(verifier.config))
@@ -251,7 +251,7 @@ def _corner(
     return corner(name, shapes, compared, verifier.limits)
 
 
-def _perplexity(verifier: DecoderVerifier, path: Path, report: Listener) -> Perplexity:
+def _perplexity(verifier: DecoderVerifier, path: Path, report: Listener) -> PerplexityCheck:
     """Compare perplexity per token over windows of a text with transformers'."""
     ids = windows(path, verifier.opened, llm_options(verifier.config))
     ours, theirs = [], []
@@ -264,7 +264,7 @@ def _perplexity(verifier: DecoderVerifier, path: Path, report: Listener) -> Perp
     rounded = _ROUNDED_PERPLEXITY if verifier.rounds_activations else 0.0
     allowed = max(_MAX_PERPLEXITY_CHANGE[verifier.config.precision], rounded)
     tokens = sum(len(window) for window in ids)
-    return Perplexity(path.name, len(ids), tokens, mine, reference, change, allowed, change <= allowed)
+    return PerplexityCheck(path.name, len(ids), tokens, mine, reference, change, allowed, change <= allowed)
 
 
 def _layers(verifier: DecoderVerifier, prompt: Prompt, report: Listener) -> tuple[LayerError, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.runtime.tasks.boxes import Detections, Limits, corners, iou, probabilities, read_rows, suppress
+from trtkit.runtime.tasks.boxes import BoxLimits, Detections, corners, iou, probabilities, read_rows, suppress
 from trtkit.verification.rows import paired_rows
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ SCORE, MARGIN = 0.25, 0.05
 _SAME, _SUPPRESS = 0.5, 0.5
 """IoU of boxes that are the same object, and of those of one class that non-maximum suppression joins."""
 _MOST, _FEWEST_ANCHORS = 300, 50
-_LIMITS = Limits(SCORE - MARGIN, _SUPPRESS, _MOST)
+_LIMITS = BoxLimits(SCORE - MARGIN, _SUPPRESS, _MOST)
 
 
 def read_detections(outputs: Mapping[str, Array], layout: Layout) -> list[Detections]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.records import EncoderRecord
     from trtkit.jobs.events import Listener
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
     from trtkit.runtime.decoder import DecoderNetwork
     from trtkit.runtime.encoded import EncoderPrompt
     from trtkit.verification.jobs import VerifyRequest
@@ -136,6 +136,6 @@ class EncoderVerifier:
         return torch.cat([each[:, :places].transpose(0, 1).flatten(1) for each in pairs]), theirs
 
 
-def verify(request: VerifyRequest, context: Context) -> Report:
+def verify(request: VerifyRequest, context: JobContext) -> Report:
     """Compare the encoder's keys and values, logits, greedy tokens and, where asked, chunks."""
     return compare_media(EncoderVerifier(request, context.report), request, context)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.decoder import DecoderNetwork
     from trtkit.runtime.soft_tokens import SoftTokens
     from trtkit.verification.jobs import VerifyRequest
-    from trtkit.verification.report import Limits
+    from trtkit.verification.report import ComparisonLimits
 
     Prompts = Iterable[tuple[Sequence[int], SoftTokens | None]]
 
@@ -37,7 +37,11 @@ _NEW_TOKENS = 4
 
 
 def compare_engine(
-    request: VerifyRequest, write: Callable[[], DecoderNetwork], prompts: Prompts, limits: Limits, report: Listener
+    request: VerifyRequest,
+    write: Callable[[], DecoderNetwork],
+    prompts: Prompts,
+    limits: ComparisonLimits,
+    report: Listener,
 ) -> EngineOutputs | None:
     """Compare the engine's logits with those of its own network; None if there is no engine or no GPU.
 

@@ -9,7 +9,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from trtkit.errors import GenerationError
 from trtkit.jobs.events import Progress, ignore
-from trtkit.verification.scoring import Continuation, Question, answer, answer_params, max_scored, score
+from trtkit.verification.scoring import Question, ScoredContinuation, answer, answer_params, max_scored, score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -91,17 +91,17 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[object, list[int], list[int]]], **_: object
     ) -> list[tuple[float, bool]]:
-        return self._scored([Continuation(context, tokens) for _, context, tokens in requests], "loglikelihood")
+        return self._scored([ScoredContinuation(context, tokens) for _, context, tokens in requests], "loglikelihood")
 
-    def _scored(self, continuations: Sequence[Continuation], name: str) -> list[tuple[float, bool]]:
+    def _scored(self, continuations: Sequence[ScoredContinuation], name: str) -> list[tuple[float, bool]]:
         scored = score(self._llm, continuations, self._counted(name, len(continuations)))
         return [(each.log, each.is_greedy) for each in scored]
 
-    def _windows(self, text: str) -> list[Continuation]:
+    def _windows(self, text: str) -> list[ScoredContinuation]:
         """Return a text in pieces, each token predicted once from as many as fit."""
         options = {"prefix_token": self.prefix_token_id, "max_seq_len": self.max_length, "context_len": 1}
         pieces = get_rolling_token_windows(token_list=self.tok_encode(text), **options)
-        return [Continuation(*make_disjoint_window(piece)) for piece in pieces]
+        return [ScoredContinuation(*make_disjoint_window(piece)) for piece in pieces]
 
     def _counted(self, name: str, total: int) -> Callable[[], None]:
         """Return what tells that one more request is done."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.network.decoder import NEXT_HIDDEN_STATES
-from trtkit.reference import Executor, Group, Options
+from trtkit.reference import Executor, Options, ThreadGroup
 from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
 from trtkit.verification.layers import makers, measure, widened
 
@@ -41,7 +41,7 @@ class RankNetworks:
 
     def members(self) -> list[Rank]:
         """Return every rank's place in its stage: threads of this process."""
-        groups = [Group(self.grid.stage_ranks) for _ in range(self.grid.pipeline)]
+        groups = [ThreadGroup(self.grid.stage_ranks) for _ in range(self.grid.pipeline)]
         places = (divmod(rank, self.grid.stage_ranks) for rank in range(self.grid.ranks))
         return [groups[stage].member(number) for stage, number in places]
 

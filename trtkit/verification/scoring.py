@@ -25,7 +25,7 @@ _SCORED = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, ignore_
 
 
 @dataclass(frozen=True)
-class Continuation:
+class ScoredContinuation:
     """Tokens to score after a context of at least one token."""
 
     context: Sequence[int]
@@ -57,7 +57,7 @@ def _length(llm: LLM) -> int:
     return llm.frontend.text.max_length
 
 
-def score(llm: LLM, continuations: Sequence[Continuation], done: Done = lambda: None) -> list[Likelihood]:
+def score(llm: LLM, continuations: Sequence[ScoredContinuation], done: Done = lambda: None) -> list[Likelihood]:
     """Return the likelihood of each continuation. Contexts that are too long lose their beginning.
 
     done: called as each is known. Raises RequestError for a continuation that is empty or longer than a slot holds,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.verification.report import Limits, WorstSlice
+from trtkit.verification.report import ComparisonLimits, WorstSlice
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array
@@ -23,10 +23,10 @@ _LEAST_FLOOR, _MOST_FLOOR = 1e-4, 0.03
 _MAP_FLOOR = 0.1
 
 
-def limits_of(tolerance: float, slices: float | None = None) -> Limits:
+def limits_of(tolerance: float, slices: float | None = None) -> ComparisonLimits:
     """Return the limits that go with an output's tolerance. slices: the config's own, if it has one."""
     usual = min(max(_TIMES * tolerance, _LEAST), _MOST)
-    return Limits(tolerance, usual if slices is None else slices, floor_of(tolerance))
+    return ComparisonLimits(tolerance, usual if slices is None else slices, floor_of(tolerance))
 
 
 def floor_of(tolerance: float) -> float:

@@ -17,7 +17,7 @@ from trtkit.inputs.samples import IMAGES
 from trtkit.jobs.events import Phase, Progress
 from trtkit.runtime.model import open_model
 from trtkit.runtime.predict import Predictor, open_predictor
-from trtkit.runtime.tasks.answers import Boxes, Classes, Text
+from trtkit.runtime.tasks.answers import Classes, DetectedBoxes, Text
 from trtkit.runtime.tasks.reader import class_count
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _boxes(predictor: Predictor, request: VisionRequest, runner: Runner) -> tupl
     detections = []
     answers = _answers(_all_scores(predictor), [file for _, file in images], runner)
     for (image, _), answer in zip(images, answers, strict=True):
-        assert isinstance(answer, Boxes)
+        assert isinstance(answer, DetectedBoxes)
         for box in answer.boxes:
             if box.class_id in categories:
                 x1, y1, x2, y2 = box.corners

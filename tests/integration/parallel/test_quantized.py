@@ -15,7 +15,7 @@ from trtkit.builder.decoders import open_decoder
 from trtkit.config.load import load_config
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import ConfigError
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.quantization.llm.job import quantize_llm
 from trtkit.quantization_methods import METHODS
@@ -113,7 +113,7 @@ def test_ranks_of_every_method_give_what_one_gives(method: str, of_blocks: Path,
     config = ModelConfig.model_validate(
         {"source": {"hf": str(of_blocks)}, "precision": "fp32", "quantize": {**asked, "calibration": calibration}}
     )
-    quantize_llm(QuantizeRequest(config, made), Context())
+    quantize_llm(QuantizeRequest(config, made), JobContext())
     assert error(opened(of_blocks, {"tensor": 2, "pipeline": 2}, made)) <= 1e-5
 
 

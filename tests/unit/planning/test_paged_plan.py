@@ -18,7 +18,7 @@ from trtkit.errors import ConfigError
 from trtkit.jobs.runner import InlineRunner
 from trtkit.models.registry import decoder_spec
 from trtkit.planning import paged
-from trtkit.planning.counts import Counts
+from trtkit.planning.counts import NetworkCounts
 from trtkit.planning.decoder_model import decoder_model, workload
 from trtkit.planning.formats import FORMATS, in_format
 from trtkit.planning.gpus import find_gpus
@@ -156,7 +156,7 @@ def test_a_third_of_the_layers_copies_a_third_of_the_caches() -> None:
     assert counts.moved_bytes.at(point) - counts.fused_bytes.at(point) == 2 * 4 * 32 * PER_TOKEN // 3
 
 
-COUNTS = Counts((), Multilinear(), Multilinear(), ())
+COUNTS = NetworkCounts((), Multilinear(), Multilinear(), ())
 
 
 @settings(max_examples=30)

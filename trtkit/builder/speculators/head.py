@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _KEY = "llm.speculator"
 
 
-class Joined(Mapping[str, Array]):
+class JoinedWeights(Mapping[str, Array]):
     """Weights of two sources by path, read when asked for."""
 
     def __init__(self, weights: Mapping[str, Array], others: Mapping[str, Array]) -> None:

@@ -29,8 +29,8 @@ from trtkit.threads import share_of_cores
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtkit.deployment.dynamo.fleet_options import FleetOptions
-    from trtkit.deployment.dynamo.model_folder import ServedModel
+    from trtkit.deployment.dynamo.fleet_options import DynamoOptions
+    from trtkit.deployment.dynamo.model_folder import ServableBundle
 
 
 _LAST_LINES = 20
@@ -60,7 +60,7 @@ _TIMEOUT_S, _OPEN_S = 5, 600
 _METRIC = re.compile(r"^(trtkit_\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
-class Fleet:
+class LocalFleet:
     """A frontend and its workers; leaving the `with` block stops them.
 
     admin_token: what requests to a worker's own port must carry to change it.
@@ -68,7 +68,7 @@ class Fleet:
     """
 
     def __init__(
-        self, model: ServedModel, options: FleetOptions, on_line: Callable[[str, str], None] = lambda *_: None
+        self, model: ServableBundle, options: DynamoOptions, on_line: Callable[[str, str], None] = lambda *_: None
     ) -> None:
         if model.has_states and options.prefill_workers:
             what = "prefill workers are not supported for models with recurrent states"

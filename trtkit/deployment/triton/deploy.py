@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.deployment.make_known import ImageAnswer
     from trtkit.deployment.triton.options import DeployOptions
-    from trtkit.deployment.triton.repository import Placement
-    from trtkit.deployment.triton.served import ServedModel
+    from trtkit.deployment.triton.repository import PlacedModel
+    from trtkit.deployment.triton.served import DeployedModel
 
 Form = Literal["auto", "tensors", "pipeline"]
 
@@ -53,7 +53,7 @@ class DeployRequest:
 class Deployment:
     """What was deployed, or in a dry run would be. notes: remarks for the user, in sentences."""
 
-    placements: tuple[Placement, ...]
+    placements: tuple[PlacedModel, ...]
     notes: tuple[str, ...]
 
     @property
@@ -105,7 +105,7 @@ def deploy(
     return Deployment(tuple(placements), tuple(notes))
 
 
-def served_models(request: DeployRequest, options: DeployOptions) -> list[ServedModel]:
+def served_models(request: DeployRequest, options: DeployOptions) -> list[DeployedModel]:
     """Return the models that serve the bundle, those that others use first; clients call the last one."""
     bundle, form = request.bundle, request.form
     if "llm" in options.model_fields_set and bundle.manifest.interface != "tokens":
@@ -148,7 +148,7 @@ def _checked(bundle: Bundle) -> list[str]:
     return notes
 
 
-def _answer(request: DeployRequest, served: ServedModel, options: DeployOptions) -> ImageAnswer | None:
+def _answer(request: DeployRequest, served: DeployedModel, options: DeployOptions) -> ImageAnswer | None:
     """Return what a pipeline answers to an image, None if it is not a pipeline."""
     if request.recognizer is not None:
         return page_answer(request.bundle, request.recognizer)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trtkit.deployment.triton import model_config
 from trtkit.deployment.triton.llm_fields import FIELDS, OUTPUTS
 from trtkit.deployment.triton.model_config import Section
-from trtkit.deployment.triton.served import ServedModel
+from trtkit.deployment.triton.served import DeployedModel
 from trtkit.errors import DeployError
 from trtkit.runtime.adapters import check_adapters
 from trtkit.runtime.head_tokens import head_tokens
@@ -34,7 +34,7 @@ RUNNER = "trtkit.deployment.triton.backend.llm:LlmModel"
 _WITH_IMAGES, _WITH_ADAPTERS = "image", "lora_name"
 
 
-def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
+def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> DeployedModel:
     """Return the bundle as one model. Raises DeployError where an option makes no sense for it."""
     manifest = bundle.manifest
     _check(options)
@@ -62,7 +62,7 @@ def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
         model_config.interface(inputs, OUTPUTS, "Names and shapes of TensorRT-LLM's models; every input is optional."),
         model_config.instances(options, "KIND_AUTO", is_shared=True),
     )
-    return ServedModel(
+    return DeployedModel(
         name, "llm", "python", inputs, OUTPUTS, sections, (f"{name}: {reason}",), bundle, None, RUNNER, settings
     )
 

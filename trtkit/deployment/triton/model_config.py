@@ -43,7 +43,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TritonTensor:
     """An input or output of a served model. dims: without the batch axis, -1 where any size goes.
 
     dtype: trtkit's name, or `text` for bytes. is_scalar: what the model gets has no axis but the batch.
@@ -88,7 +88,7 @@ def read_config(text: str, where: str) -> Any:
         raise DeployError(f"not a model configuration: {error}", where, "deploy the model again") from None
 
 
-def interface(inputs: Sequence[Tensor], outputs: Sequence[Tensor], comment: str) -> Section:
+def interface(inputs: Sequence[TritonTensor], outputs: Sequence[TritonTensor], comment: str) -> Section:
     """Return the section of inputs and outputs."""
     fields = {"input": [each.fields() for each in inputs], "output": [each.fields() for each in outputs]}
     return Section(comment, fields)
@@ -165,7 +165,7 @@ def versions(served: Sequence[int]) -> Section:
     return Section(words, {"version_policy": {"specific": {"versions": list(served)}}})
 
 
-def warm_up(inputs: Sequence[Tensor], shapes: Sequence[tuple[int, dict[str, tuple[int, ...]]]]) -> Section:
+def warm_up(inputs: Sequence[TritonTensor], shapes: Sequence[tuple[int, dict[str, tuple[int, ...]]]]) -> Section:
     """Return requests that run before the model is ready. shapes: batch size, and each input's dims."""
     requests = [
         {

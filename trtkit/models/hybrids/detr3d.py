@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
+from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, PartPort, Seam
 from trtkit.models.hybrids.weights import linear_weights, norm_weights
 from trtkit.models.weights import Weight
 
@@ -71,9 +71,9 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
         raise SourceError("the image size is part of the model", "image_size", "set `image` in config.json")
     decoder = _decoder(config)
     batch, cameras, D = "batch", decoder.cameras, decoder.hidden_size
-    images = Port("images", (batch, cameras, 3, *decoder.image), "fp32")
-    maps = [Port(f"level_{index}", (batch, cameras, D, *size)) for index, size in enumerate(decoder.levels)]
-    matrices = Port("lidar2img", (batch, cameras, 4, 4), "fp32")
+    images = PartPort("images", (batch, cameras, 3, *decoder.image), "fp32")
+    maps = [PartPort(f"level_{index}", (batch, cameras, D, *size)) for index, size in enumerate(decoder.levels)]
+    matrices = PartPort("lidar2img", (batch, cameras, 4, 4), "fp32")
     arguments = {name: config.get(name) for name in _BACKBONE}
     backbone = OnnxPart(
         "backbone",
@@ -85,12 +85,12 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
     )
     detections = (batch, decoder.max_detections)
     outputs = (
-        Port("scores", detections, "fp32"),
-        Port("labels", detections, "int32"),
-        Port("boxes", (*detections, 9), "fp32"),
-        Port("is_inside", detections, "bool"),
-        Port("logits", (batch, decoder.num_queries, decoder.num_classes), "fp32"),
-        Port("codes", (batch, decoder.num_queries, _CODE_SIZE), "fp32"),
+        PartPort("scores", detections, "fp32"),
+        PartPort("labels", detections, "int32"),
+        PartPort("boxes", (*detections, 9), "fp32"),
+        PartPort("is_inside", detections, "bool"),
+        PartPort("logits", (batch, decoder.num_queries, decoder.num_classes), "fp32"),
+        PartPort("codes", (batch, decoder.num_queries, _CODE_SIZE), "fp32"),
     )
     writer = "trtkit.network.blocks.detr3d:write_detr3d_decoder"
     weights = tuple(_weights(decoder))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from trtkit.errors import SourceError
-from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, Port
+from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, PartPort
 from trtkit.models.hybrids.vision_encoder import num_labels
 from trtkit.models.hybrids.weights import checkpoint_name, linear_weights, norm_weights
 from trtkit.models.weights import Weight
@@ -73,12 +73,12 @@ class TextEncoderSpec:
     head: TextHead | None = None
 
     @property
-    def outputs(self) -> tuple[Port, ...]:
+    def outputs(self) -> tuple[PartPort, ...]:
         """What the encoder gives: hidden states, unless the head replaces them, and what the head makes of them."""
-        hidden = Port("last_hidden_state", ("batch", "tokens", self.hidden_size), "fp32")
+        hidden = PartPort("last_hidden_state", ("batch", "tokens", self.hidden_size), "fp32")
         if self.head is None:
             return (hidden,)
-        own = tuple(Port(name, self._head_shape(self.head), "fp32") for name in self.head.outputs)
+        own = tuple(PartPort(name, self._head_shape(self.head), "fp32") for name in self.head.outputs)
         return (hidden, *own) if self.head.outputs == (POOLED,) else own
 
     def _head_shape(self, head: TextHead) -> tuple[int | str, ...]:
@@ -144,9 +144,12 @@ def text_hybrid(
     table: names in the checkpoint by path here. prefix: before all of them but those of the head, which are whole.
     """
     text = ("batch", "tokens")
-    inputs = [Port("input_ids", text, "int64", values=encoder.vocab_size), Port("attention_mask", text, "int64")]
+    inputs = [
+        PartPort("input_ids", text, "int64", values=encoder.vocab_size),
+        PartPort("attention_mask", text, "int64"),
+    ]
     if encoder.num_token_types > 1:
-        inputs.append(Port("token_type_ids", text, "int64", values=encoder.num_token_types))
+        inputs.append(PartPort("token_type_ids", text, "int64", values=encoder.num_token_types))
     weights = tuple(
         Weight(path, checkpoint_name(path, table, prefix, ("head.",)), shape, is_table="embedding" in path)
         for path, shape in _shapes(encoder)

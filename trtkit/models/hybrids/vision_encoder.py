@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from trtkit.errors import SourceError
-from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
+from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, PartPort, Seam
 from trtkit.models.hybrids.weights import checkpoint_name, linear_weights, norm_weights
 from trtkit.models.weights import Weight
 
@@ -56,12 +56,12 @@ class VisionEncoderSpec:
         return self.grid[0] * self.grid[1] + int(self.has_class_token) + self.num_register_tokens
 
     @property
-    def outputs(self) -> tuple[Port, ...]:
+    def outputs(self) -> tuple[PartPort, ...]:
         """What the encoder gives: logits, or hidden states and, where it has a head, the pooled one."""
         if self.head.startswith("classifier"):
-            return (Port("logits", ("batch", self.head_size), "fp32"),)
-        hidden = Port("last_hidden_state", ("batch", self.num_tokens, self.hidden_size), "fp32")
-        pooled = Port("pooler_output", ("batch", self.head_size), "fp32")
+            return (PartPort("logits", ("batch", self.head_size), "fp32"),)
+        hidden = PartPort("last_hidden_state", ("batch", self.num_tokens, self.hidden_size), "fp32")
+        pooled = PartPort("pooler_output", ("batch", self.head_size), "fp32")
         return (hidden,) if self.head == "none" else (hidden, pooled)
 
 
@@ -86,19 +86,19 @@ def vision_hybrid(config: HfConfig, encoder: VisionEncoderSpec, names: Names, un
     """Return patch embedding through ONNX, encoder and head by the network API."""
     channels, patch = int(config.get("num_channels", 3)), pair(config.need("patch_size"))
     D, (rows, columns) = encoder.hidden_size, encoder.grid
-    pixels = Port("pixel_values", ("batch", channels, rows * patch[0], columns * patch[1]), "fp32")
+    pixels = PartPort("pixel_values", ("batch", channels, rows * patch[0], columns * patch[1]), "fp32")
     patches = ("batch", D, rows, columns)
     convolution = names.prefix + names.patches
     patch_part = OnnxPart(
         "patch",
         (pixels,),
-        (Port("embeddings", patches, reference=convolution),),
+        (PartPort("embeddings", patches, reference=convolution),),
         "torch.nn:Conv2d",
         {"in_channels": channels, "out_channels": D, "kernel_size": list(patch), "stride": list(patch)},
         f"{convolution}.",
     )
     weights = tuple(encoder_weights(encoder, names))
-    encoder_part = NetworkPart("encoder", (Port("embeddings", patches),), encoder.outputs, WRITER, encoder, weights)
+    encoder_part = NetworkPart("encoder", (PartPort("embeddings", patches),), encoder.outputs, WRITER, encoder, weights)
     encoder_part = replace(encoder_part, outputs=_with_reference(encoder.outputs, names.prefix + names.final_norm))
     return HybridSpec(
         str(config.get("model_type")),
@@ -109,7 +109,7 @@ def vision_hybrid(config: HfConfig, encoder: VisionEncoderSpec, names: Names, un
     )
 
 
-def _with_reference(outputs: tuple[Port, ...], module: str) -> tuple[Port, ...]:
+def _with_reference(outputs: tuple[PartPort, ...], module: str) -> tuple[PartPort, ...]:
     """Return the outputs; hidden states are what the reference's final norm gives."""
     return tuple(replace(port, reference=module) if port.name == "last_hidden_state" else port for port in outputs)
 

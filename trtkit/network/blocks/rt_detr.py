@@ -13,7 +13,7 @@ from trtkit.dtypes import FP32
 from trtkit.network.blocks.encoder import add_and_norm, bidirectional_attention
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.blocks.transformer import feed_forward, relu_mlp, tokens_of
-from trtkit.network.lowering.deformable_attention import Levels, deformable_attention
+from trtkit.network.lowering.deformable_attention import FeatureLevels, deformable_attention
 from trtkit.network.lowering.trt_ops import TrtOps
 from trtkit.network.ops.arithmetic import cast, softmax
 from trtkit.network.ops.shape import concat, reshape, take, unsqueeze
@@ -78,7 +78,7 @@ def _sampled_attention(weights: Weights, spec: RtDetrSpec, x: Tensor, memory: Te
         offsets = reshape(offsets, (0, 0, heads, samples, 2)) * (spec.offset_scale / spec.points)
         shares = softmax(reshape(cast(weights.linear("shares", x, has_bias=True), FP32), (0, 0, heads, samples)))
         centre, size = (unsqueeze(take(boxes, 2, start, 2), 2, 3) for start in (0, 2))
-        levels = Levels(spec.levels, (spec.points,) * len(spec.levels), spec.is_discrete)
+        levels = FeatureLevels(spec.levels, (spec.points,) * len(spec.levels), spec.is_discrete)
         sampled = (centre + offsets * size, shares)
         attended = deformable_attention(TrtOps(weights.graph), value, sampled, levels, weights.form)
         return weights.linear("o", attended, has_bias=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Levels:
+class FeatureLevels:
     """Feature levels, one after the other in `value`.
 
     sizes: (height, width) of each. points: sampled in each by every head of a query.
@@ -30,7 +30,9 @@ class Levels:
         return sum(height * width for height, width in self.sizes)
 
 
-def deformable_attention(o: Ops[T], value: T, sampled: tuple[T, T], levels: Levels, form: str = GRID_SAMPLE) -> T:
+def deformable_attention(
+    o: Ops[T], value: T, sampled: tuple[T, T], levels: FeatureLevels, form: str = GRID_SAMPLE
+) -> T:
     """Sum sampled values by weights: value [B, S, M, D] -> [B, Q, M * D]; sampling in fp32.
 
     M heads. sampled: locations [B, Q, M, P, 2] as (x, y) in [0, 1] of each level and weights [B, Q, M, P], where P
@@ -45,7 +47,7 @@ def deformable_attention(o: Ops[T], value: T, sampled: tuple[T, T], levels: Leve
     return o.cast(o.transpose(by_head, (0, 2, 1)), value.dtype)
 
 
-def _sampled_sum(o: Ops[T], value: T, sampled: tuple[T, T], levels: Levels, form: str) -> T:
+def _sampled_sum(o: Ops[T], value: T, sampled: tuple[T, T], levels: FeatureLevels, form: str) -> T:
     """Return [B * M, D, Q]."""
     size = value.shape[3]
     points = sum(levels.points)

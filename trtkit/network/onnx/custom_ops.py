@@ -28,7 +28,7 @@ _ONNX_DOMAINS = ("", "ai.onnx")
 
 
 @dataclass
-class _Rewrite:
+class _CustomOpRewrite:
     """A model being rewritten. done: what was replaced by which op; bodies: functions by what they depend on."""
 
     model: onnx.ModelProto
@@ -59,7 +59,7 @@ def _replaced(
     if not any(_key(node) in handlers for node in _nodes(original)):
         return original, "none"
     model = _with_plain_functions(_lifted(original), handlers)
-    rewrite = _Rewrite(model, Knowledge(model), **how)
+    rewrite = _CustomOpRewrite(model, Knowledge(model), **how)
     for graph in all_graphs(model.graph):
         for node in graph.node:
             if _key(node) in handlers:
@@ -136,7 +136,7 @@ def _with_plain_functions(model: onnx.ModelProto, handlers: dict[tuple[str, str]
     return model
 
 
-def _replace_node(rewrite: _Rewrite, node: onnx.NodeProto, op: CustomOp, foreign: Foreign) -> None:
+def _replace_node(rewrite: _CustomOpRewrite, node: onnx.NodeProto, op: CustomOp, foreign: Foreign) -> None:
     """Turn a node into the op's, or note why it cannot be."""
     if not node.name:
         node.name = f"{node.op_type}_{next(place for place, n in enumerate(_nodes(rewrite.model)) if n is node)}"
@@ -160,7 +160,7 @@ def _replace_node(rewrite: _Rewrite, node: onnx.NodeProto, op: CustomOp, foreign
     rewrite.done[foreign.label, op.name] += 1
 
 
-def _read(rewrite: _Rewrite, node: onnx.NodeProto) -> ForeignNode:
+def _read(rewrite: _CustomOpRewrite, node: onnx.NodeProto) -> ForeignNode:
     """Return a node as plain data."""
     knowledge = rewrite.knowledge
     return ForeignNode(
@@ -175,7 +175,7 @@ def _read(rewrite: _Rewrite, node: onnx.NodeProto) -> ForeignNode:
     )
 
 
-def _fact(rewrite: _Rewrite, op: CustomOp, place: int, name: str) -> Fact | None:
+def _fact(rewrite: _CustomOpRewrite, op: CustomOp, place: int, name: str) -> Fact | None:
     """Return what is known of an input, or what its port says where a tensor is there of which nothing is known."""
     fact = rewrite.knowledge.fact(name)
     if fact is not None or not name:
@@ -185,7 +185,7 @@ def _fact(rewrite: _Rewrite, op: CustomOp, place: int, name: str) -> Fact | None
 
 
 def _body(
-    rewrite: _Rewrite, op: CustomOp, facts: Sequence[Fact | None], replacement: Replacement
+    rewrite: _CustomOpRewrite, op: CustomOp, facts: Sequence[Fact | None], replacement: Replacement
 ) -> onnx.FunctionProto:
     """Return the function for these facts and attributes: one that is there, or a new one."""
     key = repr((op.name, facts, replacement.attributes))
@@ -208,7 +208,7 @@ def _write(node: onnx.NodeProto, function: str, replacement: Replacement) -> Non
     node.CopyFrom(call)
 
 
-def _add_functions(rewrite: _Rewrite) -> None:
+def _add_functions(rewrite: _CustomOpRewrite) -> None:
     """Add the bodies, and the domain to what the model imports."""
     model = rewrite.model
     model.functions.extend(rewrite.bodies.values())

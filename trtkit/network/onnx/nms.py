@@ -85,7 +85,7 @@ def _tail(rows: str, options: Boxes, classes: int) -> tuple[list[onnx.NodeProto]
     """Return the nodes from rows to the outputs, with their constants."""
     from onnx import helper
 
-    writer = _Writer()
+    writer = _NodeWriter()
     if options.layout == "channels-first":
         rows = writer.node("Transpose", rows, perm=[0, 2, 1])
     boxes = writer.slice(rows, 0, 4)
@@ -111,7 +111,7 @@ def _tail(rows: str, options: Boxes, classes: int) -> tuple[list[onnx.NodeProto]
     return writer.nodes, writer.constants
 
 
-class _Writer:
+class _NodeWriter:
     """Nodes and constants, named by their numbers."""
 
     def __init__(self) -> None:

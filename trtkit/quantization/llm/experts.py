@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from trtkit.quantization.llm.choice import Layer
+    from trtkit.quantization.llm.choice import LinearLayer
 
 _NAME = re.compile(r"layers\.(\d+)\.moe\.experts\.(\d+)\.(gate|up|down)$")
 
@@ -47,12 +47,12 @@ class ExpertLayer:
         return f"{self.experts}.{self.index}.{self.own}"
 
 
-def is_experts(layer: Layer) -> bool:
+def is_experts(layer: LinearLayer) -> bool:
     """Whether a linear layer is an expert's of a mixture."""
     return _NAME.search(layer.name) is not None
 
 
-def joined_expert_layers(model: torch.nn.Module, layers: Iterable[Layer]) -> dict[Layer, ExpertLayer]:
+def joined_expert_layers(model: torch.nn.Module, layers: Iterable[LinearLayer]) -> dict[LinearLayer, ExpertLayer]:
     """Return where transformers' model holds each expert's linear layer; other layers are left out.
 
     Raises QuantizeError for models that hold experts in a form that ModelOpt does not quantize one by one.

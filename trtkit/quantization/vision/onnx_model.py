@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trtkit.inputs.samples import Sample
     from trtkit.network.onnx.quantize import QuantizedCounts
     from trtkit.quantization.by_part.choice import PartChoice
-    from trtkit.quantization.vision.data import Place
+    from trtkit.quantization.vision.data import QuantizationRun
     from trtkit.quantization.vision.products import Loss
     from trtkit.quantization.vision.repair import Repaired
 
@@ -37,7 +37,7 @@ LOSS_KEY = "trtkit.quantization_loss"
 
 
 @dataclass(frozen=True)
-class QuantizedModel:
+class QuantizedOnnx:
     """A quantized model, what of it is quantized, and its loss on the calibration data; None without any."""
 
     model: onnx.ModelProto
@@ -45,7 +45,7 @@ class QuantizedModel:
     loss: Loss | None
 
 
-def quantized(model: onnx.ModelProto, config: ModelConfig, place: Place) -> onnx.ModelProto:
+def quantized(model: onnx.ModelProto, config: ModelConfig, place: QuantizationRun) -> onnx.ModelProto:
     """Return the model quantized as `config.quantize` asks; all else stays in fp32.
 
     Raises ConfigError, QuantizeError, SourceError.
@@ -75,7 +75,9 @@ def recorded_loss(model: onnx.ModelProto) -> float | None:
     return loss if math.isfinite(loss) else None
 
 
-def quantized_but(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: Place) -> QuantizedModel:
+def quantized_but(
+    model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: QuantizationRun
+) -> QuantizedOnnx:
     """Return the model quantized but for the nodes `exclude`. Raises QuantizeError, SourceError."""
     assert config.quantize is not None
     options, method = config.quantize, METHODS[config.quantize.method]
@@ -88,7 +90,7 @@ def quantized_but(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence
         raise QuantizeError(what, "opset", f"export the model with opset {opset} or newer") from None
     if method.rounds_inputs:
         result = _by_modelopt(model, config, exclude, place)
-        return QuantizedModel(result.model, quantize.counts(result.model), result.loss)
+        return QuantizedOnnx(result.model, quantize.counts(result.model), result.loss)
     if method.takes_block and options.block:
         _check_block(model, exclude, options.block)
     exact = type(model)()
@@ -96,10 +98,12 @@ def quantized_but(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence
     quantize.quantize_weights(model, method.dtype, exclude, options.block)
     samples = [] if options.calibration.data is None else data.read_calibration(config, graph_inputs(model))
     loss = products.loss_of(exact, model, samples, place) if samples else None
-    return QuantizedModel(model, quantize.counts(model), loss)
+    return QuantizedOnnx(model, quantize.counts(model), loss)
 
 
-def quantized_part(model: onnx.ModelProto, config: ModelConfig, choice: PartChoice, place: Place) -> onnx.ModelProto:
+def quantized_part(
+    model: onnx.ModelProto, config: ModelConfig, choice: PartChoice, place: QuantizationRun
+) -> onnx.ModelProto:
     """Return a hybrid's exported parts, the one of `choice` quantized. Nodes begin with their part's name.
 
     Raises QuantizeError, SourceError.
@@ -163,7 +167,9 @@ def _check_block(model: onnx.ModelProto, exclude: Sequence[str], block: int) -> 
         raise QuantizeError(f"a block size of {block} does not divide {products}{more}", "quantize.block", fix)
 
 
-def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: Place) -> Repaired:
+def _by_modelopt(
+    model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: QuantizationRun
+) -> Repaired:
     """Measure the model on data and let ModelOpt place Q/DQ."""
     assert config.quantize is not None
     options, where = config.quantize, str(config.quantize.calibration.data)
@@ -172,7 +178,7 @@ def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[
     before = quantize.product_inputs(model, exclude)
     ranges = data.measure(model, before, samples, place)
     data.check_ranges(ranges, _readers(model), where)
-    quantized_model = _placed(model, options, exclude, _Reader(samples, place), place.folder)
+    quantized_model = _placed(model, options, exclude, _SampleReader(samples, place), place.folder)
     if options.algorithm in ("mse", "percentile"):
         tensors = [node.input[0] for node in quantize.quantized_activations(quantized_model)]
         ranges = data.measure(model, tensors, samples, place)
@@ -194,7 +200,7 @@ def _readers(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def _placed(
-    model: onnx.ModelProto, options: QuantizeOptions, exclude: Sequence[str], reader: _Reader, folder: Path
+    model: onnx.ModelProto, options: QuantizeOptions, exclude: Sequence[str], reader: _SampleReader, folder: Path
 ) -> onnx.ModelProto:
     """Return the model with ModelOpt's Q/DQ, weights stored in 8 bits. Raises QuantizeError."""
     import onnx
@@ -229,10 +235,10 @@ def _placed(
     return placed
 
 
-class _Reader:
+class _SampleReader:
     """Gives ModelOpt the samples one by one, and the first one in the shapes that the engine is tuned for."""
 
-    def __init__(self, samples: Sequence[Sample], place: Place) -> None:
+    def __init__(self, samples: Sequence[Sample], place: QuantizationRun) -> None:
         self._samples, self._place = samples, place
         self.rewind()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.inputs.samples import Sample
-    from trtkit.quantization.vision.data import Place
+    from trtkit.quantization.vision.data import QuantizationRun
 
 _OWN = "quantized/"
 _STEPS = ("QuantizeLinear", "DequantizeLinear")
@@ -74,7 +74,7 @@ def losses(
     model: onnx.ModelProto,
     quantized: onnx.ModelProto,
     samples: Sequence[Sample],
-    place: Place,
+    place: QuantizationRun,
 ) -> dict[str, float]:
     """Return what each product loses if it alone is quantized: the outputs' squared relative error, by its name.
 
@@ -110,7 +110,9 @@ class Loss:
         return f"relative RMS error {self.mean:.1%}, {self.worst:.1%} on the worst sample"
 
 
-def loss_of(model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place) -> Loss:
+def loss_of(
+    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: QuantizationRun
+) -> Loss:
     """Return what `quantized` loses against `model`. Raises QuantizeError where ONNX Runtime cannot run it."""
     exact = _runner(model, place.folder / "exact.onnx")
     run = _runner(quantized, place.folder / "finished.onnx")
@@ -172,7 +174,7 @@ def _with_constants(model: onnx.ModelProto, quantized: onnx.ModelProto) -> onnx.
 
 
 def moved_means(
-    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place
+    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: QuantizationRun
 ) -> dict[str, Array]:
     """Return how far quantization lowers the mean of each output channel of convolutions and Gemms, by their names.
 

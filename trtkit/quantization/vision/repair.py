@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.inputs.samples import Sample
-    from trtkit.quantization.vision.data import Place, Range
+    from trtkit.quantization.vision.data import QuantizationRun, Range
     from trtkit.quantization_methods import Format
 
 SMALL_LOSS = 0.05
@@ -73,7 +73,7 @@ class Repaired:
 
 
 def repaired(
-    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place, share: float
+    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: QuantizationRun, share: float
 ) -> Repaired:
     """Return `quantized` with corrected biases and without the products that cost most, if it loses much with them.
 
@@ -97,7 +97,7 @@ def repaired(
 
 
 def _candidates(
-    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place, share: float
+    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: QuantizationRun, share: float
 ) -> tuple[list[str], int]:
     """Return the products that may stay, the costliest first, and how many to begin with, by what each loses alone.
 
@@ -156,7 +156,9 @@ def _remove_unread(model: onnx.ModelProto) -> None:
         model.graph.initializer.remove(tensor)
 
 
-def correct_biases(model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place) -> None:
+def correct_biases(
+    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: QuantizationRun
+) -> None:
     """Add to biases by how much quantization lowers the means of what convolutions and Gemms compute on the data."""
     from onnx import numpy_helper
 

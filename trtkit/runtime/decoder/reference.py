@@ -20,13 +20,13 @@ from trtkit.runtime.decoder.pool_size import AS_LINEAR, PoolSize
 if TYPE_CHECKING:
     from trtkit.reference import Rank
     from trtkit.runtime.decoder.call import Call
-    from trtkit.runtime.decoder.execution import Draw, StageExecution
+    from trtkit.runtime.decoder.execution import Draw, RankExecution
     from trtkit.runtime.decoder.network import DecoderNetwork
     from trtkit.runtime.sequences import Ints
 
 
 class ReferenceDecoder:
-    """A StageExecution on torch. Caches are updated where they are, as the engine does.
+    """A RankExecution on torch. Caches are updated where they are, as the engine does.
 
     widen: "fp64" computes all but exactly, so that how tokens are batched cannot be told from the logits.
     ranks: those of a network with collectives. pool: of paged caches.
@@ -50,7 +50,7 @@ class ReferenceDecoder:
         sizes = slots, network.max_length
         self.cache = open_cache(network.inputs, sizes, lambda spec: hold(DTYPES[spec.dtype]), pool=pool)
         self._own = self.cache.part(network.inputs)  # without a head's
-        self.head: StageExecution | None = None
+        self.head: RankExecution | None = None
         self.next_hidden: torch.Tensor | None = None
         self.adapters = adapter_memory(network.inputs, network.max_ranks, lambda spec: hold(DTYPES[spec.dtype]))
         self.tokens = torch.zeros(slots, dtype=torch.int64)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trtkit.network.input_spec import InputSpec
     from trtkit.reference import Rank
     from trtkit.runtime.decoder.engine import EngineDecoder
-    from trtkit.runtime.decoder.execution import StageExecution
+    from trtkit.runtime.decoder.execution import RankExecution
     from trtkit.runtime.device import Device
 
 _FEWEST_PAGES = 2  # one of them takes padding
@@ -78,7 +78,7 @@ class Peers:
 ALONE = Peers(0)
 
 
-def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> StageExecution:
+def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> RankExecution:
     """Open a bundle's network, or that of one rank.
 
     Raises GenerationError for TensorRT without a GPU, BundleError where the bundle's files or its source have changed.
@@ -90,7 +90,7 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Sta
         raise GenerationError(what, str(bundle.path), fix)
     weight_budget_bytes(bundle, options.how.weight_budget_gib)
     device = None if needs_reference else engine_device(options.runtime, peers.gpu)
-    execution: StageExecution
+    execution: RankExecution
     if device is not None:
         execution = _open_engine(bundle, options, peers, device)
     else:

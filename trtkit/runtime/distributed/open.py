@@ -17,7 +17,7 @@ from trtkit.runtime.distributed.decoder import DistributedDecoder, RankFacts
 from trtkit.runtime.distributed.group import JOIN_TIMEOUT_S, RankGroup
 from trtkit.runtime.distributed.members import Members
 from trtkit.runtime.distributed.serve import serve
-from trtkit.runtime.distributed.stage import Place, StageRunner
+from trtkit.runtime.distributed.stage import GridPosition, StageRunner
 from trtkit.runtime.distributed.world import host_world, launched_count, launched_world
 
 if TYPE_CHECKING:
@@ -85,5 +85,5 @@ def _runner(bundle: Bundle, options: OpenOptions, group: RankGroup) -> tuple[Sta
         group.post("facts", json.dumps(to_json(own)))
         facts = [from_json(RankFacts, json.loads(text)) for text in group.collect("facts")]
     group.settle()
-    runner = StageRunner(execution, group.channel, Place(world.rank, grid, members, options.parts))
+    runner = StageRunner(execution, group.channel, GridPosition(world.rank, grid, members, options.parts))
     return runner, facts

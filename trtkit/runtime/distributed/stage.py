@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trtkit.models.parallel import Grid
     from trtkit.reference import GlooRank
     from trtkit.runtime.decoder.call import Call
-    from trtkit.runtime.decoder.execution import StageExecution
+    from trtkit.runtime.decoder.execution import RankExecution
     from trtkit.runtime.distributed.channel import Channel
 
 COMPARE_EVERY = 64
@@ -45,7 +45,7 @@ class PipelineSteps:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class GridPosition:
     """Where a rank is in the grid. members: the ranks of its stage, to compare logits; None if there is only this one.
 
     parts: in how many parts to run a call; None for what suits the call.
@@ -70,7 +70,7 @@ class Place:
 class StageRunner:
     """A rank's share of every call."""
 
-    def __init__(self, execution: StageExecution, channel: Channel, place: Place) -> None:
+    def __init__(self, execution: RankExecution, channel: Channel, place: GridPosition) -> None:
         self.execution, self._channel, self._place = execution, channel, place
         self._calls = 0
         self.steps = PipelineSteps()

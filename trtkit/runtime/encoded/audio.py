@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.bundle.records import EncoderRecord
-    from trtkit.runtime.encoded.prompts import Reader
+    from trtkit.runtime.encoded.prompts import PromptTokenizer
 
 
 TASKS = ("transcribe", "translate")
@@ -40,7 +40,7 @@ class AudioPrompts(EncoderPrompts):
         """How much audio the model hears at once."""
         return float(self._extractor.n_samples / self._extractor.sampling_rate)
 
-    def read(self, prompt: object, reader: Reader) -> EncoderPrompt:
+    def read(self, prompt: object, reader: PromptTokenizer) -> EncoderPrompt:
         """Return the tokens that a transcript begins with, or the prompt's own, with its audio's features."""
         fix = 'give {"audio": "talk.wav"}, and `language` and `task` if the model has several'
         if not isinstance(prompt, dict) or prompt.get("audio") is None:

@@ -14,7 +14,7 @@ from trtkit.runtime.adapters import Adapters, bundle_adapters, no_adapters
 from trtkit.runtime.device import release_memory
 from trtkit.runtime.distributed.world import launched_count
 from trtkit.runtime.generation import CacheFolder, Engine, EngineOptions, Request
-from trtkit.runtime.llm.job import Job
+from trtkit.runtime.llm.job import PromptJob
 from trtkit.runtime.llm.networks import open_networks
 from trtkit.runtime.llm.text_bundle import TextBundle, read_text_bundle
 from trtkit.runtime.sampling.params import SamplingParams
@@ -46,9 +46,9 @@ class Frontend:
         self.text, self.tokenizer, self.reader = text, text.tokenizer, text.reader
         self._words = text.tokenizer if options.detokenizes else None
         self.vocabulary = text.vocabulary  # here, since two threads will prepare prompts by it
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, PromptJob] = {}
         self._numbers = itertools.count()
-        self._news: dict[tuple[str, int], Job] = {}
+        self._news: dict[tuple[str, int], PromptJob] = {}
         self.adapters: Adapters | None = None
         self._begin()
 
@@ -106,7 +106,7 @@ class Frontend:
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         *,
         is_streamed: bool = False,
-    ) -> Job:
+    ) -> PromptJob:
         """Take a prompt. Raises RequestError where it cannot be served; then nothing of it is kept."""
         return self.start(self.text.prepare(prompt, params), request_id, scheduling, is_streamed=is_streamed)
 
@@ -135,7 +135,7 @@ class Frontend:
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         *,
         is_streamed: bool = False,
-    ) -> Job:
+    ) -> PromptJob:
         """Take a prompt that was prepared. Raises as `add` does."""
         name = request_id or prepared.request_id or f"request-{next(self._numbers)}"
         if name in self.jobs:
@@ -143,7 +143,7 @@ class Frontend:
         params = prepared.settings.params
         self.engine.check_room(1 if params.num_beams > 1 else params.n)
         read, adapter = self.check(prepared).read, self._adapter_of(prepared)
-        job = Job(name, read.text, read.ids, params, self._words, is_streamed)
+        job = PromptJob(name, read.text, read.ids, params, self._words, is_streamed)
         self._submit(job.start(prepared.settings, scheduling), read, adapter)
         self.jobs[name] = job
         if is_streamed:
@@ -151,7 +151,7 @@ class Frontend:
                 answer.on_news = partial(self._news_of, job, index)
         return job
 
-    def step(self) -> list[Job]:
+    def step(self) -> list[PromptJob]:
         """Run the engine one step; return the jobs that are done."""
         done = []
         for finished in self._engine.step() if self._engine is not None else ():
@@ -261,7 +261,7 @@ class Frontend:
             self.step()
         return job.completions[0]
 
-    def _news_of(self, job: Job, index: int) -> None:
+    def _news_of(self, job: PromptJob, index: int) -> None:
         self._news[job.id, index] = job
 
     def _submit(self, requests: list[Request], read: ReadPrompt, adapter: LoadedAdapter | None) -> None:

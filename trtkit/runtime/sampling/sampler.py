@@ -18,8 +18,8 @@ from trtkit.runtime.sampling.kernel.steps import KernelSampler
 from trtkit.runtime.sampling.logprobs import token_logprobs
 from trtkit.runtime.sampling.processors.bars import bar, follow_guides, force
 from trtkit.runtime.sampling.processors.functions import call_functions
-from trtkit.runtime.sampling.processors.penalties import Counts, add_bias, penalise_counts, penalise_repetition
-from trtkit.runtime.sampling.processors.step import Step
+from trtkit.runtime.sampling.processors.penalties import TokenCounts, add_bias, penalise_counts, penalise_repetition
+from trtkit.runtime.sampling.processors.step import SamplingStep
 from trtkit.runtime.sampling.rows import drawn, filtered
 from trtkit.runtime.sampling.sampled import FAILED, NOTHING, Sampled, TokenLogprobs
 
@@ -65,7 +65,7 @@ class Sampler:
         self._sequences = sequences
         self._columns = Columns(slots)
         self._states: list[SlotState | None] = [None] * slots
-        self._counts = Counts(slots, vocab_size)
+        self._counts = TokenCounts(slots, vocab_size)
         self._uniform = Uniform(slots)
         # Settings that any slot has ever used: a step need not look for others.
         self._ever = 0
@@ -178,7 +178,7 @@ class Sampler:
         """Return the scores before temperature and filters, a copy where anything changes, and rows that failed."""
         if not int(np.bitwise_or.reduce(uses)) & _PROCESSORS:
             return logits, {}
-        step = Step(logits.clone(), slots, uses, self._columns, self._states, self._sequences)
+        step = SamplingStep(logits.clone(), slots, uses, self._columns, self._states, self._sequences)
         add_bias(step)
         penalise_repetition(step)
         penalise_counts(step, self._counts)

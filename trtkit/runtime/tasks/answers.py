@@ -72,7 +72,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Boxes:
+class DetectedBoxes:
     """The objects of a picture, the surest first."""
 
     boxes: tuple[Box, ...]
@@ -171,7 +171,7 @@ class Outputs:
         return ", ".join(f"{name} {value.dtype.name} {list(value.shape)}" for name, value in self.outputs.items())
 
 
-Answer = Classes | Text | Boxes | ClassMap | DepthMap | Embedding | Outputs
+Answer = Classes | Text | DetectedBoxes | ClassMap | DepthMap | Embedding | Outputs
 
 
 def _named(class_id: int, score: float, label: str) -> dict[str, object]:

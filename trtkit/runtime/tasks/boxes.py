@@ -42,7 +42,7 @@ class Detections:
 
 
 @dataclass(frozen=True)
-class Limits:
+class BoxLimits:
     """Which boxes count. max_iou: of two boxes of one class, above which the weaker goes."""
 
     min_score: float = 0.25
@@ -90,7 +90,7 @@ def probabilities(logits: Array, scores: Scores) -> Array:
     return logits if scores == "probabilities" else np.asarray(1 / (1 + np.exp(-logits.clip(-80, 80))))
 
 
-def suppress(detections: Detections, limits: Limits) -> Detections:
+def suppress(detections: Detections, limits: BoxLimits) -> Detections:
     """Return what greedy non-maximum suppression within classes leaves, the surest first."""
     scores = detections.scores
     order = [int(index) for index in np.argsort(-scores, kind="stable") if scores[index] >= limits.min_score]
@@ -104,7 +104,7 @@ def suppress(detections: Detections, limits: Limits) -> Detections:
     return chosen(detections, kept)
 
 
-def strongest(detections: Detections, limits: Limits) -> Detections:
+def strongest(detections: Detections, limits: BoxLimits) -> Detections:
     """Return the surest boxes of an output that needs no suppression."""
     order = np.argsort(-detections.scores, kind="stable")[: limits.max_boxes]
     return chosen(detections, [int(index) for index in order if detections.scores[index] >= limits.min_score])

@@ -32,7 +32,7 @@ from trtkit.sources.gguf.layout import (
     SANDWICH_BLOCKS,
     Change,
     GgufFamily,
-    Joined,
+    JoinedTensors,
 )
 from trtkit.sources.gguf.mamba_families import MAMBA_VARIANTS, MAMBAS
 from trtkit.sources.gguf.mixture_families import MIXTURE_VARIANTS, MIXTURES
@@ -92,7 +92,7 @@ _QWEN3_NEXT = GgufFamily(
     },
     changes={**_DELTA_CHANGES, "ffn_gate_inp_shexp": ("squeeze",)},
     experts=MOE_EXPERTS,
-    joined=(Joined("linear_attn.in_proj_qkvz", ("attn_qkv", "attn_gate"), "delta"),),
+    joined=(JoinedTensors("linear_attn.in_proj_qkvz", ("attn_qkv", "attn_gate"), "delta"),),
     fixed={"norm_topk_prob": True},
     flags=BIASES,
     derived=_delta_layers,

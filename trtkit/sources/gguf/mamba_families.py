@@ -18,7 +18,7 @@ from trtkit.sources.gguf.layout import (
     SIGMOID,
     Change,
     GgufFamily,
-    Joined,
+    JoinedTensors,
 )
 from trtkit.sources.gguf.mixture_families import GRANITE_MOE_SHARED, GRANITE_SHARED, ROUTED_FIELDS
 
@@ -172,7 +172,7 @@ _GRANITE_HYBRID = replace(
     },
     blocks={**GRANITE_MOE_SHARED.blocks, **_mamba("mamba"), "ffn_down": "shared_mlp.output_linear"},
     changes={**PERMUTED, **_MAMBA_CHANGES},
-    joined=(GRANITE_SHARED, Joined("shared_mlp.input_linear", ("ffn_gate", "ffn_up"))),
+    joined=(GRANITE_SHARED, JoinedTensors("shared_mlp.input_linear", ("ffn_gate", "ffn_up"))),
     fixed={"num_local_experts": 0, "position_embedding_type": "nope"},
     flags={**BIASES, **_SSM_FLAGS},
     derived=_granite_layers,

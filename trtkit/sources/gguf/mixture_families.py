@@ -26,7 +26,7 @@ from trtkit.sources.gguf.layout import (
     SOFTMAX,
     WINDOW,
     GgufFamily,
-    Joined,
+    JoinedTensors,
 )
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ _GRANITE_MOE = GgufFamily(
     experts={name: hf.replace("mlp", "block_sparse_moe") for name, hf in MOE_EXPERTS.items()},
     flags=BIASES,
 )
-GRANITE_SHARED = Joined("shared_mlp.input_linear", ("ffn_gate_shexp", "ffn_up_shexp"))
+GRANITE_SHARED = JoinedTensors("shared_mlp.input_linear", ("ffn_gate_shexp", "ffn_up_shexp"))
 GRANITE_MOE_SHARED = replace(
     _GRANITE_MOE,
     model_type="granitemoeshared",

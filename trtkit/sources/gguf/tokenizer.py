@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trtkit.sources.gguf.cuts import Cut
     from trtkit.sources.gguf.file import GgufFile
-    from trtkit.sources.tokenizer import Tokenizer
+    from trtkit.sources.tokenizer import TokenizerSource
 
 
 _KEY = "tokenizer.ggml."
@@ -111,7 +111,7 @@ class GgufTokenizer:
         return {name: value for name, value in named.items() if value is not None}
 
 
-def gguf_tokenizer(file: GgufFile) -> Tokenizer:
+def gguf_tokenizer(file: GgufFile) -> TokenizerSource:
     """Return the file's tokenizer, an empty one if it has none. Raises SourceError for a kind that is not known."""
     kind = file.metadata.get(_KEY + "model", "none")
     if kind in ("none", "no_vocab"):

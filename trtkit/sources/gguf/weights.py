@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.sources.gguf.file import GgufFile
-    from trtkit.sources.gguf.layout import Change, GgufFamily, Joined
+    from trtkit.sources.gguf.layout import Change, GgufFamily, JoinedTensors
     from trtkit.sources.gguf.metadata import Fields
 
 
@@ -41,7 +41,7 @@ def hf_weights(
     """
     weights: dict[str, StoredArray] = {}
     unknown = []
-    reader, later = _Reader(file, family, config, keep_quantized), _later_blocks(file, family)
+    reader, later = _TensorFinder(file, family, config, keep_quantized), _later_blocks(file, family)
     for name in file.tensors:
         if name in _NOT_WEIGHTS or name.endswith(".attn_rot_embd.weight") or name.startswith(later):
             continue
@@ -79,7 +79,7 @@ def _later_blocks(file: GgufFile, family: GgufFamily) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _TensorFinder:
     """Finds what the tensors of a file are in Hugging Face's model. config: the model's."""
 
     file: GgufFile
@@ -240,7 +240,9 @@ _UNDO: dict[Change, Callable[[Array, Fields], Array]] = {
 }
 
 
-def join(file: GgufFile, names: Sequence[str], how: Joined, config: Fields, *, keep_quantized: bool) -> StoredArray:
+def join(
+    file: GgufFile, names: Sequence[str], how: JoinedTensors, config: Fields, *, keep_quantized: bool
+) -> StoredArray:
     """Return the weight whose parts have these names. keep_quantized: parts of one type stay as they are."""
     if how.how == "rows":
         keeps = keep_quantized and len({file.tensors[name].type for name in names}) == 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit.config.schema import InputSpec, TorchSource
+from trtkit.config.schema import ModuleInput, TorchSource
 from trtkit.errors import SourceError, reading
 from trtkit.sources.huggingface.folder import load_folder, open_config
 from trtkit.sources.safetensors_folder import read_json
@@ -69,7 +69,7 @@ def folder_source(folder: Path, image_size: tuple[int, int] | None = None) -> To
         return TorchSource(
             factory="trtkit.sources.huggingface.vision:from_folder",
             kwargs={"folder": str(folder), "outputs": list(outputs)},
-            inputs={"pixel_values": InputSpec(shape=("batch", config.get("num_channels", 3), height, width))},
+            inputs={"pixel_values": ModuleInput(shape=("batch", config.get("num_channels", 3), height, width))},
             outputs=outputs,
         )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.arrays import Array
-    from trtkit.network.custom_op import Case, CustomOp, Port
+    from trtkit.network.custom_op import CustomOp, OpCase, OpPort
     from trtkit.verification.report import Comparison
 
 
@@ -27,7 +27,7 @@ class Trial:
     """What the implementations are given. dtype: fp32 or fp16, for the inputs that may have it."""
 
     op: CustomOp
-    case: Case
+    case: OpCase
     dtype: DType
 
     @cached_property
@@ -60,7 +60,7 @@ class Trial:
         """The forms that can compute the case."""
         return self.case.forms or self.op.forms
 
-    def port(self, place: int) -> Port:
+    def port(self, place: int) -> OpPort:
         """Return the port of an input."""
         return self.op.inputs[min(place, len(self.op.inputs) - 1)]
 
@@ -75,7 +75,7 @@ class Trial:
         """Compare an implementation's outputs with the reference's; the worst of all."""
         return worst([compare(have, want) for have, want in zip(outputs, self.expected, strict=True)])
 
-    def _cast(self, port: Port, x: Array) -> Array:
+    def _cast(self, port: OpPort, x: Array) -> Array:
         is_cast = self.dtype in port.types and port.name not in self.case.keeps_fp32 and x.dtype == np.float32
         return np.ascontiguousarray(x.astype(self.dtype.numpy) if is_cast else x)
 

@@ -16,11 +16,11 @@ from trtkit.reference import GlooRank
 from trtkit.runtime.decoder import Call
 from trtkit.runtime.distributed.agreement import check_values
 from trtkit.runtime.distributed.channel import Channel
-from trtkit.runtime.distributed.stage import COMPARE_EVERY, Place, StageRunner
+from trtkit.runtime.distributed.stage import COMPARE_EVERY, GridPosition, StageRunner
 
 if TYPE_CHECKING:
     from trtkit.reference import Rank
-    from trtkit.runtime.decoder.execution import StageExecution
+    from trtkit.runtime.decoder.execution import RankExecution
 
 CALL = Call(0, np.ones((2, 1), np.int64), np.zeros(2, np.int64), np.ones(2, np.int64))
 FIX = "fix: restart; if it happens again, see whether every rank has the same engine files, GPU and NCCL"
@@ -45,7 +45,7 @@ def test_a_rank_that_drifts_is_noticed_at_the_next_comparison() -> None:
     grid = Grid(tensor=2)
     executions = [Drifting(10**6), Drifting(5)]
     runners = [
-        StageRunner(cast("StageExecution", execution), Channel(group), Place(rank, grid, GlooRank(group)))
+        StageRunner(cast("RankExecution", execution), Channel(group), GridPosition(rank, grid, GlooRank(group)))
         for rank, (execution, group) in enumerate(zip(executions, gloo_groups(2), strict=True))
     ]
 

@@ -41,7 +41,7 @@ _LAST_WORDS_S = 0.5  # for answers to reach the server
 log = logging.getLogger(__name__)
 
 
-class Stream:
+class RequestStream:
     """A request under way: its answers so far, and where they go. asks: its prompts that have not ended, by name."""
 
     def __init__(self, request: Any, asks: Mapping[str, Ask]) -> None:
@@ -66,7 +66,7 @@ class LlmModel:
         self._defaults = Defaults(settings["default_max_tokens"], encode)
         self._metrics = EngineMetrics(self._engine.frontend.engine, _labels(args))
         self._numbers = itertools.count()
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, RequestStream] = {}
         self._news: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_all, name="trtkit-sender", daemon=True)
         self._sender.start()
@@ -83,7 +83,7 @@ class LlmModel:
             except Exception as error:
                 _refuse(request.get_response_sender(), error)
                 continue
-            stream = Stream(request, asks)
+            stream = RequestStream(request, asks)
             for name, ask in asks.items():
                 self._streams[name] = stream
                 self._engine.submit(ask.prompt, ask.params, name, _Putter(self._news, name), ask.scheduling)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from trtkit.network.aot import Kernel, pointer
+from trtkit.network.aot import TritonKernel, pointer
 from trtkit.runtime.sampling.draw import FIRST_GROUP, GROUP
 
 if TYPE_CHECKING:
@@ -261,10 +261,10 @@ def launch(
     )  # fmt: skip
 
 
-def to_compile(dtype: DType) -> Kernel:
+def to_compile(dtype: DType) -> TritonKernel:
     """Return the kernel with everything it can do, and the types of its arguments."""
     inputs = {"logits_ptr": pointer(dtype), "numbers_ptr": "*fp64", "bias_ptr": "*fp32", "counts_ptr": "*i32"}
     outputs = {"scores_ptr": "*fp32", "tokens_ptr": "*i64"}
     constants = {"HAS_BIAS": True, "HAS_COUNTS": True, "HAS_ALLOWED": True, "BLOCK": BLOCK, "GROUP": GROUP}
     signature = {**inputs, "allowed_ptr": "*i32", "V": "i32", **outputs, **dict.fromkeys(constants, "constexpr")}
-    return Kernel(sample_rows, signature, constants, _WARPS)
+    return TritonKernel(sample_rows, signature, constants, _WARPS)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trtkit.runtime.sampling.processors.step import Step
+    from trtkit.runtime.sampling.processors.step import SamplingStep
 
 
-def call_functions(step: Step) -> None:
+def call_functions(step: SamplingStep) -> None:
     """Call `processor(input_ids [1, L], scores [1, V]) -> scores` in order. One that fails ends its request only."""
     for row, state in step.each(Use.FUNCTIONS):
         ids = step.tensor(step.sequences.ids(step.slots[row]).copy()[None])

@@ -11,10 +11,10 @@ from trtkit.runtime.sampling.columns import Use
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array
-    from trtkit.runtime.sampling.processors.step import Step
+    from trtkit.runtime.sampling.processors.step import SamplingStep
 
 
-def add_bias(step: Step) -> None:
+def add_bias(step: SamplingStep) -> None:
     """Add `logit_bias` (OpenAI's definition; transformers' SequenceBiasLogitsProcessor for runs of one token)."""
     biased = step.each(Use.BIAS)
     if not biased:
@@ -25,7 +25,7 @@ def add_bias(step: Step) -> None:
     step.scores[step.tensor(rows), step.tensor(ids)] += step.tensor(values)
 
 
-def penalise_repetition(step: Step) -> None:
+def penalise_repetition(step: SamplingStep) -> None:
     """Multiply negative scores of tokens in prompt and answer by the penalty, divide the others by it.
 
     CTRL, arXiv:1909.05858; transformers' RepetitionPenaltyLogitsProcessor.
@@ -41,7 +41,7 @@ def penalise_repetition(step: Step) -> None:
     step.scores[place] = torch.where(score < 0, score * penalty, score / penalty)
 
 
-class Counts:
+class TokenCounts:
     """How often each slot has generated each token: [slots, V], allocated when the first request needs it."""
 
     def __init__(self, slots: int, vocab_size: int) -> None:
@@ -72,7 +72,7 @@ class Counts:
         return self._counts[slots, tokens]
 
 
-def penalise_counts(step: Step, counts: Counts) -> None:
+def penalise_counts(step: SamplingStep, counts: TokenCounts) -> None:
     """Subtract `frequency_penalty * count + presence_penalty` from tokens of the answer (OpenAI's definition)."""
     using = step.rows(Use.COUNTS)
     if not using.size:

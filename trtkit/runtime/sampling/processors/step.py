@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Step:
+class SamplingStep:
     """Scores [R, V] that processors write into, and whose they are.
 
     slots, uses: [R]. states: of every slot. errors: rows whose request cannot go on, and why.
