@@ -133,8 +133,8 @@ def quantize(
     from trtkit.builder.quantize import quantize_model
     from trtkit.quantization.jobs import ScoringRequest
 
-    own = {"quantize.method": method, "quantize.calibration.data": calibration}
-    changes = {key: value for key, value in own.items() if value is not None}
+    settings = {"quantize.method": method, "quantize.calibration.data": calibration}
+    changes = {key: value for key, value in settings.items() if value is not None}
     config = load_config(model, **{**keys, **changes})
     scoring = ScoringRequest(sensitivity, budget, fallback)
     return quantize_model(config, None if out is None else Path(out), new_runner(on_event), scoring)

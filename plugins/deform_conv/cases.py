@@ -31,9 +31,9 @@ def _make(
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
         size = output_size(x, weight, attributes)
-        places = attributes.offset_groups * weight[2] * weight[3]
-        offset = generator.standard_normal((x[0], 2 * places, *size)) * reach
-        mask = generator.random((x[0], places, *size)) if has_mask else None
+        points = attributes.offset_groups * weight[2] * weight[3]
+        offset = generator.standard_normal((x[0], 2 * points, *size)) * reach
+        mask = generator.random((x[0], points, *size)) if has_mask else None
         bias = generator.standard_normal(weight[0]) if has_mask else None
         arrays = (generator.standard_normal(x), generator.standard_normal(weight), offset, bias, mask)
         return [None if value is None else value.astype(np.float32) for value in arrays]

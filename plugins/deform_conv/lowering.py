@@ -40,8 +40,8 @@ def _columns(
     x, offset, mask = inputs
     groups, points = attributes.offset_groups, kernel[0] * kernel[1]
     height, width = o.size(offset, 2), o.size(offset, 3)
-    places = o.reshape(o.cast(offset, FP32), [-1, points, 2, height, width])
-    dy, dx = o.split(places, 2)  # [N * G, P, Ho, Wo]
+    offsets = o.reshape(o.cast(offset, FP32), [-1, points, 2, height, width])
+    dy, dx = o.split(offsets, 2)  # [N * G, P, Ho, Wo]
     rows, columns = _kernel_places(kernel, attributes)
     y = dy + o.constant(rows) + _steps(o, offset, 2, attributes)
     x_at = dx + o.constant(columns) + _steps(o, offset, 3, attributes)
@@ -56,11 +56,11 @@ def _columns(
 def _kernel_places(kernel: tuple[int, int], attributes: DeformConvAttributes) -> tuple[np.ndarray, np.ndarray]:
     """Return each kernel point's row and column relative to the window's place, both [P, 1, 1]."""
     rows, columns = np.meshgrid(np.arange(kernel[0]), np.arange(kernel[1]), indexing="ij")
-    places = [
+    positions = [
         axis.astype(np.float32).reshape(-1, 1, 1) * dilation - padding
         for axis, dilation, padding in zip((rows, columns), attributes.dilation, attributes.padding, strict=True)
     ]
-    return places[0].astype(np.float32), places[1].astype(np.float32)
+    return positions[0].astype(np.float32), positions[1].astype(np.float32)
 
 
 def _steps(o: Ops[T], offset: T, axis: int, attributes: DeformConvAttributes) -> T:

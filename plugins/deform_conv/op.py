@@ -87,14 +87,14 @@ def _from_onnx(node: ForeignNode) -> Replacement:
         node.number("offset_group", 1),
     )
     node.check_all_read()
-    return Replacement(tuple(node.input(place) for place in range(5)), attributes, node.outputs)
+    return Replacement(tuple(node.input(index) for index in range(5)), attributes, node.outputs)
 
 
 def _from_mmcv(node: ForeignNode) -> Replacement:
     """Read mmcv's node: input, offset, mask, weight, bias."""
     attributes = _mmcv_attributes(node)
     node.check_all_read()
-    x, offset, mask, weight, bias = (node.input(place) for place in range(5))
+    x, offset, mask, weight, bias = (node.input(index) for index in range(5))
     return Replacement((x, weight, offset, bias, mask), attributes, node.outputs)
 
 

@@ -46,10 +46,10 @@ def _best(
     best = tl.full((BLOCK,), NONE, tl.int64)
     pairs = S * C if IS_AGNOSTIC else S
     for start in range(0, pairs, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        number = place if IS_AGNOSTIC else place * C + kind
-        score = tl.load(scores_ptr + number, mask=place < pairs, other=0.0).to(tl.float32)
-        is_high = (place < pairs) & (_activated(score, HAS_SIGMOID) > SCORE)
+        pair = start + tl.arange(0, BLOCK)
+        number = pair if IS_AGNOSTIC else pair * C + kind
+        score = tl.load(scores_ptr + number, mask=pair < pairs, other=0.0).to(tl.float32)
+        is_high = (pair < pairs) & (_activated(score, HAS_SIGMOID) > SCORE)
         ranked = tl.where(is_high, _rank(score, number), NONE)
         ranked = tl.where(ranked < below, ranked, NONE)
         if tl.reduce(ranked, 0, _larger) > NONE:

@@ -51,8 +51,8 @@ def ms_deform_attn(
                 weight_y = part_y if corner // 2 else 1.0 - part_y
                 weight_x = part_x if corner % 2 else 1.0 - part_x
                 inside = (at_y >= 0.0) & (at_y < height) & (at_x >= 0.0) & (at_x < width) & has_query
-                place = tl.where(inside, at_y * width + at_x, 0.0).to(tl.int32)
-                index = ((batch * S + start + place) * M + head) * D
+                cell = tl.where(inside, at_y * width + at_x, 0.0).to(tl.int32)
+                index = ((batch * S + start + cell) * M + head) * D
                 has_value = inside[:, None] & has_channel[None, :]
                 picked = tl.load(value_ptr + (index[:, None] + channel[None, :]), mask=has_value, other=0.0)
                 total += picked.to(tl.float32) * (weight_y * weight_x * share)[:, None]

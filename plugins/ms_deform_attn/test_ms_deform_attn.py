@@ -53,10 +53,10 @@ def test_the_function_is_what_rt_detr_v2_computes(form: str, is_discrete: bool) 
     grouped = [inputs[0], inputs[1], inputs[2]]
     want = multi_scale_deformable_attention_v2(grouped[0], SIZES, grouped[1], grouped[2], list(points), method)
     graph = Graph(BACKEND)
-    value, locations, weights = (graph.input(f"x{place}", FP32, (-1, *x.shape[1:])) for place, x in enumerate(inputs))
+    value, locations, weights = (graph.input(f"x{index}", FP32, (-1, *x.shape[1:])) for index, x in enumerate(inputs))
     levels = FeatureLevels(SIZES, points, is_discrete)
     graph.output(deformable_attention(TrtOps(graph), value, (locations, weights), levels, form), "y")
-    output = Executor(read_layers(BACKEND, graph.network)).run({f"x{place}": x for place, x in enumerate(inputs)})["y"]
+    output = Executor(read_layers(BACKEND, graph.network)).run({f"x{index}": x for index, x in enumerate(inputs)})["y"]
     torch.testing.assert_close(output, want, atol=1e-5, rtol=1e-5)
 
 

@@ -51,8 +51,8 @@ def _from_onnx(node: ForeignNode) -> Replacement:
     if not node.input(2):
         raise Refusal("input 2 (`max_output_boxes_per_class`) is missing: then no box is ever selected")
     numbers = [
-        node.constant(place, name).reshape(()).item() if node.input(place) else default
-        for place, name, default in (
+        node.constant(index, name).reshape(()).item() if node.input(index) else default
+        for index, name, default in (
             (2, "max_output_boxes_per_class", 0),
             (3, "iou_threshold", 0.0),
             (4, "score_threshold", -3.0e38),

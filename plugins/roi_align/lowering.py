@@ -52,7 +52,7 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: RoiAlignAttributes,
         rois = o.cast(rois, FP32)
         first = 0 if images is not None else 1
         image = o.unsqueeze(o.cast(images, FP32), 1) if images is not None else o.take(rois, 1, 0, 1)  # [R, 1]
-        ends = [o.take(rois, 1, first + place, 1) for place in range(4)]  # x1, y1, x2, y2
+        ends = [o.take(rois, 1, first + index, 1) for index in range(4)]  # x1, y1, x2, y2
         rows = _axis(o, x, 2, (ends[1], ends[3]), attributes)
         columns = _axis(o, x, 3, (ends[0], ends[2]), attributes)
         y = _joined(o, x, _Samples(rows, columns, image), attributes, form)
@@ -91,9 +91,9 @@ def _joined(o: Ops[T], x: T, samples: _Samples[T], attributes: RoiAlignAttribute
     y = o.unsqueeze(rows.at + samples.image * height, 2)  # [R, Ho * S, 1]
     at = o.unsqueeze(columns.at, 1)  # [R, 1, Wo * S]
     points = [1, -1, columns.bins * columns.samples]
-    places = (o.reshape(y * 0.0 + at, points), o.reshape(y + at * 0.0, points))
+    positions = (o.reshape(y * 0.0 + at, points), o.reshape(y + at * 0.0, points))
     seen = o.reshape(o.unsqueeze(rows.is_seen, 2) * o.unsqueeze(columns.is_seen, 1), [1, *points])
-    sampled = _sampled(o, tall, places, attributes.mode, form)
+    sampled = _sampled(o, tall, positions, attributes.mode, form)
     split = [channels, -1, rows.bins, rows.samples, columns.bins, columns.samples]
     if attributes.mode == "avg":
         y = o.reduce("sum", o.reshape(sampled * seen, split), (3, 5))  # [C, R, Ho, Wo]
@@ -120,11 +120,11 @@ def _is_there(o: Ops[T], rows: _Axis[T], columns: _Axis[T]) -> T | None:
     return (below < counts[0]) & (right < counts[1])
 
 
-def _sampled(o: Ops[T], image: T, places: tuple[T, T], mode: str, form: str) -> T:
+def _sampled(o: Ops[T], image: T, positions: tuple[T, T], mode: str, form: str) -> T:
     """Return samples [1, C, P, Q], or the largest of each one's weighted corners."""
     if mode != "max_corner":
-        return bilinear(o, image, places, form)
-    x, y = places
+        return bilinear(o, image, positions, form)
+    x, y = positions
     left, top = o.unary("floor", x), o.unary("floor", y)
     right_part, bottom_part = x - left, y - top
     best: T | None = None

@@ -56,11 +56,11 @@ def _from_onnx(node: ForeignNode) -> Replacement:
     size = (node.number("output_height", 1), node.number("output_width", 1))
     ratio, scale = node.number("sampling_ratio", 0), node.number("spatial_scale", 1.0)
     default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
-    place = node.only("coordinate_transformation_mode", ("half_pixel", "output_half_pixel"), default)
+    mapping = node.only("coordinate_transformation_mode", ("half_pixel", "output_half_pixel"), default)
     mode = node.only("mode", ("avg", "max"), "avg")
     node.check_all_read()
     mode = "max_corner" if mode == "max" else mode
-    attributes = RoiAlignAttributes(size, ratio, scale, place == "half_pixel", mode)
+    attributes = RoiAlignAttributes(size, ratio, scale, mapping == "half_pixel", mode)
     return Replacement(node.inputs, attributes, node.outputs)
 
 

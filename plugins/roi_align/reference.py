@@ -49,7 +49,7 @@ def _places(low: float, high: float, sizes: tuple[int, int], attributes: RoiAlig
     size = length / bins
     most = max(math.ceil(pixels / bins), 1)
     count = attributes.sampling_ratio or min(max(math.ceil(size), 1), most)
-    return [[start + place * size + (number + 0.5) * size / count for number in range(count)] for place in range(bins)]
+    return [[start + cell * size + (number + 0.5) * size / count for number in range(count)] for cell in range(bins)]
 
 
 def _sample(x: Tensor, y: float, at: float, mode: str) -> Tensor:

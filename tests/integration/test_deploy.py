@@ -16,7 +16,7 @@ from tests.deployments import as_tensorrt, deployed
 from trtkit.bundle.bundle import open_bundle
 from trtkit.deployment.triton.deploy import DeployRequest, served_models
 from trtkit.deployment.triton.options import DeployOptions
-from trtkit.deployment.triton.repository import place, write, writing
+from trtkit.deployment.triton.repository import place_models, write, writing
 from trtkit.deployment.triton.repository_check import check_repository
 from trtkit.deployment.triton.server_files import find_server
 
@@ -153,7 +153,7 @@ def killed_deployment(models: Sequence[DeployedModel], repository: Path, step: i
 
         sys.addaudithook(kill)
         with writing(repository):
-            write(place(models, repository, 1), repository, lambda _: None)
+            write(place_models(models, repository, 1), repository, lambda _: None)
         os._exit(0)
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 

@@ -50,19 +50,21 @@ def write_aiperf(folder: Path, report: LlmReport) -> list[Path]:
     written = []
     for case, result in runs:
         name = re.sub(r"[^a-z0-9.]+", "-", f"{case.name}-{result.contender}".lower()).strip("-")
-        own = folder if len(runs) == 1 else folder / name
+        run_folder = folder if len(runs) == 1 else folder / name
         try:
-            own.mkdir(parents=True, exist_ok=True)
+            run_folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BenchError(f"cannot be written: {error.strerror}", str(own), "choose a writable folder") from None
+            raise BenchError(
+                f"cannot be written: {error.strerror}", str(run_folder), "choose a writable folder"
+            ) from None
         texts = {
             "profile_export_aiperf.json": json.dumps(summary_json(report, case, result), indent=2) + "\n",
             "profile_export_aiperf.csv": summary_csv(result),
             "profile_export.jsonl": requests_jsonl(report, result),
         }
         for file, text in texts.items():
-            write_output(own / file, text)
-            written.append(own / file)
+            write_output(run_folder / file, text)
+            written.append(run_folder / file)
     return written
 
 
@@ -76,7 +78,7 @@ def summary_json(report: LlmReport, case: TextCase, result: TextResult) -> Json:
     kind = "concurrency" if case.concurrency else "fixed_schedule"
     phase: Json = {"name": "profiling", "kind": "profiling", "type": kind, "requests": len(result.requests)}
     phase |= {"concurrency": case.concurrency} if case.concurrency else {}
-    own = {"model": report.name, "computes": result.computes, "bundle": to_json(report.bundle), "phase": phase}
+    details = {"model": report.name, "computes": result.computes, "bundle": to_json(report.bundle), "phase": phase}
     return {
         "schema_version": SCHEMA,
         "benchmark_id": run_id,
@@ -87,7 +89,7 @@ def summary_json(report: LlmReport, case: TextCase, result: TextResult) -> Json:
         "error_summary": _errors(result),
         "start_time": start.isoformat(),
         "end_time": (start + timedelta(seconds=seconds)).isoformat(),
-        "trtkit": own,
+        "trtkit": details,
     }
 
 

@@ -26,14 +26,14 @@ _LEAST_WORK = 0.01
 _RUNS, _MOST_SECONDS = 7, 1.0
 
 
-def ceiling_of(place: str | None, types: Iterable[str]) -> tuple[Ceiling, Roof | None]:
-    """Return the ceiling of what computes at `place`: CPU, GPU, or None for somewhere else; and its rates, if known.
+def ceiling_of(device: str | None, types: Iterable[str]) -> tuple[Ceiling, Roof | None]:
+    """Return the ceiling of what computes on `device`: CPU, GPU, or None for somewhere else; and its rates, if known.
 
     types: those of the network's products, whose rates are measured on a CPU.
     """
-    if place == GPU:
+    if device == GPU:
         return _gpu_ceiling()
-    if place is None:
+    if device is None:
         return Ceiling("none: the server's hardware is not known here"), None
     machine = measure_machine(types)
     return machine, machine
@@ -121,4 +121,4 @@ def median_seconds(run: Callable[[], dict[str, float]]) -> dict[str, float]:
     begun, runs = time.perf_counter(), [run()]
     while len(runs) < _RUNS and time.perf_counter() - begun < _MOST_SECONDS:
         runs.append(run())
-    return {name: median([each[name] for each in runs if name in each]) for name in runs[0]}
+    return {name: median([run[name] for run in runs if name in run]) for name in runs[0]}

@@ -154,7 +154,7 @@ def _rival(name: str, bundle: Bundle, request: BenchRequest, load: TextLoad) -> 
 def _warm_up(server: TextServer, work: Sequence[Work], schedule: Schedule) -> None:
     """Answer a few requests shortly, at the case's concurrency."""
     level = max(2, schedule.concurrency or 1)
-    short = [Work(each.prompt_ids, min(each.output_tokens, _WARMUP_TOKENS)) for each in work[:level]]
+    short = [Work(item.prompt_ids, min(item.output_tokens, _WARMUP_TOKENS)) for item in work[:level]]
     server.serve(short, Schedule("warm up", level))
 
 
@@ -162,7 +162,7 @@ def _result(
     server: TextServer, ours: Sequence[Served], served: Sequence[Served], objectives: Mapping[str, float]
 ) -> TextResult:
     """Return a server's figures. ours: what the first contender served."""
-    result = load_result(server, joined([each.records for each in served]), objectives)
+    result = load_result(server, joined([part.records for part in served]), objectives)
     return replace(result, same_tokens=_same_tokens(ours, served))
 
 
@@ -173,7 +173,7 @@ def _samples(done: Sequence[RequestRecord]) -> dict[str, tuple[float, ...]]:
         "time_to_first_token": [record.time_to_first_token_s for record in done],
         "inter_token_latency": [record.time_per_output_token_s for record in done],
     }
-    return {name: tuple(value * 1e3 for value in each if value is not None) for name, each in samples_s.items()}
+    return {name: tuple(value * 1e3 for value in values if value is not None) for name, values in samples_s.items()}
 
 
 def _same_tokens(ours: Sequence[Served], theirs: Sequence[Served]) -> float | None:
@@ -189,7 +189,7 @@ def _same_tokens(ours: Sequence[Served], theirs: Sequence[Served]) -> float | No
 
 def _ratios(first: TextServer, ours: Sequence[Served], other: TextServer, theirs: Sequence[Served]) -> list[Ratio]:
     """Return how much longer the first takes, metric by metric; requests are pairs if all succeeded."""
-    mine, its = (_samples(joined([each.records for each in served])) for served in (ours, theirs))
+    mine, its = (_samples(joined([part.records for part in served])) for served in (ours, theirs))
     ratios = []
     for metric in COMPARED:
         if not mine[metric] or not its[metric]:

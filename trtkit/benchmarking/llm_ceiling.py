@@ -75,19 +75,19 @@ def with_ceilings(
     The caches of the bundle in this process are written over. Several ranks have no ceilings: their links are not in
     the roofline.
     """
-    own = servers[0]
+    own_server = servers[0]
     if bundle.manifest.grid != SINGLE:
         return Ceiling("none: the roofline has no links between ranks"), tuple(cases)
-    if own.place is None or not isinstance(own, EngineServer):
+    if own_server.device is None or not isinstance(own_server, EngineServer):
         return ceiling_of(None, ())[0], tuple(cases)
     counts = _counts(bundle, runner)
-    ceiling, roof = ceiling_of(own.place, counts.products)
+    ceiling, roof = ceiling_of(own_server.device, counts.products)
     if roof is None:
         return ceiling, tuple(cases)
-    timer = _LayerTimer(own.execution, counts, roof)
+    timer = _LayerTimer(own_server.execution, counts, roof)
     complete = []
     for case in cases:
-        results = tuple(map(partial(_with_ceilings, counts, roof, own), servers, case.results))
+        results = tuple(map(partial(_with_ceilings, counts, roof, own_server), servers, case.results))
         load = _load(case.results[0])
         phases: tuple[PhaseLayers, ...] = ()
         if load is not None:
@@ -98,12 +98,12 @@ def with_ceilings(
 
 
 def _with_ceilings(
-    counts: NetworkCounts, roof: Roof, own: EngineServer, server: TextServer, result: TextResult
+    counts: NetworkCounts, roof: Roof, own_server: EngineServer, server: TextServer, result: TextResult
 ) -> TextResult:
     """Return a contender's result with its ceilings if it computes the counted network at the same place."""
     load = _load(result)
-    is_counted = server is own or isinstance(server, TransformersServer)
-    if load is None or not is_counted or server.place != own.place:
+    is_counted = server is own_server or isinstance(server, TransformersServer)
+    if load is None or not is_counted or server.device != own_server.device:
         return result
     return replace(result, ceilings=_figures(counts, roof, load, result))
 
@@ -184,6 +184,6 @@ def _by_place(execution: DecoderExecution, call: Call) -> dict[str, float]:
     """Return the seconds of layers, those of all blocks added up."""
     seconds: dict[str, float] = {}
     for name, layer_s in execution.layer_seconds(call).items():
-        place = " + ".join(place_of(part) for part in name.split(" + "))
-        seconds[place] = seconds.get(place, 0.0) + layer_s
+        path = " + ".join(place_of(part) for part in name.split(" + "))
+        seconds[path] = seconds.get(path, 0.0) + layer_s
     return seconds

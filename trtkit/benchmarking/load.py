@@ -127,5 +127,5 @@ class _RunningLoad:
 
 def peak_concurrency(records: Sequence[RequestRecord]) -> int:
     """Return how many requests were under way at once at most."""
-    changes = sorted([(each.sent_s, 1) for each in records] + [(each.ended_s, -1) for each in records])
+    changes = sorted([(record.sent_s, 1) for record in records] + [(record.ended_s, -1) for record in records])
     return max(itertools.accumulate(change for _, change in changes), default=0)

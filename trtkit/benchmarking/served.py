@@ -55,7 +55,7 @@ class Endpoint:
         served = self.client.interface(self.model)
         if set(names) == {tensor.name for tensor in served.inputs}:
             return
-        theirs, ours = (_listed(each) for each in ([tensor.name for tensor in served.inputs], names))
+        theirs, ours = (_listed(side) for side in ([tensor.name for tensor in served.inputs], names))
         step = next((name for name in served.steps if name.endswith("_engine")), "NAME")
         around = ": it is an ensemble around the network" if served.steps else ""
         fix = f"give the network's model: --model {step}"
@@ -74,7 +74,7 @@ class ServedText:
     """A language model as `trtkit deploy` serves it. A token's time is when its response has arrived."""
 
     name = "served"
-    place: str | None = None
+    device: str | None = None
 
     def __init__(self, endpoint: Endpoint, clock: LoadClock | None = None) -> None:
         self._endpoint, self._clock = endpoint, clock or WallClock()

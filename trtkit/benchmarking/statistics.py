@@ -77,7 +77,7 @@ def distribution(unit: str, values: Sequence[float]) -> SampleStatistics:
 def _of_sorted(ordered: Sequence[float], percent: float) -> float:
     if not ordered:
         raise ValueError("no values")
-    place = (len(ordered) - 1) * percent / 100
-    low = min(math.floor(place), len(ordered) - 1)
+    position = (len(ordered) - 1) * percent / 100
+    low = min(math.floor(position), len(ordered) - 1)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)

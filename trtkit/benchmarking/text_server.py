@@ -34,12 +34,12 @@ class Served:
 class TextServer(Protocol):
     """Answers requests. name: in ratios. computes: in words, where too; it is shown with every figure.
 
-    place: CPU, GPU, or None if that is not known.
+    device: CPU, GPU, or None if that is not known.
     """
 
     name: str
     computes: str
-    place: str | None
+    device: str | None
 
     def serve(self, work: Sequence[Work], schedule: Schedule) -> Served:
         """Answer all of `work` as `schedule` says, greedily, each with exactly as many tokens as it asks for."""
@@ -69,7 +69,7 @@ class EngineServer:
         self._llm, self._clock = llm, clock or WallClock()
         has_reference = llm.description.startswith("reference executor")
         self.name = name
-        self.place: str | None = CPU if has_reference else GPU
+        self.device: str | None = CPU if has_reference else GPU
         self.computes = f"{'reference executor, CPU' if has_reference else llm.description}, {precision}"
 
     @property

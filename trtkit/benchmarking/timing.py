@@ -96,7 +96,11 @@ def measure(
         if report is not None:
             report(rules.share(len(rounds), clock.now() - begun))
     return {
-        name: Timing(tuple(each[name][1] for each in rounds), tuple(each[name][0] - begun for each in rounds), warmups)
+        name: Timing(
+            tuple(one_round[name][1] for one_round in rounds),
+            tuple(one_round[name][0] - begun for one_round in rounds),
+            warmups,
+        )
         for name in calls
     }
 

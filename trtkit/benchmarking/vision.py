@@ -120,11 +120,11 @@ def measure_case(
     calls = {contender.name: partial(contender.run, sample.inputs) for contender in contenders}
     timings = measure(calls, rules, None, report)
     results = [
-        _result(contender, timings[contender.name], case.batch, _difference(outputs[0], own))
-        for contender, own in zip(contenders, outputs, strict=True)
+        _result(contender, timings[contender.name], case.batch, _difference(outputs[0], output))
+        for contender, output in zip(contenders, outputs, strict=True)
     ]
     ours = timings[contenders[0].name]
-    ratios = [_ratio(contenders[0].name, ours, each.name, timings[each.name]) for each in contenders[1:]]
+    ratios = [_ratio(contenders[0].name, ours, contender.name, timings[contender.name]) for contender in contenders[1:]]
     return TimedCase(name=case.name, shapes=case.shapes, batch=case.batch, results=tuple(results), ratios=tuple(ratios))
 
 
@@ -138,7 +138,7 @@ def _measured(bundle: Bundle, request: BenchRequest) -> Contender:
             weight_budget_gib=request.options.weight_budget_gib,
         )
     endpoint = Endpoint(request.server.url, request.server.name or bundle.manifest.name)
-    endpoint.check_inputs([each.name for each in bundle.manifest.inputs])
+    endpoint.check_inputs([record.name for record in bundle.manifest.inputs])
     return Contender("served", endpoint.computes, endpoint.infer)
 
 
@@ -151,7 +151,7 @@ def _cases(bundle: Bundle, batches: Sequence[int]) -> list[ShapeCase]:
 
 def _data(bundle: Bundle) -> tuple[Callable[[ShapeCase], Sample], str]:
     """Return what makes inputs of a shape, and its description: the config's own data, else seeded random numbers."""
-    config, specs = bundle.manifest.config, [each.tensor_spec() for each in bundle.manifest.inputs]
+    config, specs = bundle.manifest.config, [record.tensor_spec() for record in bundle.manifest.inputs]
     try:
         samples = read_samples(config.verify.inputs, config, specs)
         description = f"{samples[0].name}, cut or repeated to each shape" if samples else "random"
@@ -205,34 +205,34 @@ def with_ceilings(
     Only contenders that compute the counted network in its precision at the same place have a ceiling.
     """
     cases = tuple(case for _, _, case in measured)
-    if contenders[0].place is None:
+    if contenders[0].device is None:
         return ceiling_of(None, ())[0], cases
     runner.report(Phase("count operations and bytes"))
     counts = [count_layers(bundle, shapes.shapes, runner) for shapes, _, _ in measured]
-    ceiling, roof = ceiling_of(contenders[0].place, {dtype for each in counts if each for dtype in each.products})
+    ceiling, roof = ceiling_of(contenders[0].device, {dtype for count in counts if count for dtype in count.products})
     if roof is None:
         return ceiling, cases
     pairs = zip(measured, counts, strict=True)
-    return ceiling, tuple(_with_ceilings(each, count, roof, contenders, runner) for each, count in pairs)
+    return ceiling, tuple(_with_ceilings(result, count, roof, contenders, runner) for result, count in pairs)
 
 
 def _with_ceilings(
     measured: Measured, counts: NetworkCounts | None, roof: Roof, contenders: Sequence[Contender], runner: Runner
 ) -> ArraysCase:
     """Return one case with its ceilings and layers, as it was if its network cannot be counted."""
-    own, (shapes, sample, case) = contenders[0], measured
+    ours, (shapes, sample, case) = contenders[0], measured
     if counts is None or not isinstance(case, TimedCase):
         return case
     results = tuple(
         replace(result, ceilings=_figures(counts, roof, case.batch, result))
-        if (contender.place, contender.precision) == (own.place, own.precision)
+        if (contender.device, contender.precision) == (ours.device, ours.precision)
         else result
         for contender, result in zip(contenders, case.results, strict=True)
     )
-    if own.layer_seconds is None:
+    if ours.layer_seconds is None:
         return replace(case, results=results)
     runner.report(Phase(f"layers of {shapes.name}"))
-    phase = phase_layers("run", counts, _POINT, roof, partial(own.layer_seconds, sample.inputs))
+    phase = phase_layers("run", counts, _POINT, roof, partial(ours.layer_seconds, sample.inputs))
     return replace(case, results=results, phases=(phase,))
 
 

@@ -59,7 +59,7 @@ def gather_inputs(config: ModelConfig, runner: Runner) -> BuildInputs:
     backend = choose_backend(target.backend)
     has_plugins = uses_plugins(config, backend)
     digests = runner.run(DIGEST, config)
-    sources, data = (tuple(FileRecord(**asdict(file)) for file in each) for each in (digests.files, digests.data))
+    sources, data = (tuple(FileRecord(**asdict(file)) for file in group) for group in (digests.files, digests.data))
     tools = cache.tool_versions()
     key = cache.build_key(model.config, target, backend, (*sources, *data), tools)
     return BuildInputs(model, target, backend, sources, tools, key, has_plugins, labels)

@@ -139,7 +139,7 @@ def use_plugin(graph: Graph, opened: OpenedDecoder, capabilities: Sequence[int])
     options = opened.options(graph.backend.name)
     if not options.has_pages_in_place:
         return ""
-    kept = obstacles(opened.own, options)
+    kept = obstacles(opened.rank_spec, options)
     others = _by_reason(kept)
     if others and opened.config.custom_ops.plugins == "always":
         fix = "set `auto`, which lets these layers copy their pages, or `never`"
@@ -149,13 +149,13 @@ def use_plugin(graph: Graph, opened: OpenedDecoder, capabilities: Sequence[int])
     if in_place:
         graph.plugins = register_plugins(graph.backend, ("PagedAttention",), capabilities)
     counted = f"{in_place} of {len(kept)} layers with attention read pages in place, by a plugin"
-    return "; copies of pages in ".join([counted, *others[:1]]) + "".join(f"; {each}" for each in others[1:])
+    return "; copies of pages in ".join([counted, *others[:1]]) + "".join(f"; {other}" for other in others[1:])
 
 
 def _by_reason(kept: Mapping[int, str]) -> list[str]:
     """Return which layers copy their pages, for each reason."""
     reasons = dict.fromkeys(reason for reason in kept.values() if reason)
-    layers = {reason: [index for index, own in kept.items() if own == reason] for reason in reasons}
+    layers = {reason: [index for index, layer_reason in kept.items() if layer_reason == reason] for reason in reasons}
     return [f"layers {', '.join(map(str, indices))} ({reason})" for reason, indices in layers.items()]
 
 
@@ -167,7 +167,7 @@ def check_sparse(opened: OpenedDecoder, weights: Mapping[str, Any]) -> str:
 
     weights: the rank's, by path. Raises ConfigError naming layers that are not.
     """
-    spec, options = opened.own, opened.config.quantize
+    spec, options = opened.rank_spec, opened.config.quantize
     layers = pruned_layers(spec, () if options is None else options.exclude)
     dense = []
     for layer in layers:

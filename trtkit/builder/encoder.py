@@ -57,11 +57,11 @@ def _audio_record(folder: Path) -> EncoderRecord:
     if processor.get("feature_extractor_type") != "WhisperFeatureExtractor":
         what = f"`feature_extractor_type` is `{processor.get('feature_extractor_type')}`"
         raise SourceError(what, str(folder / PROCESSOR_FILES[0]), "give a folder of Whisper")
-    bins, places = int(fields.get("num_mel_bins", 80)), int(fields.get("max_source_positions", 1500))
+    bins, positions = int(fields.get("num_mel_bins", 80)), int(fields.get("max_source_positions", 1500))
     rate = int(processor.get("sampling_rate", 16_000))
-    audio = AudioRecord(mel_bins=bins, frames=places * _FRAMES_PER_PLACE, sampling_rate=rate)
+    audio = AudioRecord(mel_bins=bins, frames=positions * _FRAMES_PER_PLACE, sampling_rate=rate)
     layers = int(fields.get("decoder_layers", 4))
-    return EncoderRecord(model_type=str(fields["model_type"]), layers=layers, length=places, audio=audio)
+    return EncoderRecord(model_type=str(fields["model_type"]), layers=layers, length=positions, audio=audio)
 
 
 def _text_record(config: ModelConfig, folder: Path) -> EncoderRecord:
@@ -79,7 +79,7 @@ def _text_record(config: ModelConfig, folder: Path) -> EncoderRecord:
 
 def is_of_encoder(name: str) -> bool:
     """Whether a weight of the checkpoint is of the encoder's stage."""
-    return name.startswith(_OF_ENCODER) or any(each in name for each in _PROJECTIONS)
+    return name.startswith(_OF_ENCODER) or any(projection in name for projection in _PROJECTIONS)
 
 
 def output_names(layers: int) -> tuple[str, ...]:

@@ -178,14 +178,14 @@ def _inputs(tensors: Iterable[TensorRecord], result: StageResult, seams: set[str
 
 
 def _outputs(tensors: Iterable[TensorRecord]) -> tuple[IoRecord, ...]:
-    return tuple(IoRecord(name=each.name, dtype=each.dtype, shape=each.shape) for each in tensors)
+    return tuple(IoRecord(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape) for tensor in tensors)
 
 
 def _onnx(onnx: OnnxFile, folder: Path) -> OnnxRecord:
     """Return a stage's ONNX file; paths relative to the bundle."""
     names = (str(path.relative_to(folder)) for path in onnx.files)
     files = tuple(record for name in names if (record := file_record(folder, name)) is not None)
-    path, parsed = (str(each.relative_to(folder)) for each in (onnx.path, onnx.parsed))
+    path, parsed = (str(file.relative_to(folder)) for file in (onnx.path, onnx.parsed))
     return OnnxRecord(path=path, parsed=parsed, files=files, grid_samples=onnx.grid_samples)
 
 
@@ -197,9 +197,9 @@ def _part(model: StagedModel, part: Part, result: StageResult) -> PartRecord:
     caches = {name for spec in result.inputs if spec.is_kept for name in (spec.name, spec.updated)}
     inputs, outputs = (
         tuple(
-            PortRecord(name=each.name, dtype=each.dtype, shape=each.shape)
-            for each in tensors
-            if each.name not in caches
+            PortRecord(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape)
+            for tensor in tensors
+            if tensor.name not in caches
         )
         for tensors in (result.network.inputs, result.network.outputs)
     )
@@ -210,14 +210,14 @@ def _part(model: StagedModel, part: Part, result: StageResult) -> PartRecord:
 def _spec_part(spec: HybridSpec, part: SpecPart, layers: int, dtype: DType) -> PartRecord:
     """Return a part whose family says its ports. dtype: what the config computes in."""
 
-    def port(each: PartPort) -> PortRecord:
-        return PortRecord(name=each.name, dtype=port_dtype(each, part, dtype).name, shape=each.shape)
+    def port(tensor: PartPort) -> PortRecord:
+        return PortRecord(name=tensor.name, dtype=port_dtype(tensor, part, dtype).name, shape=tensor.shape)
 
     return PartRecord(
         name=part.name,
         kind=part.kind,
-        inputs=tuple(port(each) for each in part.inputs),
-        outputs=tuple(port(each) for each in part.outputs),
-        feeds={each.name: input_name(spec, part.name, each.name) for each in part.inputs},
+        inputs=tuple(port(tensor) for tensor in part.inputs),
+        outputs=tuple(port(tensor) for tensor in part.outputs),
+        feeds={tensor.name: input_name(spec, part.name, tensor.name) for tensor in part.inputs},
         layers=layers,
     )

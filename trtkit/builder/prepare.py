@@ -148,11 +148,11 @@ def prepare_parts(request: PrepareRequest, model: StagedModel, steps: Steps) -> 
     stages = []
     for stage in model.stages:
         inputs = opened.stage_inputs(stage)
-        own = stage_profiles(inputs, opened.inputs, profiles)
-        shapes = opt_shapes(inputs, own)
+        own_profiles = stage_profiles(inputs, opened.inputs, profiles)
+        shapes = opt_shapes(inputs, own_profiles)
         onnx_model = exported.pop(stage.name)
         file = None if onnx_model is None else exporter.write(stage, onnx_model, shapes)
-        stages.append(PreparedStage(stage.name, stage.writer, stage.part_names, file, tuple(own), shapes))
+        stages.append(PreparedStage(stage.name, stage.writer, stage.part_names, file, tuple(own_profiles), shapes))
     return Prepared(tuple(steps.done), tuple(profiles), tuple(stages))
 
 
@@ -192,14 +192,14 @@ class _Exporter:
     def write(self, stage: Stage, model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> OnnxFile:
         """Write what a stage exported, quantized and in its precision."""
         with scratch_folder() as scratch:
-            own = {spec.name: tuple(shapes[spec.name]) for spec in graph_inputs(model)}
+            input_shapes = {spec.name: tuple(shapes[spec.name]) for spec in graph_inputs(model)}
             if (quantization := self.opened.quantization) is not None:
                 for part in self._parts(stage):
-                    place = QuantizationRun(own, scratch, self.steps)
+                    run = QuantizationRun(input_shapes, scratch, self.steps)
                     whole = [port.name for port in self.opened.spec.inputs]
-                    choice = with_own_arrays(quantization.choices[part.name], list(own), whole, scratch)
-                    model = quantized_part(model, self.config, choice, place)
-            model = self._in_precision(model, self._parts(stage), own, scratch)
+                    choice = with_own_arrays(quantization.choices[part.name], list(input_shapes), whole, scratch)
+                    model = quantized_part(model, self.config, choice, run)
+            model = self._in_precision(model, self._parts(stage), input_shapes, scratch)
         path = self.request.folder / "network" / f"{stage.name}.onnx"
         return write_onnx(model, path, self.steps, uses_plugins=self.request.has_plugins)
 

@@ -27,10 +27,10 @@ Examples:
 
 @dataclass(frozen=True)
 class MachineCheck:
-    """One thing of this machine. found: its version or description, empty if missing. fix: what adds it."""
+    """One thing of this machine. description: its version or kind, empty if missing. fix: what adds it."""
 
     name: str
-    found: str
+    description: str
     cost: str = ""
     fix: str = ""
 
@@ -81,7 +81,7 @@ def command(deep: bool, as_json: bool) -> None:
             _server(),
         ]
         tasks = [_task(*row, is_deep=deep) for row in _TASKS]
-    if not any(check.found for check in backends):
+    if not any(check.description for check in backends):
         no_backend = "no TensorRT library could be loaded"
         tasks = [UseCase(task.task, no_backend, backends[0].fix) if task.task in _BUILDS else task for task in tasks]
     is_ready = any(not task.problem for task in tasks if task.task in _BUILDS)
@@ -163,8 +163,8 @@ def _render(checks: list[MachineCheck], tasks: list[UseCase], *, is_ready: bool)
 
     here, missing, works = pairs(), pairs("missing"), pairs("available tasks")
     for check in checks:
-        if check.found:
-            here.add_row(check.name, check.found)
+        if check.description:
+            here.add_row(check.name, check.description)
         else:
             missing.add_row(check.name, f"{check.cost}; {check.fix}")
     for task in tasks:

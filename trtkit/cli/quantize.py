@@ -145,14 +145,14 @@ def _loaded(
     """Return the config with what the options ask for."""
     from trtkit.config.load import find_model_config
 
-    own = [f"quantize.{key}={value}" for key, value in keys.items() if value is not None]
+    settings = [f"quantize.{key}={value}" for key, value in keys.items() if value is not None]
     layers, exclude = globs
     if layers:
         methods = dict(_parted(pair) for pair in layers)
-        own.append(f"quantize.layers={json.dumps(methods)}")
+        settings.append(f"quantize.layers={json.dumps(methods)}")
     if exclude:
-        own.append(f"quantize.exclude={json.dumps(list(exclude))}")
-    return find_model_config(path, (*own, *overrides), target)
+        settings.append(f"quantize.exclude={json.dumps(list(exclude))}")
+    return find_model_config(path, (*settings, *overrides), target)
 
 
 def _parted(pair: str) -> tuple[str, str]:

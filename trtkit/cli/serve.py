@@ -151,12 +151,14 @@ def command(context: click.Context, /, path: str, as_json: bool, quiet: bool, **
 
     is_one = is_bundle(Path(path))
     _check_options(context, _OF_REPOSITORIES if is_one else _OF_BUNDLES, "a repository" if is_one else "a bundle")
-    own = {name: options[name] for name in ("host", "http_port", *(_OF_BUNDLES if is_one else _OF_REPOSITORIES))}
+    server_options = {
+        name: options[name] for name in ("host", "http_port", *(_OF_BUNDLES if is_one else _OF_REPOSITORIES))
+    }
     signal.signal(signal.SIGTERM, _interrupt)
     if is_one:
-        serve_bundle(Path(path), own, as_json=as_json, quiet=quiet)
+        serve_bundle(Path(path), server_options, as_json=as_json, quiet=quiet)
     else:
-        _serve_repository(Path(path), own, as_json=as_json, quiet=quiet)
+        _serve_repository(Path(path), server_options, as_json=as_json, quiet=quiet)
 
 
 def _check_options(context: click.Context, names: Sequence[str], of: str) -> None:

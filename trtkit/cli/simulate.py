@@ -110,9 +110,9 @@ def _runner(
     price, runner = context
 
     def run(replicas: int) -> Summary:
-        own = replace(fleet, replicas=replicas)
-        name = f"simulate {own.gpus} GPU{'s' if own.gpus > 1 else ''}"
-        record = simulate(traffic, own, lambda done: runner.report(Progress(name, done, len(traffic))))
-        return summarize(traffic, record, own, objectives, price)
+        sized_fleet = replace(fleet, replicas=replicas)
+        name = f"simulate {sized_fleet.gpus} GPU{'s' if sized_fleet.gpus > 1 else ''}"
+        record = simulate(traffic, sized_fleet, lambda done: runner.report(Progress(name, done, len(traffic))))
+        return summarize(traffic, record, sized_fleet, objectives, price)
 
     return run

@@ -101,7 +101,7 @@ def _map(answer: Answer) -> Array:
 
 def _one_size(maps: Sequence[Array]) -> Array:
     """Return maps as one array. Raises SourceError for pictures of different sizes."""
-    sizes = sorted({each.shape for each in maps})
+    sizes = sorted({array.shape for array in maps})
     if len(sizes) > 1:
         listed = ", ".join(f"{height}x{width}" for height, width in sizes)
         raise SourceError(

@@ -101,7 +101,7 @@ def _vision_requests(bundle: Bundle, answer: ImageAnswer | None, there: list[Kno
     """Return those that are there and still hold, with what is missing."""
     names = {record.name for record in bundle.manifest.inputs}
     outputs = {record.name for record in bundle.manifest.outputs}
-    tensors = [each for each in there if set(each.inputs) == names and set(each.outputs) == outputs]
+    tensors = [known for known in there if set(known.inputs) == names and set(known.outputs) == outputs]
     image = None if answer is None else _sample_image(bundle)
     if tensors and image is None:
         return there
@@ -109,7 +109,7 @@ def _vision_requests(bundle: Bundle, answer: ImageAnswer | None, there: list[Kno
     requests = tensors or [_tensor_request(model, _smallest_shapes(bundle))]
     if answer is not None and image is not None:
         requests = [*requests, _image_request(model, image, answer)]
-    kept = [each for each in there if all(set(each.outputs) != set(new.outputs) for new in requests)]
+    kept = [known for known in there if all(set(known.outputs) != set(new.outputs) for new in requests)]
     return [*requests, *kept]
 
 
@@ -133,7 +133,7 @@ def _tolerance(bundle: Bundle) -> float:
     if config.verify.max_relative_rms_error is not None:
         return config.verify.max_relative_rms_error
     options = () if config.quantize is None else (config.quantize, *config.quantize.parts.values())
-    methods: set[str] = {each.method for each in options}
+    methods: set[str] = {part_options.method for part_options in options}
     roundings: set[str] = {config.precision}
     for stage in manifest.stages:
         if stage.onnx is not None:

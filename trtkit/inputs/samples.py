@@ -81,8 +81,8 @@ def sample_files(path: Path) -> list[Path]:
 
 def sample_pictures(paths: Sequence[str], config: ModelConfig) -> dict[str, Path]:
     """Return the images among files and folders of inputs, by the names that their samples have."""
-    places = [package_file.resolve(path, config.verify.requires) for path in paths]
-    files = [file for place in places for file in sample_files(place)]
+    roots = [package_file.resolve(path, config.verify.requires) for path in paths]
+    files = [file for root in roots for file in sample_files(root)]
     return {file.name: file for file in files if file.suffix.lower() in IMAGES}
 
 

@@ -113,15 +113,15 @@ def explain_crash(crash: ChildCrashError, job: Job[Request, Result], request: Re
     phase, log = _rerun_verbosely(crash, job, request)
     node, errors = last_parsed_node(log), error_lines(log)
     if phase == "parse":
-        place = f"while parsing {node}"
+        moment = f"while parsing {node}"
     else:
-        place = "while building" if phase == "build" else f"in the phase `{phase}`"
-        place += f", the last node parsed was {node}" if node else ""
+        moment = "while building" if phase == "build" else f"in the phase `{phase}`"
+        moment += f", the last node parsed was {node}" if node else ""
     last = f"; TensorRT's last error: {errors[-1]}" if errors else ""
     if log.strip() and not errors:
         last = f"; last log line: {last_lines(log, 1)}"
     return BuildError(
-        f"TensorRT died with {crash.cause} {place}{last}",
+        f"TensorRT died with {crash.cause} {moment}{last}",
         fix="replace that part of the model; `trtkit inspect` on parts of it narrows it down",
     )
 

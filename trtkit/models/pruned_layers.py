@@ -77,8 +77,8 @@ class _PrunedLayerReader:
 
     def error(self, name: str, what: str) -> SourceError:
         """Return an error about a part."""
-        place = f"block_configs[{self._index}]" + (f".{name}" if name else "")
-        return SourceError(f"`{place}` {what}", self._where)
+        key = f"block_configs[{self._index}]" + (f".{name}" if name else "")
+        return SourceError(f"`{key}` {what}", self._where)
 
     def part(self, name: str) -> _Block | None:
         """Return a part's fields; None if it was pruned. Raises SourceError for one that computes something else."""

@@ -114,8 +114,8 @@ def _attention(path: str, attention: AttentionSpec, spec: DecoderSpec) -> Iterat
     if attention.qkv in ("separate", "no_values"):
         queries = 2 * N if attention.is_gated else N
         for name in attention.projections:
-            own = attention.value_dim if name == "v" and attention.value_dim is not None else H
-            rows = (queries if name == "q" else K) * own
+            width = attention.value_dim if name == "v" and attention.value_dim is not None else H
+            rows = (queries if name == "q" else K) * width
             yield from _linear(f"{path}.{name}", spec, (rows, D), attention.has_bias(name))
     else:
         yield from _linear(f"{path}.qkv", spec, ((N + 2 * K) * H, D), attention.has_qkv_bias)

@@ -114,7 +114,7 @@ def _is_same(source: Mapping[str, Any], name: str, other: str) -> bool:
     if _is_quantized(source, name) or _is_quantized(source, other) or _shape(source, name) != _shape(source, other):
         return False
     rows = zip(_row_blocks(source[name]), _row_blocks(source[other]), strict=True)
-    return all(np.array_equal(np.asarray(own, np.float32), np.asarray(others, np.float32)) for own, others in rows)
+    return all(np.array_equal(np.asarray(mine, np.float32), np.asarray(others, np.float32)) for mine, others in rows)
 
 
 def _row_blocks(array: Any) -> Iterator[Any]:

@@ -114,7 +114,7 @@ def compile_kernel(kernel: TritonKernel, compute_capability: int) -> Compiled:
 
     names = list(kernel.signature)
     aligned = {
-        (place,): [["tt.divisibility", 16]] for place, kind in enumerate(kernel.signature.values()) if kind[0] == "*"
+        (index,): [["tt.divisibility", 16]] for index, kind in enumerate(kernel.signature.values()) if kind[0] == "*"
     }
     source = ASTSource(kernel.function, dict(kernel.signature), dict(kernel.constants), aligned)
     options = {

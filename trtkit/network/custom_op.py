@@ -230,8 +230,8 @@ def _pairs(ports: Sequence[OpPort], facts: Sequence[Fact | None]) -> Iterator[tu
     if len(facts) < least or (len(facts) > len(ports) and not is_open):
         count = f"at least {least}" if is_open else str(least) if least == len(ports) else f"{least} to {len(ports)}"
         raise Refusal(f"{len(facts)} inputs, {count} wanted: {', '.join(port.name for port in ports)}")
-    for place, fact in enumerate(facts):
-        yield ports[min(place, len(ports) - 1)], fact
+    for index, fact in enumerate(facts):
+        yield ports[min(index, len(ports) - 1)], fact
 
 
 def _check_port(port: OpPort, fact: Fact | None, sizes: dict[str, int]) -> None:

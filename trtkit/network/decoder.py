@@ -121,7 +121,9 @@ def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
     ):
         counts = f"{len(options.kv_cache.key_scales)} layers' caches have scales, the model has {last} layers"
         raise NetworkError(counts, spec.model_type, "quantize the caches again")
-    if options.kv_cache is not None and (spec.states or not all(each.has_own_pairs for each in spec.attentions)):
+    if options.kv_cache is not None and (
+        spec.states or not all(attention.has_own_pairs for attention in spec.attentions)
+    ):
         kind = "models with recurrent states do" if spec.states else "latent attention and shared caches do"
         what = f"the checkpoint's caches are quantized, which {kind} not support"
         raise NetworkError(what, spec.model_type, "use a checkpoint whose caches are not quantized")

@@ -65,8 +65,8 @@ def input_name(spec: HybridSpec, part: str, port: str) -> str:
 
 def port_dtype(port: PartPort, part: Part, dtype: DType) -> DType:
     """Return a port's type. dtype: what the config computes in."""
-    own = dtype if part.dtype == "compute" else dtype_of(part.dtype)
-    return own if port.dtype == "compute" else dtype_of(port.dtype)
+    part_dtype = dtype if part.dtype == "compute" else dtype_of(part.dtype)
+    return part_dtype if port.dtype == "compute" else dtype_of(port.dtype)
 
 
 def write_stage(backend: Backend, spec: HybridSpec, names: Sequence[str], material: Material) -> StageNetwork:

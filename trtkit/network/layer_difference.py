@@ -64,9 +64,9 @@ def _layers_differ(
 ) -> str | None:
     """Return how two layers of one kind and name differ."""
     one, other = ours[1], theirs[1]
-    for place in ("inputs", "outputs"):
-        slots = (ours[0], getattr(one, place)), (theirs[0], getattr(other, place))
-        if (what := _tensors_differ(place, *slots)) is not None:
+    for side in ("inputs", "outputs"):
+        slots = (ours[0], getattr(one, side)), (theirs[0], getattr(other, side))
+        if (what := _tensors_differ(side, *slots)) is not None:
             return what
     if one.construct != other.construct:
         return f"part of loop or conditional {one.construct}, expected {other.construct}"
@@ -82,16 +82,16 @@ def _layers_differ(
 
 
 def _tensors_differ(
-    place: str, ours: tuple[LayerGraph, Sequence[int]], theirs: tuple[LayerGraph, Sequence[int]]
+    side: str, ours: tuple[LayerGraph, Sequence[int]], theirs: tuple[LayerGraph, Sequence[int]]
 ) -> str | None:
     """Return how the tensors in two lists of slots differ: their numbers, names, types or shapes."""
     mine, expected = ([_facts(graph, slot) for slot in slots] for graph, slots in (ours, theirs))
     if mine == expected:
-        return None if tuple(ours[1]) == tuple(theirs[1]) else f"{place}: other tensors of the same names"
+        return None if tuple(ours[1]) == tuple(theirs[1]) else f"{side}: other tensors of the same names"
     if len(mine) != len(expected):
-        return f"{len(mine)} {place}, expected {len(expected)}"
+        return f"{len(mine)} {side}, expected {len(expected)}"
     one, other = next(pair for pair in zip(mine, expected, strict=True) if pair[0] != pair[1])
-    return f"{place}: {one}, expected {other}"
+    return f"{side}: {one}, expected {other}"
 
 
 def _facts(graph: LayerGraph, slot: int) -> str:
@@ -113,8 +113,8 @@ def _weights_differ(one: LayerWeights | None, other: LayerWeights | None, mapped
         return "missing" if one is None else "added"
     if (one.dtype, one.count) != (other.dtype, other.count):
         return f"{one.count} {one.dtype}, expected {other.count} {other.dtype}"
-    place = mapped.find(one.raw)
-    if place is not None and place == mapped.find(other.raw):
+    span = mapped.find(one.raw)
+    if span is not None and span == mapped.find(other.raw):
         return None
     count = _different_bytes(one.raw, other.raw)
     return f"{count} of {other.raw.size} bytes differ" if count else None

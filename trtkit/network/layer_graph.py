@@ -197,8 +197,8 @@ class _LayerReader:
                 continue  # of another form of this layer
             if isinstance(value, np.ndarray) or type(value).__name__ == "Weights":
                 spec = self._slots.specs[outputs[0]] if kind == "CONSTANT" else None
-                place = name if kind == "CONSTANT" else f"{name}/{key}"
-                held = _weights(value, self._constants.get(place), place, None if spec is None else spec.dtype)
+                path = name if kind == "CONSTANT" else f"{name}/{key}"
+                held = _weights(value, self._constants.get(path), path, None if spec is None else spec.dtype)
                 if held is not None:
                     weights[key] = held
             elif _is_attribute(value):

@@ -122,10 +122,10 @@ class LayerInputs:
         """Add the inputs for one layer's cache."""
         options, kv = self._options, self._options.kv_cache
         heads, head_dim = Axis("key_value_heads", attention.num_key_value_heads), Axis("head_dim", attention.head_dim)
-        place, tokens = BATCH, Axis("cached_tokens", options.max_sequence_length)
+        row_axis, tokens = BATCH, Axis("cached_tokens", options.max_sequence_length)
         if options.page_tokens is not None:
-            place, tokens = Axis("pages"), Axis("page_tokens", options.page_tokens)
-        axes = (place, heads, tokens, head_dim)
+            row_axis, tokens = Axis("pages"), Axis("page_tokens", options.page_tokens)
+        axes = (row_axis, heads, tokens, head_dim)
         dtype = options.dtype if kv is None else DTYPES[kv.format]
         scales = None if kv is None else {"key": kv.key_scales[index], "value": kv.value_scales[index]}
         caches = {
@@ -204,9 +204,9 @@ class LayerInputs:
                 keys = self._key_positions(ids)
                 mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, self._inputs.visible_lengths)
             else:
-                places, branches = self._tree(self._inputs.branch_ends)
-                keys = self._key_positions(places)
-                mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, places + 1) & branches
+                positions, branches = self._tree(self._inputs.branch_ends)
+                keys = self._key_positions(positions)
+                mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, positions + 1) & branches
             mask = mask if chunk is None else mask & chunk_mask(ids, keys, chunk)
             if alibi is not None:
                 slopes = alibi_slopes(heads)[share.of(heads)] * attention.alibi_scale
@@ -226,16 +226,16 @@ class LayerInputs:
         """Return where new tokens of a tree lie in the cache [B, S], and false where they do not see a key."""
         if self._branches is None:
             starts, is_appended = self._inputs.write_indices, self._options.has_read_only_caches
-            places = tree_places(starts, branch_ends, self._options.max_sequence_length)
-            mask = tree_mask(places, branch_ends, self._cached_positions(), starts, is_appended=is_appended)
-            self._branches = places, mask
+            positions = tree_places(starts, branch_ends, self._options.max_sequence_length)
+            mask = tree_mask(positions, branch_ends, self._cached_positions(), starts, is_appended=is_appended)
+            self._branches = positions, mask
         return self._branches
 
-    def _key_positions(self, places: Tensor) -> Tensor:
-        """Return the positions of the keys that attention reads: cached ones, and new ones, which are at `places`."""
+    def _key_positions(self, positions: Tensor) -> Tensor:
+        """Return the positions of the keys that attention reads: cached ones, and new ones at `positions`."""
         if self._keys is None:
             cached, is_appended = self._cached_positions(), self._options.has_read_only_caches
-            self._keys = appended_positions(places, self._inputs.write_indices, cached) if is_appended else cached
+            self._keys = appended_positions(positions, self._inputs.write_indices, cached) if is_appended else cached
         return self._keys
 
     def _cached_positions(self) -> Tensor:

@@ -65,16 +65,16 @@ def in_format(counts: NetworkCounts, dtype: DType, form: Format) -> NetworkCount
     kept = 1.0 if form.kv_bits is None else form.kv_bits / dtype.bits
     cache = _scaled(counts.cache_bytes, kept)
     rest = tuple(
-        all_ - own - (saved if index == 0 else 0)
-        for index, (all_, own) in enumerate(
+        all_ - part - (saved if index == 0 else 0)
+        for index, (all_, part) in enumerate(
             zip(counts.fused_bytes.coefficients, counts.cache_bytes.coefficients, strict=True)
         )
     )
     groups = tuple(_group(group, dtype, form) for group in counts.groups)
     mixture = counts.mixture if form.weight_bits is None else None  # quantized experts are all read
-    own = replace(counts, groups=groups, fused_bytes=Multilinear(rest) + cache, cache_bytes=cache, mixture=mixture)
+    changed = replace(counts, groups=groups, fused_bytes=Multilinear(rest) + cache, cache_bytes=cache, mixture=mixture)
     copied, largest = (_scaled(poly, kept) for poly in (counts.copied_bytes, counts.largest_copy))
-    return replace(own, copied_bytes=copied, largest_copy=largest)
+    return replace(changed, copied_bytes=copied, largest_copy=largest)
 
 
 def _group(group: GroupCounts, dtype: DType, form: Format) -> GroupCounts:

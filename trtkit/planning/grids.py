@@ -29,7 +29,7 @@ def plan_grids(question: PlanningQuestion, gpu: PlannedGpu) -> tuple[GridPlan, .
     if not gpu.link:
         return ()
     plans = [_plan(question, gpu, share) for share in question.shares if share.grid != SINGLE]
-    return tuple(_marked(plan, [each for each in plans if each.gpus == plan.gpus]) for plan in plans)
+    return tuple(_marked(plan, [other for other in plans if other.gpus == plan.gpus]) for plan in plans)
 
 
 def tensor_pays_up_to(question: PlanningQuestion, gpu: PlannedGpu) -> int | None:
@@ -48,7 +48,7 @@ def own_share(question: PlanningQuestion) -> GridShare:
     """Return what one GPU of the model's own grid holds and computes; of experts, what tensor parallelism gives it."""
     grid = question.grid
     return next(
-        each for each in question.shares if (each.grid.tensor, each.grid.pipeline) == (grid.tensor, grid.pipeline)
+        share for share in question.shares if (share.grid.tensor, share.grid.pipeline) == (grid.tensor, grid.pipeline)
     )
 
 
@@ -57,9 +57,9 @@ def footprint_on(question: PlanningQuestion, share: GridShare) -> Footprint:
     model, sizes = question.model, (share.weight_bytes, share.kv_per_token)
     adapters = adapter_bytes(question.spec, question.lora, model.dtype, rank_spec(question.spec, share.grid, 0))
     chunk = question.work.chunk
-    own = Footprint(share.counts, *sizes, chunk, model.vocab_size, model.keeps_new, share.state_bytes)
+    footprint = Footprint(share.counts, *sizes, chunk, model.vocab_size, model.keeps_new, share.state_bytes)
     head, per_token = model.head_bytes, model.head_kv_bytes_per_token
-    return replace(own, adapters=adapters, page_tokens=model.page_tokens, head=head, head_per_token=per_token)
+    return replace(footprint, adapters=adapters, page_tokens=model.page_tokens, head=head, head_per_token=per_token)
 
 
 def passed_s(least: Floor, stages: int, tokens: int) -> float:
@@ -130,10 +130,10 @@ def _marked(plan: GridPlan, others: list[GridPlan]) -> GridPlan:
     """Return a plan with what it is the best at among those that fit, of as many GPUs."""
     if not plan.fits:
         return plan
-    fitting = [each for each in others if each.fits]
+    fitting = [other for other in others if other.fits]
     is_best = {
-        "TTFT": plan.ttft_s == min(each.ttft_s for each in fitting),
-        "TPOT": plan.tpot_s == min(each.tpot_s for each in fitting),
-        "batch": plan.largest_batch == max(each.largest_batch for each in fitting),
+        "TTFT": plan.ttft_s == min(other.ttft_s for other in fitting),
+        "TPOT": plan.tpot_s == min(other.tpot_s for other in fitting),
+        "batch": plan.largest_batch == max(other.largest_batch for other in fitting),
     }
     return replace(plan, best_at=tuple(name for name, holds in is_best.items() if holds))

@@ -89,10 +89,10 @@ def cost_per_million(price_per_hour: float | None, per_second: float) -> float |
 def footprint_of(model: DecoderModel, counts: NetworkCounts, chunk: int) -> Footprint:
     """Return what the model keeps on one GPU. chunk: new tokens of each slot in a prefill step."""
     sizes = model.weight_bytes, model.kv_bytes_per_token
-    own = Footprint(counts, *sizes, chunk, model.vocab_size, model.keeps_new, model.state_bytes)
+    footprint = Footprint(counts, *sizes, chunk, model.vocab_size, model.keeps_new, model.state_bytes)
     head, per_token = model.head_bytes, model.head_kv_bytes_per_token
-    own = replace(own, head=head, head_per_token=per_token)
-    return replace(own, adapters=model.adapter_bytes, page_tokens=model.page_tokens)
+    footprint = replace(footprint, head=head, head_per_token=per_token)
+    return replace(footprint, adapters=model.adapter_bytes, page_tokens=model.page_tokens)
 
 
 def _batches(most: int) -> list[int]:
@@ -109,8 +109,8 @@ def _in_format(question: PlanningQuestion, gpu: PlannedGpu, form: Format) -> For
     kv = model.kv_bytes_per_token * (form.kv_bits or model.dtype.bits) // model.dtype.bits
     keeps_new = form.kv_bits is not None or model.keeps_new
     weights = model.weight_bytes - saved
-    own = footprint_of(model, counts, work.chunk)
-    footprint = replace(own, weights=weights, kv_per_token=kv, keeps_new=keeps_new)
+    whole = footprint_of(model, counts, work.chunk)
+    footprint = replace(whole, weights=weights, kv_per_token=kv, keeps_new=keeps_new)
     return FormatPlan(
         name=form.name,
         weight_bytes=footprint.weights,

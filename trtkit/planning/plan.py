@@ -308,8 +308,8 @@ def _experts_note(model: DecoderModel, mixture: Mixture | None) -> str:
     share = f"{model.active_parameters / model.parameters:.0%} of all weights"
     if mixture is None:
         return f"a step reads all experts, which compute every token; those that one token needs are {share}"
-    each = f"a step reads {mixture.top_k} experts for each new token, at most all {mixture.num_experts}"
-    return f"{each}; what one token needs is {share}"
+    text = f"a step reads {mixture.top_k} experts for each new token, at most all {mixture.num_experts}"
+    return f"{text}; what one token needs is {share}"
 
 
 def vision_assumptions(network: CountedNetwork) -> list[str]:

@@ -81,15 +81,15 @@ def _check(layer: LinearLayer, form: LayerForm, where: str) -> None:
 
 
 def _modelopt(section: Json, where: str) -> Callable[[LinearLayer], LayerForm | None]:
-    whole, each = _algorithm(section), section.get("quantized_layers") or {}
-    if not each and whole != "NONE":
+    whole, of_layers = _algorithm(section), section.get("quantized_layers") or {}
+    if not of_layers and whole != "NONE":
         _modelopt_form(section, where)
 
     def form_of(layer: LinearLayer) -> LayerForm | None:
-        own = each.get(layer.module)
-        if own is None and (each or whole == "NONE" or layer.module == _HEAD):
+        stated = of_layers.get(layer.module)
+        if stated is None and (of_layers or whole == "NONE" or layer.module == _HEAD):
             return None
-        return _modelopt_form({**section, **(own or {})}, where)
+        return _modelopt_form({**section, **(stated or {})}, where)
 
     return form_of
 

@@ -278,8 +278,8 @@ def gpu_facts(gpu: PlannedGpu) -> Json:
 
 def _gpu(plan: LlmGpu | VisionGpu) -> Json:
     """Return a GPU's row with the plan and its speed."""
-    own: Json = _form(plan)
-    return {**gpu_facts(plan.gpu), **own.pop("speed"), **own}
+    fields: Json = _form(plan)
+    return {**gpu_facts(plan.gpu), **fields.pop("speed"), **fields}
 
 
 def _form(value: Any) -> Any:

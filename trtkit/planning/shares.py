@@ -51,12 +51,12 @@ class GridShare:
     reduces: int
 
 
-def grid_shares(model: DecoderModel, counts: NetworkCounts, spec: DecoderSpec, own: Grid) -> tuple[GridShare, ...]:
+def grid_shares(model: DecoderModel, counts: NetworkCounts, spec: DecoderSpec, own_grid: Grid) -> tuple[GridShare, ...]:
     """Return the shares of one GPU, of the model's own grid, and of those of 2 to 16 GPUs that can share the model."""
     by_tensor: dict[int, NetworkCounts] = {}
     shares = []
-    grids = {SINGLE, Grid(own.tensor, pipeline=own.pipeline), *_grids(spec)}
-    for grid in sorted(grids, key=lambda each: (each.ranks, each.tensor)):
+    grids = {SINGLE, Grid(own_grid.tensor, pipeline=own_grid.pipeline), *_grids(spec)}
+    for grid in sorted(grids, key=lambda candidate: (candidate.ranks, candidate.tensor)):
         if grid.tensor not in by_tensor:
             by_tensor[grid.tensor] = tensor_share(counts, spec, grid.tensor, model.dtype)
         weights, cache = rank_bytes(model, spec, grid)
@@ -72,14 +72,14 @@ def tensor_share(counts: NetworkCounts, spec: DecoderSpec, gpus: int, dtype: DTy
         return counts
     divided = sum(group.weight_bytes for group in counts.groups if group.name in _DIVIDED)
     saved = divided - divided // gpus
-    own = rank_spec(spec, Grid(gpus), 0)
-    kept = own.cached_elements / spec.cached_elements if spec.cached_elements else 1.0
+    own_spec = rank_spec(spec, Grid(gpus), 0)
+    kept = own_spec.cached_elements / spec.cached_elements if spec.cached_elements else 1.0
     cache, copied, largest = (
         Multilinear(tuple(round(kept * c) for c in poly.coefficients))
         for poly in (counts.cache_bytes, counts.copied_bytes, counts.largest_copy)
     )
     rest = tuple(a - b for a, b in zip(counts.fused_bytes.coefficients, counts.cache_bytes.coefficients, strict=True))
-    states = 2 * (spec.state_bytes(dtype) - own.state_bytes(dtype))  # each row's are read and written
+    states = 2 * (spec.state_bytes(dtype) - own_spec.state_bytes(dtype))  # each row's are read and written
     fused = Multilinear((rest[0] - saved, *rest[1:4], rest[4] - states, *rest[5:])) + cache
     groups = tuple(_divided(group, gpus) if group.name in _DIVIDED else group for group in counts.groups)
     mixture = counts.mixture and replace(counts.mixture, copied_bytes=counts.mixture.copied_bytes // gpus)

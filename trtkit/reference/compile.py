@@ -172,13 +172,15 @@ class Compiler:
             return Lowered(run)
         host, device = torch.device("cpu"), self.settings.precision.device
         reads = range(len(node.inputs)) if self.host.issuperset(node.outputs) else _HOST_INPUTS.get(node.kind, ())
-        targets = [host if place in reads else device for place in range(len(node.inputs))]
+        targets = [host if index in reads else device for index in range(len(node.inputs))]
         pairs = [(self.known.get(slot), target) for slot, target in zip(node.inputs, targets, strict=True)]
         ready = [value if value is None else value.to(target) for value, target in pairs]
 
         def on_device(*inputs: Any) -> Any:
             items = zip(inputs, ready, targets, strict=True)
-            return run(*[item.to(to) if item is not None and own is None else own for item, own, to in items])
+            return run(
+                *[item.to(to) if item is not None and constant is None else constant for item, constant, to in items]
+            )
 
         return Lowered(on_device)
 
@@ -310,7 +312,7 @@ def picking(step: Instruction, layer: Layer, joined: Mapping[int, JoinedConstant
         return step
 
     def run(_unread: None, index: Tensor) -> Tensor:
-        return torch.cat([whole.parts[place] for place in index.tolist()], whole.axis)
+        return torch.cat([whole.parts[number] for number in index.tolist()], whole.axis)
 
     return replace(step, run=run, fast=run, inputs=(MISSING, step.inputs[1]))
 

@@ -49,8 +49,8 @@ def outermost(nodes: list[LayerNode], kept: set[int]) -> list[Construct]:
     members = [construct.members for construct in constructs]
     return [
         construct
-        for construct, own in zip(constructs, members, strict=True)
-        if not any(own < other for other in members)
+        for construct, inner in zip(constructs, members, strict=True)
+        if not any(inner < other for other in members)
     ]
 
 
@@ -103,12 +103,12 @@ def _construct(boundary: list[LayerNode], scope: _Scope) -> Construct:
 
 def _loop_body(boundary: list[LayerNode], scope: _Scope) -> set[LayerNode]:
     """Return the layers that depend on a recurrence or iterator; others run once, before the loop."""
-    own = set(boundary)
+    boundary_nodes = set(boundary)
     pending = [slot for node in boundary if node.kind in ("RECURRENCE", "ITERATOR") for slot in node.outputs]
     body: set[LayerNode] = set()
     while pending:
         for reader in scope.readers.get(pending.pop(), ()):
-            if reader not in body and reader not in own:
+            if reader not in body and reader not in boundary_nodes:
                 body.add(reader)
                 pending += reader.outputs
     return body

@@ -161,8 +161,8 @@ class Executor:
         """Return one input as a tensor. Raises ExecutionError where its type or shape does not fit."""
         tensor = to_tensor(value, spec.name)
         where = f"input `{spec.name}`"
-        own, storage = Precision().storage(spec.dtype), self._precision.storage(spec.dtype)
-        if tensor.dtype not in (own, storage):
+        own_dtype, storage = Precision().storage(spec.dtype), self._precision.storage(spec.dtype)
+        if tensor.dtype not in (own_dtype, storage):
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise ExecutionError(f"got type {dtype}; expected {spec.dtype}", where, f"convert it to {spec.dtype.numpy}")
         fits = len(tensor.shape) == len(spec.shape) and all(
@@ -191,9 +191,9 @@ class Executor:
 def run_ranks(executors: Sequence[Executor], inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Tensor]]:
     """Run one executor per rank at once and return their outputs. The first rank's error is raised."""
 
-    def run(executor: Executor, own: Mapping[str, Any]) -> dict[str, Tensor]:
+    def run(executor: Executor, rank_inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         try:
-            return executor.run(own)
+            return executor.run(rank_inputs)
         except Exception:
             executor.leave_group()
             raise

@@ -39,11 +39,11 @@ def conditional_op(
         compiler.block(_in_order(construct, branch), tuple(ends[slot].inputs[index] for slot in outputs))
         for index, branch in enumerate(construct.branches)
     ]
-    place = inputs.index(condition) if condition in inputs else None
-    constant = None if place is not None else _initial(programs, condition)
+    index = inputs.index(condition) if condition in inputs else None
+    constant = None if index is not None else _initial(programs, condition)
 
     def run(*arguments: Any) -> Any:
-        chosen = arguments[place] if place is not None else constant
+        chosen = arguments[index] if index is not None else constant
         program = programs[0] if bool(chosen) else programs[1]
         values = list(program.initial)
         _fill(values, inputs, arguments)
@@ -174,8 +174,8 @@ def _loop_output(end: _End, values: Values, collected: dict[int, list[Any]]) -> 
 
 def _in_order(construct: Construct, branch: set[LayerNode]) -> list[LayerNode]:
     """Return the branch without the construct's own boundary, in a fixed order."""
-    own = set(construct.boundary)
-    return sorted((node for node in branch if node not in own), key=lambda node: (node.outputs or (0,))[0])
+    boundary_nodes = set(construct.boundary)
+    return sorted((node for node in branch if node not in boundary_nodes), key=lambda node: (node.outputs or (0,))[0])
 
 
 def _fill(values: Values, slots: tuple[int, ...], arguments: tuple[Any, ...]) -> None:

@@ -74,8 +74,8 @@ def _loads(report: Report) -> Iterator[str]:
             cells = milliseconds(latency.p50), milliseconds(latency.p99), _with_unit(throughput.avg, throughput)
             rows.append((case.name, _title(result), *cells))
             texts = {"Load": case.name, "Contender": _title(result), "Latency, p50": cells[0].text}
-            place: Row = {"x": latency.p50, "y": throughput.avg, "order": latency.p50, "contender": _title(result)}
-            points.append({**place, **texts, "Throughput": cells[2].text})
+            point: Row = {"x": latency.p50, "y": throughput.avg, "order": latency.p50, "contender": _title(result)}
+            points.append({**point, **texts, "Throughput": cells[2].text})
     if points:
         unit = next(_unit(result.metrics[rate]) for case in report.cases for result in case.results
                     if rate in result.metrics)  # fmt: skip
@@ -93,8 +93,8 @@ def _figures(case: Case) -> str:
     for result in case.results:
         steady = "" if result.is_steady else "not steady"
         for name, metric in result.metrics.items():
-            values = [_with_unit(getattr(metric, each), metric) if hasattr(metric, each) else None
-                      for each in _STATISTICS]  # fmt: skip
+            values = [_with_unit(getattr(metric, statistic), metric) if hasattr(metric, statistic) else None
+                      for statistic in _STATISTICS]  # fmt: skip
             rows.append((_words(name), _title(result), *values, steady))
     return table(("metric", "contender", *_STATISTICS, ""), rows)
 
@@ -113,14 +113,14 @@ def _ratios(case: Case) -> Iterator[str]:
     """Yield how much longer the first contender takes than each other one, with 95 % confidence intervals."""
     rows: list[Row] = [
         {
-            "row": f"{_words(each.metric)}: {each.numerator} / {each.denominator}",
-            "value": each.ratio,
-            "low": each.low,
-            "high": each.high,
-            "Ratio": f"{each.ratio:.3f}",
-            "95 % interval": f"{each.low:.3f} to {each.high:.3f}",
+            "row": f"{_words(ratio.metric)}: {ratio.numerator} / {ratio.denominator}",
+            "value": ratio.ratio,
+            "low": ratio.low,
+            "high": ratio.high,
+            "Ratio": f"{ratio.ratio:.3f}",
+            "95 % interval": f"{ratio.low:.3f} to {ratio.high:.3f}",
         }
-        for each in case.ratios
+        for ratio in case.ratios
     ]
     if rows:
         drawn = charts.intervals(rows, "ratio of times, with its 95 % interval; above 1 is slower")
@@ -132,11 +132,16 @@ def _ratios(case: Case) -> Iterator[str]:
 def _ceilings(case: Case) -> Iterator[str]:
     """Yield the figures that have a ceiling, with it, and the layers that lose the most time to theirs."""
     figures = [
-        (result.contender, _words(metric), _with_unit(each.ceiling, result.metrics[metric]), percent(each.reached),
-         each.bound)
+        (
+            result.contender,
+            _words(metric),
+            _with_unit(ceiling.ceiling, result.metrics[metric]),
+            percent(ceiling.reached),
+            ceiling.bound,
+        )
         for result in case.results
-        for metric, each in result.ceilings.items()
-    ]  # fmt: skip
+        for metric, ceiling in result.ceilings.items()
+    ]
     gaps = [
         (phase.name, gap.layer, milliseconds(gap.ms), milliseconds(gap.floor_ms), percent(gap.reached), gap.bound)
         for phase in case.phases
@@ -182,7 +187,9 @@ def _timeline(result: Result) -> Iterator[str]:
     """Yield when each request waited, was computed and gave tokens; or when each call ran."""
     rows: list[Row] = []
     if isinstance(result, TextResult | ServedResult):
-        rows = [bar for index, each in enumerate(result.requests[:_MOST_ROWS]) for bar in _request(f"#{index}", each)]
+        rows = [
+            bar for index, request in enumerate(result.requests[:_MOST_ROWS]) for bar in _request(f"#{index}", request)
+        ]
     elif isinstance(result, TimedResult):
         calls = list(zip(result.starts_ms, result.samples["latency"], strict=True))[:_MOST_ROWS]
         rows = [_bar("calls", "call", (start, start + ms), milliseconds(ms).text) for start, ms in calls]
@@ -272,8 +279,8 @@ def _layers_timeline(phase: PhaseLayers) -> str:
     start = 0.0
     for layer in phase.layers[:_MOST_BARS]:
         times = {"Time": milliseconds(layer.ms).text, "At best": milliseconds(layer.floor_ms).text}
-        place: Row = {"row": "layers", "start": start, "end": start + layer.ms, "bound": layer.bound}
-        rows.append({**place, "Layer": layer.layer, **times, "Bound by": layer.bound})
+        bar: Row = {"row": "layers", "start": start, "end": start + layer.ms, "bound": layer.bound}
+        rows.append({**bar, "Layer": layer.layer, **times, "Bound by": layer.bound})
         start += layer.ms
     return charts.figure(charts.bars(rows, "time, ms", charts.colour("bound", "bound by", _BOUNDS)), height=40)
 
@@ -282,14 +289,14 @@ def _table(phase: PhaseLayers) -> str:
     headers = ("layer", "time", "at best", "reached", "bound by", "operations", "bytes moved")
     rows = [
         (
-            each.layer,
-            milliseconds(each.ms),
-            milliseconds(each.floor_ms),
-            percent(each.floor_ms / each.ms) if each.ms else None,
-            each.bound,
-            quantity(each.flops, "OP"),
-            size(each.bytes),
+            layer.layer,
+            milliseconds(layer.ms),
+            milliseconds(layer.floor_ms),
+            percent(layer.floor_ms / layer.ms) if layer.ms else None,
+            layer.bound,
+            quantity(layer.flops, "OP"),
+            size(layer.bytes),
         )
-        for each in phase.layers
+        for layer in phase.layers
     ]
     return table(headers, rows)

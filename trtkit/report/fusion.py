@@ -40,8 +40,8 @@ class LayerMeasurements:
 
     def time_ms(self, layer: str) -> float | None:
         """Return a layer's time, None if it was not measured. Repeated layers and an attention's halves share one."""
-        own = self.times_ms.get(layer)
-        return own if own is not None else self.times_ms.get(_HALF.sub("", _NUMBERED.sub("layers.*", layer)))
+        stated = self.times_ms.get(layer)
+        return stated if stated is not None else self.times_ms.get(_HALF.sub("", _NUMBERED.sub("layers.*", layer)))
 
     def knows(self, layer: str) -> bool:
         """Whether anything was measured of a layer."""
@@ -73,8 +73,10 @@ def fusion_page(
 ) -> str:
     """Return a self-contained page. measured: for each fusion."""
     parts = [f"<h1>{escape(f'Kernels of {name}')}</h1>"]
-    for (fusion, network), each in zip(fusions, measured, strict=True):
-        parts += section(_title(fusion), facts(_summary(fusion)), _graph(fusion, network, each), _kernels(fusion))
+    for (fusion, network), measurements in zip(fusions, measured, strict=True):
+        parts += section(
+            _title(fusion), facts(_summary(fusion)), _graph(fusion, network, measurements), _kernels(fusion)
+        )
     code = Path(__file__).with_name("graph.js").read_text(encoding="utf-8")
     return page(f"kernels of {name}", [*parts, f"<script>{code}</script>"], origin)
 
@@ -102,8 +104,15 @@ def _summary(fusion: Fusion) -> dict[str, Value]:
 def _kernels(fusion: Fusion) -> str:
     headers = ("kernels", "kind", "layers", "operations", "bytes apart", "bytes saved")
     rows = [
-        (each.count, each.kind, each.text, quantity(each.flops, "OP"), size(each.bytes_apart), size(each.bytes_saved))
-        for each in grouped(fusion)
+        (
+            group.count,
+            group.kind,
+            group.text,
+            quantity(group.flops, "OP"),
+            size(group.bytes_apart),
+            size(group.bytes_saved),
+        )
+        for group in grouped(fusion)
     ]
     return table(headers, rows)
 
@@ -119,8 +128,8 @@ def _graph(fusion: Fusion, network: NetworkRecord, measured: LayerMeasurements) 
     reads = [sorted({makers[t.name] for t in layer.inputs if makers.get(t.name, index) < index})
              for index, layer in enumerate(layers)]  # fmt: skip
     nodes = [
-        _node(layer, place, kernels.get(layer.name, []), measured)
-        for layer, place in zip(layers, layered(reads), strict=True)
+        _node(layer, position, kernels.get(layer.name, []), measured)
+        for layer, position in zip(layers, layered(reads), strict=True)
     ]
     edges = [[source, index] for index, sources in enumerate(reads) for source in sources]
     named = [{"name": kernel.name, "kind": kernel.kind} for kernel in fusion.kernels]
@@ -140,9 +149,9 @@ def _graph(fusion: Fusion, network: NetworkRecord, measured: LayerMeasurements) 
     )
 
 
-def _node(layer: LayerRecord, place: tuple[int, int], kernels: list[int], measured: LayerMeasurements) -> _Node:
+def _node(layer: LayerRecord, position: tuple[int, int], kernels: list[int], measured: LayerMeasurements) -> _Node:
     return _Node(
-        *place,
+        *position,
         kernels,
         layer.name,
         layer.type.lower(),
@@ -176,7 +185,7 @@ def layered(reads: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
         wanted = {node: round(_mean([columns[source] for source in reads[node]])) for node in in_row[row]}
         last = None
         # Nodes that read nothing are to the right of the others.
-        for node in sorted(in_row[row], key=lambda each: (not reads[each], wanted[each], each)):
+        for node in sorted(in_row[row], key=lambda candidate: (not reads[candidate], wanted[candidate], candidate)):
             columns[node] = wanted[node] if last is None else max(last + 1, wanted[node])
             last = columns[node]
     return list(zip(columns, rows, strict=True))

@@ -54,7 +54,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
     if not cells:
         return ""
     lines = [f"<tr>{''.join(row)}</tr>" for row in cells]
-    kinds = (" class='number'" if each.startswith("<td class='number'") else "" for each in cells[0])
+    kinds = (" class='number'" if cell.startswith("<td class='number'") else "" for cell in cells[0])
     head = "".join(f"<th tabindex='0'{kind}>{escape(text)}</th>" for text, kind in zip(headers, kinds, strict=True))
     whole = f"<table class='sortable'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     scrolled = f"<div class='scroll'>{whole}</div>"

@@ -54,15 +54,15 @@ def _by_size(scores: Scores) -> str:
     """Return loss over the size of all linear layers, as budgets would leave the costliest alone."""
     rows: list[Row] = [
         {
-            "mib": each.mib,
-            "loss": max(each.loss, _LEAST),
+            "mib": point.mib,
+            "loss": max(point.loss, _LEAST),
             "order": float(index),
             "series": "budgets",
-            "Layers left": f"{each.kept:,}",
-            "Size": f"{each.mib:.1f} MiB",
-            "Loss": f"{each.loss:.3g} nats per token",
+            "Layers left": f"{point.kept:,}",
+            "Size": f"{point.mib:.1f} MiB",
+            "Loss": f"{point.loss:.3g} nats per token",
         }
-        for index, each in enumerate(scores.curve)
+        for index, point in enumerate(scores.curve)
     ]
     axes = charts.ChartAxis("mib", "size of all linear layers, MiB"), _LOSS
     return charts.figure(
@@ -71,7 +71,7 @@ def _by_size(scores: Scores) -> str:
 
 
 def _budgets(scores: Scores) -> str:
-    rows = [(each.kept, size(each.mib * 2**20), each.loss) for each in scores.curve]
+    rows = [(point.kept, size(point.mib * 2**20), point.loss) for point in scores.curve]
     return table((f"layers {_left(scores)}", "linear layers", "loss, nats per token"), rows)
 
 

@@ -150,7 +150,7 @@ def check_device(device: Device, manifest: Manifest) -> None:
         what = f"`{backend}` runs on GPUs of compute capability {supported_gpus(backend)}"
         fix = "use `--runtime reference`, or build with full TensorRT on this GPU: `--target local-gpu`"
     elif targets and device.compute_capability not in (None, *targets):
-        what = f"the engine was built for compute capability {', '.join(f'{each / 10:.1f}' for each in targets)}"
+        what = f"the engine was built for compute capability {', '.join(f'{target / 10:.1f}' for target in targets)}"
         fix = "build it with this GPU's `--target`, or use `--runtime reference`"
     else:
         return

@@ -64,8 +64,8 @@ class LoadedEngine:
         self.plan = plan
         tensors = [self._tensor(self._engine.get_tensor_name(index)) for index in range(self._engine.num_io_tensors)]
         mode = backend.trt.TensorIOMode.INPUT
-        self.inputs = {each.name: each for each in tensors if self._engine.get_tensor_mode(each.name) == mode}
-        self.outputs = {each.name: each for each in tensors if each.name not in self.inputs}
+        self.inputs = {tensor.name: tensor for tensor in tensors if self._engine.get_tensor_mode(tensor.name) == mode}
+        self.outputs = {tensor.name: tensor for tensor in tensors if tensor.name not in self.inputs}
         self._cache = RuntimeCache(backend.trt, self._engine, cache, is_captured=is_captured)
         self._contexts: dict[int, ExecutionContext] = {}
         self._scratch: torch.Tensor | None = None

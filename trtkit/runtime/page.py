@@ -52,8 +52,8 @@ class PageReader(StrictModel):
 
     def answer(self, boxes: Sequence[Box], probabilities: Sequence[Array]) -> dict[str, Array]:
         """Return text [lines] as bytes, score [lines] and box [lines, 4]. probabilities: [1, steps, C] of each line."""
-        texts = [ctc_text(each, self.characters)[0].encode() for each in probabilities]
-        scores = [ctc_scores(each)[0] for each in probabilities]
+        texts = [ctc_text(line, self.characters)[0].encode() for line in probabilities]
+        scores = [ctc_scores(line)[0] for line in probabilities]
         return {
             "text": np.array(texts, dtype=np.object_),
             "score": np.array(scores, dtype=np.float32),
@@ -114,7 +114,7 @@ def _widths(recognizer: Bundle) -> tuple[int, int]:
     """Return the smallest and largest width that the recognizer's profiles take, its own where it has but one."""
     manifest = recognizer.manifest
     shapes = [shape for profile in manifest.profiles for shape in profile.values()]
-    own = manifest.inputs[0].shape[3]
+    width = manifest.inputs[0].shape[3]
     if not shapes:
-        return own, own
+        return width, width
     return min(shape.min[3] for shape in shapes), max(shape.max[3] for shape in shapes)

@@ -89,11 +89,11 @@ class Predictor:
 
     def _answers(self, batch: Sequence[_Prepared]) -> list[Answer]:
         """Run a batch; a network that takes no fewer rows is given the last picture again."""
-        rows = [each.array for each in batch]
+        rows = [item.array for item in batch]
         x = np.concatenate([*rows, *[rows[-1]] * (self.least - len(rows))])
         outputs = self.run({self.bundle.manifest.inputs[0].name: x})
         kept = {name: value[: len(batch)] for name, value in outputs.items()}
-        return self.reader.read(kept, [each.placed for each in batch], input_size(x, self.preprocess))
+        return self.reader.read(kept, [item.placed for item in batch], input_size(x, self.preprocess))
 
 
 def open_predictor(bundle: Bundle, run: Run, batch: int | None = None, top_k: int = 5) -> Predictor:
@@ -157,7 +157,7 @@ def answer_files(bundle: Bundle, run: Run, files: Sequence[Path], options: FileO
 def _answer_arrays(bundle: Bundle, run: Run, file: Path, reader: TaskReader) -> Iterator[Answered]:
     """Yield the answer to each row of one file's arrays, or all outputs if the config has no task."""
     sample = Sample(file.name, read_npz(file))
-    check_samples([sample], [each.tensor_spec() for each in bundle.manifest.inputs])
+    check_samples([sample], [record.tensor_spec() for record in bundle.manifest.inputs])
     outputs = run(sample.inputs)
     shape = next(iter(sample.inputs.values())).shape
     if reader.task is None or len(shape) != 4:
@@ -177,7 +177,7 @@ def _rows(manifest: Manifest) -> _Rows:
         rows = _Rows(record.shape[0], record.shape[0], record.shape[0])
     else:
         shapes = [profile[record.name] for profile in manifest.profiles]
-        rows = _Rows(min(each.min[0] for each in shapes), shapes[0].opt[0], max(each.max[0] for each in shapes))
+        rows = _Rows(min(shape.min[0] for shape in shapes), shapes[0].opt[0], max(shape.max[0] for shape in shapes))
     if manifest.verify is None or manifest.verify.batch_rows != "mixed":
         return rows
     if rows.least > 1:

@@ -55,7 +55,7 @@ class TextPredictor:
 
     def _answers(self, texts: Sequence[TextInput]) -> list[Answer]:
         rows, tokens = self.least
-        first, second = zip(*[each if isinstance(each, tuple) else (each, None) for each in texts], strict=True)
+        first, second = zip(*[text if isinstance(text, tuple) else (text, None) for text in texts], strict=True)
         if None in second and any(second):
             raise SourceError("texts and pairs of texts are mixed", "texts", "give one or the other")
         pairs = {} if None in second else {"text_pair": list(second)}
@@ -83,7 +83,9 @@ class TextPredictor:
         """Return an answer without what is at padding."""
         if not isinstance(answer, Outputs):
             return answer
-        by_token = {each.name for each in self.bundle.manifest.outputs if len(each.shape) > 1 and each.shape[1] == -1}
+        by_token = {
+            tensor.name for tensor in self.bundle.manifest.outputs if len(tensor.shape) > 1 and tensor.shape[1] == -1
+        }
         return Outputs(
             {name: value[:, :length] if name in by_token else value for name, value in answer.outputs.items()}
         )

@@ -63,12 +63,12 @@ def read_safetensors(path: Path) -> dict[str, StoredArray]:
     Raises SourceError for a file that is truncated, and for a header that is damaged or points outside the file.
     """
     header, data_start = _header(path)
-    places = {name: _place(f"{path}: tensor `{name}`", entry, data_start) for name, entry in header.items()}
-    _check_ends(path, places)
+    spans = {name: _place(f"{path}: tensor `{name}`", entry, data_start) for name, entry in header.items()}
+    _check_ends(path, spans)
     memory = np.memmap(path, np.uint8, "r")
     return {
-        name: StoredArray(place.shape, partial(_view, memory, place), dtype=place.dtype.name)
-        for name, place in places.items()
+        name: StoredArray(span.shape, partial(_view, memory, span), dtype=span.dtype.name)
+        for name, span in spans.items()
     }
 
 
@@ -134,10 +134,10 @@ def _place(where: str, entry: Any, data_start: int) -> _ArraySpan:
     return _ArraySpan(dtype, tuple(shape), data_start + begin)
 
 
-def _check_ends(path: Path, places: dict[str, _ArraySpan]) -> None:
+def _check_ends(path: Path, spans: dict[str, _ArraySpan]) -> None:
     """Raise SourceError where a tensor reaches beyond the end of the file."""
     size = path.stat().st_size
-    ends = {name: place.offset + math.prod(place.shape) * place.dtype.itemsize for name, place in places.items()}
+    ends = {name: span.offset + math.prod(span.shape) * span.dtype.itemsize for name, span in spans.items()}
     beyond = [name for name, end in ends.items() if end > size]
     if beyond:
         what = f"the file is truncated: {size} bytes, {max(ends.values())} needed"
@@ -150,8 +150,8 @@ def _numpy_type(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
-def _view(memory: Array, place: _ArraySpan) -> Array:
+def _view(memory: Array, span: _ArraySpan) -> Array:
     """Return an array in the file's memory; a copy only where the file puts it at an address its type cannot have."""
-    volume = math.prod(place.shape)
-    view = np.frombuffer(memory, place.dtype, volume, place.offset) if volume else np.empty(0, place.dtype)
-    return np.require(view, requirements="A").reshape(place.shape)
+    volume = math.prod(span.shape)
+    view = np.frombuffer(memory, span.dtype, volume, span.offset) if volume else np.empty(0, span.dtype)
+    return np.require(view, requirements="A").reshape(span.shape)

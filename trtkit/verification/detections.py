@@ -32,7 +32,7 @@ def read_detections(outputs: Mapping[str, Array], layout: Layout) -> list[Detect
     """Return the detections of each image. layout: as `layout_of` the reference's outputs says."""
     arrays = [np.nan_to_num(np.asarray(value, np.float64)) for value in outputs.values()]
     if layout != "queries":
-        return [suppress(each, _LIMITS) for each in read_rows(arrays[0], layout)]
+        return [suppress(rows, _LIMITS) for rows in read_rows(arrays[0], layout)]
     boxes, logits = sorted(arrays, key=lambda array: array.shape[-1] != 4)
     return [_of_queries(*pair) for pair in zip(boxes, logits, strict=True)]
 

@@ -34,7 +34,9 @@ def text_samples(
 ) -> list[tuple[str, EncoderPrompt]]:
     """Return the lines of files, or trtkit's own prompts, by name. Raises SourceError, RequestError."""
     texts = read_prompts(paths, *source)
-    return [(each.name, prompts.merge(_begun(prompts.ids(), each.name, vocab_size), each.ids)) for each in texts]
+    return [
+        (sample.name, prompts.merge(_begun(prompts.ids(), sample.name, vocab_size), sample.ids)) for sample in texts
+    ]
 
 
 def _begun(first: Sequence[int], name: str, vocab_size: int) -> list[int]:

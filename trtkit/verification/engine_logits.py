@@ -60,7 +60,7 @@ def compare_engine(
     try:
         for ids, soft in prompts:
             pairs = _logits((ours, theirs), ids, soft, engine.max_prefill_length)
-            comparisons += [compare_rows(own, other, limits) for own, other in pairs]
+            comparisons += [compare_rows(ours, other, limits) for ours, other in pairs]
     finally:
         engine.close()
     compared = worst(comparisons)
@@ -83,6 +83,6 @@ def _logits(
     for _ in range(_NEW_TOKENS):
         for chunk in chunks:
             ours, theirs = (stepper.step([chunk])[0].cpu() for stepper in steppers)
-            ours, theirs = (each.reshape(-1, each.shape[-1]) for each in (ours, theirs))
+            ours, theirs = (rows.reshape(-1, rows.shape[-1]) for rows in (ours, theirs))
             yield ours, theirs
         chunks = [[int(theirs[-1].argmax())]]

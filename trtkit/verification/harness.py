@@ -77,14 +77,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(self, requests: Sequence[Instance], **_: object) -> list[float]:
         """Return the log-likelihood of each whole text, in windows that each token is in once."""
         windows = [self._windows(request.args[0]) for request in requests]
-        likelihoods = iter(self._scored([each for text in windows for each in text], "loglikelihood_rolling"))
+        likelihoods = iter(self._scored([window for text in windows for window in text], "loglikelihood_rolling"))
         return [sum(next(likelihoods)[0] for _ in text) for text in windows]
 
     def generate_until(self, requests: Sequence[Instance], **_: object) -> list[str]:
         """Return the answer to each prompt."""
         questions = [
-            Question(self.tok_encode(prompt), answer_params(keys, place))
-            for place, (prompt, keys) in enumerate(request.args for request in requests)
+            Question(self.tok_encode(prompt), answer_params(keys, index))
+            for index, (prompt, keys) in enumerate(request.args for request in requests)
         ]
         return answer(self._llm, questions, self._counted("generate_until", len(questions)))
 
@@ -95,7 +95,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     def _scored(self, continuations: Sequence[ScoredContinuation], name: str) -> list[tuple[float, bool]]:
         scored = score(self._llm, continuations, self._counted(name, len(continuations)))
-        return [(each.log, each.is_greedy) for each in scored]
+        return [(result.log, result.is_greedy) for result in scored]
 
     def _windows(self, text: str) -> list[ScoredContinuation]:
         """Return a text in pieces, each token predicted once from as many as fit."""
@@ -117,7 +117,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
 def _end_of_text(words: Tokenizer) -> int:
     """Return the token that the tokenizer names, else the model's."""
-    own = words.hf.eos_token_id
-    if own is None and not words.eos_token_ids:
+    token_id = words.hf.eos_token_id
+    if token_id is None and not words.eos_token_ids:
         raise GenerationError("neither tokenizer nor model names a token that ends a text", "eos_token_id")
-    return int(words.eos_token_ids[0] if own is None else own)
+    return int(words.eos_token_ids[0] if token_id is None else token_id)

@@ -120,8 +120,8 @@ def _corners(verifier: Verifier, real: Sample | None, report: Listener) -> list[
     aliases = {} if verifier.subject.onnx is None else aliases_of_file(verifier.subject.onnx)
     configured = with_first_names(verifier.config.profiles, aliases)
     shapes = list(corner_shapes(verifier.inputs, verifier.profiles, configured, options.random_shapes))
-    has_units = any(isinstance(each, DimRange) and each.multiple_of > 1
-                    for profile in configured for each in profile.values())  # fmt: skip
+    has_units = any(isinstance(dim, DimRange) and dim.multiple_of > 1
+                    for profile in configured for dim in profile.values())  # fmt: skip
     results = []
     for index, (name, inputs) in enumerate(shapes):
         report(Progress("profile corners", index, len(shapes)))

@@ -130,7 +130,7 @@ def hybrid_tolerance(config: ModelConfig, quantization: HybridQuantization | Non
     """Return what quantizing a hybrid may cost on top of its written parts' rounded weights, as in the reference."""
     if quantization is None or config.verify.max_relative_rms_error is not None:
         return 0.0
-    parsed = [each.options.method for each in quantization.choices.values() if isinstance(each.part, OnnxPart)]
+    parsed = [choice.options.method for choice in quantization.choices.values() if isinstance(choice.part, OnnxPart)]
     rounded = [method for method in quantization.layers.values() if METHODS[method].rounds_inputs]
     return max(map(tolerance_of, [*parsed, *rounded]), default=0.0)
 

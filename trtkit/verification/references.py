@@ -140,8 +140,8 @@ def choose_reference(config: ModelConfig, against: str | None, origin: NetworkOr
     if reason and against == "torch":
         raise SourceError(reason, "--against torch", fix)
     if reason or (against == "onnxruntime" and source.onnx is None):
-        own = "ONNX Runtime on the network's own ONNX file"
-        description = f"{own}; {reason}" if reason else own
+        usual = "ONNX Runtime on the network's own ONNX file"
+        description = f"{usual}; {reason}" if reason else usual
         inside = origin.outputs if origin.are_inside else ()
         return OnnxRuntimeReference(origin.onnx, description, _other(config), inside=inside)
     if source.onnx is not None:

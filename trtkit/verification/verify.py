@@ -97,7 +97,7 @@ def verify_bundle(bundle: Bundle, request: VerifySettings, runner: Runner) -> Re
 def with_networks(report: Report, bundle: Bundle, runner: Runner) -> Report:
     """Return the report with the comparison of the bundle's own networks; it passes only if they are equal."""
     networks = runner.run(COMPARE_NETWORKS, NetworksRequest(bundle.path)).networks
-    return replace(report, networks=networks, passed=report.passed and all(each.passed for each in networks))
+    return replace(report, networks=networks, passed=report.passed and all(network.passed for network in networks))
 
 
 def run_job(request: VerifyRequest, runner: Runner) -> Report:

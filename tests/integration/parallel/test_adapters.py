@@ -52,7 +52,7 @@ def test_ranks_compute_adapters_as_one_does(case: Case, tmp_path: Path) -> None:
         opened = replace(whole, model=replace(whole.model, config=config), rank=number)
         decoder = ReferenceDecoder(decoder_network(rtx(), opened), 3, ranks=group.member(number))
         assert decoder.adapters is not None
-        decoder.adapters.share_of = RankWeights(opened.spec, opened.own, {}).share_of
+        decoder.adapters.share_of = RankWeights(opened.spec, opened.rank_spec, {}).share_of
         decoder.adapters.write([4, 1, 2, 9, 7], 1, matrices)
         ranks.append(decoder)
     ids, rows = IDS[:3], np.array([1, 0, 1])

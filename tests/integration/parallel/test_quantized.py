@@ -138,4 +138,4 @@ def test_the_config_of_one_rank_is_the_same_but_for_the_grid(of_blocks: Path) ->
     alone = single(replace(decoder, rank=1))
     assert alone.rank == 0
     assert alone.config.parallel is None
-    assert alone.own == alone.spec == decoder.spec
+    assert alone.rank_spec == alone.spec == decoder.spec

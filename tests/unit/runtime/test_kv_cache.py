@@ -250,7 +250,7 @@ def test_work_on_a_stream_uses_no_memory_that_its_caller_drops(is_paged: bool) -
             data = torch.randn(form.size_bytes // 4, generator=random).view(torch.uint8)
             held.load(slot, SavedSequence(form, data))
         held.share(0, 2, 7)
-        held.place(Call(2, np.zeros((1, 1), np.int64), np.array([7]), np.array([1])))
+        held.prepare(Call(2, np.zeros((1, 1), np.int64), np.array([7]), np.array([1])))
         held.move(np.array([2, 1]), np.array([6, 3]), np.array([1, 2]))
         return [held.save(slot, 7).data.tolist() for slot in range(3)]
 

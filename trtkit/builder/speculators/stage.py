@@ -32,7 +32,7 @@ def write_speculator(request: StageRequest, backend: Backend, context: JobContex
     size = head_size(opened.config, head)
     steps.add("speculator", f"{size.parameters / 1e6:.1f} M parameters, {head.spec.description}")
     dtype = dtype_of(opened.config.precision)
-    converted = sum(array.size for array in head.own.values() if array.dtype.name != dtype.numpy)
+    converted = sum(array.size for array in head.head.values() if array.dtype.name != dtype.numpy)
     check_room(BuildLoad(size.weight_bytes, layer_bytes=dtype.size_bytes(converted)), request.folder)
     graph = opened.write_head(Graph(backend, severity=context.severity))
     profiles = decoder_profiles(graph.inputs, llm_options(opened.config))

@@ -147,13 +147,13 @@ class HeldPages:
     def all_gone(self) -> list[Event]:
         """Return everything that is held as removed."""
         on_host = (hashes for _, hashes in self._on_host.values())
-        hashes = [each for page in (*self._hashes.values(), *on_host) for each in page]
+        hashes = [page_hash for page in (*self._hashes.values(), *on_host) for page_hash in page]
         return [Removed(type="removed", block_hashes=hashes)] if hashes else []
 
     def _lost(self, host: BlockTier | None) -> list[int]:
         """Forget the blocks that neither the caches nor the host have any longer; return their hashes."""
         lost = [last for last, (key, _) in self._on_host.items() if host is None or not host.holds(key)]
-        return [each for last in lost for each in self._on_host.pop(last)[1]]
+        return [block_hash for last in lost for block_hash in self._on_host.pop(last)[1]]
 
     def _stored(self, change: PageChange, content: bytes) -> StoredBlocks | None:
         parent = None if change.parent == ROOT else self._hashes[change.parent][-1]

@@ -133,7 +133,7 @@ class LocalFleet:
         """End the frontend, so that no request comes, then the workers."""
         with self._lock:
             self._is_stopped.set()
-        processes = [process for process in (self._frontend, *(each.process for each in self.workers)) if process]
+        processes = [process for process in (self._frontend, *(worker.process for worker in self.workers)) if process]
         for process in processes:
             process.ask_to_end()
         for process in processes:
@@ -269,8 +269,8 @@ def share_of_machine(number: int, workers: int, ranks: int) -> dict[str, str]:
     count = len(list(installed.iterdir())) if installed.is_dir() else 0
     gpus = listed.split(",") if listed else [str(index) for index in range(count)]
     if gpus:
-        own = dict.fromkeys(gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks))
-        return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+        devices = dict.fromkeys(gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks))
+        return {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
     return share_of_cores(workers * ranks)
 
 
@@ -280,7 +280,7 @@ class Broker:
     def __init__(self) -> None:
         self._context = zmq.Context()
         publishers, subscribers = self._context.socket(zmq.XSUB), self._context.socket(zmq.XPUB)
-        ports = [each.bind_to_random_port("tcp://127.0.0.1") for each in (publishers, subscribers)]
+        ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (publishers, subscribers)]
         self._thread = threading.Thread(target=_run, args=(publishers, subscribers), daemon=True)
         self._thread.start()
         url = f"xsub=tcp://127.0.0.1:{ports[0]} , xpub=tcp://127.0.0.1:{ports[1]}"

@@ -147,7 +147,7 @@ def _deployment(facts: DynamoClusterFacts) -> Manifest:
 def _group(facts: DynamoClusterFacts) -> Manifest:
     """Return groups of pods whose ranks torchrun joins; a group whose pod fails starts again as a whole."""
     volumes = [read_only("bundle", facts.name)]
-    first, other = (pod(each, volumes, _GRACE_S) for each in (_container(facts), _member(facts)))
+    first, other = (pod(container, volumes, _GRACE_S) for container in (_container(facts), _member(facts)))
     scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_PORT)}
     template = {
         "size": facts.nodes,
@@ -195,9 +195,9 @@ def _network_policy(facts: DynamoClusterFacts) -> Manifest:
     """Return who reaches the frontend, and that the pods of a group reach each other."""
     policy = network_policy(facts.name, ("http",))
     if facts.nodes > 1:
-        own = {"matchLabels": {_GROUP_LABEL: facts.name}}
-        policy["spec"]["podSelector"] = own
-        policy["spec"]["ingress"].append({"from": [{"podSelector": own}]})
+        selector = {"matchLabels": {_GROUP_LABEL: facts.name}}
+        policy["spec"]["podSelector"] = selector
+        policy["spec"]["ingress"].append({"from": [{"podSelector": selector}]})
     return policy
 
 

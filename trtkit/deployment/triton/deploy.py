@@ -12,7 +12,7 @@ from trtkit.deployment.triton.llm_model import llm_model
 from trtkit.deployment.triton.network_models import network_models
 from trtkit.deployment.triton.ocr_pipeline import ocr_pipeline, page_answer
 from trtkit.deployment.triton.portable_manifest import reads_source
-from trtkit.deployment.triton.repository import differences, place, refuse_links, write, writing
+from trtkit.deployment.triton.repository import differences, place_models, refuse_links, write, writing
 from trtkit.deployment.triton.served import check_name
 from trtkit.deployment.triton.vision_pipeline import image_answer, takes_images, vision_pipeline
 from trtkit.errors import DeployError
@@ -65,14 +65,14 @@ class Deployment:
         """Return it for a program."""
         models = [
             {
-                "name": each.model.name,
-                "version": each.version,
-                "serves": list(each.served),
-                "kind": each.model.kind,
-                "backend": each.model.backend,
-                "reasons": list(each.model.reasons),
+                "name": placed.model.name,
+                "version": placed.version,
+                "serves": list(placed.served),
+                "kind": placed.model.kind,
+                "backend": placed.model.backend,
+                "reasons": list(placed.model.reasons),
             }
-            for each in self.placements
+            for placed in self.placements
         ]
         return {"models": models, "notes": list(self.notes)}
 
@@ -95,9 +95,9 @@ def deploy(
     if request.release:
         check_models(models, request.release)
     if is_dry_run:
-        return Deployment(tuple(place(models, repository, options.keep_versions)), tuple(notes))
+        return Deployment(tuple(place_models(models, repository, options.keep_versions)), tuple(notes))
     with writing(repository):
-        placements = place(models, repository, options.keep_versions)
+        placements = place_models(models, repository, options.keep_versions)
         notes.append(ensure_known(request.bundle, _answer(request, models[-1], options), on_progress))
         if request.recognizer is not None:
             ensure_known(request.recognizer, None, on_progress)

@@ -49,9 +49,9 @@ def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> DeployedMode
     lacking |= {_WITH_ADAPTERS} if llm is None or llm.lora is None else set()
     fields = [field for field in FIELDS if field.name not in lacking]
     inputs = tuple(field.tensor for field in fields)
-    folders = {each: str(Path(folder).resolve()) for each, folder in adapters.items()}
-    own = {"default_max_tokens": options.default_max_tokens, "warmup": options.warmup}
-    settings = {"serving": replace(serving, lora=folders).to_values(), **own}
+    folders = {name: str(Path(folder).resolve()) for name, folder in adapters.items()}
+    model_settings = {"default_max_tokens": options.default_max_tokens, "warmup": options.warmup}
+    settings = {"serving": replace(serving, lora=folders).to_values(), **model_settings}
     decoupled = "Answers come in pieces while the model goes on, and requests leave when their client does."
     rows = f"Prompts of one request: as many as the engine has slots, {slots}."
     reason = f"trtkit's batching in flight, {slots} slots, as a decoupled model of the Python backend"

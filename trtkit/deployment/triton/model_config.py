@@ -90,7 +90,7 @@ def read_config(text: str, where: str) -> Any:
 
 def interface(inputs: Sequence[TritonTensor], outputs: Sequence[TritonTensor], comment: str) -> Section:
     """Return the section of inputs and outputs."""
-    fields = {"input": [each.fields() for each in inputs], "output": [each.fields() for each in outputs]}
+    fields = {"input": [tensor.fields() for tensor in inputs], "output": [tensor.fields() for tensor in outputs]}
     return Section(comment, fields)
 
 
@@ -173,12 +173,12 @@ def warm_up(inputs: Sequence[TritonTensor], shapes: Sequence[tuple[int, dict[str
             "batch_size": batch,
             "count": 1,
             "inputs": {
-                each.name: {
-                    "data_type": TRITON_TYPES[each.dtype],
-                    "dims": [1] if each.is_scalar else list(dims[each.name]),
+                tensor.name: {
+                    "data_type": TRITON_TYPES[tensor.dtype],
+                    "dims": [1] if tensor.is_scalar else list(dims[tensor.name]),
                     "zero_data": True,
                 }
-                for each in inputs
+                for tensor in inputs
             },
         }
         for batch, dims in shapes

@@ -98,7 +98,9 @@ def _graphs(options: DeployOptions, record: Manifest | StageRecord, max_batch: i
     specs: list[dict[str, Any]] = []
     for profile in record.profiles:
         tuned, shapes = warm_up_shape(record, opt_shapes(profile), max_batch)
-        dynamic = {each.name: list(shapes[each.name]) for each in record.inputs if -1 in each.shape[bool(max_batch) :]}
+        dynamic = {
+            tensor.name: list(shapes[tensor.name]) for tensor in record.inputs if -1 in tensor.shape[bool(max_batch) :]
+        }
         for batch in sorted({min(1, max_batch), tuned}):
             spec = {"batch_size": batch, "input": {name: {"dim": dims} for name, dims in dynamic.items()}}
             specs += [spec] if spec not in specs else []

@@ -47,7 +47,7 @@ class PlacedModel:
     old_config: str | None
 
 
-def place(models: Sequence[DeployedModel], repository: Path, keep_versions: int) -> list[PlacedModel]:
+def place_models(models: Sequence[DeployedModel], repository: Path, keep_versions: int) -> list[PlacedModel]:
     """Return where the models go. Raises DeployError where one would change what is there in a way clients notice."""
     _check_folder(repository)
     return [_place(model, repository / model.name, keep_versions) for model in models]
@@ -152,7 +152,7 @@ def _refuse_change(old: Any, new: Any, folder: Path) -> None:
 
 def _unequal(old: Iterable[Any], new: Iterable[Any]) -> list[tuple[Any, Any]]:
     """Return the tensors that are not the same, each next to its other form, None if it has none."""
-    before, after = ({each.name: each for each in tensors} for tensors in (old, new))
+    before, after = ({tensor.name: tensor for tensor in tensors} for tensors in (old, new))
     names = [*before, *(name for name in after if name not in before)]
     pairs = [(before.get(name), after.get(name)) for name in names]
     return [(one, other) for one, other in pairs if _words(one) != _words(other)]

@@ -53,9 +53,9 @@ def max_batch_size(network: Manifest | StageRecord) -> int:
     records, profiles = (*network.inputs, *network.outputs), network.profiles
     has_axis = all(record.shape and record.shape[0] == -1 for record in records)
     ranges = [{(shape.min[0], shape.max[0]) for shape in profile.values() if shape.min} for profile in profiles]
-    if not has_axis or not ranges or any(len(each) != 1 for each in ranges):
+    if not has_axis or not ranges or any(len(values) != 1 for values in ranges):
         return 0
-    bounds = [next(iter(each)) for each in ranges]
+    bounds = [next(iter(values)) for values in ranges]
     return max(high for _, high in bounds) if min(low for low, _ in bounds) == 1 else 0
 
 

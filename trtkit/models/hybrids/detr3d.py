@@ -152,14 +152,14 @@ def _weights(spec: Detr3dSpec) -> Iterator[Weight]:
     yield from linear_weights("reference_points", f"{transformer}.reference_points", (3, D))
     for index in range(spec.num_layers):
         yield from _layer(spec, f"layers.{index}", f"{transformer}.decoder.layers.{index}")
-        for place, size in (("0", D), ("2", D), ("4", _CODE_SIZE)):
-            name = f"{_HEAD}.reg_branches.{index}.{place}"
-            yield from linear_weights(f"layers.{index}.box.{place}", name, (size, D))
+        for number, size in (("0", D), ("2", D), ("4", _CODE_SIZE)):
+            name = f"{_HEAD}.reg_branches.{index}.{number}"
+            yield from linear_weights(f"layers.{index}.box.{number}", name, (size, D))
     classes = f"{_HEAD}.cls_branches.{spec.num_layers - 1}"
-    for place, size in (("0", D), ("3", D), ("6", spec.num_classes)):
-        yield from linear_weights(f"classes.{place}", f"{classes}.{place}", (size, D))
-    for place in ("1", "4"):
-        yield from norm_weights(f"classes.{place}", f"{classes}.{place}", D)
+    for number, size in (("0", D), ("3", D), ("6", spec.num_classes)):
+        yield from linear_weights(f"classes.{number}", f"{classes}.{number}", (size, D))
+    for number in ("1", "4"):
+        yield from norm_weights(f"classes.{number}", f"{classes}.{number}", D)
 
 
 def _layer(spec: Detr3dSpec, path: str, name: str) -> Iterator[Weight]:
@@ -171,10 +171,10 @@ def _layer(spec: Detr3dSpec, path: str, name: str) -> Iterator[Weight]:
         f"{path}.cross.weights", f"{cross}.attention_weights", (spec.cameras * len(spec.levels), D)
     )
     yield from linear_weights(f"{path}.cross.o", f"{cross}.output_proj", (D, D))
-    for place, inputs in (("0", 3), ("3", D)):
+    for number, inputs in (("0", 3), ("3", D)):
         encoder = f"{cross}.position_encoder"
-        yield from linear_weights(f"{path}.cross.position.{place}", f"{encoder}.{place}", (D, inputs))
-        after = str(int(place) + 1)
+        yield from linear_weights(f"{path}.cross.position.{number}", f"{encoder}.{number}", (D, inputs))
+        after = str(int(number) + 1)
         yield from norm_weights(f"{path}.cross.position.{after}", f"{encoder}.{after}", D)
     yield from linear_weights(f"{path}.ffn.up", f"{name}.ffns.0.layers.0.0", (spec.intermediate_size, D))
     yield from linear_weights(f"{path}.ffn.down", f"{name}.ffns.0.layers.1", (D, spec.intermediate_size))

@@ -78,8 +78,8 @@ class TextEncoderSpec:
         hidden = PartPort("last_hidden_state", ("batch", "tokens", self.hidden_size), "fp32")
         if self.head is None:
             return (hidden,)
-        own = tuple(PartPort(name, self._head_shape(self.head), "fp32") for name in self.head.outputs)
-        return (hidden, *own) if self.head.outputs == (POOLED,) else own
+        outputs = tuple(PartPort(name, self._head_shape(self.head), "fp32") for name in self.head.outputs)
+        return (hidden, *outputs) if self.head.outputs == (POOLED,) else outputs
 
     def _head_shape(self, head: TextHead) -> tuple[int | str, ...]:
         sizes = () if len(head.outputs) > 1 else (head.labels or self.hidden_size,)

@@ -124,17 +124,17 @@ def grids(config: HfConfig, options: HybridOptions, *, resizes: bool) -> tuple[t
 
     Raises SourceError for an image size that patches do not divide, or that the model does not take.
     """
-    own, patch = pair(config.need("image_size")), pair(config.need("patch_size"))
-    size = options.image_size or own
-    if size != own and not resizes:
-        what = f"image size {size[0]} x {size[1]} is not the model's, {own[0]} x {own[1]}"
+    model_size, patch = pair(config.need("image_size")), pair(config.need("patch_size"))
+    size = options.image_size or model_size
+    if size != model_size and not resizes:
+        what = f"image size {size[0]} x {size[1]} is not the model's, {model_size[0]} x {model_size[1]}"
         raise SourceError(what, "image_size", "leave it out, or use a model whose positions are resized (dinov2)")
     for edge, step in zip(size, patch, strict=True):
-        if edge < step or (edge % step and size != own):
+        if edge < step or (edge % step and size != model_size):
             what = f"image size {size[0]} x {size[1]} is not a multiple of the patch size, {patch[0]} x {patch[1]}"
             raise SourceError(what, "image_size", f"use for example {max(1, round(edge / step)) * step}")
     rows, columns = (edge // step for edge, step in zip(size, patch, strict=True))
-    return (rows, columns), (own[0] // patch[0], own[1] // patch[1])
+    return (rows, columns), (model_size[0] // patch[0], model_size[1] // patch[1])
 
 
 def num_labels(config: HfConfig) -> int:

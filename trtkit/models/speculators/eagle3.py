@@ -148,7 +148,7 @@ def eagle3_spec(fields: Fields, where: str, target: DecoderSpec) -> Eagle3Spec:
         ("`target_hidden_size`, or `hidden_size`", spec.target_hidden_size, target.hidden_size),
     )
     check_target(sizes, ("draft_vocab_size", spec.draft_vocab_size, spec.decoder.vocab_size), where)
-    if any(each.sliding_window for each in decoder.attentions):
+    if any(attention.sliding_window for attention in decoder.attentions):
         raise SourceError("a head whose layer slides is not supported", where)
     return spec
 

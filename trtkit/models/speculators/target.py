@@ -17,9 +17,9 @@ def check_target(sizes: Iterable[tuple[str, int, int]], tokens: tuple[str, int, 
     that the head can guess, that number, and how many the model has.
     """
     problems = [
-        Problem(f"{name} of the head is {own}, the model's is {other}", where)
-        for name, own, other in sizes
-        if own != other
+        Problem(f"{name} of the head is {head_size}, the model's is {other}", where)
+        for name, head_size, other in sizes
+        if head_size != other
     ]
     name, guessed, known = tokens
     if not 0 < guessed <= known:

@@ -143,8 +143,8 @@ def _gates(weights: Weights, ab: tuple[Tensor, Tensor], spec: DeltaNetSpec, stat
     is_token = unsqueeze(states.chunk.is_token(a), 3)
     rate, bias = (np.asarray(weights.array(name)).astype(np.float32).reshape(1, 1, -1) for name in ("a_log", "dt_bias"))
     if spec.is_by_channel:
-        own = spec.share.of(rate.shape[2])
-        rate = np.repeat(rate[..., own.start : own.stop], spec.key_dim, axis=2)
+        heads = spec.share.of(rate.shape[2])
+        rate = np.repeat(rate[..., heads.start : heads.stop], spec.key_dim, axis=2)
     step = softplus(cast(a, FP32) + graph.constant(bias, "dt_bias"))
     decay = step * graph.constant(-np.exp(rate), "rate")
     by_head = (split_heads(gate, spec.value_heads) for gate in (decay, sigmoid(cast(b, FP32))))

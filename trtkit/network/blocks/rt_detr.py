@@ -52,9 +52,9 @@ def _queries(weights: Weights, spec: RtDetrSpec, memory: Tensor) -> tuple[Tensor
         scores = o.reduce("max", cast(weights.linear("classes", proposals, has_bias=True), FP32), (2,))
         boxes = cast(relu_mlp(weights, "boxes", proposals, 3), FP32) + graph.constant(anchors, "anchors")
         _, best = o.top_k(scores, spec.num_queries)
-        places = unsqueeze(best, 2)  # [B, Q, 1]
-        boxes = o.gather_nd(boxes, places, batch_dims=1)
-        return o.gather_nd(proposals, places, batch_dims=1), boxes
+        indices = unsqueeze(best, 2)  # [B, Q, 1]
+        boxes = o.gather_nd(boxes, indices, batch_dims=1)
+        return o.gather_nd(proposals, indices, batch_dims=1), boxes
 
 
 def _layer(weights: Weights, spec: RtDetrSpec, queries: tuple[Tensor, Tensor], memory: Tensor, boxes: Tensor) -> Tensor:

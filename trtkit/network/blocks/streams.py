@@ -30,7 +30,7 @@ def to_streams(weights: Weights, x: Tensor, spec: StreamsSpec) -> Tensor:
     """Return hidden states [B, S, P, D] that begin with x [B, S, D]; the others are projections of its magnitude."""
     others = [_projected(weights, "in", index, x, _magnitude(x)) for index in range(spec.count - 1)]
     with x.graph.scope("streams"):
-        return concat([unsqueeze(each, 2) for each in (x, *others)], 2)
+        return concat([unsqueeze(stream, 2) for stream in (x, *others)], 2)
 
 
 def from_streams(weights: Weights, streams: Tensor, spec: StreamsSpec) -> Tensor:
@@ -42,8 +42,8 @@ def from_streams(weights: Weights, streams: Tensor, spec: StreamsSpec) -> Tensor
     ]
     with streams.graph.scope("streams"):
         total = first
-        for each in others:
-            total = total + each
+        for stream in others:
+            total = total + stream
         return total / spec.count
 
 

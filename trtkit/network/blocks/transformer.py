@@ -82,7 +82,7 @@ def sine_positions(size: tuple[int, int], hidden_size: int, temperature: float =
 
 def _waves(edge: int, scale: Array) -> Array:
     """Return sines and cosines of the places along one edge: [edge, D / 2]."""
-    places = np.arange(1, edge + 1, dtype=np.float32)
-    places = places / (places[-1] + np.float32(1e-6)) * np.float32(2 * np.pi)
-    angles = places[:, None] / scale
+    positions = np.arange(1, edge + 1, dtype=np.float32)
+    positions = positions / (positions[-1] + np.float32(1e-6)) * np.float32(2 * np.pi)
+    angles = positions[:, None] / scale
     return np.stack([np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])], axis=-1).reshape(edge, -1)

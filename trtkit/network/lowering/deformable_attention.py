@@ -53,12 +53,12 @@ def _sampled_sum(o: Ops[T], value: T, sampled: tuple[T, T], levels: FeatureLevel
     points = sum(levels.points)
     queries = o.size(sampled[1], 1)
     columns = o.transpose(o.cast(value, FP32), (0, 2, 3, 1))  # [B, M, D, S]
-    places = o.reshape(o.transpose(o.cast(sampled[0], FP32), (0, 2, 1, 3, 4)), [-1, queries, points, 2])
+    positions = o.reshape(o.transpose(o.cast(sampled[0], FP32), (0, 2, 1, 3, 4)), [-1, queries, points, 2])
     weights = o.reshape(o.transpose(o.cast(sampled[1], FP32), (0, 2, 1, 3)), [-1, 1, queries, points])
     samples, element, point = [], 0, 0
     for (height, width), count in zip(levels.sizes, levels.points, strict=True):
         image = o.reshape(o.take(columns, 3, element, height * width), [-1, size, height, width])
-        at = o.take(places, 2, point, count)  # [B * M, Q, points, 2]
+        at = o.take(positions, 2, point, count)  # [B * M, Q, points, 2]
         samples.append(_sample(o, image, at, levels.is_discrete, form))
         element, point = element + height * width, point + count
     return o.reduce("sum", o.concat(samples, 3) * weights, (3,))

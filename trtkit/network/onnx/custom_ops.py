@@ -129,23 +129,23 @@ def _lifted(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _with_plain_functions(model: onnx.ModelProto, handlers: dict[tuple[str, str], Any]) -> onnx.ModelProto:
     """Return the model without local functions where foreign nodes hide in them."""
-    own = [(function.domain, function.name) for function in model.functions if function.domain == DOMAIN]
+    kept = [(function.domain, function.name) for function in model.functions if function.domain == DOMAIN]
     foreign = [function for function in model.functions if function.domain != DOMAIN]
     if any(_key(node) in handlers for function in foreign for node in function.node):
-        return onnx.inliner.inline_selected_functions(model, own, exclude=True)
+        return onnx.inliner.inline_selected_functions(model, kept, exclude=True)
     return model
 
 
 def _replace_node(rewrite: _CustomOpRewrite, node: onnx.NodeProto, op: CustomOp, foreign: Foreign) -> None:
     """Turn a node into the op's, or note why it cannot be."""
     if not node.name:
-        node.name = f"{node.op_type}_{next(place for place, n in enumerate(_nodes(rewrite.model)) if n is node)}"
+        node.name = f"{node.op_type}_{next(number for number, n in enumerate(_nodes(rewrite.model)) if n is node)}"
     where = f"{foreign.label} `{node.name}`"
     try:
         replacement = foreign.convert(_read(rewrite, node))
         if replacement is None:
             return
-        facts = [_fact(rewrite, op, place, name) for place, name in enumerate(replacement.inputs)]
+        facts = [_fact(rewrite, op, index, name) for index, name in enumerate(replacement.inputs)]
         outputs = op.check(facts, replacement.attributes)
     except NotYetKnownError as unknown:
         if rewrite.is_final:
@@ -175,12 +175,12 @@ def _read(rewrite: _CustomOpRewrite, node: onnx.NodeProto) -> ForeignNode:
     )
 
 
-def _fact(rewrite: _CustomOpRewrite, op: CustomOp, place: int, name: str) -> Fact | None:
+def _fact(rewrite: _CustomOpRewrite, op: CustomOp, index: int, name: str) -> Fact | None:
     """Return what is known of an input, or what its port says where a tensor is there of which nothing is known."""
     fact = rewrite.knowledge.fact(name)
     if fact is not None or not name:
         return fact
-    port = op.inputs[min(place, len(op.inputs) - 1)]
+    port = op.inputs[min(index, len(op.inputs) - 1)]
     return Fact(port.types[0], (-1,) * port.rank)
 
 

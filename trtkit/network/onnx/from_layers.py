@@ -197,7 +197,7 @@ class _ModelWriter:
     def _add_call(self, node: LayerNode, write: Write) -> None:
         """Write a layer as a call of a function; layers with the same body share it."""
         name, inputs = FUNCTIONS[node.kind]
-        values = tuple("" if slot == MISSING else inputs[place] for place, slot in enumerate(node.inputs))
+        values = tuple("" if slot == MISSING else inputs[index] for index, slot in enumerate(node.inputs))
         emitter = Emitter("")
         body = _named(emitter, self._results(node, write, values, emitter), ["y"])
         arguments = [value for value in values if value]
@@ -231,8 +231,8 @@ class _ModelWriter:
         tensor = TensorProto(name=name, data_type=onnx_type(weights.dtype), dims=shape)
         if self.data_file and weights.raw.nbytes > _SMALL_BYTES:
             tensor.data_location = TensorProto.EXTERNAL
-            place = {"location": self.data_file, "offset": self._offset(weights.raw), "length": weights.raw.nbytes}
-            for key, value in place.items():
+            location = {"location": self.data_file, "offset": self._offset(weights.raw), "length": weights.raw.nbytes}
+            for key, value in location.items():
                 tensor.external_data.add(key=key, value=str(value))
         else:
             tensor.raw_data = weights.raw.tobytes()
@@ -260,6 +260,6 @@ def _named(emitter: Emitter, results: Sequence[Value], outputs: Sequence[Value])
             emitter.nodes.append(helper.make_node("Identity", [result], [output], output))
     for node in emitter.nodes:
         for names in (node.input, node.output):
-            for place, name in enumerate(names):
-                names[place] = renamed.get(name, name)
+            for index, name in enumerate(names):
+                names[index] = renamed.get(name, name)
     return emitter.nodes

@@ -76,9 +76,9 @@ def _levels(index: Array, sizes: list[int], x: Tensor) -> BlockLevels:
     """Return the masks of blocks of these sizes."""
     blocks = [index // size for size in sizes]
     is_same = [block[:, None] == block for block in blocks]
-    own, none = index[:, None] == index, np.zeros((len(index), len(index)), dtype=bool)
+    same, none = index[:, None] == index, np.zeros((len(index), len(index)), dtype=bool)
     return BlockLevels(
-        _sliced("level_pairs", np.stack([own, *map(_pairs, blocks)]), x),
+        _sliced("level_pairs", np.stack([same, *map(_pairs, blocks)]), x),
         _sliced("since_block", np.stack([none, *(same & (index[:, None] >= index) for same in is_same)]), x),
         _sliced("to_block_end", np.stack([none, *(same & (index[:, None] < index) for same in is_same)]), x),
     )

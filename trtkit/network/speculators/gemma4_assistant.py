@@ -109,10 +109,10 @@ def _read(
     """Return the keys and values [B, K, T, H] of a layer of the model."""
     source, attention = shared
     heads, head_dim = Axis("key_value_heads", attention.num_key_value_heads), Axis("head_dim", attention.head_dim)
-    place, tokens = BATCH, Axis("cached_tokens", options.max_sequence_length)
+    row_axis, tokens = BATCH, Axis("cached_tokens", options.max_sequence_length)
     if options.page_tokens is not None:
-        place, tokens = Axis("pages"), Axis("page_tokens", options.page_tokens)
-    axes, dtype = (place, heads, tokens, head_dim), options.dtype.name
+        row_axis, tokens = Axis("pages"), Axis("page_tokens", options.page_tokens)
+    axes, dtype = (row_axis, heads, tokens, head_dim), options.dtype.name
     caches = {name: graph.take(InputSpec(f"past_{name}_{source}", dtype, axes, "cache")) for name in ("key", "value")}
     if pages is not None:
         tables = head_tables(pages, attention.num_key_value_heads)

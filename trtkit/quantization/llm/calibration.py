@@ -60,11 +60,11 @@ class LayerStatistics:
     def joined(self, other: LayerStatistics) -> LayerStatistics:
         """Return the statistics of both's tokens."""
         tokens = self.tokens + other.tokens
-        own, its = self.tokens / tokens, other.tokens / tokens
+        ours, its = self.tokens / tokens, other.tokens / tokens
         return LayerStatistics(
             torch.maximum(self.peaks, other.peaks),
-            own * self.squares + its * other.squares,
-            own * self.inverse_outputs + its * other.inverse_outputs,
+            ours * self.squares + its * other.squares,
+            ours * self.inverse_outputs + its * other.inverse_outputs,
             tokens,
         )
 

@@ -135,7 +135,7 @@ def _check_sharing(layers: Sequence[LinearLayer], methods: Mapping[LinearLayer, 
         groups.setdefault(inputs_of(layer.name), []).append(layer)
     for first, *others in groups.values():
         for layer in others:
-            chosen = [methods.get(each, NONE) for each in (first, layer)]
+            chosen = [methods.get(member, NONE) for member in (first, layer)]
             formats = {method if method in METHODS and METHODS[method].is_modelopts else "" for method in chosen}
             if len(formats) > 1:
                 what = f"`{first.name}` and `{layer.name}` share their inputs and need one method"
@@ -188,9 +188,9 @@ def _unquantizable_caches(spec: DecoderSpec) -> str:
     """Return what caches a model has that cannot be quantized; empty if it has none."""
     if spec.states:
         return "the KV cache of a model with recurrent states"
-    if any(each.cache_of is not None for each in spec.attentions):
+    if any(attention.cache_of is not None for attention in spec.attentions):
         return "a KV cache that several layers read"
-    if not all(each.has_own_pairs for each in spec.attentions):
+    if not all(attention.has_own_pairs for attention in spec.attentions):
         return "the cache of latent attention"
     return "the KV cache of a model in which some layers have no attention" if _lacks_attention(spec) else ""
 

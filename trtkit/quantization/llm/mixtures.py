@@ -97,8 +97,8 @@ class _Shards:
         for index, name in enumerate(names):
             self._file(index).rename(self.folder / name)
         if count > 1:
-            places = {tensor: name for name, tensors in zip(names, self._places, strict=True) for tensor in tensors}
-            index_file = {"metadata": {"total_size": sum(self._sizes)}, "weight_map": places}
+            file_names = {tensor: name for name, tensors in zip(names, self._places, strict=True) for tensor in tensors}
+            index_file = {"metadata": {"total_size": sum(self._sizes)}, "weight_map": file_names}
             path = self.folder / "model.safetensors.index.json"
             path.write_text(json.dumps(index_file, indent=2) + "\n", encoding="utf-8")
         return sum(self._sizes)

@@ -124,11 +124,11 @@ def _states(
         hook.remove()
     states: list[_Inputs] = []
     for layer in layers:
-        own = moments[layer.name]
-        check_inputs(layer.name, own.diagonal())
-        alike = next((state for state in states if torch.equal(state.moments, own)), None)
+        own_moments = moments[layer.name]
+        check_inputs(layer.name, own_moments.diagonal())
+        alike = next((state for state in states if torch.equal(state.moments, own_moments)), None)
         if alike is None:
-            states.append(_Inputs([layer], own))
+            states.append(_Inputs([layer], own_moments))
         else:
             alike.layers.append(layer)
     return states

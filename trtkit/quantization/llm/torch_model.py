@@ -78,16 +78,16 @@ def quantize_torch_model(
         steps.add("prune", f"{len(choice.pruned)} layers to {options.sparsity} by SparseGPT")
     measured, matrices, modules = None, {}, dict(model.named_modules())
     experts: dict[LinearLayer, ExpertLayer] = {}
-    own = choice.rounded_here
-    if texts and (options.kv_cache is not None or (choice.needs_data and len(own) < len(choice.methods))):
+    rounded = choice.rounded_here
+    if texts and (options.kv_cache is not None or (choice.needs_data and len(rounded) < len(choice.methods))):
         measured = calibration.measure(model, plain, texts, steps.counted("measure", len(texts)))
         steps.add("measure", f"{len(texts)} windows of {len(texts[0])} tokens")
-    originals = {layer: modules[layer.module].weight.detach() for layer in own}
-    if own:
+    originals = {layer: modules[layer.module].weight.detach() for layer in rounded}
+    if rounded:
         rounding = Rounding(choice.block, options.zero_points)
         needed = texts if choice.needs_data else []
         matrices = quantize_int4(model, choice, rounding, needed, steps.counted("blocks"))
-    if len(own) < len(choice.methods):
+    if len(rounded) < len(choice.methods):
         loop = partial(calibration.run, texts=texts, report=steps.counted("calibrate", len(texts)))
         experts = modelopt.quantize(model, options, choice, measured, loop)
     if choice.methods:

@@ -127,7 +127,7 @@ def _above(count: int) -> int:
 
 
 def measure(
-    model: onnx.ModelProto, tensors: Sequence[str], samples: Sequence[Sample], place: QuantizationRun
+    model: onnx.ModelProto, tensors: Sequence[str], samples: Sequence[Sample], quantization: QuantizationRun
 ) -> dict[str, Range]:
     """Return the ranges of `tensors` over the samples, by ONNX Runtime. Raises QuantizeError where it cannot run."""
     import onnx
@@ -137,14 +137,14 @@ def measure(
     copy.CopyFrom(model)
     known = {value.name for value in (*model.graph.output, *model.graph.input)}
     copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in known)
-    path = place.folder / "measured.onnx"
+    path = quantization.folder / "measured.onnx"
     save_model(copy, path)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     ranges = {name: Range(len(samples)) for name in tensors}
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        for sample in place.steps.each("measure", samples):
+        for sample in quantization.steps.track("measure", samples):
             for name, value in _values(session, tensors, sample).items():
                 ranges[name].add(value)
     except Exception as error:  # ONNX Runtime raises a class of its own for each refusal

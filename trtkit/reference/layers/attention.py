@@ -95,12 +95,12 @@ def _packed(qkv: tuple[Tensor, Tensor, Tensor], extra: _Optional, form: _Attenti
     for index in range(count):
         one_q = _sequence(q, query_ends, index)
         one_k, one_v = (_sequence(item, key_ends, index) for item in (k, v))
-        own = lengths[index : index + 1] if lengths is not None and not form.key_packed else None
+        length = lengths[index : index + 1] if lengths is not None and not form.key_packed else None
         mask = extra.mask
         if mask is not None:
             mask = mask[index : index + 1] if mask.shape[0] > 1 else mask
             mask = mask[..., : one_q.shape[2], : one_k.shape[2]]
-        blocks = visible_blocks(mask, own, _sizes(one_q, one_k, form))
+        blocks = visible_blocks(mask, length, _sizes(one_q, one_k, form))
         results.append(_padded((one_q, one_k, one_v), blocks, extra.scale, form))
     if form.query_packed:
         return torch.cat([item[0].transpose(0, 1) for item in results])

@@ -32,7 +32,7 @@ def slice_layer(layer: Layer) -> Lowered:
         if known is not None:
             stated[index] = tuple(sizes(known))
 
-    indices = [index for index, own in stated.items() if own is None and layer.has_input(index)]
+    indices = [index for index, value in stated.items() if value is None and layer.has_input(index)]
     views: dict[tuple[object, ...], tuple[slice, ...]] = {}
 
     def run(x: Tensor, *optional: Tensor | None) -> Tensor:
@@ -60,9 +60,9 @@ def _on_every_axis(
     """Return start, size and stride for all axes of x; an axis not named is taken whole."""
     rank = x.dim()
     defaults = ([0] * rank, list(x.shape), [1] * rank)
-    for whole, own in zip(defaults, stated, strict=True):
-        if own is not None:
-            for axis, item in zip(range(rank) if axes is None else axes, own, strict=True):
+    for whole, numbers in zip(defaults, stated, strict=True):
+        if numbers is not None:
+            for axis, item in zip(range(rank) if axes is None else axes, numbers, strict=True):
                 whole[axis % rank] = item
     return defaults
 

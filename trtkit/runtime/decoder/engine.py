@@ -89,7 +89,7 @@ class EngineDecoder:
         """Run new tokens; see DecoderExecution."""
         call.check(self.slots, self.max_length)
         self._stream.wait_for_current()  # which may read the last call's logits, or write what this one reads
-        call = self.cache.place(call)
+        call = self.cache.prepare(call)
         self.cache.advance(call.rows, call.starts, call.counts)
         self.cache.begin(call)
         self.reserve(call.ids.size)
@@ -120,10 +120,10 @@ class EngineDecoder:
     def _run_groups(self, call: Call, draw: Draw | None) -> None:
         """Run the groups of a call's rows one after another."""
         rows, size = call.ids.shape
-        for places, group in call.groups():
-            padded = min(1 << (len(places) - 1).bit_length(), rows) if size == 1 else len(places)
+        for members, group in call.groups():
+            padded = min(1 << (len(members) - 1).bit_length(), rows) if size == 1 else len(members)
             self._run(group.padded(padded))
-            self._outputs.join(places, padded, size)
+            self._outputs.join(members, padded, size)
         if draw is not None:
             joined = self._outputs.of(self._outputs.main, (rows, size), is_joined=True)
             assert joined is not None
@@ -153,7 +153,7 @@ class EngineDecoder:
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens without a CUDA graph; return how long each of the engine's layers took, in order."""
         call.check(self.slots, self.max_length)
-        call = self.cache.place(call)
+        call = self.cache.prepare(call)
         self.cache.positions[call.rows] = -1  # what is timed need not go on from anything
         rows, size = call.ids.shape
         self.reserve(rows * size)

@@ -89,12 +89,12 @@ class KvCache:
         """Return the caches [R, K, T, H] and states [R, ...] of neighbouring slots, by the input that takes them."""
         return {name: array[rows] for name, array in self._arrays.items()}
 
-    def place(self, call: Call) -> Call:
+    def prepare(self, call: Call) -> Call:
         """Return a call with where its rows' tokens lie; in linear caches its slots say that."""
         return call
 
     def assign(self, call: Call) -> Call:
-        """Return what `place` does, and leave it to the ranks that run the call to copy pages."""
+        """Return what `prepare` does, and leave it to the ranks that run the call to copy pages."""
         return call
 
     def make_room(self, slot: int, tokens: int) -> None:
@@ -153,11 +153,11 @@ class KvCache:
         """Write new keys and values [R, K, S, H]. All places are tensors, so that a CUDA graph can hold this."""
         if not new:
             return
-        rows, places = self._places(tokens, next(iter(new.values())).shape[2])  # the same in all layers
+        rows, positions = self._places(tokens, next(iter(new.values())).shape[2])  # the same in all layers
         for name, values in new.items():
             heads = torch.arange(values.shape[1], device=rows.device)[None, :, None]
             array = self._arrays[name]
-            codes(array)[rows[:, None], heads, places[:, None]] = codes(values.to(array.dtype))
+            codes(array)[rows[:, None], heads, positions[:, None]] = codes(values.to(array.dtype))
 
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens of slot `source` to slot `target`, and its states.
@@ -180,7 +180,7 @@ class KvCache:
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
         """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
         arrays = [codes(self._arrays[spec.name]) for spec in self.specs]
-        self._run(partial(copy_places, arrays, *(self._place_of(slots, each) for each in (sources, targets))))
+        self._run(partial(copy_places, arrays, *(self._place_of(slots, positions) for positions in (sources, targets))))
 
     def form(self, tokens: int) -> CacheForm:
         """Return what a saved sequence of `tokens` tokens is."""
@@ -262,9 +262,9 @@ class KvCache:
         slots = torch.arange(tokens.first_slot, tokens.first_slot + rows, device=device)
         return slots[:, None], tokens.starts[:, None] + torch.arange(size, device=device)
 
-    def _place_of(self, slots: Ints, places: Ints) -> Place:
+    def _place_of(self, slots: Ints, positions: Ints) -> Place:
         """Return where cached tokens lie."""
-        return slots.astype(np.int64), places.astype(np.int64)
+        return slots.astype(np.int64), positions.astype(np.int64)
 
     def _check_position(self, slot: int, count: int) -> None:
         if self.states and self.positions[slot] != count:

@@ -52,11 +52,11 @@ class OutputMemory:
         """Return the main output of a decode step, [R, V]."""
         return self._arrays[self.main][:rows]
 
-    def join(self, places: Ints, rows: int, size: int) -> None:
+    def join(self, members: Ints, rows: int, size: int) -> None:
         """Put the outputs of a group, of `rows` with its padding, where those of its rows are in the whole call."""
         for name in self._outputs:
-            part = self._shaped(self._arrays, name, rows, size)[: len(places)]
-            self._stream.run(partial(_put, self._joined[name], (places, size), part))
+            part = self._shaped(self._arrays, name, rows, size)[: len(members)]
+            self._stream.run(partial(_put, self._joined[name], (members, size), part))
 
     def of(self, name: str, shape: tuple[int, int], *, is_joined: bool) -> torch.Tensor | None:
         """Return an output of a call of R rows and S new tokens as [R, S, V], or [R, V] of the last ones."""

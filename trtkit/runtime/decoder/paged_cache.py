@@ -70,7 +70,7 @@ class PagedCache(KvCache):
         """Take from another rank in which pages a slot's tokens are."""
         self.table[slot, : len(pages)] = pages
 
-    def place(self, call: Call) -> Call:
+    def prepare(self, call: Call) -> Call:
         """Return a call with the pages of its rows, after copying those that others read too and it writes.
 
         Raises ExecutionError if there are not enough pages.
@@ -81,7 +81,7 @@ class PagedCache(KvCache):
         return call
 
     def assign(self, call: Call) -> Call:
-        """Return what `place` does, and leave it to the ranks that run the call to copy pages."""
+        """Return what `prepare` does, and leave it to the ranks that run the call to copy pages."""
         if call.pages is not None or self.pages is None:
             return call
         stops, slots = call.starts + call.counts, np.arange(call.rows.start, call.rows.stop)
@@ -143,14 +143,14 @@ class PagedCache(KvCache):
         """Return pages and places in them [R, S]; padding goes to page 0."""
         assert tokens.table is not None
         new = torch.arange(size, device=tokens.starts.device)
-        places = tokens.starts[:, None] + new
-        at = (places // self._page_size).clamp(max=tokens.table.shape[1] - 1)
+        positions = tokens.starts[:, None] + new
+        at = (positions // self._page_size).clamp(max=tokens.table.shape[1] - 1)
         pages = tokens.table.long().gather(1, at)
-        return torch.where(new < tokens.counts[:, None], pages, 0), places % self._page_size
+        return torch.where(new < tokens.counts[:, None], pages, 0), positions % self._page_size
 
-    def _place_of(self, slots: Ints, places: Ints) -> Place:
+    def _place_of(self, slots: Ints, positions: Ints) -> Place:
         """Return the pages of cached tokens, and their places in them."""
-        return self.table[slots, places // self._page_size].astype(np.int64), places % self._page_size
+        return self.table[slots, positions // self._page_size].astype(np.int64), positions % self._page_size
 
     def _page_numbers(self, slot: int, count: int) -> Ints:
         return self.table[slot, : -(-count // self._page_size)].astype(np.int64)

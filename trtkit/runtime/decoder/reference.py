@@ -134,7 +134,7 @@ class ReferenceDecoder:
 
     def _placed(self, call: Call) -> Call:
         call.check(self.slots, self.max_length)
-        return self.cache.place(call)
+        return self.cache.prepare(call)
 
     def abort(self) -> None:
         """Do nothing: exchanges between processes end when one of them does."""

@@ -155,7 +155,7 @@ def _pages(bundle: Bundle, options: OpenOptions) -> int | None:
     if gib is None:
         return None
     stage = bundle.manifest.stages[-1]
-    ranks = [[record.spec for record in each.inputs] for each in stage.networks]
+    ranks = [[record.spec for record in network.inputs] for network in stage.networks]
     ranks[0] = with_head(ranks[0], _head_inputs(bundle, options))
     if page_tokens_of(ranks[0]) is None:
         fix = "build with `--set llm.kv=paged`, or limit the slots"

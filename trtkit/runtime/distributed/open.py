@@ -79,10 +79,10 @@ def _runner(bundle: Bundle, options: OpenOptions, group: RankGroup) -> tuple[Sta
         group.abort = execution.abort
         if world.rank:
             execution.cache.follow()
-        own = RankFacts(
+        rank_facts = RankFacts(
             execution.vocab_size, execution.has_all_logits, execution.description, execution.cache.form(1).arrays
         )
-        group.post("facts", json.dumps(to_json(own)))
+        group.post("facts", json.dumps(to_json(rank_facts)))
         facts = [from_json(RankFacts, json.loads(text)) for text in group.collect("facts")]
     group.settle()
     runner = StageRunner(execution, group.channel, GridPosition(world.rank, grid, members, options.parts))

@@ -70,8 +70,8 @@ class GridPosition:
 class StageRunner:
     """A rank's share of every call."""
 
-    def __init__(self, execution: RankExecution, channel: Channel, place: GridPosition) -> None:
-        self.execution, self._channel, self._place = execution, channel, place
+    def __init__(self, execution: RankExecution, channel: Channel, position: GridPosition) -> None:
+        self.execution, self._channel, self._place = execution, channel, position
         self._calls = 0
         self.steps = PipelineSteps()
 

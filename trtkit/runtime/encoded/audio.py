@@ -48,8 +48,12 @@ class AudioPrompts(EncoderPrompts):
         unknown = sorted(set(prompt) - {"audio", "language", "task", "prompt_token_ids"})
         if unknown:
             raise RequestError(f"a prompt with audio has no `{unknown[0]}`", "prompt", fix)
-        own = prompt.get("prompt_token_ids")
-        ids = self.ids(prompt.get("language"), prompt.get("task")) if own is None else reader.checked_ids(own)
+        stated_ids = prompt.get("prompt_token_ids")
+        ids = (
+            self.ids(prompt.get("language"), prompt.get("task"))
+            if stated_ids is None
+            else reader.checked_ids(stated_ids)
+        )
         return self.merge(ids, prompt["audio"])
 
     def ids(self, language: str | None = None, task: str | None = None) -> list[int]:

@@ -162,7 +162,7 @@ class Frontend:
             job.finish(finished)
             if job.is_streamed:
                 indexes = list(job.completions) if job.params.num_beams > 1 else [int(index)]
-                self._news |= {(name, each): job for each in indexes}
+                self._news |= {(name, index): job for index in indexes}
             if job.is_done:
                 del self.jobs[name]
                 done.append(job)
@@ -292,7 +292,9 @@ def _bytes_of(gib: float, name: str) -> int:
 
 def check_known_answer(bundle: Bundle, answer: Callable[[str | list[int], SamplingParams], CompletionOutput]) -> None:
     """Ask the bundle's known request, if it has one. Raises RankError if the ranks answer something else."""
-    known = next((each for each in read_all_known(bundle) if {"text_output", "output_ids"} & each.outputs.keys()), None)
+    known = next(
+        (request for request in read_all_known(bundle) if {"text_output", "output_ids"} & request.outputs.keys()), None
+    )
     if known is None:
         return
     params = SamplingParams(temperature=0.0, max_tokens=int(known.inputs["max_tokens"].item()))

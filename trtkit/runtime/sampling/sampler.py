@@ -210,8 +210,8 @@ class Sampler:
             return drawn(scores, slots, self._columns, self._uniforms(slots)), errors
         tokens = largest_there(scores)
         if rows.size:
-            place, chosen = self._place(rows, logits), slots[rows]
-            tokens[place] = drawn(scores[place], chosen, self._columns, self._uniforms(chosen))
+            index, chosen = self._place(rows, logits), slots[rows]
+            tokens[index] = drawn(scores[index], chosen, self._columns, self._uniforms(chosen))
         return tokens, errors
 
     def _uniforms(self, slots: Array) -> Array:

@@ -84,10 +84,10 @@ class TokenWeights:
             np.subtract(self.scores, self._top, out=out)
             out *= self._scale
 
-    def keep(self, places: Array) -> None:
+    def keep(self, indices: Array) -> None:
         """Leave out all but some places, in order."""
-        self.ids = places if self.ids is None else self.ids[places]
-        self.scores, self.values = self.scores[places], self.values[places]
+        self.ids = indices if self.ids is None else self.ids[indices]
+        self.scores, self.values = self.scores[indices], self.values[indices]
 
     def remove_below(self, least: float) -> None:
         """Remove tokens of a weight below `least`."""
@@ -95,9 +95,9 @@ class TokenWeights:
         values = torch.from_numpy(self.values)
         torch.threshold(values, under, 0.0, out=values)
 
-    def tokens(self, places: Array) -> Array:
+    def tokens(self, indices: Array) -> Array:
         """Return the ids of places."""
-        return places if self.ids is None else self.ids[places]
+        return indices if self.ids is None else self.ids[indices]
 
     def pick(self, uniform: float) -> int:
         """Return the token that a number draws. What weighs nothing is never picked, whatever the number."""
@@ -139,10 +139,10 @@ def _top_k(scores: Array, k: int, space: Workspace) -> tuple[float, Array | None
     even = len(scores) // _GROUPS * _GROUPS
     tops = scores[:even].reshape(_GROUPS, -1).max(0)
     if 2 * k <= len(tops):
-        places = _if_few(scores, _slightly_less(np.partition(tops, len(tops) - k)[len(tops) - k]))
-        if places is not None:
-            candidates = scores[places]
-            return float(np.partition(candidates, len(places) - k)[len(places) - k]), places
+        indices = _if_few(scores, _slightly_less(np.partition(tops, len(tops) - k)[len(tops) - k]))
+        if indices is not None:
+            candidates = scores[indices]
+            return float(np.partition(candidates, len(indices) - k)[len(indices) - k]), indices
     space.spare[:] = scores
     space.spare.partition(len(scores) - k)
     least = float(space.spare[len(scores) - k])

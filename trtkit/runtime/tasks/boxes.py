@@ -72,7 +72,7 @@ def read_queries(boxes: Array, logits: Array, scores: Scores, size: tuple[int, i
     pixels = corners(boxes) * np.array([*size, *size])
     by_class = probabilities(logits, scores)
     read = _each_class if scores == "sigmoid" else _best
-    return [read(image, each, image[:, :0]) for image, each in zip(pixels, by_class, strict=True)]
+    return [read(image, class_scores, image[:, :0]) for image, class_scores in zip(pixels, by_class, strict=True)]
 
 
 def read_selected(counts: Array, boxes: Array, scores: Array, classes: Array) -> list[Detections]:

@@ -61,7 +61,9 @@ class TaskReader:
             detected = read_boxes(self.task, arrays, size)
             return [self._boxes(*pair) for pair in zip(detected, placed, strict=True)]
         first = next(iter(arrays.values()))
-        return [self._answer(self.task.kind, value, place, size) for value, place in zip(first, placed, strict=True)]
+        return [
+            self._answer(self.task.kind, value, placement, size) for value, placement in zip(first, placed, strict=True)
+        ]
 
     def _answer(self, kind: str, value: Array, placed: PicturePlacement, size: tuple[int, int]) -> Answer:
         """Return what one row of the first output says."""
@@ -120,16 +122,16 @@ def read_boxes(task: Task, arrays: Mapping[str, Array], size: tuple[int, int]) -
     limits = box_layouts.BoxLimits(options.min_score, options.max_iou, options.max_boxes)
     if options.layout == "text-map":
         (maps,) = arrays.values()
-        return [box_layouts.strongest(text_boxes(each[0], size), limits) for each in maps]
+        return [box_layouts.strongest(text_boxes(array[0], size), limits) for array in maps]
     if options.layout == "queries":
         assert options.scores is not None
-        places, logits = sorted(arrays.values(), key=lambda array: array.shape[-1] != 4)
-        read = box_layouts.read_queries(places, logits, options.scores, size)
-        return [box_layouts.strongest(each, limits) for each in read]
+        boxes, logits = sorted(arrays.values(), key=lambda array: array.shape[-1] != 4)
+        read = box_layouts.read_queries(boxes, logits, options.scores, size)
+        return [box_layouts.strongest(rows, limits) for rows in read]
     classes = 1 if task.kind == "pose" else None
     read = box_layouts.read_rows(next(iter(arrays.values())), options.layout, classes)
     finish = box_layouts.strongest if options.layout == "suppressed" else box_layouts.suppress
-    return [finish(each, limits) for each in read]
+    return [finish(rows, limits) for rows in read]
 
 
 def open_reader(bundle: Bundle, top_k: int = 5) -> TaskReader:
@@ -172,9 +174,9 @@ def _own_labels(task: Task, bundle: Bundle) -> tuple[str, ...]:
 
 def _check_outputs(task: Task, outputs: Sequence[IoRecord]) -> None:
     """Refuse outputs that the task cannot be. Raises SourceError."""
-    if task.has_engine_nms and [each.name for each in outputs] == list(NMS_OUTPUTS):
+    if task.has_engine_nms and [output.name for output in outputs] == list(NMS_OUTPUTS):
         return
-    shapes = ", ".join(f"`{each.name}` {list(each.shape)}" for each in outputs)
+    shapes = ", ".join(f"`{output.name}` {list(output.shape)}" for output in outputs)
     if task.has_engine_nms or not _fits(task, outputs):
         layout = "" if task.boxes is None else f" in the layout `{task.boxes.layout}`"
         what = f"outputs {shapes} are not those of a {task.kind} task{layout}"
@@ -182,7 +184,7 @@ def _check_outputs(task: Task, outputs: Sequence[IoRecord]) -> None:
 
 
 def _fits(task: Task, outputs: Sequence[IoRecord]) -> bool:
-    shapes = [each.shape for each in outputs]
+    shapes = [output.shape for output in outputs]
     if task.boxes is None:
         ranks = _RANKS[task.kind]
         is_depth_map = task.kind != "depth" or len(shapes[0]) == 3 or shapes[0][1] in {1, -1}
@@ -217,7 +219,7 @@ def class_count(task: Task, outputs: Sequence[IoRecord]) -> int:
     elif task.boxes is None or task.boxes.layout == "suppressed" or task.has_engine_nms or task.kind == "pose":
         return 0
     elif task.boxes.layout == "queries":
-        logits = next(each.shape for each in outputs if each.shape[2] != 4)
+        logits = next(output.shape for output in outputs if output.shape[2] != 4)
         count = logits[2] - (task.boxes.scores == "softmax") if logits[2] > 0 else 0
     else:
         count = first[1] - 4 if task.boxes.layout == "channels-first" else first[2] - 5

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 def _delta_layers(metadata: Metadata, file: GgufFile) -> Fields:
     """Return which layers are which, and the size of a value head."""
     types = kinds(metadata, file, FULL_ATTENTION, "linear_attention")
-    own = len(types) - int(metadata.get("nextn_predict_layers", 0))
-    return {"linear_value_head_dim": mamba_head(metadata), "layer_types": types[:own]}
+    count = len(types) - int(metadata.get("nextn_predict_layers", 0))
+    return {"linear_value_head_dim": mamba_head(metadata), "layer_types": types[:count]}
 
 
 _DELTA_FIELDS = {

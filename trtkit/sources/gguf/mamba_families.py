@@ -214,12 +214,12 @@ def _nemotron_layers(metadata: Metadata, file: GgufFile) -> Fields:
     """Return which layers are which, and the size of an MLP, which files state as 0 for other layers."""
     tensors = {**FULL_ATTENTION, "ffn_gate_inp.weight": "moe", "ffn_up.weight": "mlp"}
     types = kinds(metadata, file, tensors, "linear_attention")
-    own = len(types) - int(metadata.get("nextn_predict_layers", 0))
+    count = len(types) - int(metadata.get("nextn_predict_layers", 0))
     return {
         **key_heads(metadata),
         "mamba_head_dim": mamba_head(metadata),
-        "layers_block_type": types[:own],
-        "intermediate_size": max(int(each) for each in metadata.listed("feed_forward_length")),
+        "layers_block_type": types[:count],
+        "intermediate_size": max(int(width) for width in metadata.listed("feed_forward_length")),
     }
 
 

@@ -125,8 +125,8 @@ def gguf_tokenizer(file: GgufFile) -> TokenizerSource:
     for name in ("tokens", "token_type", _NEEDED[kind]):
         if _KEY + name not in file.metadata:
             raise SourceError(f"metadata key `{_KEY}{name}` is missing", str(file.path), fix)
-    own = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
-    return GgufTokenizer(own, str(file.path))
+    fields = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
+    return GgufTokenizer(fields, str(file.path))
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:

@@ -95,7 +95,7 @@ class _TensorFinder:
             return
         start, tensor = self.family.layers.format(i=block[1]), block[2]
         module, _, suffix = tensor.rpartition(".")
-        whole = next((each for each in self.family.joined if module in each.tensors), None)
+        whole = next((group for group in self.family.joined if module in group.tensors), None)
         if tensor in self.family.blocks:
             yield f"{start}{self.family.blocks[tensor]}", self._restored(name, tensor)
         elif module in self.family.blocks:
@@ -105,8 +105,8 @@ class _TensorFinder:
             for hf, part in self._split(name, module):
                 yield f"{start}{hf}.{suffix}", part
         elif whole is not None:
-            names = [f"blk.{block[1]}.{each}.{suffix}" for each in whole.tensors]
-            if all(each in self.file.tensors for each in names):
+            names = [f"blk.{block[1]}.{tensor}.{suffix}" for tensor in whole.tensors]
+            if all(name in self.file.tensors for name in names):
                 stored = join(self.file, names, whole, self.config, keep_quantized=self.keep_quantized)
                 yield f"{start}{whole.module}.{suffix}", stored
         else:
@@ -133,8 +133,8 @@ class _TensorFinder:
             stored = (self.file.stored_matrix if self.keep_quantized else self.file.stored_row)(name, expert)
             rows = stored.shape[0] // len(parts) if stored.shape else 1
             for index, part in enumerate(parts):
-                own = stored if len(parts) == 1 else take_rows(stored, index * rows, rows)
-                yield experts[part].format(e=expert), own
+                array = stored if len(parts) == 1 else take_rows(stored, index * rows, rows)
+                yield experts[part].format(e=expert), array
 
     def _split(self, name: str, module: str) -> Iterator[_Named]:
         """Yield queries, keys and values of a tensor that holds their rows in this order."""
@@ -149,7 +149,7 @@ class _TensorFinder:
         """Return what to undo. key: what the family calls the tensor; biases are changed with their rows only."""
         changes = self.family.changes.get(key, ())
         is_bias = name.endswith(".bias") and not key.endswith(".bias")
-        return tuple(each for each in changes if not (is_bias and each in OF_WEIGHTS))
+        return tuple(change for change in changes if not (is_bias and change in OF_WEIGHTS))
 
     def _restored(self, name: str, key: str) -> StoredArray:
         """Return a tensor with what the converter did to it undone."""

@@ -215,16 +215,16 @@ def _matching(session: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor
         tuple(slice(size) if isinstance(size, int) else slice(None) for size in item.shape)
         for item in session.get_inputs()
     ]
-    return [x[places].contiguous() for x, places in zip(inputs, fixed, strict=True)]
+    return [x[indices].contiguous() for x, indices in zip(inputs, fixed, strict=True)]
 
 
 def _check_close(expected: Sequence[torch.Tensor], outputs: Sequence[np.ndarray[Any, Any]]) -> None:
-    for place, (want, have) in enumerate(zip(expected, outputs, strict=True)):
+    for index, (want, have) in enumerate(zip(expected, outputs, strict=True)):
         reference = want.numpy().astype(np.float64)
         if reference.shape != have.shape:
-            raise SourceError(f"output {place} has shape {list(have.shape)}, in torch {list(reference.shape)}")
+            raise SourceError(f"output {index} has shape {list(have.shape)}, in torch {list(reference.shape)}")
         if np.linalg.norm(have - reference) > _TOLERANCE * max(float(np.linalg.norm(reference)), 1e-6):
-            raise SourceError(f"output {place} differs from torch's")
+            raise SourceError(f"output {index} differs from torch's")
 
 
 def _tensors(outputs: Any) -> list[torch.Tensor]:

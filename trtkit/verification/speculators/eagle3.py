@@ -41,9 +41,9 @@ class Eagle3Reference:
             rows, columns = self._of_layer(f"attention.{name}.weight").shape
             wide = torch.nn.Linear(columns, rows, bias=bool(config.attention_bias))
             setattr(self._layer.self_attn, f"{name}_proj", wide)
-        own = {each.name: each.path for each in head.spec.head_weights() if each.path.startswith("layers.")}
-        self._hidden_norm = self._weights[own.pop("hidden_norm.weight")]
-        self._layer.load_state_dict({name: self._weights[path] for name, path in own.items()})
+        names = {weight.name: weight.path for weight in head.spec.head_weights() if weight.path.startswith("layers.")}
+        self._hidden_norm = self._weights[names.pop("hidden_norm.weight")]
+        self._layer.load_state_dict({name: self._weights[path] for name, path in names.items()})
 
     def fuse(self, states: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]) -> torch.Tensor:
         """Return what the head reads [S, D] of the hidden states [S, D'] that the model's layers begin with."""
@@ -124,7 +124,7 @@ def eagle3_pairs(
         assert model.next_hidden is not None
         ours_hidden, tokens, pairs = model.next_hidden[:, : count - 1].clone(), list(ids[1:]), []
         middle = count // 2
-        spans = [(0, middle), *((place, place + 1) for place in range(middle, count - 1 + _GUESSES))]
+        spans = [(0, middle), *((position, position + 1) for position in range(middle, count - 1 + _GUESSES))]
         for start, stop in spans:
             sizes = np.array([start]), np.array([stop - start])
             call = Call(0, np.array([tokens[start:stop]]), *sizes, hidden=ours_hidden[:, start:stop])

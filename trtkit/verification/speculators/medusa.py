@@ -57,8 +57,8 @@ def medusa_pairs(
         model.forward(Call(0, np.array([ids]), np.zeros(1, np.int64), np.array([count])))
         assert model.next_hidden is not None
         states, zeros, ours = model.next_hidden[0].clone(), np.zeros(1, np.int64), []
-        for place in range(count):
-            logits = heads.forward(Call(0, zeros[:, None], zeros, zeros, hidden=states[place : place + 1]))
+        for position in range(count):
+            logits = heads.forward(Call(0, zeros[:, None], zeros, zeros, hidden=states[position : position + 1]))
             ours.append(logits.view(head.spec.heads, -1)[:, head.ids].clone())
     return list(zip(torch.stack(ours, 1), theirs, strict=True))
 

@@ -44,7 +44,7 @@ def test_rows_run_by_length_only_where_no_stage_needs_them_together(
     arrays: tuple[CacheArray, ...], is_parted: bool
 ) -> None:
     call = Call(0, np.array([[3], [4]]), np.array([400, 5]), np.array([1, 1]))
-    assert group(arrays).place(call).runs_together != is_parted
+    assert group(arrays).prepare(call).runs_together != is_parted
 
 
 def test_a_first_stage_without_attention_keeps_the_blocks_of_the_others() -> None:

@@ -59,8 +59,8 @@ def top_k(layer: OnnxLayer) -> tuple[Value, ...]:
     if layer.has(1):
         count = e.emit("Reshape", layer.int64(1), e.constant([1]))
     is_max = int(layer.option("op") == "MAX")
-    values, places = e.emit_several(2, "TopK", layer.value(0), count, axis=axis, largest=is_max, sorted=1)
-    return values, places if layer.output(1).dtype == INT64 else e.cast(places, layer.output(1).dtype)
+    values, indices = e.emit_several(2, "TopK", layer.value(0), count, axis=axis, largest=is_max, sorted=1)
+    return values, indices if layer.output(1).dtype == INT64 else e.cast(indices, layer.output(1).dtype)
 
 
 def softmax(layer: OnnxLayer) -> Value:

@@ -78,10 +78,10 @@ def one_hot(layer: OnnxLayer) -> Value:
     e, rank = layer.emitter, len(layer.output_shape())
     axis = layer.number("axis") % rank
     classes = e.ramp(e.emit("Squeeze", layer.vector(2)))
-    others = [place for place in range(rank) if place != axis]
+    others = [other for other in range(rank) if other != axis]
     classes = e.emit("Unsqueeze", classes, e.constant(others)) if others else classes
     is_class = e.emit("Equal", e.emit("Unsqueeze", layer.int64(0), e.constant([axis])), classes)
-    off, on = (e.emit("Gather", layer.value(1), e.constant(place)) for place in (0, 1))
+    off, on = (e.emit("Gather", layer.value(1), e.constant(index)) for index in (0, 1))
     return e.emit("Where", is_class, on, off)
 
 
@@ -110,8 +110,8 @@ def scatter(layer: OnnxLayer) -> Value:
 
 def non_zero(layer: OnnxLayer) -> Value:
     """Return the positions of non-zero elements, one row per axis."""
-    places = layer.emitter.emit("NonZero", layer.value(0))
-    return places if layer.output().dtype == INT64 else layer.emitter.cast(places, layer.output().dtype)
+    indices = layer.emitter.emit("NonZero", layer.value(0))
+    return indices if layer.output().dtype == INT64 else layer.emitter.cast(indices, layer.output().dtype)
 
 
 _START, _SIZE, _STRIDE, _FILL, _AXES = 1, 2, 3, 4, 5
@@ -159,10 +159,10 @@ def _gathered(layer: OnnxLayer, known: dict[int, tuple[int, ...] | None]) -> Val
     if layer.has(_AXES) and axes is None:
         raise NotInOnnxError("its axes are known at run time only")
     value, inside = layer.value(0), []
-    for place, stated in enumerate(range(rank) if axes is None else axes):
+    for number, stated in enumerate(range(rank) if axes is None else axes):
         axis = stated % rank
-        first, step = (_item(layer, known, index, place, axis) for index in (_START, _STRIDE))
-        count = _item(layer, known, _SIZE, place, axis)
+        first, step = (_item(layer, known, index, number, axis) for index in (_START, _STRIDE))
+        count = _item(layer, known, _SIZE, number, axis)
         index = e.emit("Add", first, e.emit("Mul", e.ramp(count), step))
         length = e.size(layer.value(0), axis)
         if mode == "FILL":
@@ -180,13 +180,13 @@ def _gathered(layer: OnnxLayer, known: dict[int, tuple[int, ...] | None]) -> Val
     return e.emit("Where", allowed, value, fill)
 
 
-def _item(layer: OnnxLayer, known: dict[int, tuple[int, ...] | None], index: int, place: int, axis: int) -> Value:
+def _item(layer: OnnxLayer, known: dict[int, tuple[int, ...] | None], index: int, number: int, axis: int) -> Value:
     """Return start, size or stride of one axis as a scalar; the whole axis by default."""
     e, numbers = layer.emitter, known[index]
     if numbers is not None:
-        return e.constant(numbers[place])
+        return e.constant(numbers[number])
     if layer.has(index):
-        return e.emit("Gather", layer.vector(index), e.constant(place))
+        return e.emit("Gather", layer.vector(index), e.constant(number))
     return e.size(layer.value(0), axis) if index == _SIZE else e.constant(int(index == _STRIDE))
 
 

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 _CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
 
-def shifted(o: Writer, node: Node, place: int, zero_place: int, axis: int) -> OnnxValue:
+def shifted(o: Writer, node: Node, index: int, zero_place: int, axis: int) -> OnnxValue:
     """Return an input minus its zero point in fp32; a vector of zero points lies along `axis`."""
-    value = node.constants[place]
+    value = node.constants[index]
     zero_point = node.constants[zero_place] if node.input(zero_place) else np.zeros((), np.int8)
     if value is not None and zero_point is not None:
         return _weights(o, value.astype(np.int32) - _along(zero_point, axis, value.ndim).astype(np.int32))
-    whole = node.whole(o, place)
+    whole = node.whole(o, index)
     if not node.input(zero_place):
         return whole
     return whole - o.along(node.whole(o, zero_place), axis, len(whole.shape))
@@ -45,7 +45,7 @@ def _along(value: Array, axis: int, rank: int) -> Array:
     """Return a vector along one axis."""
     if value.size == 1:
         return value.reshape(())
-    return value.reshape([-1 if place == axis % rank else 1 for place in range(rank)])
+    return value.reshape([-1 if index == axis % rank else 1 for index in range(rank)])
 
 
 def conv_integer(o: Writer, node: Node) -> Written:
@@ -69,9 +69,9 @@ def matmul_integer(o: Writer, node: Node) -> Written:
     return [o.cast(o.unary("round", integer_matmul(o, node, (0, 1, 2, 3))), INT32)]
 
 
-def integer_matmul(o: Writer, node: Node, places: tuple[int, int, int, int]) -> OnnxValue:
-    """Return the product in fp32. places: of A, B and their zero points, which lie along A's rows and B's columns."""
-    a, b, a_zero, b_zero = places
+def integer_matmul(o: Writer, node: Node, indices: tuple[int, int, int, int]) -> OnnxValue:
+    """Return the product in fp32. indices: of A, B and their zero points, which lie along A's rows and B's columns."""
+    a, b, a_zero, b_zero = indices
     left = shifted(o, node, a, a_zero, -2)
     return o.matmul(left, shifted(o, node, b, b_zero, -1))
 

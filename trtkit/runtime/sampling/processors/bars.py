@@ -26,8 +26,8 @@ def repeated_ngrams(ids: Array, size: int) -> Array:
     if windows <= 0:
         return NOTHING
     matches = np.ones(windows, np.bool_)
-    for place in range(size - 1):
-        matches &= ids[place : place + windows] == ids[len(ids) - size + 1 + place]
+    for step in range(size - 1):
+        matches &= ids[step : step + windows] == ids[len(ids) - size + 1 + step]
     return ids[size - 1 :][matches]
 
 
@@ -49,7 +49,7 @@ def _ngrams(step: SamplingStep) -> Iterator[tuple[int, Array]]:
 
 
 def _words(step: SamplingStep) -> Iterator[tuple[int, Array]]:
-    for row, state in step.each(Use.BAD_WORDS):
+    for row, state in step.states_of(Use.BAD_WORDS):
         yield row, state.bad_words.barred(step.sequences.ids(step.slots[row]))
 
 
@@ -70,7 +70,7 @@ def force(step: SamplingStep) -> None:
     the answer is allowed. Once the tokens left of `max_tokens` are no more than the missing words need, the words are
     forced token by token, the one that is furthest along first.
     """
-    for row, state in step.each(Use.FORCE_WORDS):
+    for row, state in step.states_of(Use.FORCE_WORDS):
         slot = step.slots[row]
         generated = step.sequences.generated(slot)
         missing = state.force_words.missing(generated)
@@ -87,7 +87,7 @@ def force(step: SamplingStep) -> None:
 def follow_guides(step: SamplingStep) -> None:
     """Bar what a row's grammar does not allow next."""
     rows, masks = [], []
-    for row, state in step.each(Use.GUIDE):
+    for row, state in step.states_of(Use.GUIDE):
         assert state.guide
         if not state.guide.error:
             rows.append(row)

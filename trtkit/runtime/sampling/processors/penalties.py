@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_bias(step: SamplingStep) -> None:
     """Add `logit_bias` (OpenAI's definition; transformers' SequenceBiasLogitsProcessor for runs of one token)."""
-    biased = step.each(Use.BIAS)
+    biased = step.states_of(Use.BIAS)
     if not biased:
         return
     rows = np.repeat([row for row, _ in biased], [len(state.bias_ids) for _, state in biased])
@@ -35,10 +35,10 @@ def penalise_repetition(step: SamplingStep) -> None:
         return
     rows, ids = step.pairs(using, generated=False)
     penalty = step.tensor(step.columns["repetition_penalty"][step.slots[rows]])
-    place = step.tensor(rows), step.tensor(ids)
-    score = step.scores[place]
+    cells = step.tensor(rows), step.tensor(ids)
+    score = step.scores[cells]
     # A token that occurs twice writes the same score twice.
-    step.scores[place] = torch.where(score < 0, score * penalty, score / penalty)
+    step.scores[cells] = torch.where(score < 0, score * penalty, score / penalty)
 
 
 class TokenCounts:
@@ -81,5 +81,5 @@ def penalise_counts(step: SamplingStep, counts: TokenCounts) -> None:
     slots = step.slots[rows]
     cost = step.columns["frequency_penalty"][slots] * counts.at(slots, ids).astype(np.float32)
     cost += step.columns["presence_penalty"][slots]
-    place = step.tensor(rows), step.tensor(ids)
-    step.scores[place] = step.scores[place] - step.tensor(cost)
+    cells = step.tensor(rows), step.tensor(ids)
+    step.scores[cells] = step.scores[cells] - step.tensor(cost)
