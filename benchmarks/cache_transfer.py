@@ -11,8 +11,8 @@ import torch
 from benchmarks.measure import write
 from trtkit.deployment.dynamo.disaggregation import Borrower, Lender
 from trtkit.jobs.json_form import to_json
-from trtkit.runtime.decoder import CacheForm, SavedSequence
-from trtkit.runtime.decoder.saved import CacheArray
+from trtkit.llm.execution import CacheForm, SavedSequence
+from trtkit.llm.execution.saved import CacheArray
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -15,8 +15,8 @@ from trtkit.backends import load_backend
 from trtkit.builder.decoders import decoder_size, llm_options, open_decoder
 from trtkit.config.load import load_config
 from trtkit.dtypes import DTYPES
+from trtkit.llm.execution import Call, ReferenceDecoder, config_network, decoder_network
 from trtkit.resolve import resolve
-from trtkit.runtime.decoder import Call, ReferenceDecoder, config_network, decoder_network
 from trtkit.sources.decoder_source import open_decoder_source
 
 if TYPE_CHECKING:

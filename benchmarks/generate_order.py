@@ -18,7 +18,7 @@ from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config
 from trtkit.jobs.runner import new_runner
-from trtkit.runtime.llm import PreparedPrompt, TextBundle, read_text_bundle
+from trtkit.llm import PreparedPrompt, TextBundle, read_text_bundle
 
 PROMPTS, BEGINNINGS, BEGINNING, SLOTS, SEEDS = 96, 12, 96, 8, 10
 

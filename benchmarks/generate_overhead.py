@@ -10,19 +10,19 @@ import torch
 from transformers.generation import logits_process
 
 from benchmarks.measure import interleaved, seconds, summary, write
+from trtkit.llm.cache.imports import Imports
+from trtkit.llm.engine import Engine, Request
+from trtkit.llm.engine.state import State
+from trtkit.llm.execution import KvCache
+from trtkit.llm.sampling.params import SamplingParams
+from trtkit.llm.sampling.settings import Settings, Vocabulary
+from trtkit.llm.scheduler import DEFAULT_SCHEDULE, Waiting
+from trtkit.llm.scheduler.admission import admit_waiting
 from trtkit.network.input_spec import Axis, InputSpec
-from trtkit.runtime.decoder import KvCache
-from trtkit.runtime.generation import Engine, Request
-from trtkit.runtime.generation.admission import admit_waiting
-from trtkit.runtime.generation.imports import Imports
-from trtkit.runtime.generation.state import State
-from trtkit.runtime.sampling.params import SamplingParams
-from trtkit.runtime.sampling.settings import Settings, Vocabulary
-from trtkit.runtime.scheduling import DEFAULT_SCHEDULE, Waiting
 
 if TYPE_CHECKING:
-    from trtkit.runtime.decoder import Call
-    from trtkit.runtime.decoder.execution import Draw
+    from trtkit.llm.execution import Call
+    from trtkit.llm.execution.execution import Draw
 
 SLOTS, VOCABULARY, HISTORY = 64, 49152, 128
 SMALL = 512

@@ -16,14 +16,14 @@ from benchmarks.measure import write
 from trtkit.backends import load_backend
 from trtkit.builder.decoders import open_decoder
 from trtkit.config.load import load_config
+from trtkit.llm.engine import Engine, EngineOptions, Request
+from trtkit.llm.execution import ReferenceDecoder, decoder_network
+from trtkit.llm.sampling.params import SamplingParams
+from trtkit.llm.sampling.settings import Settings, Vocabulary
 from trtkit.resolve import resolve
-from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
-from trtkit.runtime.generation import Engine, EngineOptions, Request
-from trtkit.runtime.sampling.params import SamplingParams
-from trtkit.runtime.sampling.settings import Settings, Vocabulary
 
 if TYPE_CHECKING:
-    from trtkit.runtime.decoder import DecoderNetwork
+    from trtkit.llm.execution import DecoderNetwork
 
 LENGTH, SLOTS, CHATS, TURNS = 1024, 4, 12, 4
 PROMPT, TURN, ANSWER = 300, 40, 12

@@ -18,6 +18,7 @@ from trtkit.config.llm import LlmOptions
 from trtkit.config.schema import ModelConfig, Source
 from trtkit.dtypes import FP32
 from trtkit.jobs.job import JobContext
+from trtkit.llm.execution import Call, DecoderNetwork, ReferenceDecoder
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import model_weights
 from trtkit.network.decoder import build_decoder
@@ -25,7 +26,6 @@ from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.planning.count_decoder import count_decoder
 from trtkit.planning.jobs import CountRequest
-from trtkit.runtime.decoder import Call, DecoderNetwork, ReferenceDecoder
 
 if TYPE_CHECKING:
     from trtkit.planning.counts import NetworkCounts

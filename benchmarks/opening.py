@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from benchmarks.measure import interleaved, ratio, summary, write
 from trtkit import build, load_config
 from trtkit.bundle.bundle import open_bundle
-from trtkit.runtime.decoder.network import bundle_network, written_network
+from trtkit.llm.execution.network import bundle_network, written_network
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,12 +14,12 @@ from benchmarks.measure import interleaved, ratio, seconds, summary, write
 from trtkit.backends import load_backend
 from trtkit.builder.decoders import decoder_size, open_decoder
 from trtkit.config.load import load_config
+from trtkit.llm.engine import Engine, EngineOptions, Request
+from trtkit.llm.execution import ReferenceDecoder, decoder_network
+from trtkit.llm.execution.pool_size import PoolSize
+from trtkit.llm.sampling.params import SamplingParams
+from trtkit.llm.sampling.settings import Settings, Vocabulary
 from trtkit.resolve import resolve
-from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
-from trtkit.runtime.decoder.pool_size import PoolSize
-from trtkit.runtime.generation import Engine, EngineOptions, Request
-from trtkit.runtime.sampling.params import SamplingParams
-from trtkit.runtime.sampling.settings import Settings, Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

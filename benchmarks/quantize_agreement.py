@@ -25,11 +25,11 @@ from benchmarks.measure import RESULTS, write, write_between
 from benchmarks.quantize_llm import ROOT, calibration_text, texts
 from trtkit.config.load import load_config
 from trtkit.jobs.steps import Steps
+from trtkit.llm.execution import Call, ReferenceDecoder, config_network
 from trtkit.models.registry import decoder_spec
 from trtkit.quantization.llm import calibration
 from trtkit.quantization.llm.choice import choose
 from trtkit.quantization.llm.torch_model import QuantizedTorchModel, quantize_torch_model
-from trtkit.runtime.decoder import Call, ReferenceDecoder, config_network
 from trtkit.sources.decoder_source import open_decoder_source
 from trtkit.sources.huggingface.model import encoder
 from trtkit.verification.perplexity import mean_loss

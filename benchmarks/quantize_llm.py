@@ -25,8 +25,8 @@ from trtkit.builder.build import build_bundle
 from trtkit.builder.quantize import quantize_model
 from trtkit.config.load import load_config
 from trtkit.jobs.runner import ChildRunner
+from trtkit.llm.execution import Call, ReferenceDecoder, bundle_network
 from trtkit.quantization.jobs import ScoringRequest
-from trtkit.runtime.decoder import Call, ReferenceDecoder, bundle_network
 from trtkit.sources.huggingface.model import encoder
 from trtkit.sources.package_file import resolve
 from trtkit.verification.perplexity import mean_loss

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from benchmarks.measure import interleaved, ratio, seconds, write
-from trtkit.runtime.sampling.params import SamplingParams
-from trtkit.runtime.sampling.sampler import Sampler
-from trtkit.runtime.sampling.settings import Settings, Vocabulary
-from trtkit.runtime.sequences import Sequences
+from trtkit.llm.sampling.params import SamplingParams
+from trtkit.llm.sampling.sampler import Sampler
+from trtkit.llm.sampling.settings import Settings, Vocabulary
+from trtkit.llm.sequences import Sequences
 
 if TYPE_CHECKING:
     from collections.abc import Callable

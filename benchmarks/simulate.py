@@ -16,10 +16,10 @@ import numpy as np
 
 from benchmarks.measure import RESULTS, seconds, write
 from trtkit.jobs.runner import ChildRunner
+from trtkit.llm.scheduler import ScheduleOptions
 from trtkit.planning.gpus import find_gpus
 from trtkit.planning.plan import PlanRequest, llm_question
 from trtkit.planning.source import find_model
-from trtkit.runtime.scheduling import ScheduleOptions
 from trtkit.serving_options import SCHEDULES
 from trtkit.simulation.fleet import FleetOptions, simulate
 from trtkit.simulation.machine import Caches, MachineOptions, machine_of

@@ -19,13 +19,13 @@ from tests.decoders import model_of, rtx
 from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS, case_of
 from trtkit.builder.speculators.source import open_speculator
 from trtkit.dtypes import FP32
+from trtkit.llm.execution import DecoderNetwork, ReferenceDecoder
+from trtkit.llm.execution.pool_size import PoolSize
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.network.speculators.registry import build_speculator
-from trtkit.runtime.decoder import DecoderNetwork, ReferenceDecoder
-from trtkit.runtime.decoder.pool_size import PoolSize
 from trtkit.verification.speculators.gemma4_assistant import new_assistant
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ def block(number: int) -> bytes:
 
 
 if __name__ == "__main__":
-    from trtkit.runtime.host_cache import FileTier
+    from trtkit.llm.cache.host import FileTier
 
     files, number = FileTier(Path(sys.argv[1]), LIMIT, IDENTITY), int(sys.argv[2])
     while True:

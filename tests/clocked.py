@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.generation import PAGE_TOKENS, case_of, network_of
-from trtkit.runtime.decoder import ReferenceDecoder
-from trtkit.runtime.decoder.pool_size import PoolSize
-from trtkit.runtime.generation import Engine, EngineOptions
+from trtkit.llm.engine import Engine, EngineOptions
+from trtkit.llm.execution import ReferenceDecoder
+from trtkit.llm.execution.pool_size import PoolSize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from trtkit.runtime.decoder import Call
-    from trtkit.runtime.sampling.sampler import Draw
+    from trtkit.llm.execution import Call
+    from trtkit.llm.sampling.sampler import Draw
 
 
 class ClockedDecoder(ReferenceDecoder):

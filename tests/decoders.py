@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from trtkit.backends import Backend, load_backend
 from trtkit.dtypes import DTYPES, FP32, DType
+from trtkit.llm.execution.cache_size import page_tokens_of
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder
@@ -27,7 +28,6 @@ from trtkit.network.graph import Graph
 from trtkit.network.layer_difference import first_difference
 from trtkit.network.layer_file import LayerFiles, load_layers, save_layers
 from trtkit.reference import Executor, Options
-from trtkit.runtime.decoder.cache_size import page_tokens_of
 from trtkit.sources.huggingface import auto_classes
 from trtkit.sources.huggingface.stacked_experts import unstack_experts
 from trtkit.sources.safetensors_folder import read_folder
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.decoder_case import Case
+    from trtkit.llm.execution import DecoderNetwork
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.layer_graph import LayerGraph
     from trtkit.reference.ranks import Rank
-    from trtkit.runtime.decoder import DecoderNetwork
 
 T = 32
 """Length of the caches."""

@@ -11,14 +11,14 @@ from tests.decoders import model_of
 from trtkit.builder.build import build_bundle
 from trtkit.config.schema import ModelConfig
 from trtkit.jobs.runner import new_runner
-from trtkit.runtime.decoder import Call
+from trtkit.llm.execution import Call
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.decoder_case import Case
     from trtkit.bundle.bundle import Bundle
-    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.llm.execution import DecoderExecution
 
 
 def config_of(case: Case, folder: Path, precision: str = "fp32", **options: Any) -> ModelConfig:

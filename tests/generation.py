@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from tests.decoder_cases import CASES
 from tests.decoders import graph_of, model_of
 from trtkit.dtypes import FP32
+from trtkit.llm.engine import Engine, EngineOptions, Finished, Request
+from trtkit.llm.execution import DecoderNetwork, ReferenceDecoder
+from trtkit.llm.execution.pool_size import PoolSize
+from trtkit.llm.sampling.params import SamplingParams
+from trtkit.llm.sampling.settings import Settings, Vocabulary
+from trtkit.llm.scheduler import SchedulingParams
 from trtkit.network.decoder_options import DecoderOptions
-from trtkit.runtime.decoder import DecoderNetwork, ReferenceDecoder
-from trtkit.runtime.decoder.pool_size import PoolSize
-from trtkit.runtime.generation import Engine, EngineOptions, Finished, Request
-from trtkit.runtime.sampling.params import SamplingParams
-from trtkit.runtime.sampling.settings import Settings, Vocabulary
-from trtkit.runtime.scheduling import SchedulingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

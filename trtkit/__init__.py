@@ -20,10 +20,10 @@ if TYPE_CHECKING:
         verify,
     )
     from trtkit.benchmarking.request import Load
-    from trtkit.runtime.llm import LLM, AsyncLLM
+    from trtkit.llm import LLM, AsyncLLM
+    from trtkit.llm.sampling.params import SamplingParams
+    from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams
     from trtkit.runtime.model import open_model
-    from trtkit.runtime.sampling.params import SamplingParams
-    from trtkit.runtime.scheduling import ScheduleOptions, SchedulingParams
 
 __all__ = [
     "LLM",
@@ -63,12 +63,12 @@ _MODULES = {
         "trtkit.api",
     ),
     "open_model": "trtkit.runtime.model",
-    "LLM": "trtkit.runtime.llm",
-    "AsyncLLM": "trtkit.runtime.llm",
+    "LLM": "trtkit.llm",
+    "AsyncLLM": "trtkit.llm",
     "Load": "trtkit.benchmarking.request",
-    "SamplingParams": "trtkit.runtime.sampling.params",
-    "ScheduleOptions": "trtkit.runtime.scheduling",
-    "SchedulingParams": "trtkit.runtime.scheduling",
+    "SamplingParams": "trtkit.llm.sampling.params",
+    "ScheduleOptions": "trtkit.llm.scheduler",
+    "SchedulingParams": "trtkit.llm.scheduler",
 }
 
 

@@ -9,7 +9,7 @@ from trtkit.cli import main
 
 def _end_ranks(code: object) -> None:
     """End a process that was one of several ranks: threads of gloo may abort it while Python takes itself apart."""
-    if "trtkit.runtime.distributed.world" in sys.modules:
+    if "trtkit.llm.distributed.world" in sys.modules:
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

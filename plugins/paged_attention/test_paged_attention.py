@@ -235,7 +235,7 @@ def test_inputs_that_do_not_fit_say_why(shapes: Any, attributes: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("place", "attributes", "what"),
+    ("index", "attributes", "what"),
     [
         (1, {}, "keys and values in fp16, fp32: fp32 wanted for queries in fp32, quantization `none`"),
         (8, {}, "queries in fp32 and sinks in fp16: one type wanted"),

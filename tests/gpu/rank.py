@@ -12,7 +12,7 @@ import numpy as np
 from tests.engine_decoders import greedy
 from tests.gpu.place import open_place
 from trtkit.bundle.bundle import open_bundle
-from trtkit.runtime.decoder import open_execution
+from trtkit.llm.execution import open_execution
 
 PROMPTS = np.random.default_rng(0).integers(3, 300, (3, 7))
 STEPS = 4

@@ -11,16 +11,16 @@ import torch
 from tests.assistants import assistant, decoder_with_assistant
 from tests.decoders import model_of, relative_rms
 from tests.generation import PAGE_TOKENS, SLOTS, Asked, _pages, alone, case_of, is_clean, run
-from trtkit.runtime.generation import Engine, EngineOptions
-from trtkit.runtime.generation.heads import AssistantProposer
+from trtkit.llm.engine import Engine, EngineOptions
+from trtkit.llm.engine.heads import AssistantProposer
 from trtkit.verification.speculators.gemma4_assistant import what_assistants_read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.runtime.generation.drafts import Drafts
-    from trtkit.runtime.sampling.settings import Settings
-    from trtkit.runtime.sequences import Ints, Sequences
+    from trtkit.llm.engine.drafts import Drafts
+    from trtkit.llm.sampling.settings import Settings
+    from trtkit.llm.sequences import Ints, Sequences
 
 pytestmark = pytest.mark.usefixtures("caches")
 PROMPTS = [tuple([5, 6, 7, 8] * 3), (11, 12, 13), tuple(range(20, 50)), (9,) * 10, tuple(range(3, 55)), (1,)]

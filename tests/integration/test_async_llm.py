@@ -15,12 +15,12 @@ from tests import served_heads, tiny_chat
 from tests.tiny_llm import GREEDY, PROMPTS
 from trtkit import LLM, AsyncLLM, SamplingParams
 from trtkit.errors import GenerationError, RequestError
-from trtkit.runtime.llm import EngineThread, TextBundle
+from trtkit.llm import EngineThread, TextBundle
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtkit.runtime.generation import Engine
+    from trtkit.llm.engine import Engine
 
 
 def test_an_interrupted_batch_leaves_the_engine_empty(llm: LLM) -> None:

@@ -16,14 +16,14 @@ from tests import tiny_llm
 from tests.generation import PAGE_TOKENS, SLOTS, answer, caches_of, engine
 from trtkit import LLM
 from trtkit.errors import RequestError
-from trtkit.runtime.generation import CacheFolder
+from trtkit.llm.engine import CacheFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from tests.conftest import Ran
-    from trtkit.runtime.generation import Engine
+    from trtkit.llm.engine import Engine
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 5, "ignore_eos": True}
 PROMPTS = [[5 + index, *range(10, 31)] for index in range(6)]

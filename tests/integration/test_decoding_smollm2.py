@@ -13,9 +13,9 @@ from tests.generation import settings
 from trtkit.builder.decoders import OpenedDecoder, open_decoder
 from trtkit.config import load_config
 from trtkit.config.llm import LlmOptions
+from trtkit.llm.engine import Engine, EngineOptions, LookupProposer, Request
+from trtkit.llm.execution import ReferenceDecoder, decoder_network
 from trtkit.resolve import resolve
-from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
-from trtkit.runtime.generation import Engine, EngineOptions, LookupProposer, Request
 from trtkit.verification.decoder_reference import TransformersReference
 
 pytestmark = pytest.mark.slow

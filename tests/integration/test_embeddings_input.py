@@ -14,10 +14,10 @@ from trtkit import LLM, SamplingParams
 from trtkit.builder.embeddings import EMBEDDINGS, embedding_table
 from trtkit.dtypes import FP32
 from trtkit.errors import BundleError
+from trtkit.llm.execution import DecoderNetwork, ReferenceDecoder
+from trtkit.llm.execution.embeddings import TokenEmbeddings
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder_options import DecoderOptions
-from trtkit.runtime.decoder import DecoderNetwork, ReferenceDecoder
-from trtkit.runtime.decoder.embeddings import TokenEmbeddings
 from trtkit.verification.stepper import Stepper
 
 if TYPE_CHECKING:

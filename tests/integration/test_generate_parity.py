@@ -14,7 +14,7 @@ from tests import recurrent_cases
 from tests.decoders import model_of
 from tests.generation import EOS, case_of, decoder, settings
 from tests.selection import slow_unless
-from trtkit.runtime.generation import Engine, EngineOptions, LookupProposer, Request
+from trtkit.llm.engine import Engine, EngineOptions, LookupProposer, Request
 
 RECURRENT = tuple(dict.fromkeys(family for _, family, _, _ in recurrent_cases.RECURRENT))
 CACHES = ("deepseek_v3", "gemma3n_text", "gemma4_text")  # one vector a token; caches that several layers read

@@ -11,18 +11,18 @@ from tests.decoders import model_of, relative_rms
 from tests.generation import PAGE_TOKENS, SLOTS, Asked, _pages, alone, case_of, is_clean, run
 from tests.heads import LAYERS, decoder_with_head, saved_head, torch_head
 from trtkit.builder.speculators.source import open_speculator
-from trtkit.runtime.decoder.kv_cache import KvCache
-from trtkit.runtime.generation import HEAD_PROPOSERS, Eagle3Proposer, Engine, EngineOptions
-from trtkit.runtime.generation.heads import MedusaProposer
+from trtkit.llm.engine import HEAD_PROPOSERS, Eagle3Proposer, Engine, EngineOptions
+from trtkit.llm.engine.heads import MedusaProposer
+from trtkit.llm.execution.kv_cache import KvCache
 from trtkit.verification.speculators.medusa import medusa_logits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from trtkit.runtime.generation.drafts import Drafts
-    from trtkit.runtime.sampling.settings import Settings
-    from trtkit.runtime.sequences import Ints, Sequences
+    from trtkit.llm.engine.drafts import Drafts
+    from trtkit.llm.sampling.settings import Settings
+    from trtkit.llm.sequences import Ints, Sequences
 
 pytestmark = pytest.mark.usefixtures("caches")
 PROMPTS = [tuple([5, 6, 7, 8] * 3), (11, 12, 13), tuple(range(20, 50)), (9,) * 10, tuple(range(3, 55)), (1,)]

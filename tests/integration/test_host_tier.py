@@ -10,7 +10,7 @@ import pytest
 
 from tests.generation import PAGE_TOKENS, SLOTS, Asked, alone, caches_of, engine, is_clean, run
 from tests.integration.test_in_flight_batching import KINDS
-from trtkit.runtime.generation import Engine, LookupProposer
+from trtkit.llm.engine import Engine, LookupProposer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

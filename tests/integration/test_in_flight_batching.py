@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.generation import SLOTS, Asked, alone, engine, is_clean, lone_engine, reusable, run, settings
-from trtkit.runtime.generation import Request
+from trtkit.llm.engine import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable

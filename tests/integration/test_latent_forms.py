@@ -20,9 +20,9 @@ from trtkit.builder.build import build_bundle
 from trtkit.dtypes import FP16, FP32
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import new_runner
+from trtkit.llm.execution.call import Call
+from trtkit.llm.execution.reference import ReferenceDecoder
 from trtkit.network.decoder_options import DecoderOptions
-from trtkit.runtime.decoder.call import Call
-from trtkit.runtime.decoder.reference import ReferenceDecoder
 
 if TYPE_CHECKING:
     from pathlib import Path

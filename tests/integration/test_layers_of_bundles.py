@@ -22,8 +22,8 @@ from trtkit.config.load import load_config
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import BundleError
 from trtkit.jobs.runner import new_runner
-from trtkit.runtime.decoder import Call, ReferenceDecoder
-from trtkit.runtime.decoder.network import bundle_network, written_network
+from trtkit.llm.execution import Call, ReferenceDecoder
+from trtkit.llm.execution.network import bundle_network, written_network
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
 from trtkit.sources.digest import sha256_of
 

@@ -17,6 +17,7 @@ from tests.decoders import relative_rms
 from tests.unit.planning.planned import counted
 from trtkit.bundle.bundle import open_bundle
 from trtkit.dtypes import FP16
+from trtkit.llm.execution import Call, open_execution
 from trtkit.models import registry
 from trtkit.models.decoders import llama
 from trtkit.models.registry import decoder_spec
@@ -24,7 +25,6 @@ from trtkit.models.rope import rope_spec
 from trtkit.models.spec import LayerSpec
 from trtkit.models.weights import model_weights
 from trtkit.planning.decoder_model import decoder_model
-from trtkit.runtime.decoder import Call, open_execution
 
 if TYPE_CHECKING:
     from collections.abc import Callable

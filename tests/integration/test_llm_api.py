@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from tests import tiny_llm
 from tests.tiny_llm import GREEDY, PROMPTS
 from trtkit import LLM, SamplingParams
-from trtkit.runtime.llm import PromptsError, prepare_prompts, read_prompts, read_text_bundle
+from trtkit.llm import PromptsError, prepare_prompts, read_prompts, read_text_bundle
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from tests import tiny_llm
 from tests.tiny_llm import GREEDY, PROMPTS
 from trtkit import LLM, SamplingParams
 from trtkit.errors import BundleError, GenerationError, RequestError
-from trtkit.runtime.llm import PromptsError
+from trtkit.llm import PromptsError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,6 +20,8 @@ from trtkit.builder.decoders import open_decoder
 from trtkit.config.load import load_config
 from trtkit.errors import ConfigError, ProblemsError
 from trtkit.jobs.job import JobContext
+from trtkit.llm.adapters import prepared_matrices
+from trtkit.llm.execution import Call, ReferenceDecoder, decoder_network
 from trtkit.lora.adapter import model_modules, open_adapter
 from trtkit.lora.targets import check_adapter
 from trtkit.models.feed_forward import MoeSpec
@@ -27,8 +29,6 @@ from trtkit.network.graph import Graph
 from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.quantization.llm.job import quantize_llm
 from trtkit.resolve import resolve
-from trtkit.runtime.adapters import prepared_matrices
-from trtkit.runtime.decoder import Call, ReferenceDecoder, decoder_network
 from trtkit.sources.huggingface.model import causal_lm
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from trtkit.bundle.bundle import open_bundle
 from trtkit.config.llm import LlmOptions
 from trtkit.errors import ConfigError, RequestError
 from trtkit.jobs.runner import new_runner
-from trtkit.runtime.decoder.cache_size import bytes_of_page
+from trtkit.llm.execution.cache_size import bytes_of_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable

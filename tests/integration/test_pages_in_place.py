@@ -37,6 +37,9 @@ from trtkit.config.schema import CustomOpOptions
 from trtkit.dtypes import BF16, FP16, FP32
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import new_runner
+from trtkit.llm.engine import LookupProposer
+from trtkit.llm.execution import Call, DecoderNetwork, ReferenceDecoder
+from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.models.parallel import Grid, rank_spec
 from trtkit.models.rank_weights import RankWeights
 from trtkit.models.weights import find_weights
@@ -47,9 +50,6 @@ from trtkit.network.paged_layers import obstacles
 from trtkit.quantized_matrix import KvQuantization
 from trtkit.reference import ThreadGroup
 from trtkit.resolve import resolve
-from trtkit.runtime.decoder import Call, DecoderNetwork, ReferenceDecoder
-from trtkit.runtime.decoder.paged_cache import open_cache
-from trtkit.runtime.generation import LookupProposer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,13 +17,13 @@ from tests.decoders import model_of, read_network
 from tests.selection import slow_unless
 from trtkit.config.schema import ModelConfig
 from trtkit.jobs.job import JobContext
+from trtkit.llm.execution import Call, ReferenceDecoder, config_network
 from trtkit.models.registry import decoder_spec
 from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantization.llm.job import quantize_llm
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.reference import to_array
-from trtkit.runtime.decoder import Call, ReferenceDecoder, config_network
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.sources.huggingface.model import causal_lm
 from trtkit.verification.compare import compare

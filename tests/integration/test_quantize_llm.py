@@ -17,8 +17,8 @@ from tests.decoders import read_network
 from tests.tiny_llm import config_of
 from trtkit.builder.quantize import quantize_model
 from trtkit.jobs.runner import new_runner
+from trtkit.llm.execution import Call, ReferenceDecoder, config_network
 from trtkit.quantized_matrix import QuantizedMatrix
-from trtkit.runtime.decoder import Call, ReferenceDecoder, config_network
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.sources.huggingface.model import causal_lm
 from trtkit.verification.rounded_inputs import round_inputs

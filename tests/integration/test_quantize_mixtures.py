@@ -16,11 +16,11 @@ from tests.decoders import read_network
 from trtkit.config.load import load_config
 from trtkit.errors import TrtkitError
 from trtkit.jobs.job import JobContext
+from trtkit.llm.execution import Call, ReferenceDecoder, config_network
 from trtkit.quantization.jobs import QuantizedLlm, QuantizeRequest, ScoringRequest
 from trtkit.quantization.llm import mixtures
 from trtkit.quantization.llm.job import quantize_llm
 from trtkit.quantized_matrix import QuantizedMatrix
-from trtkit.runtime.decoder import Call, ReferenceDecoder, config_network
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.sources.huggingface.model import causal_lm
 from trtkit.verification.rounded_inputs import round_inputs

@@ -17,10 +17,10 @@ from trtkit.builder.tower_data import measured_on_arrays
 from trtkit.builder.vision_language import open_vision
 from trtkit.config.load import load_config
 from trtkit.jobs.job import JobContext
+from trtkit.llm.execution import ReferenceDecoder, decoder_network
 from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.quantization.llm.job import quantize_llm
 from trtkit.resolve import resolve
-from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.verification.dequantized import wrapped_folder
 from trtkit.verification.stepper import Stepper

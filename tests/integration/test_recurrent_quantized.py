@@ -10,7 +10,7 @@ import pytest
 from tests.decoders import builds
 from tests.generation import case_of
 from tests.integration.test_quantize_families import config_of, network_logits, quantized, saved, transformers_logits
-from trtkit.runtime.decoder import config_network
+from trtkit.llm.execution import config_network
 
 if TYPE_CHECKING:
     from pathlib import Path

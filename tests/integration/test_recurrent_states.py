@@ -18,11 +18,11 @@ from tests.selection import slow_unless
 from trtkit.config.quantize import QuantizeOptions
 from trtkit.dtypes import FP32
 from trtkit.errors import ConfigError, ExecutionError, NetworkError
+from trtkit.llm.engine import DraftProposer, LookupProposer
+from trtkit.llm.execution import Call
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.quantization.llm.choice import choose
 from trtkit.quantized_matrix import KvQuantization
-from trtkit.runtime.decoder import Call
-from trtkit.runtime.generation import DraftProposer, LookupProposer
 
 PROMPT = random.Random(7).choices(range(3, 67), k=30)
 DRAFT = "qwen3_5_text"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.generation import SLOTS, Asked, alone, engine, is_clean, run, settings
 from trtkit.errors import GenerationError, RequestError
-from trtkit.runtime.generation import Request
+from trtkit.llm.engine import Request
 
 
 @pytest.mark.parametrize(

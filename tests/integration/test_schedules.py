@@ -10,8 +10,8 @@ import pytest
 
 from tests.clocked import ClockedDecoder, clocked_engine
 from tests.generation import SLOTS, Asked, alone, is_clean, run, settings
-from trtkit.runtime.generation import Engine, Finished, Metrics, Request
-from trtkit.runtime.scheduling import ScheduleOptions, SchedulingParams
+from trtkit.llm.engine import Engine, Finished, Metrics, Request
+from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

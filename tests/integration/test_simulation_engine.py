@@ -12,8 +12,8 @@ import pytest
 
 from tests.clocked import ClockedDecoder
 from tests.generation import PAGE_TOKENS, SLOTS, settings
-from trtkit.runtime.generation import Engine, EngineOptions, Metrics, Request, admission
-from trtkit.runtime.scheduling import ScheduleOptions, SchedulingParams
+from trtkit.llm.engine import Engine, EngineOptions, Metrics, Request
+from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams, admission
 from trtkit.simulation.fleet import Fleet, FleetOptions
 from trtkit.simulation.replica_options import ReplicaOptions
 from trtkit.simulation.requests import Traffic
@@ -22,10 +22,10 @@ from trtkit.simulation.times import MeasuredTimes, decode_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trtkit.runtime.decoder import Call
-    from trtkit.runtime.decoder.host_blocks import LocalBlocks
-    from trtkit.runtime.generation.prefill import Chunk
-    from trtkit.runtime.generation.state import State
+    from trtkit.llm.engine.state import State
+    from trtkit.llm.execution import Call
+    from trtkit.llm.execution.host_blocks import LocalBlocks
+    from trtkit.llm.scheduler.chunks import Chunk
     from trtkit.simulation.recorder import ReplicaState
     from trtkit.simulation.requests import SimulatedRequest
 

@@ -12,14 +12,14 @@ from scipy.stats import chisquare
 from tests.decoders import model_of
 from tests.generation import SLOTS, Asked, alone, case_of, decoder, engine, run, settings
 from trtkit.errors import RequestError
-from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer, Request
-from trtkit.runtime.generation.drafts import Drafts
+from trtkit.llm.engine import DraftProposer, Engine, EngineOptions, LookupProposer, Request
+from trtkit.llm.engine.drafts import Drafts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.runtime.sampling.settings import Settings
-    from trtkit.runtime.sequences import Ints, Sequences
+    from trtkit.llm.sampling.settings import Settings
+    from trtkit.llm.sequences import Ints, Sequences
 
 pytestmark = pytest.mark.usefixtures("caches")
 

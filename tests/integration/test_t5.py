@@ -15,7 +15,7 @@ from tests import tiny_t5
 from tests.docs import DOCS, run_page
 from trtkit.bundle.records import EncoderRecord
 from trtkit.errors import GenerationError, ProblemsError, RequestError
-from trtkit.runtime.encoded import TextPrompts
+from trtkit.llm.encoded import TextPrompts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +116,7 @@ def test_verify_passes_and_notices_another_encoder(
     report = trtkit("verify", translator.bundle, "--inputs", tmp_path / "prompts.txt", "--json").json()
     assert report["passed"]
     assert report["samples"] == TEXTS[:2]
-    from trtkit.runtime.encoded.encoder import Encoder
+    from trtkit.llm.encoded.encoder import Encoder
 
     encode = Encoder.encode
 

@@ -16,10 +16,10 @@ from tests.decoders import graph_of, model_of, relative_rms
 from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS
 from trtkit.builder.speculators.tree import tree_obstacles
 from trtkit.dtypes import FP32
+from trtkit.llm.engine.drafts import Drafts
+from trtkit.llm.execution import Call, CallTree, DecoderNetwork, ReferenceDecoder
+from trtkit.llm.execution.pool_size import PoolSize
 from trtkit.network.decoder_options import DecoderOptions
-from trtkit.runtime.decoder import Call, CallTree, DecoderNetwork, ReferenceDecoder
-from trtkit.runtime.decoder.pool_size import PoolSize
-from trtkit.runtime.generation.drafts import Drafts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -114,7 +114,7 @@ def test_verify_passes_and_notices_another_encoder(
     tiny_whisper.write_wav(tmp_path / "sound.wav", tiny_whisper.sound(4))
     report = trtkit("verify", recognizer.bundle, "--inputs", tmp_path / "sound.wav", "--json").json()
     assert report["passed"]
-    from trtkit.runtime.encoded.encoder import Encoder
+    from trtkit.llm.encoded.encoder import Encoder
 
     encode = Encoder.encode
 

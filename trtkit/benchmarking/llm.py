@@ -25,8 +25,8 @@ from trtkit.builder.decoders import llm_options
 from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.errors import BenchError
 from trtkit.jobs.events import Phase, Progress
-from trtkit.runtime.decoder import engine_device
-from trtkit.runtime.llm import LLM, prepare_prompts, read_prompts, read_text_bundle
+from trtkit.llm import LLM, prepare_prompts, read_prompts, read_text_bundle
+from trtkit.llm.execution import engine_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

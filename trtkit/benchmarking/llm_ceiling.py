@@ -19,13 +19,13 @@ from trtkit.benchmarking.static_batches import TransformersServer
 from trtkit.benchmarking.text_server import EngineServer
 from trtkit.builder.decoders import llm_options
 from trtkit.jobs.events import Phase
+from trtkit.llm.execution import Call
 from trtkit.models.parallel import SINGLE
 from trtkit.models.registry import decoder_spec
 from trtkit.planning.count_decoder import place_of
 from trtkit.planning.jobs import COUNT_DECODER, CountRequest
 from trtkit.planning.paged import copied_pages
 from trtkit.planning.roofline import floor
-from trtkit.runtime.decoder import Call
 from trtkit.sources.safetensors_folder import read_json
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from trtkit.benchmarking.text_server import TextServer
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
+    from trtkit.llm.execution import DecoderExecution
     from trtkit.planning.counts import NetworkCounts
     from trtkit.planning.multilinear import Point
     from trtkit.planning.roofline import Roof
-    from trtkit.runtime.decoder import DecoderExecution
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from trtkit.benchmarking.ceiling import CPU, GPU
 from trtkit.benchmarking.load import WallClock
 from trtkit.benchmarking.records import RequestRecord
-from trtkit.runtime.sampling.params import SamplingParams
+from trtkit.llm.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from trtkit.benchmarking.load import LoadClock
     from trtkit.benchmarking.schedules import Schedule
     from trtkit.benchmarking.workload import Work
-    from trtkit.runtime.decoder import DecoderExecution
-    from trtkit.runtime.llm import LLM, Delta
+    from trtkit.llm import LLM, Delta
+    from trtkit.llm.execution import DecoderExecution
 
 Tokens = list[tuple[int, ...]]
 

@@ -16,8 +16,8 @@ from trtkit.cli.visible import answer, echo
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trtkit.runtime.llm import LLM, PreparedPrompt, RequestOutput, TextBundle
-    from trtkit.runtime.sampling.params import SamplingParams
+    from trtkit.llm import LLM, PreparedPrompt, RequestOutput, TextBundle
+    from trtkit.llm.sampling.params import SamplingParams
 
 EPILOG = """\b
 Examples:
@@ -50,7 +50,7 @@ def command(bundle: str, system: str | None, stats: bool, **options: Any) -> Non
     """
     from trtkit.cli.sampling_options import faults_by_option, read_settings
     from trtkit.cli.serving_options import cancellable, open_llm, split_options
-    from trtkit.runtime.llm import read_text_bundle, sampling_params
+    from trtkit.llm import read_text_bundle, sampling_params
 
     runtime, settings = split_options(options)
     for name in ("logprobs", "prompt_logprobs"):

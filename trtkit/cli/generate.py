@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.cli.generate_answers import Answers
-    from trtkit.runtime.llm import LLM, PreparedPrompt
+    from trtkit.llm import LLM, PreparedPrompt
 
 EPILOG = """\b
 Examples:
@@ -75,7 +75,7 @@ def command(bundle: str, texts: tuple[str, ...], prompts: tuple[str, ...], **opt
     """
     from trtkit.cli.generate_answers import Answers
     from trtkit.cli.generate_file import answer_into
-    from trtkit.runtime.llm import AnswerSource, prepare_prompts, read_text_bundle
+    from trtkit.llm import AnswerSource, prepare_prompts, read_text_bundle
     from trtkit.sources.digest import adapter_digest
 
     of_prompts = PromptOptions(texts + prompts, **taken(options, PromptOptions))

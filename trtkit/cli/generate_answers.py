@@ -14,7 +14,7 @@ from trtkit.cli.visible import answer, visible
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from trtkit.runtime.llm import CompletionOutput, Delta, PreparedPrompt, PromptLine, RequestOutput
+    from trtkit.llm import CompletionOutput, Delta, PreparedPrompt, PromptLine, RequestOutput
     from trtkit.runtime.text import Tokenizer
 
 

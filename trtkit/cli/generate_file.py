@@ -13,14 +13,14 @@ from trtkit.cli.progress import show_events
 from trtkit.cli.say import say
 from trtkit.cli.tables import plural
 from trtkit.jobs.events import Progress
-from trtkit.runtime.llm import AnswerFile
+from trtkit.llm import AnswerFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trtkit.cli.generate_answers import Answers
     from trtkit.cli.generate_options import AnswerOptions
-    from trtkit.runtime.llm import LLM, AnswerSource, RequestMetrics
+    from trtkit.llm import LLM, AnswerSource, RequestMetrics
 
 
 def answer_into(options: AnswerOptions, source: AnswerSource, answers: Answers, open_llm: Callable[[], LLM]) -> int:

@@ -13,7 +13,7 @@ from trtkit.cli.options import check_outputs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.runtime.llm import PromptLines
+    from trtkit.llm import PromptLines
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PromptOptions:
 
     def read(self) -> PromptLines:
         """Return the prompts. Raises RequestError if their file cannot be read."""
-        from trtkit.runtime.llm import Recordings, read_prompts
+        from trtkit.llm import Recordings, read_prompts
 
         recordings = Recordings(self.audio, self.language, self.task)
         return read_prompts(self.file, self.texts, self.images, recordings)

@@ -9,7 +9,7 @@ from trtkit.cli.tables import plural
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.runtime.llm import LLM, RequestMetrics
+    from trtkit.llm import LLM, RequestMetrics
 
 
 def request_stats(metrics: RequestMetrics) -> str:

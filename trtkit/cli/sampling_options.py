@@ -122,8 +122,8 @@ def flag_of(name: str) -> str:
 @contextlib.contextmanager
 def faults_by_option() -> Iterator[None]:
     """Name the options where the settings that they make are at fault. Raises PromptsError."""
-    from trtkit.runtime.llm import PromptsError
-    from trtkit.runtime.sampling.checks import SettingsError
+    from trtkit.llm import PromptsError
+    from trtkit.llm.sampling.checks import SettingsError
 
     try:
         yield

@@ -295,7 +295,7 @@ def _print(endpoints: Endpoints, version: str, states: list[ModelState]) -> None
 def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises DeployError, BundleError, MissingPackageError."""
     from trtkit.deployment.dynamo.extra import require_dynamo, require_nixl
-    from trtkit.runtime.distributed.world import launched_rank
+    from trtkit.llm.distributed.world import launched_rank
 
     if launched_rank():
         _join(path)
@@ -310,8 +310,8 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
     from trtkit.deployment.dynamo.model_folder import read_model
     from trtkit.deployment.dynamo.prefill_bundle import check_prefill_bundle
     from trtkit.deployment.ports import free_ports
-    from trtkit.runtime.adapters import check_adapters
-    from trtkit.runtime.head_tokens import head_tokens
+    from trtkit.llm.adapters import check_adapters
+    from trtkit.llm.head_tokens import head_tokens
     from trtkit.runtime.weight_budget import weight_budget_bytes
     from trtkit.serving_options import ServingOptions
 
@@ -342,7 +342,7 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
 def _join(path: Path) -> NoReturn:
     """Be a rank of the model until rank 0, which serves, is over."""
     from trtkit.bundle.bundle import open_bundle
-    from trtkit.runtime.decoder.open import open_execution
+    from trtkit.llm.execution.open import open_execution
 
     open_execution(open_bundle(path))
     sys.exit(0)

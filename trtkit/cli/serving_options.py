@@ -18,7 +18,7 @@ from trtkit.serving_options import ServingOptions, default_of, flag_of, help_of,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from trtkit.runtime.llm import LLM, TextBundle
+    from trtkit.llm import LLM, TextBundle
     from trtkit.serving_options import ServingField, Surface
 
     Command = Callable[..., None]
@@ -135,7 +135,7 @@ def faults_by_flag() -> Iterator[None]:
 
 def open_llm(model: TextBundle, options: Mapping[str, object]) -> LLM:
     """Open the model, and say on stderr what runs it."""
-    from trtkit.runtime.llm import LLM
+    from trtkit.llm import LLM
 
     say(f"opening {model.path}")
     with faults_by_flag():

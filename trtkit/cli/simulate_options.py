@@ -124,7 +124,7 @@ def read_fleet(
 
 def _measured(longest: int, options: Mapping[str, Any]) -> tuple[ReplicaOptions, tuple[str, ...]]:
     """Return replicas with measured step times."""
-    from trtkit.runtime.scheduling import ScheduleOptions
+    from trtkit.llm.scheduler import ScheduleOptions
     from trtkit.simulation.replica_options import ReplicaOptions
     from trtkit.simulation.times import read_times
 
@@ -149,11 +149,11 @@ def _planned(
 ) -> tuple[ReplicaOptions, tuple[str, ...]]:
     """Return replicas that run a model on a GPU, with the times of its roofline."""
     from trtkit.errors import SimulationError
+    from trtkit.llm.scheduler import ScheduleOptions
     from trtkit.models.parallel import grid_of
     from trtkit.planning.gpus import find_gpus
     from trtkit.planning.plan import PlanRequest, llm_question
     from trtkit.planning.source import find_model
-    from trtkit.runtime.scheduling import ScheduleOptions
     from trtkit.simulation.machine import MachineOptions, check_grid_is_simulated, machine_of
     from trtkit.simulation.replica_options import ReplicaOptions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trtkit.runtime.generation import Engine
+    from trtkit.llm.engine import Engine
 
 COUNTERS = {
     "generated_tokens": "Tokens of answers.",

@@ -169,8 +169,8 @@ def _text_request(bundle: Bundle) -> KnownRequest:
 
     Of several ranks, the reference executor answers: it does not depend on what they are to be checked for.
     """
-    from trtkit.runtime.llm import LLM
-    from trtkit.runtime.sampling.params import SamplingParams
+    from trtkit.llm import LLM
+    from trtkit.llm.sampling.params import SamplingParams
 
     runtime: Runtime = "auto" if bundle.manifest.grid == SINGLE else "reference"
     with LLM(bundle, slots=1, runtime=runtime) as llm:

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.runtime.generation.pages import pages_to_begin
-from trtkit.runtime.paging import PageTables, block_keys, contents
+from trtkit.llm.cache import PageTables, block_keys, contents
+from trtkit.llm.scheduler.pages import pages_to_begin
 from trtkit.simulation.host import host_tier
 from trtkit.simulation.slots import SimulatedSlots
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from trtkit.runtime.generation.costs import StepCosts
-    from trtkit.runtime.generation.host_tier import HostPrefix
-    from trtkit.runtime.sequences import Ints
+    from trtkit.llm.cache.host.tier import HostPrefix
+    from trtkit.llm.scheduler.costs import StepCosts
+    from trtkit.llm.sequences import Ints
     from trtkit.simulation.host import Clock
     from trtkit.simulation.replica_options import ReplicaOptions
     from trtkit.simulation.requests import SimulatedRequest

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
-from trtkit.runtime.generation.host_tier import HostOptions, HostTier
+from trtkit.llm.cache.host.tier import HostOptions, HostTier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trtkit.runtime.decoder.execution import SequenceCache
-    from trtkit.runtime.generation.costs import StepCosts
-    from trtkit.runtime.generation.slots import Slots
-    from trtkit.runtime.paging import PageTables
+    from trtkit.llm.cache import PageTables
+    from trtkit.llm.execution.execution import SequenceCache
+    from trtkit.llm.scheduler.costs import StepCosts
+    from trtkit.llm.scheduler.slots import Slots
     from trtkit.simulation.replica_options import ReplicaOptions
 
 

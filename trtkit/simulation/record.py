@@ -8,7 +8,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array
-    from trtkit.runtime.generation.prefill import Chunk
+    from trtkit.llm.scheduler.chunks import Chunk
     from trtkit.simulation.recorder import ReplicaState
     from trtkit.simulation.requests import SimulatedRequest, Traffic
 

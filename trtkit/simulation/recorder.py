@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from trtkit.runtime.generation.prefill import Chunk
+    from trtkit.llm.scheduler.chunks import Chunk
     from trtkit.simulation.requests import SimulatedRequest
 
 

@@ -7,9 +7,9 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trtkit.runtime.generation.costs import StepCosts
-from trtkit.runtime.generation.prefill import group_chunks, plan_chunks
-from trtkit.runtime.scheduling import Service, Waiting
+from trtkit.llm.scheduler import Service, Waiting
+from trtkit.llm.scheduler.chunks import group_chunks, plan_chunks
+from trtkit.llm.scheduler.costs import StepCosts
 from trtkit.simulation.caches import SimulatedCaches
 from trtkit.simulation.host import Clock
 from trtkit.simulation.lockstep import Lockstep
@@ -17,7 +17,7 @@ from trtkit.simulation.recorder import ReplicaState
 from trtkit.simulation.times import decode_s
 
 if TYPE_CHECKING:
-    from trtkit.runtime.generation.prefill import Chunk
+    from trtkit.llm.scheduler.chunks import Chunk
     from trtkit.simulation.recorder import Recorder
     from trtkit.simulation.replica_options import ReplicaOptions
     from trtkit.simulation.requests import SimulatedRequest

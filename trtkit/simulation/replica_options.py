@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtkit.runtime.scheduling import DEFAULT_SCHEDULE
+from trtkit.llm.scheduler import DEFAULT_SCHEDULE
 
 if TYPE_CHECKING:
-    from trtkit.runtime.scheduling import ScheduleOptions
+    from trtkit.llm.scheduler import ScheduleOptions
     from trtkit.simulation.times import StepTimes
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trtkit.runtime.scheduling import DEFAULT_SCHEDULING, SchedulingParams, Turn
+from trtkit.llm.scheduler import DEFAULT_SCHEDULING, SchedulingParams, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

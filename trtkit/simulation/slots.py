@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.runtime.generation.slots import Slots
+from trtkit.llm.scheduler.slots import Slots
 
 if TYPE_CHECKING:
-    from trtkit.runtime.sequences import Ints
+    from trtkit.llm.sequences import Ints
     from trtkit.simulation.requests import SimulatedRequest
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from trtkit.benchmarking.traces import read_trace
 from trtkit.errors import RequestError, SimulationError
-from trtkit.runtime.scheduling import SchedulingParams
+from trtkit.llm.scheduler import SchedulingParams
 from trtkit.simulation.requests import BLOCK_TOKENS, Traffic
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from trtkit.builder.hybrids import open_hybrid
 from trtkit.builder.stages import bundle_stages
 from trtkit.bundle.bundle import open_bundle
 from trtkit.jobs.events import Progress
+from trtkit.llm.execution.network import written_head_network, written_network
 from trtkit.network.layer_difference import first_difference
 from trtkit.resolve import resolve
-from trtkit.runtime.decoder.network import written_head_network, written_network
 from trtkit.runtime.stages import stage_layers
 from trtkit.verification.report import BundleNetwork, BundleNetworks
 

@@ -14,13 +14,13 @@ import torch
 from trtkit.backends import load_backend
 from trtkit.builder.decoders import llm_options, open_decoder
 from trtkit.jobs.events import Phase, Progress, Verdict
+from trtkit.llm.execution import Call, ReferenceDecoder, decoder_network
+from trtkit.llm.execution.network import head_network
+from trtkit.llm.execution.pool_size import PoolSize
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.quantization_methods import FORMATS
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.resolve import resolve
-from trtkit.runtime.decoder import Call, ReferenceDecoder, decoder_network
-from trtkit.runtime.decoder.network import head_network
-from trtkit.runtime.decoder.pool_size import PoolSize
 from trtkit.verification.compare import worst
 from trtkit.verification.decoder_reference import TransformersReference
 from trtkit.verification.engine_logits import compare_engine
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from trtkit.builder.speculators.opened import OpenedSpeculator
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import JobContext
+    from trtkit.llm.execution import DecoderNetwork
     from trtkit.network.host_array import Array
-    from trtkit.runtime.decoder import DecoderNetwork
     from trtkit.sources.decoder_source import DecoderSource
     from trtkit.verification.corners import Shapes
     from trtkit.verification.jobs import VerifyRequest

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from trtkit.backends import load_backend
 from trtkit.builder.decoders import llm_options, open_decoder
 from trtkit.jobs.events import Phase
+from trtkit.llm.encoded import AudioPrompts, TextPrompts, reference_encoder
+from trtkit.llm.execution import decoder_network
 from trtkit.network.input_spec import ENCODED_MASK
 from trtkit.resolve import resolve
-from trtkit.runtime.decoder import decoder_network
-from trtkit.runtime.encoded import AudioPrompts, TextPrompts, reference_encoder
 from trtkit.runtime.text import open_tokenizer
 from trtkit.sources.huggingface.folder import load_folder
 from trtkit.sources.package_file import hf_folder
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from trtkit.bundle.records import EncoderRecord
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import JobContext
-    from trtkit.runtime.decoder import DecoderNetwork
-    from trtkit.runtime.encoded import EncoderPrompt
+    from trtkit.llm.encoded import EncoderPrompt
+    from trtkit.llm.execution import DecoderNetwork
     from trtkit.verification.jobs import VerifyRequest
     from trtkit.verification.report import Report
 

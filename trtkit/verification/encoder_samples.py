@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.config.llm import LlmOptions
-    from trtkit.runtime.encoded import AudioPrompts, EncoderPrompt, TextPrompts
+    from trtkit.llm.encoded import AudioPrompts, EncoderPrompt, TextPrompts
     from trtkit.sources.decoder_source import DecoderSource
 
 # Tokens requested from the decoder after an answer's first ones.

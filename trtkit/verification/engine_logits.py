@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from trtkit.backends import load_backend
 from trtkit.builder.decoders import llm_options
 from trtkit.jobs.events import Phase
+from trtkit.llm.execution import ReferenceDecoder
+from trtkit.llm.execution.engine import EngineDecoder
+from trtkit.llm.execution.plan import DecoderPlan
+from trtkit.llm.execution.pool_size import CacheSize
+from trtkit.llm.soft_tokens import pieces
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.runtime import device as devices
-from trtkit.runtime.decoder import ReferenceDecoder
-from trtkit.runtime.decoder.engine import EngineDecoder
-from trtkit.runtime.decoder.plan import DecoderPlan
-from trtkit.runtime.decoder.pool_size import CacheSize
-from trtkit.runtime.soft_tokens import pieces
 from trtkit.verification.compare import worst
 from trtkit.verification.logits import compare_rows
 from trtkit.verification.report import EngineOutputs
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from trtkit.backends import Backend
     from trtkit.jobs.events import Listener
-    from trtkit.runtime.decoder import DecoderNetwork
-    from trtkit.runtime.soft_tokens import SoftTokens
+    from trtkit.llm.execution import DecoderNetwork
+    from trtkit.llm.soft_tokens import SoftTokens
     from trtkit.verification.jobs import VerifyRequest
     from trtkit.verification.report import ComparisonLimits
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from trtkit.errors import GenerationError, RequestError
 from trtkit.jobs.events import Phase, Progress
-from trtkit.runtime.decoder import ExecutionOptions, open_execution
-from trtkit.runtime.llm.text_bundle import read_text_bundle
+from trtkit.llm.execution import ExecutionOptions, open_execution
+from trtkit.llm.text_bundle import read_text_bundle
 from trtkit.verification.perplexity import read_window
 from trtkit.verification.questions import ask
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
-    from trtkit.runtime.decoder import DecoderExecution
-    from trtkit.runtime.llm.text_bundle import TextBundle
+    from trtkit.llm.execution import DecoderExecution
+    from trtkit.llm.text_bundle import TextBundle
     from trtkit.runtime.text import Tokenizer
     from trtkit.serving_options import Runtime
     from trtkit.verification.questions import Answer

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
     from trtkit.jobs.events import Listener
-    from trtkit.runtime.llm import LLM
+    from trtkit.llm import LLM
     from trtkit.runtime.text import Tokenizer
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkit.jobs.events import Phase
-from trtkit.runtime.soft_tokens import pieces
+from trtkit.llm.soft_tokens import pieces
 from trtkit.verification.engine_logits import compare_engine
 from trtkit.verification.job import corner
 from trtkit.verification.logits import LogitsCompared, compare_rows
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.job import JobContext
-    from trtkit.runtime.decoder import DecoderNetwork
-    from trtkit.runtime.soft_tokens import SoftTokens
+    from trtkit.llm.execution import DecoderNetwork
+    from trtkit.llm.soft_tokens import SoftTokens
     from trtkit.runtime.text import Tokenizer
     from trtkit.verification.jobs import VerifyRequest
     from trtkit.verification.report import ComparisonLimits

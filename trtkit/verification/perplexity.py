@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from trtkit.errors import SourceError
-from trtkit.runtime.decoder import Call
+from trtkit.llm.execution import Call
 from trtkit.sources.huggingface.model import encoder
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.config.llm import LlmOptions
-    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.llm.execution import DecoderExecution
     from trtkit.sources.decoder_source import DecoderSource
 
 _WINDOW, _MOST_WINDOWS = 512, 8

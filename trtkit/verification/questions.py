@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.runtime.decoder import Call
+from trtkit.llm.execution import Call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.llm.execution import DecoderExecution
     from trtkit.runtime.text import Tokenizer
 
 _NEW_TOKENS = 24

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from trtkit.llm.execution import ReferenceDecoder, decoder_network
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.network.decoder import NEXT_HIDDEN_STATES
 from trtkit.reference import Executor, Options, ThreadGroup
-from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
 from trtkit.verification.layers import makers, measure, widened
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from trtkit.backends import Backend
     from trtkit.builder.decoders import OpenedDecoder
+    from trtkit.llm.execution import Call, DecoderNetwork
     from trtkit.models.parallel import Grid
     from trtkit.reference.ranks import Rank
-    from trtkit.runtime.decoder import Call, DecoderNetwork
     from trtkit.verification.layers import LayerName
     from trtkit.verification.report import LayerError
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.errors import GenerationError, RequestError
-from trtkit.runtime.sampling.params import SamplingParams
+from trtkit.llm.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from trtkit.runtime.llm import LLM
+    from trtkit.llm import LLM
 
     Done = Callable[[], None]
 

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from trtkit.runtime.decoder import Call
-from trtkit.runtime.soft_tokens import pieces
+from trtkit.llm.execution import Call
+from trtkit.llm.soft_tokens import pieces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
-    from trtkit.runtime.soft_tokens import SoftTokens
+    from trtkit.llm.soft_tokens import SoftTokens
 
 
 class Forward(Protocol):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError, did_you_mean
 from trtkit.jobs.events import Phase
-from trtkit.runtime.llm import LLM
+from trtkit.llm import LLM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

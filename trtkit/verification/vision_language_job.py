@@ -14,11 +14,11 @@ from trtkit.builder.decoders import llm_options, open_decoder
 from trtkit.errors import SourceError
 from trtkit.inputs.images import read_image
 from trtkit.jobs.events import Phase
+from trtkit.llm.execution import decoder_network
+from trtkit.llm.images import ImagePrompts, reference_tower
 from trtkit.models.model import VISION
 from trtkit.resolve import resolve
-from trtkit.runtime.decoder import decoder_network
 from trtkit.runtime.text import open_tokenizer
-from trtkit.runtime.vision_language import ImagePrompts, reference_tower
 from trtkit.sources.package_file import hf_folder
 from trtkit.verification.decoder_job import ROUNDED_ACTIVATIONS, rounds_activations
 from trtkit.verification.dequantized import wrapped_folder
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import JobContext
-    from trtkit.runtime.decoder import DecoderNetwork
-    from trtkit.runtime.vision_language import VisionTower
+    from trtkit.llm.execution import DecoderNetwork
+    from trtkit.llm.images import VisionTower
     from trtkit.sources.decoder_source import DecoderSource
     from trtkit.verification.jobs import VerifyRequest
     from trtkit.verification.report import Report

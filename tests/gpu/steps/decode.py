@@ -10,14 +10,14 @@ import numpy as np
 
 from tests.gpu.language import decoder
 from tests.gpu.steps.machine import copy_bytes_per_s
-from trtkit.runtime.decoder import Call, ExecutionOptions, open_execution
+from trtkit.llm.execution import Call, ExecutionOptions, open_execution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.gpu.place import Place
     from tests.gpu.step import Answer
-    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.llm.execution import DecoderExecution
 
 
 def ask(place: Place, model: str, precision: str, kv_window: str = "full") -> Iterator[Answer]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.decoder_cases import CASES, VARIED
 from tests.engine_decoders import config_of, greedy
-from trtkit.runtime.decoder import open_execution
+from trtkit.llm.execution import open_execution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.gpu.language import Shape, decoder
-from trtkit.runtime.decoder import open_execution
-from trtkit.runtime.generation import Engine, Request
-from trtkit.runtime.generation.engine import EngineOptions
-from trtkit.runtime.sampling.params import SamplingParams
-from trtkit.runtime.sampling.settings import Settings, Vocabulary
+from trtkit.llm.engine import Engine, Request
+from trtkit.llm.engine.engine import EngineOptions
+from trtkit.llm.execution import open_execution
+from trtkit.llm.sampling.params import SamplingParams
+from trtkit.llm.sampling.settings import Settings, Vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.gpu.place import Place
     from tests.gpu.step import Answer
-    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.llm.execution import DecoderExecution
 
 PROMPT = 16
 SAMPLING: dict[str, dict[str, Any]] = {

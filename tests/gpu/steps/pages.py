@@ -12,7 +12,7 @@ from tests.gpu.language import SMOLLM2, TINY, weights_folder
 from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import BackendError
-from trtkit.runtime.decoder import Call, open_execution
+from trtkit.llm.execution import Call, open_execution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trtkit.runtime.sampling.columns import Columns
-from trtkit.runtime.sampling.kernel import numbers_of, sample
-from trtkit.runtime.sampling.params import SamplingParams
-from trtkit.runtime.sampling.rows import drawn
-from trtkit.runtime.sampling.settings import Settings
+from trtkit.llm.sampling.columns import Columns
+from trtkit.llm.sampling.kernel import numbers_of, sample
+from trtkit.llm.sampling.params import SamplingParams
+from trtkit.llm.sampling.rows import drawn
+from trtkit.llm.sampling.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,8 +16,8 @@ from tests.gpu.language import TINY, weights_folder
 from tests.gpu.rank import PROMPTS, STEPS
 from trtkit import LLM, SamplingParams
 from trtkit.config.schema import ModelConfig
-from trtkit.runtime.decoder import open_execution
-from trtkit.runtime.decoder.cache_size import bytes_of_page
+from trtkit.llm.execution import open_execution
+from trtkit.llm.execution.cache_size import bytes_of_page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

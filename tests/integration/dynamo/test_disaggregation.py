@@ -29,7 +29,7 @@ from trtkit.bundle.bundle import open_bundle
 from trtkit.deployment.dynamo.disaggregation import Decode, Prefill
 from trtkit.deployment.dynamo.prefill_bundle import check_prefill_bundle
 from trtkit.errors import DeployError
-from trtkit.runtime.llm import EngineThread
+from trtkit.llm import EngineThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ from trtkit.config.schema import ModelConfig
 from trtkit.deployment.dynamo.prefill_bundle import check_prefill_bundle
 from trtkit.errors import DeployError
 from trtkit.jobs.runner import new_runner
-from trtkit.runtime.decoder.open import open_execution, weights_digest
+from trtkit.llm.execution.open import open_execution, weights_digest
 
 if TYPE_CHECKING:
     from pathlib import Path

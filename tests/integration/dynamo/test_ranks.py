@@ -17,7 +17,7 @@ from trtkit.config.load import load_config
 from trtkit.jobs.runner import new_runner
 
 pytestmark = pytest.mark.slow
-MEMBER = b"trtkit.runtime.distributed.member"
+MEMBER = b"trtkit.llm.distributed.member"
 
 
 def ranks_of(worker: int) -> list[int]:

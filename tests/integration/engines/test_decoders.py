@@ -13,14 +13,14 @@ from tests.decoder_cases import CASES
 from tests.decoders import model_of, relative_rms
 from tests.engine_decoders import bundle_of, config_of, greedy
 from tests.selection import slow_unless
-from trtkit.runtime.decoder import ReferenceDecoder, config_network, open_execution
+from trtkit.llm.execution import ReferenceDecoder, config_network, open_execution
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.decoder_case import Case
     from tests.simulated_tensorrt import Simulated
-    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.llm.execution import DecoderExecution
 
 
 # Each of its steps builds nothing new, so few cases show what the run time does: layers that read all tokens, the last

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.simulated_tensorrt import Simulated
-    from trtkit.runtime.decoder import Call
+    from trtkit.llm.execution import Call
 
 PARAMS = [
     SamplingParams(temperature=t, seed=seed, max_tokens=14, ignore_eos=True)

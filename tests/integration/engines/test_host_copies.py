@@ -18,7 +18,7 @@ from trtkit.jobs.runner import new_runner
 if TYPE_CHECKING:
     from tests.simulated_tensorrt import Simulated
 
-COPIES = "trtkit.runtime.decoder.host_blocks"
+COPIES = "trtkit.llm.execution.host_blocks"
 MISTAKES = {
     "a copy to the host before the block is packed": "self._copies.wait(stream.record())",
     "a block unpacked before it has come": "stream.wait(self._copies.record())",

@@ -10,13 +10,13 @@ from tests import tiny_llm
 from tests.integration.engines.planted import planted
 from trtkit import LLM, SamplingParams
 from trtkit.bundle.bundle import Bundle, open_bundle
-from trtkit.runtime.decoder import KvCache
+from trtkit.llm.execution import KvCache
 from trtkit.runtime.host_device import HostStream
 
 if TYPE_CHECKING:
     from tests.simulated_tensorrt import Simulated
 
-ENGINE, CACHE = "trtkit.runtime.decoder.engine", "trtkit.runtime.decoder.kv_cache"
+ENGINE, CACHE = "trtkit.llm.execution.engine", "trtkit.llm.execution.kv_cache"
 LOADED, ARRAYS = "trtkit.runtime.loaded_engine", "trtkit.runtime.host_device"
 MISTAKES = {
     "swapped profiles": (ENGINE, "_PREFILL, _DECODE = 0, 1", "_PREFILL, _DECODE = 1, 0"),

@@ -11,20 +11,20 @@ from tests import tiny_llm
 from tests.integration.engines.planted import planted
 from tests.selection import slow_unless
 from trtkit.bundle.bundle import Bundle, open_bundle
-from trtkit.runtime.decoder import open_execution
-from trtkit.runtime.generation import Engine, EngineOptions, Request
-from trtkit.runtime.sampling.guides import GuideFactory
-from trtkit.runtime.sampling.params import SamplingParams
-from trtkit.runtime.sampling.settings import Settings, Vocabulary
+from trtkit.llm.engine import Engine, EngineOptions, Request
+from trtkit.llm.execution import open_execution
+from trtkit.llm.sampling.guides import GuideFactory
+from trtkit.llm.sampling.params import SamplingParams
+from trtkit.llm.sampling.settings import Settings, Vocabulary
 
 if TYPE_CHECKING:
     from tests.simulated_tensorrt import Simulated
-    from trtkit.runtime.generation import Statistics
-    from trtkit.runtime.sampling.sampler import Launched
+    from trtkit.llm.engine import Statistics
+    from trtkit.llm.sampling.sampler import Launched
 
-ENGINE, STEPS = "trtkit.runtime.decoder.engine", "trtkit.runtime.sampling.kernel.steps"
-CALL = "trtkit.runtime.decoder.call"
-SAMPLER, FLIGHT = "trtkit.runtime.sampling.sampler", "trtkit.runtime.generation.flight"
+ENGINE, STEPS = "trtkit.llm.execution.engine", "trtkit.llm.sampling.kernel.steps"
+CALL = "trtkit.llm.execution.call"
+SAMPLER, FLIGHT = "trtkit.llm.sampling.sampler", "trtkit.llm.engine.flight"
 MISTAKES = {
     "a stale address": (
         ENGINE,

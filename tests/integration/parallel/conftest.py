@@ -48,4 +48,4 @@ def rank_processes() -> list[str]:
     """Return this process's children that are ranks."""
     command = ["ps", "--ppid", str(os.getpid()), "-o", "args="]
     lines = subprocess.run(command, check=False, capture_output=True, text=True).stdout.splitlines()
-    return [line for line in lines if "trtkit.runtime.distributed" in line]
+    return [line for line in lines if "trtkit.llm.distributed" in line]

@@ -11,7 +11,7 @@ import numpy as np
 from tests.engine_decoders import greedy
 from tests.simulated_tensorrt import simulate
 from trtkit.bundle.bundle import open_bundle
-from trtkit.runtime.decoder import open_execution
+from trtkit.llm.execution import open_execution
 
 PROMPTS = np.random.default_rng(0).integers(3, 300, (3, 7))
 STEPS = 4

@@ -25,13 +25,13 @@ from trtkit.config.load import load_config
 from trtkit.dtypes import FP32
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import new_runner
+from trtkit.llm.adapters import prepared_matrices
+from trtkit.llm.execution import ReferenceDecoder, decoder_network
 from trtkit.lora.adapter import open_adapter
 from trtkit.lora.targets import adapter_bytes
 from trtkit.models.parallel import Grid, rank_spec
 from trtkit.models.rank_weights import RankWeights
 from trtkit.reference import ThreadGroup
-from trtkit.runtime.adapters import prepared_matrices
-from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
 
 if TYPE_CHECKING:
     from pathlib import Path

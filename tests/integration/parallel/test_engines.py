@@ -14,7 +14,7 @@ import pytest
 from tests.engine_decoders import greedy
 from tests.integration.parallel.simulated_rank import PROMPTS, STEPS
 from trtkit.bundle.bundle import open_bundle
-from trtkit.runtime.decoder import open_execution
+from trtkit.llm.execution import open_execution
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,14 +18,14 @@ import pytest
 from tests.integration.parallel.conftest import rank_processes
 from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import GenerationError, RankError, TrtkitError
-from trtkit.runtime.decoder import Call, ReferenceDecoder
-from trtkit.runtime.decoder.single import OpenOptions
-from trtkit.runtime.distributed.open import open_distributed
+from trtkit.llm.distributed.open import open_distributed
+from trtkit.llm.execution import Call, ReferenceDecoder
+from trtkit.llm.execution.single import OpenOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from trtkit.runtime.distributed.decoder import DistributedDecoder
+    from trtkit.llm.distributed.decoder import DistributedDecoder
 
     BundleOf = Callable[[str], Path]
 
@@ -88,7 +88,7 @@ def test_a_rank_that_hangs_ends_all(bundle_of: BundleOf) -> None:
 def test_ranks_end_with_the_process_that_started_them(bundle_of: BundleOf) -> None:
     code = (
         "import sys, time; from trtkit.bundle.bundle import open_bundle\n"
-        "from trtkit.runtime.decoder import open_execution\n"
+        "from trtkit.llm.execution import open_execution\n"
         "execution = open_execution(open_bundle(sys.argv[1]), 'reference', 1)\n"
         "print(*execution.member_pids.values(), flush=True); time.sleep(600)"
     )

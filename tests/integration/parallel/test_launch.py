@@ -14,8 +14,8 @@ from torch._C._distributed_c10d import HashStore
 from tests.integration.parallel.test_engines import launch
 from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import RequestError
-from trtkit.runtime.decoder import open_execution
-from trtkit.runtime.distributed import world
+from trtkit.llm.distributed import world
+from trtkit.llm.execution import open_execution
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,11 +16,11 @@ from trtkit.config.load import load_config
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import ConfigError
 from trtkit.jobs.job import JobContext
+from trtkit.llm.execution import Call
 from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.quantization.llm.job import quantize_llm
 from trtkit.quantization_methods import METHODS
 from trtkit.resolve import resolve
-from trtkit.runtime.decoder import Call
 from trtkit.verification.ranks import reference_decoder, single
 
 if TYPE_CHECKING:

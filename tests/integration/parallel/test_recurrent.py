@@ -15,13 +15,13 @@ from trtkit.builder.build import build_bundle
 from trtkit.config.llm import ParallelOptions
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import new_runner
-from trtkit.runtime.decoder import Call, open_execution
-from trtkit.runtime.generation import Engine, EngineOptions, Request
+from trtkit.llm.engine import Engine, EngineOptions, Request
+from trtkit.llm.execution import Call, open_execution
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.llm.execution import DecoderExecution
 
 SIZES = {"max_batch_size": 4, "max_sequence_length": 64, "max_prefill_length": 16}
 

@@ -17,18 +17,18 @@ from trtkit import LLM, SamplingParams
 from trtkit.bundle.bundle import open_bundle
 from trtkit.bundle.known import KnownRequest, write_known
 from trtkit.errors import ExecutionError, RankError
-from trtkit.runtime.decoder import Call, DecoderExecution, ExecutionOptions, open_execution
-from trtkit.runtime.decoder.cache_size import bytes_of_page
-from trtkit.runtime.decoder.single import OpenOptions
-from trtkit.runtime.distributed.micro_batches import gpipe_bubble
-from trtkit.runtime.distributed.open import open_distributed
-from trtkit.runtime.generation import Engine, EngineOptions, Request
+from trtkit.llm.distributed.micro_batches import gpipe_bubble
+from trtkit.llm.distributed.open import open_distributed
+from trtkit.llm.engine import Engine, EngineOptions, Request
+from trtkit.llm.execution import Call, DecoderExecution, ExecutionOptions, open_execution
+from trtkit.llm.execution.cache_size import bytes_of_page
+from trtkit.llm.execution.single import OpenOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from trtkit.runtime.distributed.decoder import DistributedDecoder
+    from trtkit.llm.distributed.decoder import DistributedDecoder
 
     BundleOf = Callable[[str], Path]
 

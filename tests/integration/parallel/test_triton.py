@@ -27,7 +27,7 @@ def ranks_of(model: str) -> list[int]:
     stubs = [path for path in Path("/proc").glob("[0-9]*") if f"/{model}/1/model.py" in _command(path)]
     tasks = [task for stub in stubs for task in stub.glob("task/*/children")]
     pids = [int(word) for task in tasks for word in task.read_text().split()]
-    return [pid for pid in pids if "trtkit.runtime.distributed" in _command(Path(f"/proc/{pid}"))]
+    return [pid for pid in pids if "trtkit.llm.distributed" in _command(Path(f"/proc/{pid}"))]
 
 
 def _command(process: Path) -> str:

@@ -12,9 +12,9 @@ import torch
 from tests.tiny_vlm import MAX_PREFILL, VLMS, Reference, Vlm, bundle_of, model_of, picture
 from trtkit import LLM, SamplingParams
 from trtkit.inputs.vision_language import PreparedImage
-from trtkit.runtime.scheduling import SchedulingParams
-from trtkit.runtime.soft_tokens import SoftTokens, shared_length
-from trtkit.runtime.vision_language.image_prompts import rope_positions
+from trtkit.llm.images.image_prompts import rope_positions
+from trtkit.llm.scheduler import SchedulingParams
+from trtkit.llm.soft_tokens import SoftTokens, shared_length
 
 if TYPE_CHECKING:
     from typing import Any

@@ -15,10 +15,10 @@ from trtkit import LLM, SamplingParams
 from trtkit.builder.vision_language import open_vision
 from trtkit.config.load import load_config
 from trtkit.errors import ConfigError, ExecutionError, RequestError, SourceError
+from trtkit.llm.execution import Call
+from trtkit.llm.soft_tokens import SoftTokens, pieces, run_ends
 from trtkit.models.vision_language.registry import vision_spec
 from trtkit.models.vision_language.spec import VisionLimits
-from trtkit.runtime.decoder import Call
-from trtkit.runtime.soft_tokens import SoftTokens, pieces, run_ends
 from trtkit.sources.vision_language.load import whole_config
 
 if TYPE_CHECKING:

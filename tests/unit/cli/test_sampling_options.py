@@ -15,7 +15,7 @@ from trtkit.bundle.bundle import Bundle
 from trtkit.bundle.manifest import Manifest
 from trtkit.cli.sampling_options import FLAGS, faults_by_option, flag_of, read_settings, sampling_options
 from trtkit.errors import RequestError
-from trtkit.runtime.llm import (
+from trtkit.llm import (
     PreparedPrompt,
     PromptLine,
     PromptLines,
@@ -24,7 +24,7 @@ from trtkit.runtime.llm import (
     prepare_prompts,
     sampling_params,
 )
-from trtkit.runtime.sampling.params import SamplingParams
+from trtkit.llm.sampling.params import SamplingParams
 
 TOKENIZER = byte_level()
 BUNDLE = Bundle(Path("bundles/m"), Manifest.model_construct())

@@ -16,6 +16,7 @@ from trtkit.config.schema import CustomOpOptions, ModelConfig, Source
 from trtkit.dtypes import FP16, INT8
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import InlineRunner
+from trtkit.llm.scheduler.costs import StepCosts
 from trtkit.models.registry import decoder_spec
 from trtkit.planning import paged
 from trtkit.planning.counts import NetworkCounts
@@ -29,7 +30,6 @@ from trtkit.planning.plan import PlanRequest, llm_assumptions, make_plan
 from trtkit.planning.report import LlmReport
 from trtkit.planning.shares import tensor_share
 from trtkit.planning.source import PlannedModel
-from trtkit.runtime.generation.costs import StepCosts
 from trtkit.simulation.caches import SimulatedCaches
 from trtkit.simulation.host import Clock
 from trtkit.simulation.replica_options import ReplicaOptions

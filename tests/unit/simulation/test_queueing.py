@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtkit.runtime.scheduling import ScheduleOptions
+from trtkit.llm.scheduler import ScheduleOptions
 from trtkit.simulation.fleet import ROUTERS, FleetOptions, simulate
 from trtkit.simulation.replica_options import ReplicaOptions
 from trtkit.simulation.requests import Traffic

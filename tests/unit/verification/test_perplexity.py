@@ -10,7 +10,7 @@ import torch
 from trtkit.verification.perplexity import mean_loss, read_window
 
 if TYPE_CHECKING:
-    from trtkit.runtime.decoder import Call
+    from trtkit.llm.execution import Call
 
 
 def drawn() -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ from dynamo.llm import ModelInput, ModelType, register_model, unregister_model
 
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE
 from trtkit.errors import GenerationError, RequestError
-from trtkit.runtime.adapters import check_adapter_name
+from trtkit.llm.adapters import check_adapter_name
 
 if TYPE_CHECKING:
     import argparse
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dynamo._core import Endpoint
 
-    from trtkit.runtime.llm import AsyncLLM
+    from trtkit.llm import AsyncLLM
 
 LOAD, UNLOAD = "load_lora", "unload_lora"
 """Dynamo's names of what `POST /engine/update/<name>` of a worker's own port does."""

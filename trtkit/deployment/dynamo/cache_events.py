@@ -12,17 +12,17 @@ from dynamo.common.backend.publisher import ComponentSnapshot
 from trtkit.deployment.dynamo.held_blocks import HeldBlocks, Removed, StoredBlocks, block_hashes
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE
 from trtkit.deployment.engine_metrics import hit_rate
-from trtkit.runtime.paging import ROOT
-from trtkit.runtime.sequences import TOKEN_BITS
+from trtkit.llm.cache import ROOT
+from trtkit.llm.sequences import TOKEN_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from trtkit.deployment.dynamo.held_blocks import Event
-    from trtkit.runtime.decoder import DecoderExecution
-    from trtkit.runtime.generation import Engine
-    from trtkit.runtime.host_cache import BlockTier
-    from trtkit.runtime.paging import PageChange
+    from trtkit.llm.cache import PageChange
+    from trtkit.llm.cache.host import BlockTier
+    from trtkit.llm.engine import Engine
+    from trtkit.llm.execution import DecoderExecution
 
 
 _RANK = 0  # of data-parallel ranks, of which a worker has one

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.runtime.llm.outputs import Delta, RequestOutput
-    from trtkit.runtime.sampling.sampled import TokenLogprobs
+    from trtkit.llm.outputs import Delta, RequestOutput
+    from trtkit.llm.sampling.sampled import TokenLogprobs
     from trtkit.runtime.text import Tokenizer
 
 Fields = dict[str, object]

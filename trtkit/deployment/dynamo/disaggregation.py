@@ -23,15 +23,15 @@ import torch
 
 from trtkit.errors import ExecutionError
 from trtkit.jobs.json_form import from_json, to_json
-from trtkit.runtime.decoder import CacheForm, SavedSequence
+from trtkit.llm.execution import CacheForm, SavedSequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dynamo.common.backend.engine import GenerateRequest
 
-    from trtkit.runtime.generation import Engine
-    from trtkit.runtime.llm import EngineThread
+    from trtkit.llm import EngineThread
+    from trtkit.llm.engine import Engine
 
 
 log = logging.getLogger("trtkit.dynamo")

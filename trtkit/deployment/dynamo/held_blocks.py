@@ -12,8 +12,8 @@ from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from trtkit.runtime.generation.slots import Slots
-    from trtkit.runtime.sequences import Ints
+    from trtkit.llm.scheduler.slots import Slots
+    from trtkit.llm.sequences import Ints
 
 
 class StoredBlocks(TypedDict):

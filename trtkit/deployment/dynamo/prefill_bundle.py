@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.config.llm import LlmOptions
 from trtkit.errors import DeployError
-from trtkit.runtime.decoder.open import rope_lengths, weights_digest
+from trtkit.llm.execution.open import rope_lengths, weights_digest
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import Problem, RequestError
-from trtkit.runtime.sampling.checks import raise_problems
-from trtkit.runtime.sampling.params import SamplingParams
-from trtkit.runtime.scheduling import SchedulingParams
+from trtkit.llm.sampling.checks import raise_problems
+from trtkit.llm.sampling.params import SamplingParams
+from trtkit.llm.scheduler import SchedulingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from trtkit.runtime.llm.prompts import Prompt
+    from trtkit.llm.prompts import Prompt
 
 Fields = Mapping[str, Any]
 Settings = dict[str, object]

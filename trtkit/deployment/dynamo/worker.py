@@ -50,7 +50,7 @@ from trtkit.errors import (
     SourceError,
     TrtkitError,
 )
-from trtkit.runtime.llm import AsyncLLM
+from trtkit.llm import AsyncLLM
 
 if TYPE_CHECKING:
     import argparse
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from trtkit.deployment.dynamo.cache_events import EventPublisher, LoadPublisher
-    from trtkit.runtime.generation import Engine
-    from trtkit.runtime.llm import EngineThread
+    from trtkit.llm import EngineThread
+    from trtkit.llm.engine import Engine
 
 
 _LAST_WORDS_S = 0.5

@@ -11,8 +11,8 @@ from trtkit.deployment.triton.llm_fields import FIELDS, OUTPUTS
 from trtkit.deployment.triton.model_config import Section
 from trtkit.deployment.triton.served import DeployedModel
 from trtkit.errors import DeployError
-from trtkit.runtime.adapters import check_adapters
-from trtkit.runtime.head_tokens import head_tokens
+from trtkit.llm.adapters import check_adapters
+from trtkit.llm.head_tokens import head_tokens
 from trtkit.runtime.weight_budget import weight_budget_bytes
 
 if TYPE_CHECKING:

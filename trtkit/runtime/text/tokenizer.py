@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import GenerationError, RequestError
-from trtkit.runtime.sampling.limits import check_text
+from trtkit.runtime.text.limits import check_text
 from trtkit.runtime.text.trial import json_settings, load_tokenizer, try_patterns, try_template
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.builder.speculators.opened import OpenedSpeculator
-    from trtkit.runtime.decoder import ReferenceDecoder
+    from trtkit.llm.execution import ReferenceDecoder
 
 Opened = tuple["OpenedSpeculator", "Mapping[str, Array]"]
 """A head, and the weights of its network by path."""

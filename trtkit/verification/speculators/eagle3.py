@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import GenerationError
+from trtkit.llm.execution import Call
 from trtkit.models.speculators.eagle3 import Eagle3Spec
-from trtkit.runtime.decoder import Call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
     from trtkit.builder.speculators.opened import OpenedSpeculator
+    from trtkit.llm.execution import ReferenceDecoder
     from trtkit.models.speculators.spec import Fields
     from trtkit.network.host_array import Array
-    from trtkit.runtime.decoder import ReferenceDecoder
 
 _GUESSES = 2
 """Made from the head's own hidden states, after those of the model."""

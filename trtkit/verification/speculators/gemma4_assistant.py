@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import GenerationError
+from trtkit.llm.execution import Call
 from trtkit.models.speculators.gemma4_assistant import ORDER, TABLE
-from trtkit.runtime.decoder import Call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from transformers.models.gemma4_assistant.modeling_gemma4_assistant import Gemma4AssistantOutput
 
     from trtkit.builder.speculators.opened import OpenedSpeculator
+    from trtkit.llm.execution import ReferenceDecoder
     from trtkit.network.host_array import Array
-    from trtkit.runtime.decoder import ReferenceDecoder
 
     Read = tuple[torch.Tensor, Mapping[str, tuple[torch.Tensor, torch.Tensor]]]
 

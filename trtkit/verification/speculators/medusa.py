@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import GenerationError
+from trtkit.llm.execution import Call
 from trtkit.models.speculators.medusa import MedusaSpec
 from trtkit.quantized_matrix import QuantizedMatrix
-from trtkit.runtime.decoder import Call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.builder.speculators.opened import OpenedSpeculator
-    from trtkit.runtime.decoder import ReferenceDecoder
+    from trtkit.llm.execution import ReferenceDecoder
 
 
 def medusa_logits(spec: MedusaSpec, arrays: Mapping[str, Array], hidden: torch.Tensor) -> torch.Tensor:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.runtime.decoder import Call, CallTree
+from trtkit.llm.execution import Call, CallTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
-    from trtkit.runtime.decoder import ReferenceDecoder
+    from trtkit.llm.execution import ReferenceDecoder
     from trtkit.verification.decoder_reference import TransformersReference
 
 _BRANCHES = ((0,), (0, 1), (0, 1, 2), (0, 1, 3), (0, 4), (0, 4, 5))

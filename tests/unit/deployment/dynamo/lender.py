@@ -8,7 +8,7 @@ import torch
 
 from trtkit.deployment.dynamo.disaggregation import Lender
 from trtkit.jobs.json_form import to_json
-from trtkit.runtime.decoder import CacheForm, SavedSequence
+from trtkit.llm.execution import CacheForm, SavedSequence
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

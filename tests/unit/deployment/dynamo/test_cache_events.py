@@ -11,7 +11,7 @@ pytest.importorskip("dynamo.common.backend")
 
 from tests.generation import LENGTH, PAGE_TOKENS, SLOTS, caches_of, engine, run, settings
 from trtkit.deployment.dynamo.cache_events import CacheEvents, load_of
-from trtkit.runtime.generation import Request
+from trtkit.llm.engine import Request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

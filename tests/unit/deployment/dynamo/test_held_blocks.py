@@ -12,14 +12,14 @@ import pytest
 from tests.generation import SLOTS, engine, settings
 from trtkit.deployment.dynamo.cache_events import HeldPages
 from trtkit.deployment.dynamo.held_blocks import Event, HeldBlocks
-from trtkit.runtime.generation import Request
-from trtkit.runtime.generation.slots import Slots
-from trtkit.runtime.paging import PageChange
-from trtkit.runtime.scheduling import SchedulingParams
-from trtkit.runtime.sequences import AdapterId, keyed
+from trtkit.llm.cache import PageChange
+from trtkit.llm.engine import Request
+from trtkit.llm.scheduler import SchedulingParams
+from trtkit.llm.scheduler.slots import Slots
+from trtkit.llm.sequences import AdapterId, keyed
 
 if TYPE_CHECKING:
-    from trtkit.runtime.generation import Engine
+    from trtkit.llm.engine import Engine
 
 BLOCK = 4
 KINDS: tuple[dict[str, Any], ...] = ({"temperature": 0}, {"temperature": 1.0, "seed": 3}, {"num_beams": 3})

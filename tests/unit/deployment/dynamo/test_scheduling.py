@@ -9,7 +9,7 @@ import pytest
 from trtkit.deployment.dynamo.requests import read_scheduling
 from trtkit.deployment.dynamo.worker_options import worker_parser
 from trtkit.errors import RequestError
-from trtkit.runtime.scheduling import SchedulingParams
+from trtkit.llm.scheduler import SchedulingParams
 from trtkit.serving_options import ServingOptions
 
 

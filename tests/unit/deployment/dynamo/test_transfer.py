@@ -15,8 +15,8 @@ pytest.importorskip("nixl._api")
 from tests.unit.deployment.dynamo import lender as lending
 from trtkit.deployment.dynamo.disaggregation import Borrower
 from trtkit.errors import ExecutionError
-from trtkit.runtime.decoder import CacheForm
-from trtkit.runtime.decoder.saved import CacheArray
+from trtkit.llm.execution import CacheForm
+from trtkit.llm.execution.saved import CacheArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import pytest
 
 from trtkit.deployment.triton.backend.llm_request import Defaults, read_asks
 from trtkit.errors import RequestError
-from trtkit.runtime.scheduling import SchedulingParams
+from trtkit.llm.scheduler import SchedulingParams
 
 DEFAULTS = Defaults(16, lambda _: [])
 

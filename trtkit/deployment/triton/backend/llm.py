@@ -22,8 +22,8 @@ from trtkit.deployment.triton.backend.llm_request import Defaults, check_paramet
 from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
 from trtkit.deployment.triton.backend.settings import read_settings, version_folder
 from trtkit.errors import DeployError
-from trtkit.runtime.llm.engine_thread import EngineThread
-from trtkit.runtime.sampling.params import SamplingParams
+from trtkit.llm.engine_thread import EngineThread
+from trtkit.llm.sampling.params import SamplingParams
 from trtkit.serving_options import ServingOptions
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.deployment.triton.backend.llm_request import Ask
-    from trtkit.runtime.generation import Engine
-    from trtkit.runtime.llm.outputs import CompletionOutput, Delta
+    from trtkit.llm.engine import Engine
+    from trtkit.llm.outputs import CompletionOutput, Delta
 
 
 # How often clients are looked after that may have gone.

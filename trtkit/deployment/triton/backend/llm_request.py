@@ -12,16 +12,16 @@ import numpy as np
 from trtkit.deployment.triton.llm_fields import FIELDS
 from trtkit.errors import Problem, RequestError
 from trtkit.inputs.images import image_bytes
-from trtkit.runtime.sampling.checks import SettingsError
-from trtkit.runtime.sampling.limits import MAX_WORD_LENGTH, MAX_WORDS
-from trtkit.runtime.sampling.params import SamplingParams
-from trtkit.runtime.scheduling import SchedulingParams
+from trtkit.llm.sampling.checks import SettingsError
+from trtkit.llm.sampling.params import SamplingParams
+from trtkit.llm.scheduler import SchedulingParams
+from trtkit.runtime.text.limits import MAX_WORD_LENGTH, MAX_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from trtkit.arrays import Array
-    from trtkit.runtime.llm.prompts import Prompt
+    from trtkit.llm.prompts import Prompt
 
 _SETTINGS = {field.name: field.setting for field in FIELDS if field.setting}
 _LISTS = {"stop", "bad_words"}

@@ -1,0 +1,248 @@
+"""What sequences leave on the host when they lose their memory, and what new ones find there."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from trtkit.jobs.json_form import to_json
+from trtkit.llm.cache import block_keys, contents
+from trtkit.llm.cache.host import BlockTier, FileTier, SequenceTier
+from trtkit.llm.execution.saved import SavedSequence
+from trtkit.llm.sequences import UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from trtkit.arrays import Array
+    from trtkit.llm.execution.execution import SequenceCache
+    from trtkit.llm.scheduler.costs import StepCosts
+    from trtkit.llm.scheduler.slots import Slots
+    from trtkit.llm.sequences import Ints
+    from trtkit.llm.soft_tokens import SoftTokens
+
+
+class HostPrefix(NamedTuple):
+    """What the host has of a prompt: its first `tokens`, as blocks from `first` on, or as a whole sequence.
+
+    keys: of the blocks, which stay until they are loaded. file_tokens: those of the tokens that were read from files.
+    """
+
+    tokens: int
+    file_tokens: int = 0
+    first: int = 0
+    keys: Sequence[bytes] = ()
+    whole: SavedSequence | None = None
+
+
+@dataclass(frozen=True)
+class CacheFolder:
+    """A folder for what host memory has, which outlives the process: at most `limit_bytes` of files.
+
+    model: says which model's caches they are; those of another one are never read.
+    """
+
+    path: Path
+    limit_bytes: int
+    model: str
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """Of host memory, at most limit_bytes; 0: none. block_tokens: of caches in slots that are kept as one.
+
+    folder: where all of it is written too.
+    """
+
+    limit_bytes: int = 0
+    block_tokens: int = 16
+    folder: CacheFolder | None = None
+
+
+NO_HOST = HostOptions()
+
+
+class HostTier:
+    """Blocks of tokens by content; sequences as a whole, if they have recurrent states.
+
+    waited_s: seconds that copies have taken from steps. Raises RequestError for a folder that cannot be used.
+    """
+
+    def __init__(
+        self,
+        cache: SequenceCache,
+        slots: Slots,
+        options: HostOptions,
+        clock: Callable[[], float],
+        costs: StepCosts,
+    ) -> None:
+        self._cache, self._slots, limit_bytes = cache, slots, options.limit_bytes
+        self.waited_s = 0.0
+        self._clock, self._costs = clock, costs
+        tokens = options.block_tokens if cache.pages is None else cache.pages.page_tokens
+        blocks = cache.blocks(tokens) if limit_bytes else None
+        has_blocks = blocks is not None and blocks.size_bytes <= limit_bytes
+        keeps = has_blocks or (cache.has_states and limit_bytes > 0)
+        self._files = _open_files(options.folder, cache, tokens) if keeps and options.folder is not None else None
+        self.blocks = BlockTier(blocks, limit_bytes, self._files, clock) if blocks is not None and has_blocks else None
+        self.sequences = SequenceTier(limit_bytes if cache.has_states else 0, self._files, self._of_bytes)
+        if cache.pages is not None and self.blocks is not None:
+            cache.pages.on_evict = self._keep_pages
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that are kept."""
+        return self.sequences.store.size_bytes + (0 if self.blocks is None else self.blocks.store.size_bytes)
+
+    @property
+    def claimed_bytes(self) -> int:
+        """Bytes of requests that gave way and have not come back."""
+        return self.sequences.store.claimed_bytes + (0 if self.blocks is None else self.blocks.store.claimed_bytes)
+
+    def keep(self, slot: int, most: int | None = None, *, is_claimed: bool = False) -> list[bytes]:
+        """Save what a slot has cached, or its first `most` tokens, as far as there is room, if computing takes longer.
+
+        is_claimed: whether it stays until it is released; returns the keys to release then.
+        """
+        ids = self._known(slot, most)
+        with self._waiting():
+            if self.blocks is not None:
+                keys = self._keys(ids, self._slots.sequences.soft.get(slot))
+                if self._is_worth(self.blocks, self.blocks.copied_bytes(keys), len(keys) * self.blocks.tokens):
+                    self.blocks.keep(keys, self.blocks.places(slot, 0, len(keys)))
+                return self.blocks.store.claim(keys) if is_claimed else []
+            key = self._keep_whole(slot, ids)
+            return self.sequences.store.claim([key]) if is_claimed and key is not None else []
+
+    def can_claim(self, slot: int) -> bool:
+        """Whether there is room for all that a slot has cached."""
+        ids = self._known(slot)
+        if self.blocks is not None:
+            return self.blocks.has_room(self._keys(ids, self._slots.sequences.soft.get(slot)))
+        if slot in self._slots.sequences.soft:
+            return False
+        store, size = self.sequences.store, self._cache.form(len(ids)).size_bytes if len(ids) else 0
+        return store.claimed_bytes + size <= store.limit_bytes
+
+    def release(self, keys: Sequence[bytes]) -> None:
+        """Let go of what `keep` claimed."""
+        (self.sequences if self.blocks is None else self.blocks).store.release(keys)
+
+    def find(self, ids: Ints, soft: SoftTokens | None, common: int, least: int) -> HostPrefix | None:
+        """Return what is kept of a prompt, if that is at least `least` tokens, of which a cache has the first `common`.
+
+        ids: as they are compared. The prompt's last token stays to be computed: its logits are what comes next.
+        """
+        if self.blocks is None:
+            known = None if soft is not None else self.sequences.find(ids, least)
+            if known is None:
+                return None
+            whole, is_from_file = known
+            return HostPrefix(whole.tokens, whole.tokens if is_from_file else 0, whole=whole)
+        if self.blocks.is_empty:
+            return None
+        size, first = self.blocks.tokens, common // self.blocks.tokens
+        keys, read = self.blocks.find(self._keys(ids[:-1], soft), first, -(-least // size) - first)
+        return HostPrefix((first + len(keys)) * size, read * size, first, keys) if keys else None
+
+    def load(self, slot: int, on_host: HostPrefix) -> None:
+        """Bring what the host has into a slot, which has memory for it."""
+        with self._waiting():
+            if on_host.whole is not None:
+                self._cache.load(slot, on_host.whole)
+            elif self.blocks is not None:
+                places = self.blocks.places(slot, on_host.first, len(on_host.keys))
+                self.blocks.load(on_host.keys, places)
+                self.blocks.store.release(on_host.keys)
+
+    def write(self) -> None:
+        """Give files what has come to the host."""
+        if self.blocks is not None:
+            self.blocks.write()
+
+    def close(self) -> None:
+        """Wait for copies. Write what ended sequences have cached, too, if there is a folder, and let others use it."""
+        if self._files is None:
+            if self.blocks is not None:
+                self.blocks.flush()
+            return
+        try:
+            self._keep_all()
+        finally:
+            self._files.close()
+            self._files = None
+
+    def _keep_all(self) -> None:
+        pages = self._cache.pages
+        if pages is not None and self.blocks is not None:
+            keys = pages.tree.keys()
+            self.blocks.keep_all(list(keys.values()), list(keys))
+        else:
+            for slot in self._slots.cached.nonzero()[0].tolist():
+                self.keep(slot)
+                if self.blocks is not None:
+                    self.blocks.flush()
+
+    def _of_bytes(self, tokens: int, data: Array) -> SavedSequence | None:
+        form = self._cache.form(tokens)
+        return SavedSequence(form, torch.from_numpy(data)) if len(data) == form.size_bytes else None
+
+    def _keep_whole(self, slot: int, ids: Ints) -> bytes | None:
+        """Save a sequence whose states have read all of `ids`; images are not told apart by it."""
+        is_whole = self._cache.has_states and self._cache.positions[slot] == len(ids) and len(ids) > 0
+        if not is_whole or slot in self._slots.sequences.soft:
+            return None
+        key = self.sequences.key(ids)
+        if key not in self.sequences.store:
+            size = self._cache.form(len(ids)).size_bytes
+            if not self._is_worth(self.sequences, 2 * size, len(ids)) or not self.sequences.store.make_room(size):
+                return None
+            started_s = self._clock()
+            saved = self._cache.save(slot, len(ids))
+            self.sequences.rate.note(self._clock() - started_s, size)
+            return self.sequences.add(ids, saved)
+        return key
+
+    def _keep_pages(self, pages: Sequence[int], keys: Sequence[bytes]) -> None:
+        """Save pages that are about to be overwritten, the last of a sequence first."""
+        assert self.blocks is not None
+        with self._waiting():
+            if self._is_worth(self.blocks, self.blocks.copied_bytes(keys), len(keys) * self.blocks.tokens):
+                self.blocks.keep(keys[::-1], pages[::-1])
+
+    def _is_worth(self, tier: BlockTier | SequenceTier, copied_bytes: int, tokens: int) -> bool:
+        """Whether it takes less time to copy so many bytes than to compute so many tokens again."""
+        token_s = self._costs.prompt_token_s
+        if not token_s or tier.rate.seconds_per_byte * copied_bytes <= token_s * tokens:
+            return True
+        tier.rate.forget()
+        return False
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Count the time that passes meanwhile."""
+        started_s = self._clock()
+        yield
+        self.waited_s += self._clock() - started_s
+
+    def _keys(self, ids: Ints, soft: SoftTokens | None) -> list[bytes]:
+        assert self.blocks is not None
+        return block_keys(contents(ids, self.blocks.tokens, soft))
+
+    def _known(self, slot: int, most: int | None = None) -> Ints:
+        """Return the tokens that a slot has cached and the host knows, as they are compared."""
+        ids = self._slots.sequences.tokens[slot, : self._slots.cached[slot]][:most].copy()
+        unknown = (ids == UNKNOWN).nonzero()[0]
+        return self._slots.sequences.keyed(slot, ids[: unknown[0]] if unknown.size else ids)
+
+
+def _open_files(folder: CacheFolder, cache: SequenceCache, tokens: int) -> FileTier:
+    """Return the files of this model's caches in blocks of `tokens`."""
+    kind = "sequences" if cache.has_states else "blocks"
+    facts = f"{folder.model}\n{kind}\n{to_json(cache.form(tokens))}"
+    return FileTier(folder.path, folder.limit_bytes, blake2b(facts.encode(), digest_size=32).digest())

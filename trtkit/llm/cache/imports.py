@@ -1,0 +1,60 @@
+"""Beginnings of prompts that were computed elsewhere, kept on the host until a prompt that begins so gets a slot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trtkit.llm.execution import SavedSequence
+    from trtkit.llm.sequences import Ints
+
+
+class Imports:
+    """At most `most_bytes` of them; the oldest give way. What is lost is computed again."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes, self.size_bytes = most_bytes, 0
+        self._saved: dict[bytes, tuple[Ints, SavedSequence]] = {}
+
+    def __len__(self) -> int:
+        return len(self._saved)
+
+    def add(self, ids: Ints, saved: SavedSequence) -> bool:
+        """Keep the cached tokens `ids`; return whether they fit."""
+        size = saved.data.nbytes
+        if size > self._most_bytes:
+            return False
+        self._remove(ids.tobytes())
+        while self.size_bytes + size > self._most_bytes:
+            self._remove(next(iter(self._saved)))
+        self._saved[ids.tobytes()] = ids, saved
+        self.size_bytes += size
+        return True
+
+    def take(self, prompt: Ints, least: int, *, is_whole: bool = False) -> tuple[SavedSequence, int] | None:
+        """Return what shares most with a prompt, and for how many tokens; None below `least` of them.
+
+        is_whole: only what a prompt begins with all of, as recurrent states need it.
+        The prompt's last token stays to be computed: its logits are what comes next.
+        """
+        best, most = b"", 0
+        for key, (ids, _) in self._saved.items():
+            common = _common(ids, prompt[:-1])
+            if common > most and (common == len(ids) or not is_whole):
+                best, most = key, common
+        if not most or most < least:
+            return None
+        _, saved = self._saved[best]
+        self._remove(best)
+        return saved, most
+
+    def _remove(self, key: bytes) -> None:
+        if key in self._saved:
+            self.size_bytes -= self._saved.pop(key)[1].data.nbytes
+
+
+def _common(one: Ints, other: Ints) -> int:
+    """Return how many tokens two sequences begin alike with."""
+    count = min(len(one), len(other))
+    is_other = one[:count] != other[:count]
+    return int(is_other.argmax()) if is_other.any() else count

@@ -1,0 +1,221 @@
+"""The pages of every slot: taken when tokens need them, shared by reference, copied before they are written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from trtkit.errors import ExecutionError
+from trtkit.llm.cache.prefix_tree import ROOT, PrefixTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from trtkit.llm.sequences import Ints
+    from trtkit.llm.soft_tokens import SoftTokens
+
+Tables = np.ndarray[Any, np.dtype[np.int32]]
+NOBODY = 0
+"""A page that no slot has: padding is written there."""
+
+
+class PageCopies(NamedTuple):
+    """Pages to copy before a call: `sources` [N] to `targets` [N]."""
+
+    sources: list[int]
+    targets: list[int]
+
+
+class PageTables:
+    """Which pages hold the tokens of which slot.
+
+    table: [slots, n] int32, each slot's pages in order, then 0. counts: [slots], pages of each slot.
+    registered: [slots], how many of them others can find. references: [pages], slots that each page is in.
+    page_tokens: tokens of a page. on_evict: takes pages of beginnings that are about to be overwritten, and the keys of
+    what they hold.
+    """
+
+    def __init__(self, slots: int, pages: int, page_tokens: int, max_length: int) -> None:
+        self.page_tokens, self.pages = page_tokens, pages
+        self.table: Tables = np.zeros((slots, -(-max_length // page_tokens)), np.int32)
+        self.counts: Ints = np.zeros(slots, np.int64)
+        self.references: Ints = np.zeros(pages, np.int64)
+        self.tree = PrefixTree()
+        self.registered: Ints = np.zeros(slots, np.int64)
+        self._is_known = np.zeros(pages, np.bool_)
+        self._free = list(range(pages - 1, NOBODY, -1))
+        self.on_evict: Callable[[Sequence[int], Sequence[bytes]], None] | None = None
+        self._evicted: dict[int, bytes] = {}
+
+    @property
+    def free(self) -> int:
+        """Pages that can be had, those of beginnings that nobody reads among them."""
+        return len(self._free) + self.tree.unused
+
+    @property
+    def held(self) -> int:
+        """Pages that slots have."""
+        return self.pages - 1 - self.free
+
+    def pages_of(self, slot: int) -> list[int]:
+        """Return a slot's pages in order."""
+        pages: list[int] = self.table[slot, : self.counts[slot]].tolist()
+        return pages
+
+    def needed(self, slots: Ints, starts: Ints, stops: Ints) -> int:
+        """Return how many pages it takes to write tokens from `starts` to `stops` [R] of slots [R]."""
+        new = np.maximum(-(-stops // self.page_tokens) - self.counts[slots], 0)
+        return int(new[stops > starts].sum()) + len(self._shared_rows(slots, starts, stops))
+
+    def reserve(self, slots: Ints, starts: Ints, stops: Ints) -> PageCopies:
+        """Let each slot own the pages of its tokens from `starts` to `stops` [R]; return the pages to copy first.
+
+        A page that others read or can find is replaced by a copy, and what followed it is forgotten. Raises
+        ExecutionError if there are not enough pages.
+        """
+        copies = PageCopies([], [])
+        shared, last = self._shared_rows(slots, starts, stops), -(-stops // self.page_tokens)
+        for row in shared:
+            self._cut(int(slots[row]), int(starts[row]) // self.page_tokens + 1)
+        growing = ((stops > starts) & (last > self.counts[slots])).nonzero()[0].tolist()
+        if (shared or growing) and (needed := self.needed(slots, starts, stops)) > self.free:
+            raise no_pages(needed, self.free)
+        for row in shared:
+            slot, place = int(slots[row]), int(starts[row]) // self.page_tokens
+            source, target = int(self.table[slot, place]), self._take()
+            copies.sources.append(source)
+            copies.targets.append(target)
+            self._cut(slot, place)
+            self._append(slot, target)
+        for row in growing:
+            self._grow(int(slots[row]), int(stops[row]))
+        self._tell_evicted()
+        return copies
+
+    def grow(self, slot: int, tokens: int) -> None:
+        """Let a slot have pages for its first `tokens`. Raises ExecutionError if there are not enough."""
+        self._grow(slot, tokens)
+        self._tell_evicted()
+
+    def share(self, source: int, target: int, tokens: int) -> None:
+        """Let `target` read the first tokens of `source`, and have nothing else."""
+        pages = self.table[source, : -(-tokens // self.page_tokens)].tolist()
+        registered = min(int(self.registered[source]), tokens // self.page_tokens)
+        self.references[pages] += 1
+        self.release(target)
+        self.table[target, : len(pages)], self.counts[target] = pages, len(pages)
+        self.registered[target] = registered
+
+    def release(self, slot: int) -> None:
+        """Take a slot's pages from it. Beginnings that are known stay until their memory is needed."""
+        self._cut(slot, 0)
+
+    def register(self, slot: int, ids: Ints, soft: SoftTokens | None = None) -> None:
+        """Let others find the full pages of a slot, which hold the tokens `ids` [cached].
+
+        Where another slot's page holds the same, this slot reads that one from now on.
+        """
+        first, full = int(self.registered[slot]), len(ids) // self.page_tokens
+        if full <= first:
+            return
+        parent = int(self.table[slot, first - 1]) if first else ROOT
+        for place, content in enumerate(contents(ids, self.page_tokens, soft, slice(first, full)), first):
+            own, known = int(self.table[slot, place]), self.tree.child(parent, content)
+            if known is None:
+                self.tree.add(parent, content, own)
+                self._is_known[own] = True
+            elif known != own:
+                if self.references[own] > 1:  # others go on from this page, and what follows it must not be found
+                    return
+                self._use(known)
+                self.table[slot, place] = known
+                self._drop([own])
+            parent, self.registered[slot] = int(self.table[slot, place]), place + 1
+
+    def match(self, ids: Ints, soft: SoftTokens | None = None) -> list[int]:
+        """Return the pages of the longest known beginning of a prompt, without its last token."""
+        return self.tree.match(contents(ids[:-1], self.page_tokens, soft))
+
+    def adopt(self, slot: int, pages: Sequence[int]) -> None:
+        """Let an empty slot begin with known pages."""
+        assert self.counts[slot] == 0
+        for page in pages:
+            self._use(page)
+        self.table[slot, : len(pages)] = pages
+        self.counts[slot] = self.registered[slot] = len(pages)
+
+    def _shared_rows(self, slots: Ints, starts: Ints, stops: Ints) -> list[int]:
+        """Return the rows whose first page to write exists, and others read it or can find it."""
+        first = starts // self.page_tokens
+        pages = self.table[slots, np.minimum(first, self.table.shape[1] - 1)]
+        is_shared = (self.references[pages] > 1) | self._is_known[pages]
+        rows: list[int] = (is_shared & (stops > starts) & (first < self.counts[slots])).nonzero()[0].tolist()
+        return rows
+
+    def _grow(self, slot: int, tokens: int) -> None:
+        missing = -(-tokens // self.page_tokens) - int(self.counts[slot])
+        if missing > self.free:
+            raise no_pages(missing, self.free)
+        for _ in range(missing):
+            self._append(slot, self._take())
+
+    def _append(self, slot: int, page: int) -> None:
+        self.table[slot, self.counts[slot]] = page
+        self.counts[slot] += 1
+
+    def _cut(self, slot: int, count: int) -> None:
+        """Take all but a slot's first pages from it."""
+        self._drop(self.pages_of(slot)[: count - 1 if count else None : -1])
+        self.table[slot, count:] = NOBODY
+        self.counts[slot] = min(int(self.counts[slot]), count)
+        self.registered[slot] = min(int(self.registered[slot]), count)
+
+    def _take(self) -> int:
+        if self._free:
+            page = self._free.pop()
+        else:
+            page, key = self.tree.evict()
+            if self.on_evict is not None:
+                self._evicted[page] = key
+        self.references[page], self._is_known[page] = 1, False
+        return page
+
+    def _tell_evicted(self) -> None:
+        """Let who keeps evicted pages elsewhere have them, before anything is written to them."""
+        if self._evicted and self.on_evict is not None:
+            evicted, self._evicted = self._evicted, {}
+            self.on_evict(list(evicted), list(evicted.values()))
+
+    def _use(self, page: int) -> None:
+        self.references[page] += 1
+        self.tree.use(page)
+
+    def _drop(self, pages: Sequence[int]) -> None:
+        """Let one slot less read each page, from the last of a sequence to the first."""
+        for page in pages:
+            self.references[page] -= 1
+            if self.references[page] == 0:
+                if self._is_known[page]:
+                    self.tree.rest(page)
+                else:
+                    self._free.append(page)
+
+
+def contents(
+    ids: Ints, page_tokens: int, soft: SoftTokens | None = None, pages: slice = slice(None)
+) -> Iterator[bytes]:
+    """Yield what each full page of a sequence holds: its tokens, and the keys of vectors that replace them."""
+    first, stop, _ = pages.indices(len(ids) // page_tokens)
+    for start in range(first * page_tokens, stop * page_tokens, page_tokens):
+        content = ids[start : start + page_tokens].tobytes()
+        part = slice(0, 0) if soft is None else soft.within(start, start + page_tokens)
+        if soft is not None and part.stop > part.start:
+            content += (soft.places[part] - start).tobytes() + soft.keys[part].tobytes()
+        yield content
+
+
+def no_pages(needed: int, free: int) -> ExecutionError:
+    """Return the error for tokens that no pages are left for."""
+    what = f"{needed} pages are needed, {free} are free"
+    return ExecutionError(what, "KV cache", "open the model with more cache memory, or run fewer sequences")

@@ -1,0 +1,43 @@
+"""The adapters of all ranks as one: every rank writes its own share of what rank 0 does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.llm.distributed.messages import Command, Message
+from trtkit.network.input_spec import LORA_ENDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trtkit.llm.execution.adapters import AdapterMemory, Matrices
+
+
+class GroupAdapters:
+    """AdapterSlots of all ranks. local: rank 0's. run: sends the other ranks a message and does its share of it."""
+
+    def __init__(self, local: AdapterMemory, run: Callable[[Message, Callable[[], None]], None]) -> None:
+        self._own, self._run = local, run
+        self.most, self.dtype = local.most, local.dtype
+
+    def write(self, rows: Sequence[int], adapter: int, matrices: Matrices) -> None:
+        """Let `rows` be an adapter's, on every rank."""
+        tensors = {
+            path + end: matrix for path, pair in matrices.items() for end, matrix in zip(LORA_ENDS, pair, strict=True)
+        }
+        message = Message(Command.ADAPT, (adapter, *rows), tensors)
+        self._run(message, lambda: self._own.write(rows, adapter, matrices))
+
+    def erase(self, rows: Sequence[int]) -> None:
+        """Let `rows` be nobody's, on every rank."""
+        self._run(Message(Command.FORGET, tuple(rows)), lambda: self._own.erase(rows))
+
+
+def write_own(memory: AdapterMemory, message: Message) -> None:
+    """Write this rank's share of an adapter that rank 0 told all of."""
+    adapter, *rows = message.numbers
+    first, second = LORA_ENDS
+    paths = [name.removesuffix(first) for name in message.tensors if name.endswith(first)]
+    memory.write(
+        rows, adapter, {path: (message.tensors[path + first], message.tensors[path + second]) for path in paths}
+    )

@@ -1,0 +1,163 @@
+"""The KV caches of all ranks as one: what rank 0 does with its own, every rank does with its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trtkit.llm.distributed.blocks import GroupBlocks, NoBlocks
+from trtkit.llm.distributed.messages import Command, Message
+from trtkit.llm.execution.saved import CacheForm, SavedSequence, check_saved, check_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trtkit.llm.cache import PageTables
+    from trtkit.llm.distributed.channel import Channel
+    from trtkit.llm.execution.call import Call
+    from trtkit.llm.execution.kv_cache import KvCache
+    from trtkit.llm.execution.saved import CacheArray
+    from trtkit.llm.sequences import Ints
+
+
+class GroupCache:
+    """A SequenceCache of all ranks. A saved sequence holds every rank's part, by rank.
+
+    local: rank 0's. arrays: those of every rank. run: tells the other ranks a message and does rank 0's share of it.
+    """
+
+    def __init__(
+        self,
+        local: KvCache,
+        arrays: Sequence[tuple[CacheArray, ...]],
+        channel: Channel,
+        run: Callable[[Message, Callable[[], None]], None],
+    ) -> None:
+        self._own, self._channel, self._run = local, channel, run
+        self._parts = [CacheForm("", 0, rank_arrays) for rank_arrays in arrays]
+        self.model = ""
+        self.positions = local.positions
+
+    @property
+    def pages(self) -> PageTables | None:
+        """Which pages hold which slot's tokens; rank 0 decides for all."""
+        return self._own.pages
+
+    def prepare(self, call: Call) -> Call:
+        """Return a call with the pages of its rows, for every rank; each copies pages when it runs the call.
+
+        All rows run together where another rank has states, which lie in neighbouring slots, or no pages at all.
+        """
+        placed = self._own.assign(call)
+        if placed.pages is None or (not self.has_states and all(part.arrays for part in self._parts)):
+            return placed
+        return replace(placed, pages=replace(placed.pages, groups=None))
+
+    @property
+    def has_slot_memory(self) -> bool:
+        """Whether a slot holds parts of its sequence besides keys and values."""
+        return self.has_states
+
+    @property
+    def has_states(self) -> bool:
+        """Whether layers of any rank keep recurrent states."""
+        return any(array.is_state for part in self._parts for array in part.arrays)
+
+    def copy(self, source: int, target: int, tokens: slice) -> None:
+        """Copy cached tokens of slot `source` to slot `target`."""
+        start, stop, _ = tokens.indices(self._own.max_length)
+        message = Message(Command.COPY, (source, target, start, stop))
+        self._run(message, lambda: self._own.copy(source, target, tokens))
+
+    def share(self, source: int, target: int, count: int) -> None:
+        """Let `target` begin with the first `count` tokens of `source`."""
+        if source != target:
+            self.copy(source, target, slice(0, count))
+
+    def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
+        """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
+        numbers = tuple(np.concatenate([slots, sources, targets]).tolist())
+        self._run(Message(Command.MOVE, numbers), lambda: self._own.move(slots, sources, targets))
+
+    def mark(self, rows: slice) -> None:
+        """Keep the states of neighbouring slots as they are now, for `rewind`."""
+        self._run(Message(Command.MARK, (rows.start, rows.stop)), lambda: self._own.mark(rows))
+
+    def rewind(self, slots: Sequence[int]) -> None:
+        """Let the states of slots be again what they were when the slots were marked."""
+        self._run(Message(Command.REWIND, tuple(slots)), lambda: self._own.rewind(slots))
+
+    def form(self, tokens: int) -> CacheForm:
+        """Return what a saved sequence of `tokens` tokens is: each rank's arrays, with the rank in their names."""
+        named = [
+            replace(array, name=f"rank{rank}/{array.name}")
+            for rank, part in enumerate(self._parts)
+            for array in part.arrays
+        ]
+        return CacheForm(self.model, tokens, tuple(named))
+
+    def save(self, slot: int, count: int) -> SavedSequence:
+        """Return the first `count` tokens of a slot, copied from all ranks."""
+        check_tokens(count, self._own.max_length)
+        form = self.form(count)
+        data = torch.empty(form.size_bytes, dtype=torch.uint8)
+
+        def gather() -> None:
+            for rank, (start, stop) in enumerate(self._bounds(count)):
+                if rank:
+                    data[start:stop] = self._channel.receive(rank, (stop - start,), torch.uint8)
+                else:
+                    data[start:stop] = self._own.save(slot, count).data
+
+        self._tell_pages(slot)
+        self._run(Message(Command.SAVE, (slot, count)), gather)
+        return SavedSequence(form, data)
+
+    def load(self, slot: int, saved: SavedSequence) -> None:
+        """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
+        self.check(saved)
+        starts = [start for start, _ in self._bounds(saved.tokens)]
+        self._own.make_room(slot, saved.tokens)
+        self._tell_pages(slot)
+        message = Message(Command.LOAD, (slot, saved.tokens, *starts), {"data": saved.data})
+        self._run(message, lambda: load_part(self._own, 0, message))
+
+    def blocks(self, tokens: int) -> GroupBlocks | None:
+        """Return what copies blocks of so many tokens to and from rank 0's host; None for recurrent states."""
+        if self.has_slot_memory:
+            return None
+        local = self._own.blocks(tokens) if self._own.specs else NoBlocks(tokens, self._own.max_length // tokens)
+        return None if local is None else GroupBlocks(local, self._parts, self._channel, self._run)
+
+    def check(self, saved: SavedSequence) -> None:
+        """Raise ExecutionError for a sequence of another model or grid, of too many tokens or too few bytes."""
+        check_saved(saved, self.form(saved.tokens), self._own.max_length)
+
+    def close(self) -> None:
+        """Give rank 0's memory back."""
+        self._own.close()
+
+    def _tell_pages(self, slot: int) -> None:
+        """Let every rank know in which pages a slot's tokens are."""
+        if self.pages is not None:
+            self._run(Message(Command.TABLE, (slot, *self.pages.pages_of(slot))), lambda: None)
+
+    def _bounds(self, tokens: int) -> list[tuple[int, int]]:
+        """Return where each rank's part of a saved sequence begins and ends."""
+        bounds, start = [], 0
+        for part in self._parts:
+            size = replace(part, tokens=tokens).size_bytes
+            bounds.append((start, start + size))
+            start += size
+        return bounds
+
+
+def load_part(local: KvCache, rank: int, message: Message) -> None:
+    """Begin a slot with this rank's part of a saved sequence."""
+    slot, tokens, *starts = message.numbers
+    form = local.form(tokens)
+    start = starts[rank]
+    local.load(slot, SavedSequence(form, message.tensors["data"][start : start + form.size_bytes].clone()))

@@ -1,0 +1,119 @@
+"""A decoder over several ranks, as the generation engine sees it: one DecoderExecution."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.errors import ExecutionError
+from trtkit.llm.distributed.adapters import GroupAdapters
+from trtkit.llm.distributed.cache import GroupCache
+from trtkit.llm.distributed.messages import CallWriter, Command, Message
+from trtkit.llm.execution.saved import CacheArray  # noqa: TC001 (read from JSON by its types)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+    from trtkit.llm.distributed.group import RankGroup
+    from trtkit.llm.distributed.stage import PipelineSteps, StageRunner
+    from trtkit.llm.execution.call import Call
+    from trtkit.llm.execution.execution import Draw
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What a rank tells the others when it has opened its network. arrays: its caches."""
+
+    vocab_size: int
+    has_all_logits: bool
+    description: str
+    arrays: tuple[CacheArray, ...]
+
+
+class DistributedDecoder:
+    """Rank 0 of a group. Tokens are on the host before each call, since every rank reads them.
+
+    Raises RankError from every method once a rank has failed.
+    """
+
+    is_asynchronous = takes_ids = False
+    head = next_hidden = None
+
+    def __init__(self, group: RankGroup, runner: StageRunner, facts: Sequence[RankFacts]) -> None:
+        local, last = runner.execution, facts[-1]
+        self._group, self._runner = group, runner
+        self._writer = CallWriter()
+        self.slots, self.max_length, self.max_prefill_length = local.slots, local.max_length, local.max_prefill_length
+        self.vocab_size, self.has_all_logits = last.vocab_size, last.has_all_logits
+        self.tokens = local.tokens
+        self.cache = GroupCache(local.cache, [rank_facts.arrays for rank_facts in facts], group.channel, self._run)
+        self.adapters = None if local.adapters is None else GroupAdapters(local.adapters, self._run)
+        self.description = f"{local.description}, {len(facts)} ranks"
+        self._end = weakref.finalize(self, group.close)  # when dropped, and at the end of the program
+
+    @property
+    def pipeline_steps(self) -> PipelineSteps:
+        """The steps of the pipeline so far, of which some were idle."""
+        return self._runner.steps
+
+    @property
+    def member_pids(self) -> Mapping[int, int]:
+        """The process ids of the ranks that this process started, by rank."""
+        return self._group.member_pids
+
+    def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
+        """Run new tokens on every rank; see DecoderExecution."""
+        call.check(self.slots, self.max_length)
+        logits = self._logits(Command.FORWARD, call, self._runner.forward)
+        if draw is not None:
+            draw(logits.view(-1, self.vocab_size), call.first_slot)
+        return logits
+
+    def check(self, call: Call) -> torch.Tensor:
+        """Run a call at the start. Raises RankError where the ranks' logits differ, or are not finite."""
+        return self._logits(Command.CHECK, call, self._runner.check)
+
+    def rows_to_run(self, first_slot: int, rows: int) -> int:
+        """Return how many slots rank 0's engine runs best; the others are alike."""
+        return self._runner.execution.rows_to_run(first_slot, rows)
+
+    def tokens_to_run(self, tokens: int, most: int) -> int:
+        """Return how many tokens of a row rank 0's engine runs best; the others are alike."""
+        return self._runner.execution.tokens_to_run(tokens, most)
+
+    def layer_seconds(self, call: Call) -> dict[str, float]:
+        """Run new tokens; return how long each of rank 0's layers took. Raises ExecutionError for a pipeline."""
+        if self._runner.is_pipeline:
+            what = "the layers of a pipeline's stages cannot be timed"
+            raise ExecutionError(what, "parallel.pipeline", "time a bundle without pipeline stages")
+        call.check(self.slots, self.max_length)
+        call = self.cache.prepare(call)
+        with self._group.guarded():
+            self._group.channel.tell(self._writer.message(Command.TIME, call))
+            return self._runner.execution.layer_seconds(call)
+
+    def close(self) -> None:
+        """End the other ranks after every rank has released its engine."""
+        self._runner.execution.close()
+        self._end()
+
+    def _logits(self, command: Command, call: Call, run: Callable[[Call], torch.Tensor | None]) -> torch.Tensor:
+        """Let every rank run a call; return its logits, from the last stage if rank 0 is not in it."""
+        rows, size = call.ids.shape
+        call = self.cache.prepare(call)
+        with self._group.guarded():
+            self._group.channel.tell(self._writer.message(command, call))
+            logits = run(call)
+            if logits is None:
+                tokens = (rows, size) if self.has_all_logits else (rows,)
+                logits = self._runner.receive_logits((*tokens, self.vocab_size))
+        return logits
+
+    def _run(self, message: Message, work: Callable[[], None]) -> None:
+        """Let every rank do what a message says; `work` is rank 0's share."""
+        with self._group.guarded():
+            self._group.channel.tell(message)
+            work()

@@ -1,0 +1,154 @@
+"""What one rank runs of a call: its pipeline stage, part by part, between the stage before and the one after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from trtkit.dtypes import DTYPES
+from trtkit.llm.distributed.agreement import check_choices, check_values
+from trtkit.llm.distributed.micro_batches import join, parts_of, split
+from trtkit.reference.ranks import COLLECTIVE_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch._C._distributed_c10d import Work
+
+    from trtkit.llm.distributed.channel import Channel
+    from trtkit.llm.execution.call import Call
+    from trtkit.llm.execution.execution import RankExecution
+    from trtkit.models.parallel import Grid
+    from trtkit.reference import GlooRank
+
+COMPARE_EVERY = 64
+"""Calls between two comparisons of what the ranks' logits choose."""
+_TICK, _LOGITS = 1, 2  # tags; hidden states have 0
+
+
+@dataclass
+class PipelineSteps:
+    """Steps of a pipeline's clock: in each, a stage runs one part of a call or is idle.
+
+    total: until the last stage was done. busy: of one stage.
+    """
+
+    total: int = 0
+    busy: int = 0
+
+    @property
+    def idle_share(self) -> float:
+        """The bubble: the share of its steps that a stage was idle."""
+        return 1 - self.busy / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class GridPosition:
+    """Where a rank is in the grid. members: the ranks of its stage, to compare logits; None if there is only this one.
+
+    parts: in how many parts to run a call; None for what suits the call.
+    """
+
+    rank: int
+    grid: Grid
+    members: GlooRank | None
+    parts: int | None = None
+
+    @property
+    def stage(self) -> int:
+        """Which pipeline stage."""
+        return self.rank // self.grid.stage_ranks
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the stage gives logits."""
+        return self.stage == self.grid.pipeline - 1
+
+
+class StageRunner:
+    """A rank's share of every call."""
+
+    def __init__(self, execution: RankExecution, channel: Channel, position: GridPosition) -> None:
+        self.execution, self._channel, self._place = execution, channel, position
+        self._calls = 0
+        self.steps = PipelineSteps()
+
+    def forward(self, call: Call) -> torch.Tensor | None:
+        """Run the stage; return fp32 logits on the last one. Raises RankError where ranks choose different tokens."""
+        members = self._place.members
+        if members is not None and self._calls == 0:
+            members.timeout_s = COLLECTIVE_TIMEOUT_S  # the start may take longer: weights are read then
+        logits = self._run(call)
+        if logits is not None and members is not None and self._calls % COMPARE_EVERY == 0:
+            check_choices(logits, members, self._first_rank)
+        self._calls += 1
+        return logits
+
+    def check(self, call: Call) -> torch.Tensor | None:
+        """Run a call at the start. Raises RankError where the ranks' logits differ, or are not finite."""
+        logits = self._run(call)
+        if logits is not None and self._place.members is not None:
+            check_values(logits, self._place.members, self._first_rank)
+        return logits
+
+    def send_logits(self, logits: torch.Tensor) -> None:
+        """Send rank 0 the logits, and how long the pipeline took."""
+        if self._place.rank == self._first_rank:
+            sends = [self._channel.send(0, logits.cpu().contiguous(), _LOGITS)]
+            sends += [self._channel.send(0, torch.tensor([self.steps.total]), _TICK)]
+            self._channel.finish(sends)
+
+    def receive_logits(self, shape: Sequence[int]) -> torch.Tensor:
+        """Return the logits that the last stage sends to rank 0."""
+        last = self._place.grid.ranks - self._place.grid.stage_ranks
+        logits = self._channel.receive(last, shape, torch.float32, _LOGITS)
+        self.steps.total = int(self._channel.receive(last, (1,), torch.int64, _TICK))
+        return logits
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether there are several stages."""
+        return self._place.grid.pipeline > 1
+
+    @property
+    def _first_rank(self) -> int:
+        return self._place.grid.stage_members(self._place.rank).start
+
+    def _run(self, call: Call) -> torch.Tensor | None:
+        """Run the stage on each part in turn; return the logits of the last stage."""
+        count = parts_of(call, self._place.grid.pipeline) if self._place.parts is None else self._place.parts
+        parts = split(call, count if self.is_pipeline else 1)
+        outputs: list[torch.Tensor] = []
+        sends: list[Work] = []
+        tick = 0
+        for part in parts:
+            ready, tick = self._with_hidden(part, tick)
+            output, tick = self.execution.forward(ready), tick + 1
+            if self._place.is_last:
+                outputs.append(output if len(parts) == 1 else output.clone())
+            else:
+                sends += self._send_hidden(output, tick)
+        self._channel.finish(sends)
+        self.steps.total, self.steps.busy = self.steps.total + tick, self.steps.busy + len(parts)
+        if not self._place.is_last:
+            return None
+        return join(call, parts, outputs, has_all_logits=self.execution.has_all_logits)
+
+    def _with_hidden(self, part: Call, tick: int) -> tuple[Call, int]:
+        """Return a part with what the stage before made of it, and the pipeline's clock."""
+        spec = self.execution.hidden
+        if spec is None:
+            return part, tick
+        source = self._place.rank - self._place.grid.stage_ranks
+        shape = (*part.ids.shape, spec.shape[-1])
+        hidden = self._channel.receive(source, shape, getattr(torch, DTYPES[spec.dtype].torch))
+        sent = int(self._channel.receive(source, (1,), torch.int64, _TICK))
+        return replace(part, hidden=hidden), max(tick, sent)
+
+    def _send_hidden(self, output: torch.Tensor, tick: int) -> list[Work]:
+        """Begin to send the next stage a copy of the hidden states: the next part is computed where they are."""
+        target = self._place.rank + self._place.grid.stage_ranks
+        state = output.to("cpu", copy=True).contiguous()
+        return [self._channel.send(target, state), self._channel.send(target, torch.tensor([tick]), _TICK)]

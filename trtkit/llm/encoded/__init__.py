@@ -1,0 +1,16 @@
+"""Prompts of encoder-decoder models: what their encoder takes, the encoder, and the tokens that answers begin with."""
+
+from trtkit.llm.encoded.audio import AudioPrompts
+from trtkit.llm.encoded.encoder import Encoder, open_encoder, reference_encoder
+from trtkit.llm.encoded.prompts import EncoderPrompt, EncoderPrompts
+from trtkit.llm.encoded.text import TextPrompts
+
+__all__ = [
+    "AudioPrompts",
+    "Encoder",
+    "EncoderPrompt",
+    "EncoderPrompts",
+    "TextPrompts",
+    "open_encoder",
+    "reference_encoder",
+]

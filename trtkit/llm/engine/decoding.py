@@ -1,0 +1,152 @@
+"""One token further for every sequence whose prompt is computed; several where guesses come true."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trtkit.llm.engine.tokens import take
+from trtkit.llm.execution import Call
+from trtkit.llm.scheduler.admission import gather
+from trtkit.runtime.device import to_device
+
+if TYPE_CHECKING:
+    from trtkit.llm.engine.drafts import Drafts
+    from trtkit.llm.engine.proposers import Proposer
+    from trtkit.llm.engine.state import State
+    from trtkit.llm.scheduler.slots import Bools
+    from trtkit.llm.sequences import Ints
+
+
+def are_scattered(ready: Ints) -> bool:
+    """Whether fewer than half of the slots between the first and the last of `ready` are to run."""
+    return 2 * len(ready) < int(ready[-1] - ready[0]) + 1
+
+
+def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
+    """Run `ready`, sorted slots whose last token alone is not read yet."""
+    state.statistics.synchronous_steps += 1
+    if are_scattered(ready) and not state.running.groups:
+        ready = gather(state, ready)
+    drafts = None if proposer is None else _drafts(state, ready, proposer)
+    call = decode_call(state, ready, drafts)
+    has_states = state.execution.cache.has_states
+    if drafts is not None and has_states:
+        state.execution.cache.mark(call.rows)
+    logits = state.execution.forward(call)
+    logits = logits.unsqueeze(1) if logits.dim() == 2 else logits  # [rows, S, V]
+    if len(ready) < logits.shape[0]:
+        logits = logits[torch.from_numpy(ready - call.first_slot)]
+    goes_on = take(state, ready, logits[:, 0])
+    if drafts is not None:
+        _verify(state, call, (ready, drafts), logits, goes_on)
+        if has_states:
+            _rewind(state, ready[drafts.counts > 0])
+    if proposer is not None:
+        read = np.where(
+            state.slots.is_running[call.rows] & (call.counts > 0), state.slots.cached[call.rows] - call.starts, 0
+        )
+        proposer.observe(state.slots.sequences, call, np.clip(read, 0, call.counts))
+
+
+def decode_call(state: State, ready: Ints, drafts: Drafts | None = None) -> Call:
+    """Return the call for `ready` and idle slots between and after them: what those write lies after their tokens."""
+    sequences, rows = state.slots.sequences, _rows(state, ready)
+    starts, at = state.slots.cached[rows], ready - rows.start
+    width, tree = (1, None) if drafts is None else (1 + drafts.tokens.shape[1], drafts.tree())
+    ids, counts = np.zeros((len(starts), width), np.int64), np.zeros(len(starts), np.int64)
+    ids[at, 0] = sequences.tokens[ready, starts[at]]
+    counts[at] = 1
+    if drafts is not None:
+        ids[at, 1:] = np.maximum(drafts.tokens, 0)
+        counts[at] += drafts.counts
+    starts = np.minimum(starts, state.execution.max_length - width)
+    tree = None if tree is None else tree.of_rows(at, len(starts))
+    return Call(rows.start, ids, starts, counts, sequences.soft, adapters=sequences.adapters[rows], tree=tree)
+
+
+def _rows(state: State, ready: Ints) -> slice:
+    """Return the slots that a call for `ready` covers."""
+    first = int(ready[0])
+    return slice(first, first + state.execution.rows_to_run(first, int(ready[-1]) + 1 - first))
+
+
+def _drafts(state: State, ready: Ints, proposer: Proposer) -> Drafts | None:
+    """Return guesses; None if there are none, or no room for them."""
+    sequences, running, rows = state.slots.sequences, state.running, _rows(state, ready)
+    longest = int(state.slots.cached[rows][state.slots.is_running[rows]].max())
+    room = min(state.execution.max_length - longest, state.execution.max_prefill_length) - 1
+    most = min(proposer.most, room)
+    if most <= 0:
+        return None
+    settings = [running.requests[slot].settings for slot in ready.tolist()]
+    left = running.ends[ready] - sequences.lengths[ready] - 1  # nothing comes after the last token
+    left[running.is_beam[ready]] = 0
+    drafts = proposer.propose(sequences, ready, settings, most).up_to(left, room)
+    width = drafts.tokens.shape[1]
+    if not width:
+        return None
+    if proposer.most_guesses > room:
+        return drafts
+    return drafts.padded(state.execution.tokens_to_run(1 + width, 1 + proposer.most_guesses) - 1)
+
+
+def _verify(state: State, call: Call, guesses: tuple[Ints, Drafts], logits: torch.Tensor, goes_on: Bools) -> None:
+    """Go on with the rows that drew what was guessed: the guess's logits are then those of the next token.
+
+    Each token is drawn as without guesses, so answers are the same to the last token, greedy or not.
+    guesses: slots [R] and their drafts. logits: [R, 1 + K, V].
+    """
+    slots, drafts = guesses
+    sequences = state.slots.sequences
+    requests = [state.running.requests.get(slot) for slot in slots.tolist()]
+    for request, count in zip(requests, drafts.counts.tolist(), strict=True):
+        state.statistics.drafted_tokens += count
+        if request is not None:
+            request.metrics.drafted += count
+    rows, reached = np.arange(len(slots)), np.full(len(slots), -1)
+    for index in range(int(drafts.depths.max())):
+        rows = rows[goes_on]
+        drawn = sequences.tokens[slots[rows], sequences.lengths[slots[rows]] - 1]
+        reached[rows] = drafts.children(rows, reached[rows], drawn)
+        rows = rows[reached[rows] >= 0]
+        if not rows.size:
+            return
+        columns = reached[rows]
+        if (columns > index).any():
+            _straighten(state, call, slots[rows], (columns + 1, index + 1))
+        state.statistics.accepted_tokens += len(rows)
+        for slot in slots[rows].tolist():
+            state.running.requests[slot].metrics.accepted += 1
+        goes_on = take(state, slots[rows], logits[torch.from_numpy(rows), torch.from_numpy(columns + 1)])
+
+
+def _straighten(state: State, call: Call, slots: Ints, places: tuple[Ints, int]) -> None:
+    """Let guesses that came true lie where a chain would have put them: in caches, and for a head that reads them.
+
+    places: the column [R] of each slot's guess in the call, and the one where it belongs.
+    """
+    columns, target = places
+    is_other = columns != target
+    rows, columns = slots[is_other] - call.first_slot, columns[is_other]
+    starts = call.starts[rows]
+    state.execution.cache.move(slots[is_other], starts + columns, starts + target)
+    hidden = state.execution.next_hidden
+    if hidden is not None:
+        row, column = (to_device(each, hidden.device) for each in (rows, columns))
+        with torch.inference_mode():
+            hidden[row, target] = hidden[row, column]
+
+
+def _rewind(state: State, slots: Ints) -> None:
+    """Let slots whose recurrent states have read wrong guesses go back to before all guesses.
+
+    The next step reads what was right again, as a piece of a prompt, and draws the token that follows.
+    """
+    cached, positions = state.slots.cached, state.execution.cache.positions
+    wrong = slots[positions[slots] != cached[slots]]
+    if wrong.size:
+        state.execution.cache.rewind(wrong.tolist())
+        cached[wrong] = np.minimum(cached[wrong], positions[wrong])

@@ -1,0 +1,127 @@
+"""Decoding that does not wait: a step is launched with the tokens of the last one before the host knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.llm.engine.decoding import are_scattered, decode_call
+from trtkit.llm.engine.tokens import settle
+from trtkit.llm.sequences import UNKNOWN
+from trtkit.runtime.device import to_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from trtkit.arrays import Array
+    from trtkit.llm.engine.state import State
+    from trtkit.llm.sampling.sampled import Sampled
+    from trtkit.llm.sampling.sampler import Launched
+    from trtkit.llm.sequences import Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A step of the network that was launched. slots, lengths: [R], of the sequences that it read.
+
+    tenancies: [R], of the slots at the launch. logits: [R, V]. place: the slots, as an index where it computes.
+    is_drawn: whether it has drawn the tokens of rows that do not need the host.
+    """
+
+    slots: Ints
+    lengths: Ints
+    tenancies: Ints
+    logits: torch.Tensor
+    place: torch.Tensor | slice
+    is_drawn: bool
+
+    def goes_on(self, state: State) -> Array:
+        """Return [R], whether each slot still runs the request that it ran at the launch."""
+        is_same: Array = state.running.tenancies[self.slots] == self.tenancies
+        return is_same
+
+
+@dataclass(frozen=True, eq=False)
+class Flight:
+    """Tokens of a step that were drawn and have not arrived. arrive: waits for them on the host.
+
+    is_counted: whether the device has counted them for penalties.
+    """
+
+    step: Step
+    arrive: Callable[[], Sampled]
+    is_counted: bool
+
+
+def can_launch(state: State, ready: Ints) -> bool:
+    """Whether `ready`, sorted slots, can run before the tokens in flight are known: beams wait to be chosen."""
+    return bool(ready.size) and not state.running.groups and not are_scattered(ready)
+
+
+def launch(state: State, ready: Ints) -> Step:
+    """Run `ready` on the tokens known and those in flight; nothing is waited for."""
+    execution, lengths = state.execution, state.slots.sequences.lengths[ready]
+    call = decode_call(state, ready)
+    draw = state.sampler.draw(ready, call.rows)
+    logits = execution.forward(call, draw)
+    logits = logits[:, 0] if logits.dim() == 3 else logits
+    if len(ready) < logits.shape[0]:
+        logits = logits[to_device(ready - call.first_slot, logits.device)]
+    state.slots.cached[ready] = lengths
+    return Step(ready, lengths, state.running.tenancies[ready], logits, _place(ready, logits), draw is not None)
+
+
+def take_off(state: State, step: Step) -> Flight:
+    """Draw the tokens of a step that it has not drawn itself, now that the host knows all those before them."""
+    state.statistics.synchronous_steps += state.sampler.waits(step.slots)
+    return Flight(step, _draw(state, step), step.is_drawn)
+
+
+def begin(state: State, slots: Ints, logits: torch.Tensor) -> Flight:
+    """Draw the first tokens of `slots` [R], whose prompts are computed, from logits [R, V]; nothing is waited for."""
+    lengths, tenancies = state.slots.sequences.lengths[slots], state.running.tenancies[slots]
+    step = Step(slots, lengths, tenancies, logits, _place(slots, logits), is_drawn=False)
+    launched = _draw(state, step)
+    return Flight(step, launched, state.sampler.count_drawn(slots, launched.tokens))
+
+
+def _draw(state: State, step: Step) -> Launched:
+    """Draw a step's tokens and append them to its sequences as unknown ones."""
+    tokens = state.execution.tokens
+    launched = state.sampler.launch(step.logits, step.slots, tokens[step.place].clone() if step.is_drawn else None)
+    tokens[step.place] = launched.tokens
+    goes_on = step.goes_on(state)
+    state.slots.sequences.append(step.slots if goes_on.all() else step.slots[goes_on], UNKNOWN)
+    return launched
+
+
+def _place(slots: Ints, logits: torch.Tensor) -> torch.Tensor | slice:
+    """Return `slots` as an index on the device of `logits`, a slice if they are neighbours in order."""
+    first, count = int(slots[0]), len(slots)
+    if count == int(slots[-1]) - first + 1 and (count == 1 or bool((slots[1:] > slots[:-1]).all())):
+        return slice(first, first + count)
+    return to_device(slots, logits.device)
+
+
+def land(state: State, flight: Flight) -> None:
+    """Take the tokens of a flight and end the sequences they complete; drop those of slots that others have now."""
+    step, sampled = flight.step, flight.arrive()
+    goes_on = step.goes_on(state)
+    state.statistics.discarded_tokens += len(goes_on) - int(np.count_nonzero(goes_on))
+    for row, error in sampled.errors.items():
+        if goes_on[row]:
+            slot = int(step.slots[row])
+            state.slots.cut(slot, int(step.lengths[row]))
+            state.finish(slot, "error", error)
+            goes_on[row] = False
+    slots, lengths, tokens, logprobs = step.slots, step.lengths, sampled.tokens, sampled.logprobs
+    if not goes_on.all():
+        rows = goes_on.nonzero()[0]
+        slots, lengths, tokens, logprobs = slots[rows], lengths[rows], tokens[rows], sampled.logprobs_of(rows)
+    state.sampler.accept(slots, tokens, is_counted=flight.is_counted)
+    state.slots.sequences.tokens[slots, lengths] = tokens
+    settle(state, slots, lengths + 1, tokens, logprobs)

@@ -1,0 +1,148 @@
+"""Guesses of the next tokens, for speculative decoding: from the sequence itself, or by a smaller model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from trtkit.errors import RequestError
+from trtkit.llm.engine.drafts import Drafts
+from trtkit.llm.engine.guesses import Guesses
+from trtkit.llm.execution import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.llm.execution import DecoderExecution
+    from trtkit.llm.sampling.settings import Settings
+    from trtkit.llm.sequences import Ints, Sequences
+
+_NONE = -1
+
+
+class Proposer(Protocol):
+    """Guesses at most `most` tokens ahead. A guess changes how fast an answer comes, never what it is."""
+
+    most: int
+
+    @property
+    def most_guesses(self) -> int:
+        """How many guesses a sequence has at most in a step, alternatives included."""
+        ...
+
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
+        """Return guesses of what follows the sequences in `slots` [R], at most `most` in a row."""
+        ...
+
+    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+        """Learn that the model has run a call, of whose rows the first `counts` [R] new tokens are the sequences'."""
+        ...
+
+
+class ChainProposer:
+    """A proposer whose guesses have no alternatives."""
+
+    most: int
+
+    @property
+    def most_guesses(self) -> int:
+        """How many guesses a sequence has at most in a step."""
+        return self.most
+
+
+class LookupProposer(ChainProposer):
+    """What followed the last tokens the last time they occurred.
+
+    Source: prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding.
+    most: tokens guessed. longest, shortest: how many last tokens are looked for, longest first.
+    """
+
+    def __init__(self, most: int, longest: int = 3, shortest: int = 2) -> None:
+        if most < 1:
+            raise RequestError(f"cannot guess {most} tokens", "lookup", "give 1 or more")
+        self.most, self._sizes = most, range(longest, shortest - 1, -1)
+
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:  # noqa: ARG002
+        """Look each sequence's last tokens up in itself."""
+        drafts = np.full((len(slots), most), _NONE, np.int64)
+        for row, slot in zip(drafts, slots.tolist(), strict=True):
+            draft = self._continuation(sequences.ids(slot))[:most]
+            row[: len(draft)] = draft
+        return Drafts(drafts)
+
+    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+        """Learn nothing: the tokens say all."""
+
+    def _continuation(self, ids: Ints) -> Ints:
+        """Return what followed the latest earlier occurrence of the longest tail that has one."""
+        for size in self._sizes:
+            count = len(ids) - size  # places where an earlier occurrence may begin
+            if count <= 0:
+                continue
+            is_match = np.ones(count, np.bool_)
+            for offset in range(size):
+                is_match &= ids[offset : offset + count] == ids[count + offset]
+            if is_match.any():
+                first = count - 1 - int(is_match[::-1].argmax()) + size
+                return ids[first:]
+        return ids[:0]
+
+
+class DraftProposer(ChainProposer):
+    """What a smaller model of the same vocabulary would say."""
+
+    def __init__(self, execution: DecoderExecution, most: int) -> None:
+        if most < 1:
+            raise RequestError(f"cannot guess {most} tokens", "draft", "give 1 or more")
+        self.most, self.execution = most, execution
+        self._guesses = Guesses(execution)
+        self._cached = np.zeros(execution.slots, np.int64)
+
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
+        """Let the draft model read what is new and go on from it."""
+        drafts = np.full((len(slots), most), _NONE, np.int64)
+        can = sequences.lengths[slots] + most <= self.execution.max_length
+        rows, active = np.flatnonzero(can), slots[can]
+        if not active.size:
+            return Drafts(drafts)
+        for row in rows.tolist():
+            self._follow(sequences, int(slots[row]), settings[row])
+        for index in range(most):
+            drafts[rows, index] = self._next(active)
+        return Drafts(drafts)
+
+    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+        """Learn nothing: the draft model reads the tokens itself."""
+
+    def _follow(self, sequences: Sequences, slot: int, settings: Settings) -> None:
+        """Make the draft's slot hold the same tokens; read all but the last.
+
+        Recurrent states go back to before the last guesses, or begin again if earlier tokens differ.
+        """
+        ids, own, cache = sequences.ids(slot), self._guesses.sequences, self.execution.cache
+        known = min(int(self._cached[slot]), len(ids) - 1, self.execution.max_length - 1)
+        is_other = own.tokens[slot, :known] != ids[:known]
+        start = int(is_other.argmax()) if is_other.any() else known
+        if cache.has_states:
+            cache.rewind([slot])
+            start = int(cache.positions[slot]) if cache.positions[slot] <= start else 0
+        self._guesses.begin(sequences, slot, settings)
+        for first in range(start, len(ids) - 1, self.execution.max_prefill_length):
+            chunk = ids[None, first : min(first + self.execution.max_prefill_length, len(ids) - 1)]
+            self.execution.forward(Call(slot, chunk, np.array([first]), np.array([chunk.shape[1]])))
+        self._cached[slot] = len(ids) - 1
+        if cache.has_states:
+            cache.mark(slice(slot, slot + 1))
+
+    def _next(self, slots: Ints) -> Ints:
+        """Draw one more token for each slot."""
+        rows, own = slice(int(slots[0]), int(slots[-1]) + 1), self._guesses.sequences
+        starts, at = np.minimum(self._cached[rows], self.execution.max_length - 1), slots - rows.start
+        ids, counts = np.zeros((len(starts), 1), np.int64), np.zeros(len(starts), np.int64)
+        ids[at, 0], counts[at] = own.tokens[slots, starts[at]], 1
+        logits = self.execution.forward(Call(rows.start, ids, starts, counts))
+        logits = logits[:, 0] if logits.dim() == 3 else logits
+        tokens = self._guesses.draw(logits[at.tolist()], slots)
+        self._cached[slots] += 1
+        return tokens

@@ -1,0 +1,138 @@
+"""From logits to each sequence's next token, and to its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trtkit.llm.engine.beams import place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.llm.engine.state import State
+    from trtkit.llm.sampling.sampled import TokenLogprobs
+    from trtkit.llm.scheduler.running import Group
+    from trtkit.llm.scheduler.slots import Bools
+    from trtkit.llm.sequences import Ints
+
+
+def take(state: State, slots: Ints, logits: torch.Tensor) -> Bools:
+    """Take the next token of `slots` [R], all else of which is cached, from logits [R, V]; return who goes on.
+
+    Beams are taken together and never go on by themselves.
+    """
+    is_beam = state.running.is_beam[slots]
+    if not is_beam.any():
+        return _draw(state, slots, logits)
+    goes_on = np.zeros(len(slots), np.bool_)
+    single = np.flatnonzero(~is_beam)
+    if single.size:
+        goes_on[single] = _draw(state, slots[single], logits[torch.from_numpy(single)])
+    row_of = {int(slot): row for row, slot in enumerate(slots)}
+    groups = {id(group): group for slot in slots[is_beam] if (group := state.running.groups[int(slot)])}
+    for group in groups.values():
+        advance_beams(state, group, logits[[row_of[slot] for slot in group.slots]])
+    return goes_on
+
+
+def _draw(state: State, slots: Ints, logits: torch.Tensor) -> Bools:
+    """Draw a token for each slot; those that cannot go on end with the reason."""
+    sampled = state.sampler.sample(logits, slots)
+    state.slots.cached[slots] = state.slots.sequences.lengths[slots]
+    if not sampled.errors:
+        return _append(state, slots, sampled.tokens, sampled.logprobs)
+    goes_on = np.ones(len(slots), np.bool_)
+    for row, error in sampled.errors.items():
+        state.finish(int(slots[row]), "error", error)
+        goes_on[row] = False
+    rows = np.flatnonzero(goes_on)
+    goes_on[rows] = _append(state, slots[rows], sampled.tokens[rows], sampled.logprobs_of(rows))
+    return goes_on
+
+
+def _append(state: State, slots: Ints, tokens: Ints, logprobs: Mapping[int, TokenLogprobs]) -> Bools:
+    """Add a token to each slot's sequence, and end those that are complete."""
+    state.sampler.accept(slots, tokens)
+    state.slots.sequences.append(slots, tokens)
+    return settle(state, slots, state.slots.sequences.lengths[slots], tokens, logprobs)
+
+
+def settle(state: State, slots: Ints, lengths: Ints, tokens: Ints, logprobs: Mapping[int, TokenLogprobs]) -> Bools:
+    """Tell `tokens` [R], the last of the first `lengths` [R] of `slots`; end the sequences that they complete.
+
+    Return who goes on. What was drawn after an end is forgotten.
+    """
+    sequences, running = state.slots.sequences, state.running
+    state.statistics.generated_tokens += len(tokens)
+    is_stop = (running.stops[slots] == tokens[:, None]).any(1)
+    is_last = is_stop | (lengths >= running.ends[slots])
+    is_first = lengths == sequences.prompt_lengths[slots] + 1
+    goes_on: Bools = ~is_last
+    for row in (is_last | is_first | running.is_watched[slots]).nonzero()[0].tolist():
+        end = None if not is_last[row] else "stop" if is_stop[row] else "length"
+        goes_on[row] = _tell(state, (int(slots[row]), int(lengths[row])), logprobs.get(row), end)
+    return goes_on
+
+
+def _tell(state: State, place: tuple[int, int], logprobs: TokenLogprobs | None, end: str | None) -> bool:
+    """Note a token where somebody needs to know; end the sequence where it is complete; return whether it goes on.
+
+    place: the slot, and the length of its sequence with the token.
+    """
+    slot, length = place
+    request = state.running.requests[slot]
+    token = int(state.slots.sequences.tokens[slot, length - 1])
+    request.metrics.first_token_s = request.metrics.first_token_s or state.clock()
+    if logprobs is not None:
+        request.logprobs.append(logprobs)
+    stop_string = None
+    if end != "stop" and request.watcher is not None:
+        stop_string = request.watcher.add([token])
+    if stop_string is None and end is None:
+        return True
+    state.slots.cut(slot, length)
+    if end == "stop":
+        state.finish(slot, "stop", token)
+    elif stop_string is not None:
+        state.finish(slot, "stop", stop_string)
+    else:
+        state.finish(slot, "length")
+    return False
+
+
+def advance_beams(state: State, group: Group, logits: torch.Tensor) -> None:
+    """Take a beam search one token further. logits: [beams, V], of the prompt alone at first."""
+    sequences, slots = state.slots.sequences, np.array(group.slots)
+    state.slots.cached[slots] = sequences.lengths[slots]
+    metrics = group.request.metrics
+    metrics.first_token_s = metrics.first_token_s or state.clock()
+    scores = state.sampler.process(torch.log_softmax(logits, -1), slots)
+    following = group.search.advance(scores, [sequences.generated(slot).tolist() for slot in group.slots])
+    if following is None:
+        _finish_beams(state, group)
+        return
+    placed, copies = place(following.parents, group.slots, group.spare)
+    for source, target in copies:
+        state.fork(source, target)
+    group.spare = [slot for slot in group.all_slots if slot not in placed]
+    sequences.lengths[group.spare] = 0  # nothing to decode there
+    for slot in group.spare:
+        state.empty(slot)
+    group.slots = placed
+    tokens = np.array(following.tokens, np.int64)
+    state.sampler.accept(np.array(placed), tokens)
+    sequences.append(np.array(placed), tokens)
+    state.statistics.generated_tokens += len(placed)
+
+
+def _finish_beams(state: State, group: Group) -> None:
+    """End a beam search with its answers."""
+    if not group.search.hypotheses:
+        state.finish(group.slots[0], "error", "no token is allowed: the settings contradict each other here")
+        return
+    best = group.search.hypotheses[0].token_ids
+    is_stop = best[-1] in group.request.settings.stop_ids
+    state.finish(group.slots[0], "stop" if is_stop else "length", best[-1] if is_stop else None)

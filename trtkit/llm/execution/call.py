@@ -1,0 +1,256 @@
+"""One call of a decoder-only LLM's network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.errors import ExecutionError
+from trtkit.llm.cache import PageCopies
+from trtkit.network.input_spec import ADAPTER_IDS, kv_window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+
+    from trtkit.llm.cache.page_tables import Tables
+    from trtkit.llm.sequences import Ints
+    from trtkit.llm.soft_tokens import SoftTokens
+
+
+@dataclass(frozen=True, eq=False)
+class CallPages:
+    """Where a call's rows lie in a pool of pages.
+
+    table: [R, n] int32, each row's pages in order, from its first token to its last new one. page_tokens: tokens of a
+    page. copies: pages to copy before the call. groups: [R], rows of one number run together, those of -1 not at all;
+    None if all run together.
+    """
+
+    table: Tables
+    page_tokens: int
+    copies: PageCopies
+    groups: Ints | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Cached tokens of each row that attention reads."""
+        return int(self.table.shape[1]) * self.page_tokens
+
+    def part(self, rows: slice, *, is_first: bool) -> CallPages:
+        """Return those of a part of the call; the first part's run copies the pages."""
+        copies = self.copies if is_first else PageCopies([], [])
+        groups = None if self.groups is None or self.groups[rows].max() < 0 else self.groups[rows]
+        return replace(self, table=self.table[rows], copies=copies, groups=groups)
+
+    def of(self, rows: Ints, stops: Ints) -> CallPages:
+        """Return those of some rows, which are to read `stops` [R] tokens at most; nothing is copied."""
+        window = kv_window(max(1, int(stops.max())), self.tokens)
+        table = np.ascontiguousarray(self.table[rows, : -(-window // self.page_tokens)])
+        return CallPages(table, self.page_tokens, PageCopies([], []))
+
+
+@dataclass(frozen=True, eq=False)
+class CallTree:
+    """How new tokens form trees, one in each row, in depth-first order.
+
+    depths: [R, S], how many tokens each follows of its row's. ends: [R, S], the column after its last descendant.
+    """
+
+    depths: Ints
+    ends: Ints
+
+    def of_rows(self, rows: Ints, count: int) -> CallTree:
+        """Return these as the trees of `rows` of `count`; in the other rows, each token follows the one before it."""
+        width = self.depths.shape[1]
+        depths, ends = np.tile(np.arange(width), (count, 1)), np.full((count, width), width)
+        depths[rows], ends[rows] = self.depths, self.ends
+        return CallTree(depths, ends)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """New tokens for neighbouring slots, from `first_slot` on.
+
+    ids: [R, S]; -1, in a row of one token, is the one that the slot drew last, which the host does not know yet.
+    starts: [R], tokens that each slot's cache holds already. counts: [R], how many of a row's ids are tokens; the rest
+    is padding, and a row of none is idle. soft: vectors in the prompts, by slot. hidden: [R, S, D], what the pipeline
+    stage before made of the tokens; None on the first stage. pages: see `KvCache.prepare`. scattered: [R], the slots of
+    a group of a paged call, which need not be neighbours.
+    adapters: [R], each row's LoRA adapter by number, 0 for none; None if no row has any.
+    tree: of guesses with alternatives; None if each token follows the one before it.
+    """
+
+    first_slot: int
+    ids: Ints
+    starts: Ints
+    counts: Ints
+    soft: Mapping[int, SoftTokens] = field(default_factory=dict)
+    hidden: torch.Tensor | None = None
+    pages: CallPages | None = None
+    scattered: Ints | None = None
+    adapters: Ints | None = None
+    tree: CallTree | None = None
+
+    def __post_init__(self) -> None:
+        """Check what would write into a neighbour's memory."""
+        assert self.ids.shape[0] == len(self.starts) == len(self.counts)
+
+    @property
+    def rows(self) -> slice:
+        """The slots, as a slice of the caches."""
+        return slice(self.first_slot, self.first_slot + len(self.starts))
+
+    @property
+    def slots(self) -> Ints:
+        """The slot of each row, [R]."""
+        return self.first_slot + np.arange(len(self.starts)) if self.scattered is None else self.scattered
+
+    @property
+    def runs_together(self) -> bool:
+        """Whether all rows run at once, not group by group."""
+        return self.pages is None or self.pages.groups is None
+
+    def groups(self) -> Iterator[tuple[Ints, Call]]:
+        """Yield the rows that run together, if they do not all, and the call that runs them."""
+        assert self.pages is not None
+        assert self.pages.groups is not None
+        for group in range(int(self.pages.groups.max()) + 1):
+            rows = (self.pages.groups == group).nonzero()[0]
+            if rows.size:
+                yield rows, self._of(rows)
+
+    def padded(self, rows: int) -> Call:
+        """Return a group's call, padded to `rows` with idle rows."""
+        more = rows - len(self.starts)
+        if not more:
+            return self
+        assert self.pages is not None
+        padded = self._of(np.r_[: len(self.starts), np.zeros(more, np.int64)])
+        assert padded.pages is not None
+        for array in (padded.starts, padded.counts, padded.pages.table):
+            array[-more:] = 0
+        return padded
+
+    def _of(self, rows: Ints) -> Call:
+        """Return a call of some rows of a paged one."""
+        assert self.pages is not None
+        part = self.with_rows(rows)
+        pages = self.pages.of(rows, part.starts + part.counts)
+        return replace(part, first_slot=0, pages=pages, scattered=self.slots[rows])
+
+    def with_rows(self, rows: Ints | slice) -> Call:
+        """Return the call with what some rows have of their own; their slots and pages are left to the caller."""
+        hidden = None if self.hidden is None else self.hidden[rows]
+        adapters = None if self.adapters is None else self.adapters[rows]
+        ids, starts, counts = self.ids[rows], self.starts[rows], self.counts[rows]
+        tree = None if self.tree is None else CallTree(self.tree.depths[rows], self.tree.ends[rows])
+        return replace(self, ids=ids, starts=starts, counts=counts, hidden=hidden, adapters=adapters, tree=tree)
+
+    def feed(self) -> dict[str, np.ndarray]:
+        """Return the network's inputs but its caches, as int32 arrays.
+
+        Padding is written after a row's tokens, where the next ones overwrite it. An idle row attends to one token:
+        with none, a softmax is not a number.
+        """
+        ends = np.full(self.ids.shape, self.ids.shape[1]) if self.tree is None else self.tree.ends
+        feed = {
+            "input_ids": self.ids,
+            "position_ids": self.position_ids,
+            "branch_ends": self.starts[:, None] + ends,
+            "write_indices": self.starts,
+            "kv_lengths": np.maximum(self.starts + self.counts, 1),
+            "last_token_index": np.maximum(self.counts - 1, 0),
+            "token_counts": self.counts,
+            ADAPTER_IDS: self.adapter_ids,
+        }
+        if self.pages is not None:
+            feed["page_table"] = self.pages.table
+        return {name: np.ascontiguousarray(value, np.int32) for name, value in feed.items()}
+
+    @property
+    def position_ids(self) -> Ints:
+        """How many tokens of its sequence each new token follows [R, S]."""
+        new = np.arange(self.ids.shape[1]) if self.tree is None else self.tree.depths
+        positions: Ints = self.starts[:, None] + new
+        return positions
+
+    @property
+    def adapter_ids(self) -> Ints:
+        """Each row's adapter [R]."""
+        return np.zeros_like(self.starts) if self.adapters is None else self.adapters
+
+    def step_rows(self) -> np.ndarray:
+        """Return id, start, count, slot and adapter of rows of one new token [R, 5], which `step_inputs` reads."""
+        return np.stack([self.ids[:, 0], self.starts, self.counts, self.slots, self.adapter_ids], 1).astype(np.int32)
+
+    def window(self, max_length: int) -> int:
+        """Return how many cached tokens attention reads, where it does not read all `max_length`; idle rows count."""
+        if self.pages is not None:
+            return self.pages.tokens
+        return kv_window(max(1, int((self.starts + self.counts).max())), max_length)
+
+    def rope_position_ids(self) -> np.ndarray:
+        """Return M-RoPE's positions [3, R, S] as int32: time, height and width, which are one for text."""
+        ids = np.broadcast_to(self.position_ids, (3, *self.ids.shape))
+        ids = np.array(ids, np.int32)
+        for row, soft in self.soft_rows():
+            rope = soft.rope_at(int(self.starts[row]), ids.shape[2])
+            ids[:, row] = ids[:, row] if rope is None else rope
+        return ids
+
+    def visible_lengths(self) -> np.ndarray:
+        """Return how many cached tokens each new token sees [R, S] as int32; in an image, all of it.
+
+        Raises ExecutionError if a row's tokens end within an image whose tokens see each other.
+        """
+        lengths = np.array(self.starts[:, None] + np.arange(1, self.ids.shape[1] + 1), np.int32)
+        for row, soft in self.soft_rows():
+            start = int(self.starts[row])
+            part = soft.within(start, start + int(self.counts[row]))
+            if soft.ends is None or part.start == part.stop:
+                continue
+            if soft.ends[part.stop - 1] > start + self.counts[row]:
+                what = "a call ends within an image whose tokens see each other"
+                raise ExecutionError(what, f"slot {self.slots[row]}", "give all tokens of the image in one call")
+            lengths[row, soft.places[part] - start] = soft.ends[part]
+        return lengths
+
+    def soft_rows(self) -> Iterator[tuple[int, SoftTokens]]:
+        """Yield each row whose prompt has vectors, with them."""
+        for row, slot in enumerate(self.slots.tolist()) if self.soft else ():
+            soft = self.soft.get(slot)
+            if soft is not None:
+                yield row, soft
+
+    def check(self, slots: int, max_length: int) -> None:
+        """Raise ExecutionError where a row would write outside its slot."""
+        last, size = int(self.starts.max()), self.ids.shape[1]
+        if last + size > max_length:
+            what = f"a slot of {max_length} tokens cannot hold {last} and {size} more"
+            raise ExecutionError(what, "KV cache", "raise `llm.max_sequence_length`, or give fewer tokens")
+        if self.rows.stop > slots:
+            what = f"slots {self.rows.start} to {self.rows.stop - 1} requested; the model has {slots}"
+            raise ExecutionError(what, "KV cache", "open the model with more slots")
+
+
+def step_inputs(rows: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the inputs of rows [R, 5] of one new token, as `Call.feed` does, where the rows are.
+
+    tokens: [slots], what each slot drew last, for ids of -1.
+    """
+    ids, starts, counts, slots, adapters = rows.unbind(1)
+    drawn = tokens[slots.long()].int()
+    return {
+        "input_ids": drawn.where(ids < 0, ids).clamp(min=0),  # a row that failed draws nothing more
+        "position_ids": starts,
+        "branch_ends": starts + 1,
+        "write_indices": starts,
+        "kv_lengths": (starts + counts).clamp(min=1),
+        "last_token_index": (counts - 1).clamp(min=0),
+        "token_counts": counts,
+        ADAPTER_IDS: adapters,
+    }

@@ -1,0 +1,50 @@
+"""The token embedding table of a decoder that takes vectors: a file that is mapped, of which each call reads rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from trtkit.builder.embeddings import EMBEDDINGS, WEIGHT
+from trtkit.errors import GenerationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trtkit.llm.execution.call import Call
+    from trtkit.network.input_spec import InputSpec
+
+
+class TokenEmbeddings:
+    """From a call's tokens to `inputs_embeds`. table: [V, D] in the engine's type."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self._table = table
+
+    def inputs(self, call: Call, spec: InputSpec) -> torch.Tensor:
+        """Return [R, S, D]: rows of the table, and a prompt's own vectors where it has some.
+
+        spec: the network's input; if it is wider than the table, rows of the table are followed by zeros.
+        """
+        vectors = self._table[torch.from_numpy(call.ids)]
+        vectors = torch.nn.functional.pad(vectors, (0, spec.size_of("hidden_size") - vectors.shape[-1]))
+        for row, soft in call.soft_rows():
+            start = int(call.starts[row])
+            part = soft.within(start, start + int(call.counts[row]))
+            vectors[row, torch.from_numpy(soft.places[part] - start)] = soft.vectors[part].to(vectors.dtype)
+        return vectors
+
+
+def bundle_embeddings(folder: Path) -> TokenEmbeddings | None:
+    """Map the table of a bundle, None if its engine takes ids. Raises GenerationError where it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / EMBEDDINGS
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            return TokenEmbeddings(file.get_tensor(WEIGHT))
+    except (OSError, SafetensorError) as error:
+        raise GenerationError(f"cannot be read: {error}", str(path), "build the bundle again") from None

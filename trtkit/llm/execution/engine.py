@@ -1,0 +1,310 @@
+"""A decoder on TensorRT: device buffers set once, caches updated in place, a CUDA graph per decode batch."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from trtkit.llm.execution.adapters import adapter_memory
+from trtkit.llm.execution.cached_places import NewTokens
+from trtkit.llm.execution.call import step_inputs
+from trtkit.llm.execution.outputs import OutputMemory
+from trtkit.llm.execution.paged_cache import open_cache
+from trtkit.llm.execution.plan import check_alignment, dtype_of
+from trtkit.llm.execution.step import StreamStep
+from trtkit.network.decoder import EMBEDS, HIDDEN_STATES
+from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
+from trtkit.runtime.loaded_engine import LoadedEngine
+from trtkit.runtime.runtime_cache import cache_file
+
+if TYPE_CHECKING:
+    from trtkit.backends import Backend
+    from trtkit.llm.execution.call import Call
+    from trtkit.llm.execution.execution import Draw, RankExecution
+    from trtkit.llm.execution.plan import DecoderPlan
+    from trtkit.llm.execution.pool_size import CacheSize
+    from trtkit.network.input_spec import InputSpec, Role
+    from trtkit.runtime.communicator import Communicator
+    from trtkit.runtime.device import CapturedGraph, Device
+    from trtkit.runtime.loaded_engine import ExecutionContext
+
+_PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order that `decoder_profiles` gives them
+_MOST_GRAPHS = 64  # each holds some MiB on the GPU; the oldest goes
+
+
+class EngineDecoder:
+    """A RankExecution on a device. has_cuda_graphs: whether decode steps are captured and replayed.
+
+    Raises BackendError if TensorRT does not load the plan there, GenerationError if a slot's cache does not begin at
+    an address that TensorRT takes.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        plan: DecoderPlan,
+        size: CacheSize,
+        device: Device,
+        *,
+        has_cuda_graphs: bool = True,
+    ) -> None:
+        options, specs, cache, slots = plan.options, plan.inputs, cache_file(plan.file.sha256), size.slots
+        check_alignment(plan, slots)
+        self._stream = (size.pool.model and size.pool.model.stream) or device.stream()
+        self.engine = LoadedEngine(backend, plan.file.path, self._stream, cache, is_captured=has_cuda_graphs)
+        self.slots = slots
+        self.max_prefill_length = options.max_prefill_length
+        self.hidden = next((spec for spec in specs if spec.name in (HIDDEN_STATES, DRAFT_HIDDEN)), None)
+        has_all_logits = options.logits == "all" and size.pool.model is None
+        self._outputs = OutputMemory(self._stream, self.engine.outputs, has_all_logits=has_all_logits)
+        self.has_all_logits = self._outputs.has_all_logits
+        self.head: RankExecution | None = None
+        self.next_hidden: torch.Tensor | None = None
+        self._embeddings = plan.embeddings
+        self.is_asynchronous, self.takes_ids = True, self._embeddings is None
+        self.vocab_size = self._outputs.vocab_size
+        self.cache = open_cache(specs, (slots, options.max_sequence_length), dtype_of, self._stream, size.pool)
+        self._own = self.cache.part(specs)  # without a head's
+        self._written = [spec for spec in self._own.specs if spec.updated]  # a head may only read caches
+        self.max_length = self.cache.max_length
+        self._new_states = {  # the engine must not write where it still reads
+            spec.name: self._stream.empty((slots, *spec.shape[1:]), dtype_of(spec)) for spec in self.cache.states
+        }
+        most_ranks = 0 if options.lora is None else options.lora.max_rank_sum
+        self.adapters = adapter_memory(specs, most_ranks, dtype_of, self._stream)
+        self._specs = [spec for spec in specs if not spec.is_kept and spec.feeder != "adapter"]
+        self.tokens = self._stream.empty((slots,), torch.int64)
+        self._graphs: dict[StreamStep, CapturedGraph | None] = {}
+        self._captured_sizes = {1}
+        self._has_cuda_graphs = has_cuda_graphs
+        self._communicator: Communicator | None = None
+        self._room = 0
+        self.reserve(slots)
+        self.description = f"{backend.name} {backend.version} on {device.name}"
+
+    def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
+        """Run new tokens; see DecoderExecution."""
+        call.check(self.slots, self.max_length)
+        self._stream.wait_for_current()  # which may read the last call's logits, or write what this one reads
+        call = self.cache.prepare(call)
+        self.cache.advance(call.rows, call.starts, call.counts)
+        self.cache.begin(call)
+        self.reserve(call.ids.size)
+        if call.runs_together:
+            self._run(call, draw)
+        else:
+            self._run_groups(call, draw)
+        self._stream.hold_current()
+        shape, is_joined = call.ids.shape, not call.runs_together
+        self.next_hidden = self._outputs.of(NEXT_DRAFT_HIDDEN, shape, is_joined=is_joined)
+        output = self._outputs.of(self._outputs.main, shape, is_joined=is_joined)
+        assert output is not None
+        return output
+
+    def _run(self, call: Call, draw: Draw | None = None) -> None:
+        """Put a call's work on the stream."""
+        size = call.ids.shape[1]
+        self._copy_inputs(call)
+        step = self._step(call, draw)
+        graph = self._graphs.get(step)
+        if graph is not None:
+            graph.replay()
+        else:
+            self._launch(step)
+            if size in self._captured_sizes and self._has_cuda_graphs and step not in self._graphs:
+                self._keep_graph(step)
+
+    def _run_groups(self, call: Call, draw: Draw | None) -> None:
+        """Run the groups of a call's rows one after another."""
+        rows, size = call.ids.shape
+        for members, group in call.groups():
+            padded = min(1 << (len(members) - 1).bit_length(), rows) if size == 1 else len(members)
+            self._run(group.padded(padded))
+            self._outputs.join(members, padded, size)
+        if draw is not None:
+            joined = self._outputs.of(self._outputs.main, (rows, size), is_joined=True)
+            assert joined is not None
+            self._stream.run(partial(draw, joined.view(-1, self.vocab_size), call.first_slot))
+
+    def stream_weights(self, budget_bytes: int) -> None:
+        """Keep so many bytes of the weights on the GPU; see LoadedEngine.
+
+        Steps are then neither captured nor overlapped: a launch waits for its weights.
+        """
+        self.engine.stream_weights(budget_bytes)
+        self.is_asynchronous = not self.engine.is_streaming
+        self._has_cuda_graphs = self._has_cuda_graphs and self.is_asynchronous
+
+    def rows_to_run(self, first_slot: int, rows: int) -> int:
+        """Return `rows`; with CUDA graphs the next power of two, if there are as many slots: few are captured."""
+        padded = 1 << (rows - 1).bit_length()
+        return padded if self._has_cuda_graphs and first_slot + padded <= self.slots else rows
+
+    def tokens_to_run(self, tokens: int, most: int) -> int:
+        """Return `tokens`; with CUDA graphs `most`, since calls of that size are captured from then on."""
+        if not self._has_cuda_graphs:
+            return tokens
+        self._captured_sizes.add(most)
+        return most
+
+    def layer_seconds(self, call: Call) -> dict[str, float]:
+        """Run new tokens without a CUDA graph; return how long each of the engine's layers took, in order."""
+        call.check(self.slots, self.max_length)
+        call = self.cache.prepare(call)
+        self.cache.positions[call.rows] = -1  # what is timed need not go on from anything
+        rows, size = call.ids.shape
+        self.reserve(rows * size)
+        self._copy_inputs(call)
+        return self._context(size).layer_seconds(partial(self._launch, self._step(call)))
+
+    def connect(self, communicator: Communicator) -> None:
+        """Let the engine's collectives reach the other ranks: its contexts in an order that is the same on all."""
+        self._communicator = communicator
+        for profile in (_PREFILL, _DECODE):
+            self.engine.context(profile).set_communicator(communicator)
+
+    def abort(self) -> None:
+        """Let go of collectives that wait for a rank that is gone; from any thread."""
+        if self._communicator is not None:
+            self._communicator.abort()
+
+    def close(self) -> None:
+        """Keep what was compiled for this GPU for the next start, and give the memory back."""
+        if self._communicator is None:  # the work of ranks may wait for one that is gone
+            self._stream.synchronize()
+        self._graphs.clear()
+        if self.head is not None:
+            self.head.close()
+        self.engine.close()
+        self.cache.close()
+        self._own.close()
+        if self._communicator is not None:
+            self._communicator.close()
+
+    def _context(self, size: int) -> ExecutionContext:
+        """Return the context of the profile for `size` new tokens a row."""
+        return self.engine.context(_DECODE if size == 1 else _PREFILL)
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for calls of `tokens` new tokens: inputs, logits and, with caches in eight bits, what they get."""
+        if tokens <= self._room:
+            return
+        self._room = 1 << (tokens - 1).bit_length()
+        self._graphs.clear()  # they hold the addresses
+        self._inputs = {spec.name: self._buffer(spec) for spec in self._specs}
+        if "key_positions" in self._inputs:  # calls differ in how many of them they read
+            positions = torch.arange(self.max_length, dtype=torch.int32)
+            self._stream.run(partial(self._inputs["key_positions"].copy_, positions))
+        read_only = [
+            spec for spec in self._written if self.cache.page_tokens is not None or dtype_of(spec).itemsize == 1
+        ]
+        sizes = {spec.name: spec.size_of("key_value_heads") * spec.size_of("head_dim") for spec in read_only}
+        self._new = {
+            spec.name: self._stream.empty((self._room * sizes[spec.name],), dtype_of(spec)) for spec in read_only
+        }
+        self._rows = self._stream.empty((self._room, 5), torch.int32)  # id, start, count, slot and adapter
+        self._outputs.reserve(self._room, self.slots, is_joined=self.cache.page_tokens is not None)
+
+    def _copy_inputs(self, call: Call) -> None:
+        """Put copies of a call's inputs on the stream."""
+        for name, value in self._feed(call).items():
+            target = self._inputs[name][: value.numel()]
+            self._stream.run(partial(target.copy_, value.reshape(-1), non_blocking=True))
+        rows = call.step_rows()
+        target = self._rows[: len(rows)]
+        self._stream.run(partial(target.copy_, torch.from_numpy(rows), non_blocking=True))
+
+    def _feed(self, call: Call) -> dict[str, torch.Tensor]:
+        """Return the inputs of a call but its caches, and but what a decode step makes of its rows on the device."""
+        feed: dict[str, torch.Tensor] = {}
+        if call.ids.shape[1] > 1:
+            feed = {name: torch.from_numpy(value) for name, value in call.feed().items() if name in self._inputs}
+        elif call.pages is not None and "page_table" in self._inputs:
+            feed = {"page_table": torch.from_numpy(call.pages.table)}
+        if "rope_position_ids" in self._inputs:
+            feed["rope_position_ids"] = torch.from_numpy(call.rope_position_ids())
+        if "visible_lengths" in self._inputs:
+            feed["visible_lengths"] = torch.from_numpy(call.visible_lengths())
+        if self._embeddings is not None:
+            feed[EMBEDS] = self._embeddings.inputs(call, next(spec for spec in self._specs if spec.name == EMBEDS))
+        if self.hidden is not None and call.hidden is not None:
+            feed[self.hidden.name] = call.hidden
+        return feed
+
+    def _unpack(self, rows: int) -> None:
+        """Make a decode step's inputs on the device."""
+        inputs = step_inputs(self._rows[:rows], self.tokens)
+        for name in inputs.keys() & self._inputs.keys():
+            self._inputs[name][:rows].copy_(inputs[name])
+
+    def _buffer(self, spec: InputSpec) -> torch.Tensor:
+        """Return room for an input of as many tokens as there is room for."""
+        most: dict[Role, int] = {"batch": self._room, "new_tokens": 1, "kv_window": self.max_length}
+        most["row_pages"] = -(-self.max_length // (self.cache.page_tokens or self.max_length))
+        return self._stream.empty((math.prod(spec.shape_at(most)),), dtype_of(spec))
+
+    def _step(self, call: Call, draw: Draw | None = None) -> StreamStep:
+        """Return what a call puts on the stream after its inputs."""
+        rows, size = call.ids.shape
+        window = call.window(self.max_length) if "key_positions" in self._inputs else self.max_length
+        row_pages = 0 if call.pages is None else call.pages.table.shape[1]
+        ranks = 0 if self.adapters is None else self.adapters.ranks
+        return StreamStep(call.first_slot, rows, size, window, row_pages, ranks, draw)
+
+    def _keep_graph(self, step: StreamStep) -> None:
+        """Capture a step that has run once, for what TensorRT and Triton set up at first use is not captured."""
+        if len(self._graphs) == _MOST_GRAPHS:
+            self._graphs.pop(next(iter(self._graphs)))
+        self._stream.synchronize()
+        is_capturable = self._context(step.size).is_capturable()
+        self._graphs[step] = self._stream.capture(partial(self._launch, step)) if is_capturable else None
+
+    def _launch(self, step: StreamStep) -> None:
+        """Put a step's work on the stream: its inputs if it decodes, the network, and its draw."""
+        if step.size == 1:
+            self._stream.run(partial(self._unpack, step.rows))
+        self._enqueue(step)
+        if step.draw is not None:
+            self._stream.run(partial(step.draw, self._outputs.flat(step.rows), step.first))
+
+    def _enqueue(self, step: StreamStep) -> None:
+        """Give the context its shapes and addresses, and put its work on the stream."""
+        context = self._context(step.size)
+        for spec in self._specs:
+            context.set_input(spec.name, spec.shape_at(step.sizes), self._inputs[spec.name])
+        for name, array in {} if self.adapters is None else self.adapters.arrays.items():
+            context.set_input(name, (step.ranks, *array.shape[1:]), array)  # of no ranks, too, it has an address
+        rows = slice(step.first, step.first + step.rows)
+        caches = self.cache.view(rows)
+        for spec in self._own.specs:
+            cache = caches[spec.name]
+            context.set_input(spec.name, tuple(cache.shape), cache)
+            if spec.updated:
+                context.set_address(spec.updated, self._new.get(spec.name, cache))
+        for spec in self.cache.encoded:
+            context.set_input(spec.name, tuple(caches[spec.name].shape), caches[spec.name])
+        for spec in self.cache.states:
+            context.set_input(spec.name, tuple(caches[spec.name].shape), caches[spec.name])
+            context.set_address(spec.updated, self._new_states[spec.name])
+        for name, array in self._outputs.addresses():
+            context.set_address(name, array)
+        context.enqueue()
+        self.cache.keep(rows, {name: new[: step.rows] for name, new in self._new_states.items()})
+        if self._new:
+            self._stream.run(partial(self._append, step))
+
+    def _append(self, step: StreamStep) -> None:
+        """Write new keys and values after those of each slot."""
+        shapes = {
+            spec.name: (step.rows, spec.size_of("key_value_heads"), step.size, spec.size_of("head_dim"))
+            for spec in self._written
+        }
+        new = {name: self._new[name][: math.prod(shape)].view(shape) for name, shape in shapes.items()}
+        _, starts, counts, _, _ = self._rows[: step.rows].long().unbind(1)
+        table = None
+        if step.row_pages:
+            table = self._inputs["page_table"][: step.rows * step.row_pages].view(step.rows, step.row_pages)
+        self.cache.append(NewTokens(step.first, starts, counts, table), new)

@@ -1,0 +1,203 @@
+"""What every runtime of a decoder-only LLM offers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from trtkit.llm.cache import PageTables
+    from trtkit.llm.execution.adapters import AdapterMemory, Matrices
+    from trtkit.llm.execution.call import Call
+    from trtkit.llm.execution.host_blocks import CacheBlocks
+    from trtkit.llm.execution.kv_cache import KvCache
+    from trtkit.llm.execution.saved import CacheForm, SavedSequence
+    from trtkit.llm.sequences import Ints
+    from trtkit.network.input_spec import InputSpec
+
+
+class Draw(Protocol):
+    """Draws a step's tokens where its network computes, without the host, so that a CUDA graph can hold both."""
+
+    def __call__(self, logits: torch.Tensor, first_slot: int) -> None:
+        """Write the tokens of the slots from the first on from logits [R, V] into the decoder's `tokens`."""
+        ...
+
+
+class SequenceCache(Protocol):
+    """What is done with cached sequences between calls.
+
+    model: digest of the model that computes them. positions: [slots], how many tokens each slot's states have read.
+    """
+
+    model: str
+    positions: Ints
+
+    @property
+    def pages(self) -> PageTables | None:
+        """Which pages hold which slot's tokens; None if each slot has memory of its own."""
+        ...
+
+    @property
+    def has_slot_memory(self) -> bool:
+        """Whether a slot holds parts of its sequence besides keys and values."""
+        ...
+
+    @property
+    def has_states(self) -> bool:
+        """Whether layers keep recurrent states, with which a sequence can only go on after all tokens they read."""
+        ...
+
+    def copy(self, source: int, target: int, tokens: slice) -> None:
+        """Copy cached tokens of slot `source` to slot `target`."""
+        ...
+
+    def share(self, source: int, target: int, count: int) -> None:
+        """Let `target` begin with the first `count` tokens of `source`."""
+        ...
+
+    def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
+        """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
+        ...
+
+    def mark(self, rows: slice) -> None:
+        """Keep the recurrent states of neighbouring slots as they are now, for `rewind`."""
+        ...
+
+    def rewind(self, slots: Sequence[int]) -> None:
+        """Let the recurrent states of slots be again what they were when the slots were marked."""
+        ...
+
+    def form(self, tokens: int) -> CacheForm:
+        """Return what a saved sequence of `tokens` tokens is."""
+        ...
+
+    def save(self, slot: int, count: int) -> SavedSequence:
+        """Return the first `count` tokens of a slot, copied to the host."""
+        ...
+
+    def load(self, slot: int, saved: SavedSequence) -> None:
+        """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
+        ...
+
+    def blocks(self, tokens: int) -> CacheBlocks | None:
+        """Return what copies blocks of so many tokens to and from the host; None if slots hold more than tokens."""
+        ...
+
+    def check(self, saved: SavedSequence) -> None:
+        """Raise ExecutionError for a sequence of another model or other caches, of too many tokens or too few bytes."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...
+
+
+class AdapterSlots(Protocol):
+    """Memory for the low-rank matrices of resident adapters. most: ranks of all together."""
+
+    most: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the matrices."""
+        ...
+
+    def write(self, rows: Sequence[int], adapter: int, matrices: Matrices) -> None:
+        """Let `rows` be an adapter's. matrices: a [r, in] and b [r, out] by layer, of at most as many ranks."""
+        ...
+
+    def erase(self, rows: Sequence[int]) -> None:
+        """Let `rows` be nobody's."""
+        ...
+
+
+class DecoderExecution(Protocol):
+    """A decoder's network with KV caches of `slots` sequences.
+
+    max_length: T, tokens a slot holds. max_prefill_length: the most new tokens of one row in one
+    call. is_asynchronous: `forward` returns before it has computed. takes_ids: the network itself reads token ids, so
+    the host need not know them. tokens: [slots] int64, where it computes: what each slot drew last, for ids of -1.
+    description: what computes, for people. head: what guesses tokens from hidden states, if it is open. next_hidden:
+    what it reads of the last call's tokens, [R, S, D], or [R, D] after a head's own call; valid until the next.
+    """
+
+    tokens: torch.Tensor
+    slots: int
+    max_length: int
+    max_prefill_length: int
+    vocab_size: int
+    has_all_logits: bool
+    is_asynchronous: bool
+    takes_ids: bool
+    description: str
+
+    @property
+    def head(self) -> DecoderExecution | None:
+        """The draft head, if it is open."""
+        ...
+
+    @property
+    def next_hidden(self) -> torch.Tensor | None:
+        """What a head reads of the last call's tokens; None for models without one."""
+        ...
+
+    @property
+    def cache(self) -> SequenceCache:
+        """The memory of the caches."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterSlots | None:
+        """The memory of adapters; None if the network takes none."""
+        ...
+
+    def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
+        """Run new tokens; return fp32 logits [R, V] of each row's last token, or [R, S, V] of all.
+
+        draw: what follows a decode step. The result is valid until the next call. Raises ExecutionError where a row has
+        no room.
+        """
+        ...
+
+    def rows_to_run(self, first_slot: int, rows: int) -> int:
+        """Return how many slots from the first on a decode step is to run: `rows`, or some idle ones more."""
+        ...
+
+    def tokens_to_run(self, tokens: int, most: int) -> int:
+        """Return how many tokens a row is to have in a step that checks guesses: `tokens`, or `most` with padding."""
+        ...
+
+    def layer_seconds(self, call: Call) -> dict[str, float]:
+        """Run new tokens; return how long each layer took, in the order they ran."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...
+
+
+class RankExecution(DecoderExecution, Protocol):
+    """A DecoderExecution of one rank. Unless it is the last stage of a pipeline, it gives hidden states [R, S, D].
+
+    hidden: the input that takes those of the stage before; None on the first stage.
+    """
+
+    hidden: InputSpec | None
+
+    @property
+    def cache(self) -> KvCache:
+        """The memory of this rank's caches."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterMemory | None:
+        """The memory of this rank's share of adapters; None if the network takes none."""
+        ...
+
+    def abort(self) -> None:
+        """Let go of collectives that wait for a rank that is gone; from any thread."""
+        ...

@@ -1,0 +1,180 @@
+"""Blocks of cached tokens on their way to host memory and back, while the engine computes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trtkit.arrays import Array
+    from trtkit.llm.execution.saved import CacheForm
+    from trtkit.runtime.device import Event, Stream
+
+_STAGED_BYTES = 16 << 20
+_BUFFERS = 2  # one is filled while the other is emptied
+
+
+class CacheBlocks(Protocol):
+    """The caches of `tokens` neighbouring tokens of all layers, as `size_bytes` bytes, by number of their place."""
+
+    tokens: int
+    size_bytes: int
+
+    def last_copy(self) -> tuple[float, int] | None:
+        """Return the seconds and the bytes of the last copy to the host, once, if the device has measured them."""
+        ...
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether `save` and `load` return when everything has been copied."""
+        ...
+
+    def places(self, slot: int, first: int, count: int) -> list[int]:
+        """Return where a slot's blocks are, from its block `first` on."""
+        ...
+
+    def save(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:
+        """Copy blocks to host memory, each [size_bytes] uint8; return what says whether that is done.
+
+        Who overwrites the blocks next waits for it where that is needed, and so does who loads the rows.
+        """
+        ...
+
+    def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
+        """Copy blocks from host memory; only other copies, or who waits for `settle`, may change the rows then."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until no copy needs the rows that were given."""
+        ...
+
+    def memory(self, count: int) -> torch.Tensor:
+        """Return host memory for so many blocks, [count, size_bytes] uint8."""
+        ...
+
+
+class LocalBlocks:
+    """A CacheBlocks of one rank.
+
+    form: of one block. arrays: linear ones [slots, K, blocks, tokens, H], or pools [P, K, tokens, H], by name.
+    stream: of a device, which copies on another stream meanwhile; None if caches are in the host's memory themselves.
+    """
+
+    def __init__(
+        self,
+        form: CacheForm,
+        arrays: Mapping[str, torch.Tensor],
+        stream: Stream | None,
+        table: Array | None = None,
+    ) -> None:
+        self.tokens, self.size_bytes = form.tokens, form.size_bytes
+        self._form, self._arrays, self._stream, self._table = form, arrays, stream, table
+        self._blocks_of_slot = 1 if table is not None else next(iter(arrays.values())).shape[2]
+        self._staged = max(1, _STAGED_BYTES // self.size_bytes)  # blocks of a buffer
+        if stream is not None:
+            self._copies = stream.sibling()
+            shape = (self._staged, self.size_bytes)
+            self._buffers = [stream.empty(shape, torch.uint8) for _ in range(_BUFFERS)]
+            self._free: list[Event | None] = [None] * _BUFFERS
+            self._turn = 0
+        self._timed: tuple[Event, Event, int] | None = None
+
+    def last_copy(self) -> tuple[float, int] | None:
+        """Return what the last copy to the host took; see CacheBlocks."""
+        if self._timed is None or not self._timed[1].is_past():
+            return None
+        (begin, end, size), self._timed = self._timed, None
+        seconds = end.seconds_after(begin)
+        return None if seconds is None else (seconds, size)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether caches are in the host's memory themselves."""
+        return self._stream is None
+
+    def places(self, slot: int, first: int, count: int) -> list[int]:
+        """Return where a slot's blocks are: pages, or numbers over all slots."""
+        if self._table is not None:
+            pages: list[int] = self._table[slot, first : first + count].tolist()
+            return pages
+        start = slot * self._blocks_of_slot + first
+        return list(range(start, start + count))
+
+    def save(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:
+        """Copy blocks to host memory; see CacheBlocks."""
+        stream = self._stream
+        if stream is None:
+            staged = torch.empty(len(positions), self.size_bytes, dtype=torch.uint8)
+            self._pack(positions, staged)
+            _copy(staged, rows)
+            return lambda: True
+        for start in range(0, len(positions), self._staged):
+            part = slice(start, start + self._staged)
+            buffer = self._buffer(len(positions[part]), stream)
+            stream.run(partial(self._pack, positions[part], buffer))
+            self._copies.wait(stream.record())
+            begin = self._copies.record()
+            self._copies.run(partial(_copy, buffer, rows[part]))
+            self._free[self._turn] = end = self._copies.record()
+            self._timed = begin, end, buffer.nbytes
+        return self._copies.record().is_past
+
+    def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
+        """Copy blocks from host memory; see CacheBlocks."""
+        stream = self._stream
+        if stream is None:
+            self._unpack(positions, torch.stack(list(rows)))
+            return
+        for start in range(0, len(positions), self._staged):
+            part = slice(start, start + self._staged)
+            buffer = self._buffer(len(positions[part]), self._copies)
+            self._copies.run(partial(_copy, rows[part], buffer))
+            stream.wait(self._copies.record())
+            stream.run(partial(self._unpack, positions[part], buffer))
+            self._free[self._turn] = stream.record()
+
+    def settle(self) -> None:
+        """Wait until no copy needs the rows that were given."""
+        if self._stream is not None:
+            self._copies.synchronize()
+
+    def memory(self, count: int) -> torch.Tensor:
+        """Return host memory for so many blocks."""
+        size = count * self.size_bytes
+        memory = torch.empty(size, dtype=torch.uint8) if self._stream is None else self._stream.host_memory(size)
+        return memory.view(count, self.size_bytes)
+
+    def _buffer(self, count: int, user: Stream) -> torch.Tensor:
+        """Return the next buffer for `user`, which waits until nobody needs what is in it."""
+        self._turn = (self._turn + 1) % _BUFFERS
+        free = self._free[self._turn]
+        if free is not None:
+            user.wait(free)
+        return self._buffers[self._turn][:count]
+
+    def _pack(self, positions: Sequence[int], buffer: torch.Tensor) -> None:
+        """Write blocks to `buffer` [N, size_bytes]."""
+        for name, view in self._form.block_views(buffer).items():
+            array = self._arrays[name]
+            view.copy_(array[self._index(positions, array.device)])
+
+    def _unpack(self, positions: Sequence[int], buffer: torch.Tensor) -> None:
+        """Write blocks of `buffer` [N, size_bytes] to their places."""
+        for name, view in self._form.block_views(buffer).items():
+            array = self._arrays[name]
+            array[self._index(positions, array.device)] = view
+
+    def _index(self, positions: Sequence[int], device: torch.device) -> tuple[torch.Tensor | slice, ...]:
+        numbers = torch.tensor(positions, device=device)
+        if self._table is not None:
+            return (numbers,)
+        return numbers // self._blocks_of_slot, slice(None), numbers % self._blocks_of_slot
+
+
+def _copy(sources: Sequence[torch.Tensor] | torch.Tensor, targets: Sequence[torch.Tensor] | torch.Tensor) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source, non_blocking=True)

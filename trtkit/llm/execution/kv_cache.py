@@ -1,0 +1,293 @@
+"""What layers keep of sequences: the memory, and everything that is done with it between calls."""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trtkit.errors import ExecutionError
+from trtkit.llm.execution.cache_size import page_tokens_of
+from trtkit.llm.execution.cached_places import codes, copy_places
+from trtkit.llm.execution.host_blocks import LocalBlocks
+from trtkit.llm.execution.saved import CacheArray, CacheForm, SavedSequence, check_saved, check_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from trtkit.llm.cache import PageTables
+    from trtkit.llm.execution.cached_places import NewTokens, Place
+    from trtkit.llm.execution.call import Call
+    from trtkit.llm.sequences import Ints
+    from trtkit.network.input_spec import InputSpec
+    from trtkit.runtime.device import Stream
+
+
+class KvCache:
+    """Linear caches and recurrent states: each sequence has a slot of its own, allocated once and never moved.
+
+    A slot's keys and values are those of any number of its tokens; its states are those of all that they have read,
+    `positions` [slots], and of no other number. What an encoder made of a slot's request stays until the next.
+
+    specs: the network's inputs, of which the caches and states are taken. stream: of a device, which works on them in
+    turn; None: the caller's own memory and time.
+    sizes: slots, and T, tokens that a slot holds. model: digest of the model whose keys and values these
+    are; saved sequences of other models are refused. follows: whether these are a head's, see `part`.
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[InputSpec],
+        sizes: tuple[int, int],
+        dtype_of: Callable[[InputSpec], torch.dtype],
+        stream: Stream | None = None,
+    ) -> None:
+        kept = [spec for spec in specs if spec.is_kept]
+        self.specs, self.states, self.encoded = _by_feeder(kept)
+        self.positions = np.zeros(sizes[0], np.int64)
+        self.slots, self.max_length = sizes
+        self.model = ""
+        self.follows = False
+        self.stream = stream
+        self._stream, self._empty = stream, _zeros if stream is None else stream.empty
+        self.pages: PageTables | None = None
+        self.page_tokens = page_tokens_of(kept)
+        self._arrays = {spec.name: self._empty(self._shape(spec), dtype_of(spec)) for spec in kept}
+        self._marked: dict[str, torch.Tensor] = {}
+        self._marked_positions = np.zeros(sizes[0], np.int64)
+        self._state_names = {spec.name for spec in (*self.states, *self.encoded)}  # what has no axis of tokens
+        if stream is not None:
+            for array in self._arrays.values():
+                self._run(array.zero_)
+
+    def part(self, specs: Iterable[InputSpec], *, follows: bool = False) -> KvCache:
+        """Return the caches of some inputs, in the same memory.
+
+        follows: of a draft head, whose calls are not those that slots are for.
+        """
+        part, kept = copy.copy(self), [spec for spec in specs if spec.is_kept]
+        part.follows = follows
+        part.specs, part.states, part.encoded = _by_feeder(kept)
+        part._arrays = {spec.name: self._arrays[spec.name] for spec in kept}
+        return part
+
+    @property
+    def has_slot_memory(self) -> bool:
+        """Whether a slot holds parts of its sequence besides keys and values."""
+        return bool(self._state_names)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether layers keep recurrent states."""
+        return bool(self.states)
+
+    def view(self, rows: slice) -> dict[str, torch.Tensor]:
+        """Return the caches [R, K, T, H] and states [R, ...] of neighbouring slots, by the input that takes them."""
+        return {name: array[rows] for name, array in self._arrays.items()}
+
+    def prepare(self, call: Call) -> Call:
+        """Return a call with where its rows' tokens lie; in linear caches its slots say that."""
+        return call
+
+    def assign(self, call: Call) -> Call:
+        """Return what `prepare` does, and leave it to the ranks that run the call to copy pages."""
+        return call
+
+    def make_room(self, slot: int, tokens: int) -> None:
+        """Let an empty slot have memory for tokens; a linear one has."""
+
+    def follow(self) -> None:
+        """Leave it to another rank which memory a slot has."""
+
+    def tell(self, slot: int, pages: Sequence[int]) -> None:
+        """Take from another rank in which pages a slot's tokens are."""
+
+    def advance(self, rows: slice, starts: Ints, counts: Ints) -> None:
+        """Note the tokens that a call lets states read. Raises ExecutionError for a row that skips or repeats some."""
+        if self.follows:
+            return
+        held = self.positions[rows]
+        is_wrong = (counts > 0) & (starts > 0) & (starts != held)
+        if self.states and is_wrong.any():
+            row = int(is_wrong.argmax())
+            raise _misplaced(rows.start + row, int(held[row]), int(starts[row]))
+        self.positions[rows] = np.where((counts > 0) | (starts == 0), starts + counts, held)
+
+    def keep(self, rows: slice, states: Mapping[str, torch.Tensor]) -> None:
+        """Replace the states of neighbouring slots: [R, ...] by the input that takes them."""
+        for name, values in states.items():
+            self._run(partial(self._arrays[name][rows].copy_, values))
+
+    def mark(self, rows: slice) -> None:
+        """Keep the states of neighbouring slots as they are now, for `rewind`; the first time takes memory for all."""
+        for spec in self.states:
+            array = self._arrays[spec.name]
+            if spec.name not in self._marked:
+                self._marked[spec.name] = self._empty(tuple(array.shape), array.dtype)
+            self._run(partial(self._marked[spec.name][rows].copy_, array[rows]))
+        self._marked_positions[rows] = self.positions[rows]
+
+    def rewind(self, slots: Sequence[int]) -> None:
+        """Let the states of slots be again what they were when the slots were marked."""
+        for name, marked in self._marked.items():
+            for slot in slots:
+                self._run(partial(self._arrays[name][slot].copy_, marked[slot]))
+        self.positions[list(slots)] = self._marked_positions[list(slots)]
+
+    def begin(self, call: Call) -> None:
+        """Let the slots of requests that begin with a call read what an encoder made of them."""
+        for row, soft in call.soft_rows():
+            if soft.encoded and call.starts[row] == 0 and call.counts[row] > 0:
+                self.fill(call.first_slot + row, soft.encoded)
+
+    def fill(self, slot: int, encoded: Mapping[str, torch.Tensor]) -> None:
+        """Let a slot's layers read what an encoder made of its request: [K, length, H] by the input that takes it."""
+        for name, values in encoded.items():
+            self._run(partial(self._arrays[name][slot].copy_, values))
+
+    def append(self, tokens: NewTokens, new: Mapping[str, torch.Tensor]) -> None:
+        """Write new keys and values [R, K, S, H]. All places are tensors, so that a CUDA graph can hold this."""
+        if not new:
+            return
+        rows, positions = self._places(tokens, next(iter(new.values())).shape[2])  # the same in all layers
+        for name, values in new.items():
+            heads = torch.arange(values.shape[1], device=rows.device)[None, :, None]
+            array = self._arrays[name]
+            codes(array)[rows[:, None], heads, positions[:, None]] = codes(values.to(array.dtype))
+
+    def copy(self, source: int, target: int, tokens: slice) -> None:
+        """Copy cached tokens of slot `source` to slot `target`, and its states.
+
+        Raises ExecutionError if the states have read another number of tokens than where `tokens` end.
+        """
+        self._check_position(source, tokens.indices(self.max_length)[1])
+        self._copy_tokens(source, target, tokens)
+        for name in self._state_names:
+            array = self._arrays[name]
+            self._run(partial(array[target].copy_, array[source]))
+        self.positions[target] = self.positions[source]
+
+    def share(self, source: int, target: int, count: int) -> None:
+        """Let `target` begin with the first `count` tokens of `source`; linear slots each hold their own copy."""
+        self._check_position(source, count)
+        if source != target:
+            self.copy(source, target, slice(0, count))
+
+    def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
+        """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
+        arrays = [codes(self._arrays[spec.name]) for spec in self.specs]
+        self._run(partial(copy_places, arrays, *(self._place_of(slots, positions) for positions in (sources, targets))))
+
+    def form(self, tokens: int) -> CacheForm:
+        """Return what a saved sequence of `tokens` tokens is."""
+        arrays = []
+        for name, array in self._arrays.items():
+            is_state, dtype = name in self._state_names, str(array.dtype).removeprefix("torch.")
+            heads = array[0].numel() // array.shape[-1] if is_state else array.shape[1]
+            arrays.append(CacheArray(name, dtype, heads, array.shape[-1], is_state))
+        return CacheForm(self.model, tokens, tuple(arrays))
+
+    def save(self, slot: int, count: int) -> SavedSequence:
+        """Return the first `count` tokens of a slot, copied to the host."""
+        check_tokens(count, self.max_length)
+        self._check_position(slot, count)
+        if self._stream is not None:
+            self._stream.synchronize()
+        form = self.form(count)
+        saved = SavedSequence(form, torch.zeros(form.size_bytes, dtype=torch.uint8))
+        for name, view in form.views(saved.data).items():
+            view.copy_(self._part(name, slot, count).reshape(view.shape))
+        return saved
+
+    def load(self, slot: int, saved: SavedSequence) -> None:
+        """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
+        self.check(saved)
+        self.make_room(slot, saved.tokens)
+        for name, view in saved.form.views(saved.data).items():
+            if name in self._state_names:
+                array = self._arrays[name][slot]
+                self._run(partial(array.copy_, view.reshape(array.shape)))
+            else:
+                self._write(name, slot, view)
+        self.positions[slot] = saved.tokens
+
+    def blocks(self, tokens: int) -> LocalBlocks | None:
+        """Return what copies blocks of so many tokens to and from the host; None if slots hold more than tokens."""
+        if self._state_names or not self.specs:
+            return None
+        return LocalBlocks(self.form(tokens), self._by_block(tokens), self._stream)
+
+    def check(self, saved: SavedSequence) -> None:
+        """Raise ExecutionError for a sequence of another model or other caches, of too many tokens or too few bytes."""
+        check_saved(saved, self.form(saved.tokens), self.max_length)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._arrays.clear()
+        self._marked.clear()
+
+    def _shape(self, spec: InputSpec) -> tuple[int, ...]:
+        """Return the shape of the memory for an input."""
+        return (self.slots, *spec.shape[1:])
+
+    def _part(self, name: str, slot: int, count: int) -> torch.Tensor:
+        """Return what a slot holds: a state, or its first `count` tokens [K, count, H]."""
+        return self._arrays[name][slot] if name in self._state_names else self._read(name, slot, count)
+
+    def _read(self, name: str, slot: int, count: int) -> torch.Tensor:
+        return self._arrays[name][slot][:, :count]
+
+    def _write(self, name: str, slot: int, values: torch.Tensor) -> None:
+        """Begin a slot with tokens [K, count, H]."""
+        self._run(partial(self._read(name, slot, values.shape[1]).copy_, values))
+
+    def _by_block(self, tokens: int) -> dict[str, torch.Tensor]:
+        """Return the caches as [slots, K, blocks, tokens, H]."""
+        count = self.max_length // tokens
+        arrays = {name: codes(array)[:, :, : count * tokens] for name, array in self._arrays.items()}
+        return {name: array.view(*array.shape[:2], count, tokens, -1) for name, array in arrays.items()}
+
+    def _copy_tokens(self, source: int, target: int, tokens: slice) -> None:
+        for spec in self.specs:
+            array = self._arrays[spec.name]
+            self._run(partial(array[target][:, tokens].copy_, array[source][:, tokens]))
+
+    def _places(self, tokens: NewTokens, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return where `size` new tokens of each row go: slots and places in them, each to broadcast to [R, S]."""
+        device, rows = tokens.starts.device, len(tokens.starts)
+        slots = torch.arange(tokens.first_slot, tokens.first_slot + rows, device=device)
+        return slots[:, None], tokens.starts[:, None] + torch.arange(size, device=device)
+
+    def _place_of(self, slots: Ints, positions: Ints) -> Place:
+        """Return where cached tokens lie."""
+        return slots.astype(np.int64), positions.astype(np.int64)
+
+    def _check_position(self, slot: int, count: int) -> None:
+        if self.states and self.positions[slot] != count:
+            raise _misplaced(slot, int(self.positions[slot]), count)
+
+    def _run(self, work: Callable[[], object]) -> None:
+        """Do `work` in turn with everything else that is done with the caches."""
+        if self._stream is None:
+            work()
+        else:
+            self._stream.run(work)
+
+
+def _by_feeder(kept: Sequence[InputSpec]) -> list[list[InputSpec]]:
+    """Return the inputs for caches, for states and for what an encoder made."""
+    return [[spec for spec in kept if spec.feeder == feeder] for feeder in ("cache", "state", "encoder")]
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return the caller's own memory, which the system clears where it is first used."""
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(*shape)
+
+
+def _misplaced(slot: int, held: int, wanted: int) -> ExecutionError:
+    what = f"the recurrent states of slot {slot} have read {held} tokens, not {wanted}"
+    return ExecutionError(what, "recurrent states", "go on after all tokens that they have read, or begin again")

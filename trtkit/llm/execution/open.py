@@ -1,0 +1,70 @@
+"""Open a language model's bundle, of one rank or of several."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from trtkit.config.llm import LlmOptions
+from trtkit.errors import GenerationError
+from trtkit.llm.execution.single import DEFAULT_EXECUTION, OpenOptions, checked_slots, open_rank
+from trtkit.models.spec_file import read_spec
+from trtkit.network.rope_tables import counted_length
+
+if TYPE_CHECKING:
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.bundle.manifest import Manifest
+    from trtkit.llm.execution.execution import DecoderExecution
+    from trtkit.llm.execution.single import ExecutionOptions
+    from trtkit.serving_options import Runtime
+
+
+def open_execution(
+    bundle: Bundle,
+    runtime: Runtime = "auto",
+    slots: int | None = None,
+    how: ExecutionOptions = DEFAULT_EXECUTION,
+) -> DecoderExecution:
+    """Open an LLM bundle to run it. slots: sequences at once, the engine's `llm.max_batch_size` by default.
+
+    A bundle of several ranks runs as as many processes, which this one starts, or which a launcher such as torchrun has
+    started; a launched process that is not rank 0 serves until rank 0 closes, and exits.
+
+    Raises GenerationError for a bundle of no LLM and for TensorRT without a GPU, RequestError for slots that the
+    engine does not have, BundleError where the bundle's files or its source have changed, RankError where a rank fails.
+    """
+    if bundle.manifest.interface != "tokens":
+        what = "the bundle does not hold a language model"
+        raise GenerationError(what, str(bundle.path), "give a bundle that was built from an `llm` config")
+    count = checked_slots(bundle, slots)
+    options = OpenOptions(runtime, count, how)
+    if bundle.manifest.grid.ranks == 1:
+        return _named(open_rank(bundle, options), bundle)
+    from trtkit.llm.distributed.open import open_distributed
+
+    return _named(open_distributed(bundle, options), bundle)
+
+
+def cache_model(bundle: Bundle) -> str:
+    """Return what a model's caches are named after: weights, precision and rotary tables, not the engine's sizes."""
+    facts = [weights_digest(bundle.manifest), *map(str, rope_lengths(bundle))]
+    return sha256("\n".join(facts).encode()).hexdigest()
+
+
+def weights_digest(manifest: Manifest) -> str:
+    """Return a digest of a model's weights and precision."""
+    files = sorted({file.sha256 for file in (*manifest.sources, *manifest.quantized)})
+    return sha256("\n".join([manifest.config.precision, *files]).encode()).hexdigest()
+
+
+def rope_lengths(bundle: Bundle) -> list[int]:
+    """Return what rotary tables depend on of the length of slots (LongRoPE, dynamic NTK), sorted."""
+    length = (bundle.manifest.config.llm or LlmOptions()).max_sequence_length
+    ropes = [attention.rope for attention in read_spec(bundle.path).attentions if attention.rope is not None]
+    return sorted({counted_length(rope, length) for rope in ropes})
+
+
+def _named(execution: DecoderExecution, bundle: Bundle) -> DecoderExecution:
+    """Return a bundle's execution, its cache named after the model."""
+    execution.cache.model = cache_model(bundle)
+    return execution

@@ -1,0 +1,184 @@
+"""KV caches in pages of one pool, which slots take when their tokens need them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trtkit.llm.cache import PageCopies, PageTables
+from trtkit.llm.cache.page_groups import like_lengths
+from trtkit.llm.execution.cache_size import bytes_of_page, copies_pages, page_tokens_of, with_head
+from trtkit.llm.execution.cached_places import codes
+from trtkit.llm.execution.call import CallPages
+from trtkit.llm.execution.host_blocks import LocalBlocks
+from trtkit.llm.execution.kv_cache import KvCache
+from trtkit.llm.execution.pool_size import AS_LINEAR, PoolSize
+from trtkit.network.input_spec import kv_window
+from trtkit.runtime.device import to_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from trtkit.llm.execution.cached_places import NewTokens, Place
+    from trtkit.llm.execution.call import Call
+    from trtkit.llm.sequences import Ints
+    from trtkit.network.input_spec import InputSpec
+    from trtkit.runtime.device import Stream
+
+
+_READS = 3  # of a cached token where pages are gathered: it is read, written next to its neighbours, and read again
+
+
+class PagedCache(KvCache):
+    """A KvCache whose keys and values lie in pools of pages [P, K, page_tokens, H]; states stay in slots.
+
+    All layers' pools have the same pages: page p of each holds the same tokens. A slot's tokens are in the pages of
+    its row of `table` [slots, n], which `pages` decides on; a rank that follows another is told. Page 0 takes padding.
+
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[InputSpec],
+        sizes: tuple[int, int],
+        dtype_of: Callable[[InputSpec], torch.dtype],
+        stream: Stream | None = None,
+        pool: PoolSize = AS_LINEAR,
+    ) -> None:
+        specs, (slots, length) = list(specs), sizes
+        self._page_size = page_tokens_of(specs) or 1
+        self._page_count = 1 + slots * -(-length // self._page_size) if pool.pages is None else pool.pages
+        self._copies_pages = copies_pages(specs)
+        self._call_tokens = pool.weight_bytes * self._page_size // (_READS * bytes_of_page(specs))
+        tables = PageTables(slots + 1, self._page_count, self._page_size, length)  # a row for nobody's prefix
+        super().__init__(specs, (slots, min(length, (self._page_count - 1) * self._page_size)), dtype_of, stream)
+        self.pages, self.table = tables, tables.table
+
+    def follow(self) -> None:
+        """Leave it to another rank which pages hold what; `table` is written when it tells."""
+        self.pages = None
+
+    def view(self, rows: slice) -> dict[str, torch.Tensor]:
+        """Return the pools, and the states [R, ...] of neighbouring slots, by the input that takes them."""
+        return {name: array[rows] if name in self._state_names else array for name, array in self._arrays.items()}
+
+    def tell(self, slot: int, pages: Sequence[int]) -> None:
+        """Take from another rank in which pages a slot's tokens are."""
+        self.table[slot, : len(pages)] = pages
+
+    def prepare(self, call: Call) -> Call:
+        """Return a call with the pages of its rows, after copying those that others read too and it writes.
+
+        Raises ExecutionError if there are not enough pages.
+        """
+        call = self.assign(call)
+        assert call.pages is not None
+        self._copy_pages(call.pages.copies)
+        return call
+
+    def assign(self, call: Call) -> Call:
+        """Return what `prepare` does, and leave it to the ranks that run the call to copy pages."""
+        if call.pages is not None or self.pages is None:
+            return call
+        stops, slots = call.starts + call.counts, np.arange(call.rows.start, call.rows.stop)
+        copies = PageCopies([], [])
+        if not self.follows:
+            copies = self.pages.reserve(slots, call.starts, stops)
+        else:  # what others read of a head's cache may be overwritten: it changes guesses, never tokens
+            for row in (call.counts > 0).nonzero()[0].tolist():
+                self.pages.grow(int(slots[row]), int(stops[row]))
+        window = kv_window(max(1, int(stops[call.counts > 0].max(initial=0))), self.max_length)
+        table = self.table[call.rows, : -(-window // self._page_size)].copy()
+        groups = None
+        if self._copies_pages and not (self.has_slot_memory or self.follows):
+            groups = like_lengths(np.where(call.counts > 0, stops, 0), self._call_tokens)
+        return replace(call, pages=CallPages(table, self._page_size, copies, groups))
+
+    def make_room(self, slot: int, tokens: int) -> None:
+        """Let a slot have pages of its own for tokens. Raises ExecutionError if there are too few."""
+        if self.pages is not None:
+            self.pages.release(slot)
+            self.pages.grow(slot, tokens)
+
+    def blocks(self, tokens: int) -> LocalBlocks | None:
+        """Return what copies pages to and from the host; None if slots hold more than tokens."""
+        if self._state_names:
+            return None
+        assert tokens == self._page_size
+        arrays = {name: codes(array) for name, array in self._arrays.items()}
+        return LocalBlocks(self.form(tokens), arrays, self._stream, self.table)
+
+    def _shape(self, spec: InputSpec) -> tuple[int, ...]:
+        first = self._page_count if spec.feeder == "cache" else self.slots
+        return (first, *spec.shape[1:])
+
+    def _read(self, name: str, slot: int, count: int) -> torch.Tensor:
+        array = self._arrays[name]
+        by_page = codes(array)[to_device(self._page_numbers(slot, count), array.device)]  # [n, K, page_tokens, H]
+        return by_page.transpose(0, 1).flatten(1, 2)[:, :count].view(array.dtype)
+
+    def _write(self, name: str, slot: int, values: torch.Tensor) -> None:
+        pages, array = self._page_numbers(slot, values.shape[1]), codes(self._arrays[name])
+        whole = torch.zeros(values.shape[0], len(pages) * self._page_size, values.shape[2], dtype=array.dtype)
+        whole[:, : values.shape[1]] = codes(values)
+        by_page = whole.view(values.shape[0], len(pages), self._page_size, -1).transpose(0, 1)
+        self._run(lambda: array.__setitem__(to_device(pages, array.device), by_page.to(array.device)))
+
+    def _copy_tokens(self, source: int, target: int, tokens: slice) -> None:
+        """Let `target` read the pages of `source`; what it writes later goes to copies."""
+        if self.pages is not None:
+            self.pages.share(source, target, tokens.indices(self.max_length)[1])
+
+    def _copy_pages(self, copies: PageCopies) -> None:
+        if not copies.sources:
+            return
+        arrays = [codes(self._arrays[spec.name]) for spec in self.specs]
+        self._run(partial(_copy_rows, arrays, *(np.array(pages, np.int64) for pages in copies)))
+
+    def _places(self, tokens: NewTokens, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return pages and places in them [R, S]; padding goes to page 0."""
+        assert tokens.table is not None
+        new = torch.arange(size, device=tokens.starts.device)
+        positions = tokens.starts[:, None] + new
+        at = (positions // self._page_size).clamp(max=tokens.table.shape[1] - 1)
+        pages = tokens.table.long().gather(1, at)
+        return torch.where(new < tokens.counts[:, None], pages, 0), positions % self._page_size
+
+    def _place_of(self, slots: Ints, positions: Ints) -> Place:
+        """Return the pages of cached tokens, and their places in them."""
+        return self.table[slots, positions // self._page_size].astype(np.int64), positions % self._page_size
+
+    def _page_numbers(self, slot: int, count: int) -> Ints:
+        return self.table[slot, : -(-count // self._page_size)].astype(np.int64)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._arrays[self.specs[0].name].device
+
+
+def open_cache(
+    specs: Iterable[InputSpec],
+    sizes: tuple[int, int],
+    dtype_of: Callable[[InputSpec], torch.dtype],
+    stream: Stream | None = None,
+    pool: PoolSize = AS_LINEAR,
+) -> KvCache:
+    """Return the caches that a network's inputs want. pool: of paged ones."""
+    specs = list(specs)
+    if pool.model is not None:
+        return pool.model.part(specs, follows=True)
+    specs = with_head(specs, pool.head)
+    if page_tokens_of(specs) is not None:
+        return PagedCache(specs, sizes, dtype_of, stream, pool)
+    return KvCache(specs, sizes, dtype_of, stream)
+
+
+def _copy_rows(arrays: Sequence[torch.Tensor], sources: Ints, targets: Ints) -> None:
+    """Copy pages within each array, with indices on the stream that runs this."""
+    source, target = (to_device(numbers, arrays[0].device) for numbers in (sources, targets))
+    for array in arrays:
+        array[target] = array[source]

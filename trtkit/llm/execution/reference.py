@@ -1,0 +1,155 @@
+"""A decoder on the reference executor: the very network that its engine was built from, on any machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trtkit.dtypes import DTYPES
+from trtkit.llm.execution.adapters import adapter_memory
+from trtkit.llm.execution.cached_places import NewTokens
+from trtkit.llm.execution.paged_cache import open_cache
+from trtkit.llm.execution.pool_size import AS_LINEAR, PoolSize
+from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
+from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
+from trtkit.reference import Executor, Options
+from trtkit.reference.precision import Precision
+
+if TYPE_CHECKING:
+    from trtkit.llm.execution.call import Call
+    from trtkit.llm.execution.execution import Draw, RankExecution
+    from trtkit.llm.execution.network import DecoderNetwork
+    from trtkit.llm.sequences import Ints
+    from trtkit.reference import Rank
+
+
+class ReferenceDecoder:
+    """A RankExecution on torch. Caches are updated where they are, as the engine does.
+
+    widen: "fp64" computes all but exactly, so that how tokens are batched cannot be told from the logits.
+    ranks: those of a network with collectives. pool: of paged caches.
+    """
+
+    def __init__(
+        self,
+        network: DecoderNetwork,
+        slots: int,
+        widen: str | None = None,
+        ranks: Rank | None = None,
+        pool: PoolSize = AS_LINEAR,
+    ) -> None:
+        options = Options(in_place_caches=True, widen=widen, ranks=ranks)
+        self._network = network
+        self._executor = Executor(network.layers, options)
+        self._names = {spec.name for spec in self._executor.inputs}
+        self.hidden = next((s for s in network.inputs if s.name in (HIDDEN_STATES, DRAFT_HIDDEN)), None)
+        self._gives_logits = "logits" in self._executor.output_names
+        hold = Precision(widen).storage
+        sizes = slots, network.max_length
+        self.cache = open_cache(network.inputs, sizes, lambda spec: hold(DTYPES[spec.dtype]), pool=pool)
+        self._own = self.cache.part(network.inputs)  # without a head's
+        self.head: RankExecution | None = None
+        self.next_hidden: torch.Tensor | None = None
+        self.adapters = adapter_memory(network.inputs, network.max_ranks, lambda spec: hold(DTYPES[spec.dtype]))
+        self.tokens = torch.zeros(slots, dtype=torch.int64)
+        self._appends = network.has_read_only_caches
+        self.is_asynchronous, self.takes_ids = False, network.embeddings is None
+        self.slots, self.max_length = slots, self.cache.max_length
+        self.vocab_size, self.has_all_logits = network.vocab_size, network.has_all_logits
+        self.max_prefill_length = network.max_prefill_length
+        self.description = f"reference executor on the {network.layers.library} network, CPU"
+
+    def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
+        """Run new tokens; see DecoderExecution."""
+        call = self._placed(call)
+        self.cache.advance(call.rows, call.starts, call.counts)
+        self.cache.begin(call)
+        output = self._run(call) if call.runs_together else self._run_groups(call)
+        if draw is not None:
+            draw(output.view(-1, self.vocab_size), call.first_slot)
+        return output
+
+    def _run_groups(self, call: Call) -> torch.Tensor:
+        """Run the groups of a call's rows one after another; return the output of all."""
+        parts = [(rows, self._run(group), self.next_hidden) for rows, group in call.groups()]
+        count = len(call.starts)
+        if self.next_hidden is not None:
+            self.next_hidden = _joined([(rows, hidden) for rows, _, hidden in parts if hidden is not None], count)
+        return _joined([(rows, output) for rows, output, _ in parts], count)
+
+    def _run(self, call: Call) -> torch.Tensor:
+        """Return a call's logits in fp32, or hidden states."""
+        outputs = self._executor.run(self._inputs(call))
+        self.cache.keep(call.rows, {spec.name: outputs[spec.updated] for spec in self.cache.states})
+        if self._appends:
+            new = {spec.name: outputs[spec.updated] for spec in self._own.specs if spec.updated}
+            starts, counts = torch.from_numpy(call.starts), torch.from_numpy(call.counts)
+            table = None if call.pages is None else torch.from_numpy(call.pages.table)
+            self.cache.append(NewTokens(call.first_slot, starts, counts, table), new)
+        self.next_hidden = outputs.get(NEXT_DRAFT_HIDDEN)
+        return outputs["logits"].float() if self._gives_logits else outputs[NEXT_HIDDEN_STATES]
+
+    def tensors(self, call: Call, names: set[str]) -> dict[str, torch.Tensor]:
+        """Run new tokens; return the outputs, and the tensors of these names that the network has."""
+        return self._executor.run(self.inputs(call), keep=names & self._executor.tensor_names)
+
+    def rows_to_run(self, _first_slot: int, rows: int) -> int:
+        """Return `rows`."""
+        return rows
+
+    def tokens_to_run(self, tokens: int, _most: int) -> int:
+        """Return `tokens`."""
+        return tokens
+
+    def layer_seconds(self, call: Call) -> dict[str, float]:
+        """Run new tokens; return how long each layer took, in the order they ran."""
+        self.cache.positions[call.rows] = -1  # what is timed need not go on from anything
+        return self._executor.layer_seconds(self.inputs(call))
+
+    def inputs(self, call: Call) -> dict[str, Any]:
+        """Return every input of the network for a call; the caches are views."""
+        return self._inputs(self._placed(call))
+
+    def _inputs(self, call: Call) -> dict[str, Any]:
+        feed: dict[str, Any] = {name: value for name, value in call.feed().items() if name in self._names}
+        if (call.ids < 0).any():
+            drawn = self.tokens[call.slots, None].clamp(min=0).numpy()  # a row that failed draws nothing more
+            feed["input_ids"] = np.where(call.ids < 0, drawn, call.ids).astype(np.int32)
+        if "key_positions" in self._names:
+            feed["key_positions"] = torch.arange(call.window(self.max_length), dtype=torch.int32)
+        if "rope_position_ids" in self._names:
+            feed["rope_position_ids"] = call.rope_position_ids()
+        if "visible_lengths" in self._names:
+            feed["visible_lengths"] = call.visible_lengths()
+        if self._network.embeddings is not None:
+            spec = next(spec for spec in self._network.inputs if spec.name == EMBEDS)
+            feed[EMBEDS] = self._network.embeddings.inputs(call, spec)
+        if self.hidden is not None:
+            feed[self.hidden.name] = call.hidden
+        if self.adapters is not None:
+            feed |= self.adapters.view(self.adapters.ranks)
+        return feed | self._own.view(call.rows)
+
+    def _placed(self, call: Call) -> Call:
+        call.check(self.slots, self.max_length)
+        return self.cache.prepare(call)
+
+    def abort(self) -> None:
+        """Do nothing: exchanges between processes end when one of them does."""
+
+    def close(self) -> None:
+        """Forget the caches."""
+        self.cache.close()
+        self._own.close()
+        if self.head is not None:
+            self.head.close()
+
+
+def _joined(parts: list[tuple[Ints, torch.Tensor]], count: int) -> torch.Tensor:
+    """Return outputs of some rows each as that of all `count`."""
+    joined = parts[0][1].new_zeros(count, *parts[0][1].shape[1:])
+    for rows, output in parts:
+        joined[rows] = output
+    return joined

@@ -1,0 +1,242 @@
+"""`LLM`: a bundle that answers prompts, in vLLM's shape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import RequestError
+from trtkit.llm.frontend import Frontend
+from trtkit.llm.named_settings import default_params
+from trtkit.llm.prompts import PreparedPrompt, problems_of, raise_prompt_problems
+from trtkit.llm.sampling.params import SamplingParams
+from trtkit.llm.scheduler import DEFAULT_SCHEDULING
+from trtkit.serving_options import ServingOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.llm.engine import Statistics
+    from trtkit.llm.outputs import Delta, RequestOutput
+    from trtkit.llm.prompts import AnyPrompt
+    from trtkit.llm.scheduler import SchedulingParams
+    from trtkit.llm.text_bundle import TextBundle
+    from trtkit.runtime.text import Tokenizer
+
+
+class LLM:
+    """An open bundle of a decoder-only language model.
+
+    options: keywords of ServingOptions. Raises GenerationError, RequestError or BundleError if the bundle cannot be
+    opened.
+    """
+
+    def __init__(self, bundle: TextBundle | Bundle | Path | str, **options: Any) -> None:
+        self._frontend = Frontend(bundle, ServingOptions(**options))
+
+    @property
+    def description(self) -> str:
+        """What runs the model."""
+        return self._frontend.execution.description
+
+    @property
+    def slots(self) -> int:
+        """Number of concurrent sequences."""
+        return self._frontend.execution.slots
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The bundle's tokenizer, None if it has none."""
+        return self._frontend.tokenizer
+
+    @property
+    def frontend(self) -> Frontend:
+        """The engine and its jobs, for programs that run the steps themselves."""
+        return self._frontend
+
+    @property
+    def statistics(self) -> Statistics:
+        """What the engine has done so far."""
+        return self._frontend.engine.statistics
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the LoRA adapters that requests may use."""
+        adapters = self._frontend.adapters
+        return [] if adapters is None else adapters.names
+
+    def load_adapter(self, name: str, folder: Path | str) -> None:
+        """Let requests use a LoRA adapter that PEFT saved, by `SamplingParams(adapter=name)`.
+
+        Raises RequestError for a name that is taken and for engines that take no adapters, SourceError or
+        ProblemsError for an adapter that does not fit.
+        """
+        self._frontend.engine.load_adapter(name, self._frontend.read_adapter(folder))
+
+    def unload_adapter(self, name: str) -> None:
+        """Let no more requests use an adapter; those that have it go on. Raises RequestError for unknown names."""
+        self._frontend.engine.unload_adapter(name)
+
+    def generate(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        on_output: Callable[[RequestOutput], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer prompts in one batch; return their outputs in order.
+
+        sampling_params: one for all, or one for each; prepared prompts have their own. If None, decoding is greedy,
+        with up to 128 tokens, as in `trtkit generate`; SamplingParams() samples 16 tokens, as in vLLM.
+        on_output: called with each output when it is complete.
+
+        All prompts are checked before anything runs: raises PromptsError that lists every problem with the number of
+        its prompt, or RequestError for a single prompt.
+        """
+        many, is_single = _listed(prompts)
+        checked = self._check(many, sampling_params, is_single=is_single)
+        names: list[str] = []
+        try:
+            for prompt in checked:
+                names.append(self._frontend.start(prompt).id)
+            outputs = self._run(set(names), on_output)
+        except BaseException:
+            self._cancel(names)
+            raise
+        return [outputs[name] for name in names]
+
+    def chat(
+        self, messages: Sequence[Any], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or several: lists of `{"role": ..., "content": ...}`."""
+        if messages and not isinstance(messages[0], (list, tuple)):
+            return self.generate({"messages": list(messages)}, sampling_params)
+        return self.generate([{"messages": list(conversation)} for conversation in messages], sampling_params)
+
+    def stream(
+        self,
+        prompt: AnyPrompt,
+        sampling_params: SamplingParams | None = None,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+    ) -> Iterator[Delta]:
+        """Stream the answer to one prompt. Leaving the loop early ends the request.
+
+        Raises RequestError immediately, not at the first piece.
+        """
+        (checked,) = self._check([prompt], sampling_params, is_single=True)
+        return self._pieces(self._frontend.start(checked, scheduling=scheduling, is_streamed=True).id)
+
+    def answers(self, prompts: Sequence[PreparedPrompt]) -> Iterator[RequestOutput]:
+        """Answer any number of prepared prompts; yield each output once it is complete, whichever that is.
+
+        They run in the order that computes least. Only as many wait as keep every slot busy, so outputs, images and
+        recordings of the others take no memory. All prompts are checked before anything runs: raises PromptsError that
+        lists every problem.
+        """
+        checked = self._check(prompts, None, is_single=False)
+        waiting = iter(sorted(checked, key=_by_length if self._frontend.engine.prefixes.are_pages else _by_beginning))
+        names: set[str] = set()
+        try:
+            prompt = next(waiting, None)
+            while prompt is not None or names:
+                while prompt is not None and self._frontend.engine.waiting < self.slots:
+                    names.add(self._frontend.start(prompt).id)
+                    prompt = next(waiting, None)
+                for job in self._frontend.step():
+                    names.discard(job.id)
+                    yield job.output()
+        finally:
+            self._cancel(sorted(names))
+
+    def sleep(self) -> None:
+        """Free the GPU's memory until `wake`: weights and caches. Raises GenerationError while a stream is read."""
+        self._frontend.sleep()
+
+    def wake(self) -> None:
+        """Load the model again. Answers are those of before; statistics and caches begin anew."""
+        self._frontend.wake()
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._frontend.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _pieces(self, name: str) -> Iterator[Delta]:
+        try:
+            while name in self._frontend.jobs:
+                self._frontend.step()
+                yield from (delta for delta in self._frontend.news() if delta.request_id == name)
+        finally:
+            self._cancel([name])
+
+    def _check(
+        self,
+        prompts: Sequence[AnyPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        is_single: bool,
+    ) -> list[PreparedPrompt]:
+        """Return the prompts, prepared and checked. Raises PromptsError, of a single prompt without a place its own."""
+        checked, problems = [], []
+        for index, (prompt, params) in enumerate(zip(prompts, _params(sampling_params, len(prompts)), strict=True)):
+            where = "" if is_single else f"prompt {index}"
+            try:
+                prepared = self._frontend.text.prepare(prompt, params)
+                where = prepared.where or where
+                checked.append(self._frontend.check(prepared))
+            except RequestError as error:
+                if not where:
+                    raise
+                problems += problems_of(error, where)
+        raise_prompt_problems(problems)
+        return checked
+
+    def _run(self, names: set[str], on_output: Callable[[RequestOutput], None] | None) -> dict[str, RequestOutput]:
+        """Step until all of `names` are done."""
+        outputs: dict[str, RequestOutput] = {}
+        while names - outputs.keys():
+            for job in self._frontend.step():
+                outputs[job.id] = job.output()
+                if on_output is not None:
+                    on_output(outputs[job.id])
+        return outputs
+
+    def _cancel(self, names: Sequence[str]) -> None:
+        """End what is still under way, so that the next call begins with an empty engine."""
+        cancelled = [name for name in names if self._frontend.cancel(name)]
+        if cancelled:
+            self._frontend.step()
+
+
+def _by_length(prompt: PreparedPrompt) -> int:
+    """Rank long answers first: one that begins last leaves slots idle. Pages of common beginnings are found anyway."""
+    return -prompt.settings.params.max_tokens
+
+
+def _by_beginning(prompt: PreparedPrompt) -> tuple[str, list[int]]:
+    """Rank prompts that begin alike next to each other: a slot keeps a beginning until its next request."""
+    return prompt.settings.params.adapter or "", prompt.read.ids
+
+
+def _listed(prompts: AnyPrompt | Sequence[AnyPrompt]) -> tuple[list[AnyPrompt], bool]:
+    """Return a list of prompts, and whether it was a single one; a bare list of ids is."""
+    if isinstance(prompts, (str, dict, PreparedPrompt)):
+        return [prompts], True
+    many: list[Any] = list(prompts)
+    is_single = bool(many) and all(isinstance(item, int) for item in many)
+    return ([many], True) if is_single else (many, False)
+
+
+def _params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    """Return settings for each prompt."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or default_params()] * count
+    if len(params) != count:
+        what = f"got {len(params)} settings for {count} prompts"
+        raise RequestError(what, "sampling_params", "give one for all, or one for each prompt")
+    return list(params)

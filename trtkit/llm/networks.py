@@ -1,0 +1,87 @@
+"""What a language model has in memory while it is awake: its networks, and those that help them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtkit.bundle.bundle import open_bundle
+from trtkit.errors import RequestError
+from trtkit.llm.encoded import open_encoder
+from trtkit.llm.engine import HEAD_PROPOSERS, DraftProposer, LookupProposer
+from trtkit.llm.execution import ExecutionOptions, engine_device, open_execution
+from trtkit.llm.head_tokens import head_tokens
+from trtkit.llm.images import open_tower
+from trtkit.runtime.weight_budget import weight_budget_bytes
+
+if TYPE_CHECKING:
+    from trtkit.llm.encoded.encoder import Encoder
+    from trtkit.llm.engine.proposers import Proposer
+    from trtkit.llm.execution import DecoderExecution
+    from trtkit.llm.images.tower import VisionTower
+    from trtkit.llm.text_bundle import TextBundle
+    from trtkit.serving_options import ServingOptions
+
+
+@dataclass(frozen=True, eq=False)
+class Networks:
+    """The decoder, what reads images, and what reads audio or texts before it. proposer: what guesses tokens ahead."""
+
+    execution: DecoderExecution
+    tower: VisionTower | None
+    encoder: Encoder | None
+    proposer: Proposer | None
+
+
+def open_networks(text: TextBundle, options: ServingOptions) -> Networks:
+    """Open a bundle's networks. Raises GenerationError, RequestError or BundleError if they cannot be opened."""
+    weight_budget_bytes(text.bundle, options.weight_budget_gib)
+    how = ExecutionOptions(
+        options.has_cuda_graphs,
+        options.needs_all_logits,
+        options.cache_gib,
+        None if options.weight_budget_gib == "auto" else options.weight_budget_gib,
+        has_head=_guessed_by_head(text, options) > 0,
+    )
+    execution = open_execution(text.bundle, options.runtime, options.slots, how)
+    tower = None if text.images is None else open_tower(text.bundle, options.runtime)
+    encoder = None if text.encoded is None else open_encoder(text.bundle, options.runtime)
+    proposer = _proposer(text, options, execution)
+    if options.weight_budget_gib == "auto" and (device := engine_device(options.runtime)) is not None:
+        from trtkit.llm.execution.automatic_budget import keep_weights_that_fit
+
+        draft = proposer.execution if isinstance(proposer, DraftProposer) else None
+        keep_weights_that_fit(execution, draft, device)
+    return Networks(execution, tower, encoder, proposer)
+
+
+def _guessed_by_head(text: TextBundle, options: ServingOptions) -> int:
+    """Return how many tokens the bundle's head guesses. Raises what `head_tokens` does."""
+    return head_tokens(text.bundle, options.speculate, has_others=options.draft is not None or options.lookup > 0)
+
+
+def _proposer(text: TextBundle, options: ServingOptions, execution: DecoderExecution) -> Proposer | None:
+    """Return what guesses tokens ahead."""
+    decoder, count = text.bundle.manifest.decoder, _guessed_by_head(text, options)
+    if options.lookup < 0 or options.draft_tokens < 1:
+        raise RequestError("a negative number of tokens to guess", "lookup", "give 0 or more")
+    if options.draft is not None and options.lookup:
+        raise RequestError("`draft` and `lookup` cannot be combined", "speculation", "choose one")
+    if options.draft is not None:
+        return DraftProposer(_draft(Path(options.draft), options, execution), options.draft_tokens)
+    if decoder is not None and decoder.speculator is not None and count:
+        llm = text.bundle.manifest.config.llm
+        tree_tokens = None if llm is None else llm.tree_tokens
+        return HEAD_PROPOSERS[decoder.speculator.model_type](execution, count, tree_tokens)
+    return LookupProposer(options.lookup) if options.lookup else None
+
+
+def _draft(path: Path, options: ServingOptions, execution: DecoderExecution) -> DecoderExecution:
+    """Open the draft model with as many slots. Raises RequestError where its tokens are others."""
+    draft = open_execution(open_bundle(path), options.runtime, execution.slots)
+    if draft.vocab_size != execution.vocab_size:
+        vocab_size = execution.vocab_size
+        what = f"the draft model's vocabulary has {draft.vocab_size} tokens, the model's has {vocab_size}"
+        raise RequestError(what, str(path), "use a draft model with the same tokenizer")
+    return draft

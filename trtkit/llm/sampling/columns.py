@@ -1,0 +1,154 @@
+"""The settings of every slot, written when it is admitted: columns of numbers for all rows at once, lists, guides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntFlag
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.llm.sampling.words import BadWords, ForceWords
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trtkit.arrays import Array
+    from trtkit.llm.sampling.guides import Guide
+    from trtkit.llm.sampling.settings import Settings
+
+# Setting and type of each number a formula reads.
+_NUMBERS = {
+    "temperature": np.float32,
+    "top_k": np.int64,
+    "top_p": np.float64,
+    "min_p": np.float32,
+    "typical_p": np.float32,
+    "repetition_penalty": np.float32,
+    "presence_penalty": np.float32,
+    "frequency_penalty": np.float32,
+    "no_repeat_ngram_size": np.int64,
+    "min_tokens": np.int64,
+}
+
+
+class Use(IntFlag):
+    """What a slot needs done; what none of the rows needs is skipped."""
+
+    SAMPLE = 1
+    BIAS = 2
+    REPETITION = 4
+    COUNTS = 8
+    NGRAM = 16
+    BAD_WORDS = 32
+    MIN_TOKENS = 64
+    FORCE_WORDS = 128
+    GUIDE = 256
+    FUNCTIONS = 512
+    TOP_K = 1024
+    TOP_P = 2048
+    MIN_P = 4096
+    TYPICAL = 8192
+    LOGPROBS = 16384
+    WORD_RUNS = 32768
+
+
+PROCESSORS = (
+    Use.BIAS | Use.REPETITION | Use.COUNTS | Use.NGRAM | Use.BAD_WORDS | Use.MIN_TOKENS | Use.FORCE_WORDS | Use.GUIDE
+) | Use.FUNCTIONS
+WAITS = Use.NGRAM | Use.WORD_RUNS | Use.FORCE_WORDS | Use.GUIDE | Use.FUNCTIONS
+"""What bars tokens by those before them: the host has to know these."""
+
+
+class Columns:
+    """Numbers [slots] of each setting, and which of them a slot uses."""
+
+    def __init__(self, slots: int) -> None:
+        self.uses = np.zeros(slots, np.int32)
+        self._numbers: dict[str, Array] = {name: np.zeros(slots, kind) for name, kind in _NUMBERS.items()}
+
+    def admit(self, slot: int, settings: Settings) -> None:
+        """Write the row of a slot."""
+        for name, column in self._numbers.items():
+            column[slot] = getattr(settings.params, name)
+        self.uses[slot] = sum(_uses(settings))
+
+    def release(self, slot: int) -> None:
+        """Use nothing."""
+        self.uses[slot] = 0
+
+    def copy(self, source: int, target: int) -> None:
+        """Make the row of `target` that of `source`."""
+        for column in (self.uses, *self._numbers.values()):
+            column[target] = column[source]
+
+    def __getitem__(self, name: str) -> Array:
+        return self._numbers[name]
+
+
+def _uses(settings: Settings) -> Iterator[Use]:
+    params = settings.params
+    conditions = {
+        Use.BIAS: params.logit_bias,
+        Use.REPETITION: params.repetition_penalty != 1,
+        Use.COUNTS: params.presence_penalty or params.frequency_penalty,
+        Use.NGRAM: params.no_repeat_ngram_size,
+        Use.BAD_WORDS: settings.bad_words,
+        Use.WORD_RUNS: any(len(word) > 1 for word in settings.bad_words),
+        Use.MIN_TOKENS: params.min_tokens and settings.stop_ids,
+        Use.FORCE_WORDS: settings.force_words,
+        Use.GUIDE: params.guided,
+        Use.FUNCTIONS: params.logits_processors,
+        Use.LOGPROBS: params.logprobs is not None,
+    }
+    yield from (use for use, used in conditions.items() if used)
+    if not params.greedy and params.num_beams == 1:
+        yield Use.SAMPLE
+        yield from _filters(settings)
+
+
+def _filters(settings: Settings) -> Iterator[Use]:
+    params = settings.params
+    conditions = {
+        Use.TOP_K: params.top_k > 0,
+        Use.TOP_P: params.top_p < 1,
+        Use.MIN_P: params.min_p > 0,
+        Use.TYPICAL: params.typical_p < 1,
+    }
+    yield from (use for use, used in conditions.items() if used)
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """A slot's lists as arrays, and its guide."""
+
+    settings: Settings
+    bias_ids: Array
+    bias_values: Array
+    bad_words: BadWords
+    force_words: ForceWords
+    stop_ids: Array
+    guide: Guide | None = None
+
+    @classmethod
+    def of(cls, settings: Settings, guide: Guide | None) -> SlotState:
+        """Return the state of a slot that begins."""
+        bias = settings.params.logit_bias
+        return cls(
+            settings,
+            np.fromiter(bias.keys(), np.int64, len(bias)),
+            np.fromiter(bias.values(), np.float32, len(bias)),
+            BadWords.of(settings.bad_words, settings.eos_ids),
+            ForceWords(settings.force_words),
+            np.array(settings.stop_ids, np.int64),
+            guide,
+        )
+
+    @property
+    def max_tokens(self) -> int:
+        """How many tokens the answer may have."""
+        return self.settings.params.max_tokens
+
+    def copy(self) -> SlotState:
+        """Return a state that continues on its own."""
+        return replace(self, guide=self.guide.copy() if self.guide else None)

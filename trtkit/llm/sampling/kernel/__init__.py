@@ -1,0 +1,98 @@
+"""Sampling on a GPU as one kernel, without a sort and without the host: see README.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trtkit.llm.sampling.columns import Use
+from trtkit.network.aot import load_kernel_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    from trtkit.arrays import Array
+    from trtkit.llm.sampling.columns import Columns
+
+# A row that does not draw: the first of its largest scores.
+_GREEDY = {"temperature": 1.0, "top_k": 1.0, "below": 0.0, "min_p": 0.0, "typical": 1.0, "uniform": 1.0}
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return find_spec("triton") is not None
+
+
+def kernels(*, interpreted: bool = False) -> ModuleType:
+    """Import `kernel.py`, for the GPU or for Triton's interpreter on the CPU. Raises ImportError without Triton."""
+    return load_kernel_module(__name__, Path(__file__).parent, interpreted=interpreted)
+
+
+def numbers_of(columns: Columns, slots: Array, uniform: Array) -> Array:
+    """Return the numbers [R, 9] fp64 of slots [R], in the order of the kernel's NUMBERS, with uniform numbers [R]."""
+    below = (1 - columns["top_p"][slots]).astype(np.float32)
+    typical = columns["typical_p"][slots]
+    named = {
+        "temperature": columns["temperature"][slots],
+        "repetition": columns["repetition_penalty"][slots],
+        "presence": columns["presence_penalty"][slots],
+        "frequency": columns["frequency_penalty"][slots],
+        "top_k": columns["top_k"][slots],
+        # Sums are compared as fp32 numbers, as transformers does: half a unit in the last place apart is equal.
+        "below": np.where(below > 0, below + np.spacing(below).astype(np.float64) / 2, 0),
+        "min_p": columns["min_p"][slots],
+        "typical": np.where(typical < 1, typical - np.spacing(typical).astype(np.float64) / 2, 1),
+        "uniform": uniform,
+    }
+    draws = (columns.uses[slots] & int(Use.SAMPLE)) > 0
+    return np.stack([np.where(draws, named[name], _GREEDY.get(name, named[name])) for name in named], 1)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What single tokens cost, a row each; None if no row needs it.
+
+    bias: [R, V] fp32, added to the logits. counts: [R, V] int32, for penalties: twice how often a token occurs in the
+    answer, plus 1 if it occurs in the prompt. allowed: [R, ceil(V / 32)] int32; bit i of word w is 0 if token 32 w + i
+    is banned.
+    """
+
+    bias: torch.Tensor | None = None
+    counts: torch.Tensor | None = None
+    allowed: torch.Tensor | None = None
+
+    def at(self, rows: slice) -> Tables:
+        """Return some rows of each."""
+        return Tables(*(table if table is None else table[rows] for table in self))
+
+    def __iter__(self) -> Iterator[torch.Tensor | None]:
+        """Yield each table."""
+        return iter((self.bias, self.counts, self.allowed))
+
+
+def sample(
+    logits: torch.Tensor,
+    numbers: torch.Tensor,
+    tables: Tables | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Return the token of each row of logits [R, V] as int64 [R], FAILED or NOTHING for a row without one.
+
+    Everything is on one device and nothing waits for the host, so that a graph can hold the call. A row whose uniform
+    number is below 0 is left out. Counts of the tokens that are drawn go up. On a CPU the kernel is interpreted, for
+    tests.
+
+    numbers: [R, 9] fp64, see `numbers_of`. out: tokens [R], and memory [R, V] fp32 to work in; new ones if None.
+    """
+    if out is None:
+        rows, device = logits.shape[0], logits.device
+        out = torch.empty(rows, dtype=torch.int64, device=device), torch.empty(logits.shape, device=device)
+    module = kernels(interpreted=logits.device.type == "cpu")
+    module.launch(logits.contiguous(), numbers, tuple(tables or Tables()), out[::-1])
+    return out[0]

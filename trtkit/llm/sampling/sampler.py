@@ -1,0 +1,255 @@
+"""The next token of every row, each by the settings of its own slot."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trtkit.llm.sampling.columns import PROCESSORS, WAITS, Columns, SlotState, Use
+from trtkit.llm.sampling.draw import Uniform, largest_there
+from trtkit.llm.sampling.failures import reason
+from trtkit.llm.sampling.kernel.steps import KernelSampler
+from trtkit.llm.sampling.logprobs import token_logprobs
+from trtkit.llm.sampling.processors.bars import bar, follow_guides, force
+from trtkit.llm.sampling.processors.functions import call_functions
+from trtkit.llm.sampling.processors.penalties import TokenCounts, add_bias, penalise_counts, penalise_repetition
+from trtkit.llm.sampling.processors.step import SamplingStep
+from trtkit.llm.sampling.rows import drawn, filtered
+from trtkit.llm.sampling.sampled import FAILED, NOTHING, Sampled, TokenLogprobs
+from trtkit.runtime.device import start_copy, to_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
+
+    from trtkit.llm.sampling.kernel.steps import KernelDraw
+    from trtkit.llm.sampling.settings import Settings
+    from trtkit.llm.sequences import Sequences
+
+    Array = np.ndarray[Any, Any]
+    _Logprobs = Callable[[], Iterable[tuple[int, int, TokenLogprobs]]]
+
+# Plain numbers: operations of flags cost as much as those of arrays.
+_SAMPLE, _COUNTS, _GUIDE, _LOGPROBS = (int(use) for use in (Use.SAMPLE, Use.COUNTS, Use.GUIDE, Use.LOGPROBS))
+_PROCESSORS, _WAITS, _FUNCTIONS = int(PROCESSORS), int(WAITS), int(Use.FUNCTIONS)
+_NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Launched:
+    """Tokens [R] int64 that are being drawn, FAILED or NOTHING if there is none. Called, it waits for them."""
+
+    tokens: Tensor
+    arrive: Callable[[], Sampled]
+
+    def __call__(self) -> Sampled:
+        """Return them."""
+        return self.arrive()
+
+
+class Sampler:
+    """What the slots of `sequences` go on with. A row depends on its own slot alone, whatever other rows there are.
+
+    tokens: [slots], where `draw` leaves tokens on a device; rows are then drawn by the Triton kernel, which is
+    interpreted on a CPU. None: they are drawn by NumPy and torch.
+    """
+
+    def __init__(self, sequences: Sequences, vocab_size: int, tokens: Tensor | None = None) -> None:
+        slots = len(sequences.lengths)
+        self._sequences = sequences
+        self._columns = Columns(slots)
+        self._states: list[SlotState | None] = [None] * slots
+        self._counts = TokenCounts(slots, vocab_size)
+        self._uniform = Uniform(slots)
+        # Settings that any slot has ever used: a step need not look for others.
+        self._ever = 0
+        self._kernel: KernelSampler | None = None
+        if tokens is not None:
+            self._kernel = KernelSampler(self._columns, self._states, sequences, tokens, vocab_size)
+
+    def admit(self, slot: int, settings: Settings) -> None:
+        """Take a slot whose tokens are in `sequences` already."""
+        generated = self._sequences.generated(slot)
+        guide = settings.guide.after(generated.tolist()) if settings.guide else None
+        self._states[slot] = SlotState.of(settings, guide)
+        self._columns.admit(slot, settings)
+        self._uniform.admit(slot, settings.seed)
+        self._ever |= int(self._columns.uses[slot])
+        if self._columns.uses[slot] & _COUNTS:
+            self._counts.admit(slot, generated)
+        if self._kernel is not None:
+            self._kernel.admit(slot)
+
+    def release(self, slot: int) -> None:
+        """Forget a slot."""
+        self._columns.release(slot)
+        self._states[slot] = None
+
+    def copy(self, source: int, target: int) -> None:
+        """Make `target` go on as `source` would."""
+        state = self._states[source]
+        self._states[target] = state.copy() if state else None
+        self._columns.copy(source, target)
+        self._uniform.copy(source, target)
+        if self._columns.uses[source] & _COUNTS:
+            self._counts.copy(source, target)
+        if self._kernel is not None:
+            self._kernel.copy(source, target)
+
+    def process(self, logits: Tensor, slots: Array) -> Tensor:
+        """Return the scores [R, V] of logits [R, V] after every setting of the rows' slots; -inf cannot be drawn.
+
+        Rows that cannot go on (a guide or a function that failed) are -inf throughout.
+        """
+        logits, uses = logits.detach(), self._columns.uses[slots]
+        scores, errors = self._processed(logits, slots, uses)
+        rows = np.flatnonzero(uses & _SAMPLE)
+        if scores is logits:
+            scores = logits.clone()
+        if rows.size:
+            scores[self._place(rows, scores)] = filtered(self._rows(scores, rows), slots[rows], self._columns)
+        for row in errors:
+            scores[row] = -torch.inf
+        return scores
+
+    def sample(self, logits: Tensor, slots: Array) -> Sampled:
+        """Return the next token of each row of logits [R, V], fp32."""
+        return self.launch(logits, slots)()
+
+    def draw(self, slots: Array, rows: slice) -> KernelDraw | None:
+        """Return what draws tokens of `slots` right after a step of the slots `rows`; None without the kernel.
+
+        The host need not know the tokens before. Those of slots that need it, `launch` draws.
+        """
+        return None if self._kernel is None else self._kernel.draw(slots, rows, self._uniforms(slots))
+
+    def launch(self, logits: Tensor, slots: Array, drawn: Tensor | None = None) -> Launched:
+        """Start to draw the next token of each row of logits [R, V]; nothing is waited for but users' functions.
+
+        drawn: [R], the tokens of the step's own `draw`: the rows that it left out are drawn, and written there.
+        """
+        logits, uses = logits.detach(), self._columns.uses[slots]
+        if drawn is None:
+            tokens, errors = self._tokens(logits, slots, uses)
+        else:
+            tokens, errors = drawn, {}
+            rows = np.flatnonzero(uses & _WAITS)
+            if rows.size:
+                tokens[self._place(rows, logits)], failed = self._tokens(
+                    self._rows(logits, rows), slots[rows], uses[rows]
+                )
+                errors = {int(rows[row]): error for row, error in failed.items()}
+        logprobs = self._start_logprobs(logits, slots, tokens) if self._ever & _LOGPROBS else None
+        return Launched(tokens, partial(self._sampled, slots, errors, start_copy(tokens), logprobs))
+
+    def waits(self, slots: Array) -> bool:
+        """Whether drawing a token of `slots` waits for its logits: users' functions see them."""
+        return bool(self._ever & _FUNCTIONS and int(np.bitwise_or.reduce(self._columns.uses[slots])) & _FUNCTIONS)
+
+    def accept(self, slots: Array, tokens: Array, *, is_counted: bool = False) -> None:
+        """Note the tokens [R] that `slots` [R] go on with; the caller appends them to `sequences`.
+
+        is_counted: they were drawn by a step's own `draw`, which counts them for the next.
+        """
+        if self._kernel is not None and not is_counted:
+            self._kernel.count(slots, tokens)
+        if self._ever & _COUNTS:
+            counted = (self._columns.uses[slots] & _COUNTS) > 0
+            self._counts.accept(slots[counted], tokens[counted])
+        if self._ever & _GUIDE:
+            for row in np.flatnonzero(self._columns.uses[slots] & _GUIDE):
+                state = self._states[slots[row]]
+                if state and state.guide and tokens[row] != FAILED:
+                    state.guide.accept(int(tokens[row]))
+
+    def count_drawn(self, slots: Array, tokens: Tensor) -> bool:
+        """Count tokens [R] that were drawn where they are, for the kernel's next step; return whether there is one."""
+        if self._kernel is not None:
+            self._kernel.count_drawn(slots, tokens)
+        return self._kernel is not None
+
+    def _processed(self, logits: Tensor, slots: Array, uses: Array) -> tuple[Tensor, dict[int, str]]:
+        """Return the scores before temperature and filters, a copy where anything changes, and rows that failed."""
+        if not int(np.bitwise_or.reduce(uses)) & _PROCESSORS:
+            return logits, {}
+        step = SamplingStep(logits.clone(), slots, uses, self._columns, self._states, self._sequences)
+        add_bias(step)
+        penalise_repetition(step)
+        penalise_counts(step, self._counts)
+        bar(step)
+        force(step)
+        follow_guides(step)
+        call_functions(step)
+        return step.scores, step.errors
+
+    def _rows(self, scores: Tensor, rows: Array) -> Tensor:
+        """Return some rows of scores or tokens, without a copy if they are all."""
+        return scores if len(rows) == len(scores) else scores[self._place(rows, scores)]
+
+    @staticmethod
+    def _place(rows: Array, scores: Tensor) -> Tensor:
+        return to_device(rows, scores.device)
+
+    def _tokens(self, logits: Tensor, slots: Array, uses: Array) -> tuple[Tensor, dict[int, str]]:
+        """Return the tokens [R] of rows where the logits [R, V] are, FAILED or NOTHING for none, and rows that failed.
+
+        The host knows all tokens before them.
+        """
+        union = int(np.bitwise_or.reduce(uses)) if self._ever else 0
+        scores, errors = self._processed(logits, slots, uses) if union & _PROCESSORS else (logits, {})
+        if self._kernel is not None:
+            return self._kernel.sample(scores, slots, self._uniforms(slots)), errors
+        rows = np.flatnonzero(uses & _SAMPLE) if union & _SAMPLE else _NONE
+        if len(rows) == len(slots):
+            return drawn(scores, slots, self._columns, self._uniforms(slots)), errors
+        tokens = largest_there(scores)
+        if rows.size:
+            index, chosen = self._place(rows, logits), slots[rows]
+            tokens[index] = drawn(scores[index], chosen, self._columns, self._uniforms(chosen))
+        return tokens, errors
+
+    def _uniforms(self, slots: Array) -> Array:
+        """Return the numbers [R] that the next tokens of `slots` are drawn with.
+
+        A seed's number follows from the position in the sequence, so that an answer which goes on elsewhere, its tokens
+        so far being a prompt there, is drawn as it would have been here.
+        """
+        return self._uniform.at(slots, self._sequences.lengths[slots])
+
+    def _sampled(
+        self, slots: Array, failures: dict[int, str], arrive: Callable[[], Array], logprobs: _Logprobs | None
+    ) -> Sampled:
+        """Wait for tokens; say why there is none."""
+        tokens = arrive()
+        errors = failures
+        if failures or (len(tokens) and tokens.min() < 0):
+            failed = np.flatnonzero(tokens < 0).tolist()
+            errors = {row: self._reason(int(tokens[row]), int(slots[row])) for row in failed} | failures
+            tokens = tokens.copy()
+            tokens[list(errors)] = FAILED
+        reports = logprobs() if logprobs else ()
+        return Sampled(tokens, {row: report.limited(top) for row, top, report in reports if row not in errors}, errors)
+
+    def _reason(self, token: int, slot: int) -> str:
+        state = self._states[slot]
+        guided = state.settings.params.guided if state else None
+        return reason(-math.inf if token == NOTHING else math.nan, int(self._columns.uses[slot]), guided)
+
+    def _start_logprobs(self, logits: Tensor, slots: Array, tokens: Tensor) -> _Logprobs | None:
+        """Start to compute the log probabilities of rows that ask for them: (row, how many, report)."""
+        rows = np.flatnonzero(self._columns.uses[slots] & _LOGPROBS)
+        if not rows.size:
+            return None
+        tops = [self._top(int(slots[row])) for row in rows]
+        arrive = token_logprobs(self._rows(logits, rows), self._rows(tokens, rows), max(tops))
+        return lambda: zip(rows.tolist(), tops, arrive(), strict=True)
+
+    def _top(self, slot: int) -> int:
+        state = self._states[slot]
+        return (state.settings.params.logprobs or 0) if state else 0

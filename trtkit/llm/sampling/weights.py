@@ -1,0 +1,206 @@
+"""What a wide row draws from: temperature and filters over one row at a time, in the processor's cache, with no sort.
+
+The formulas are those of `filters`, on weights 2^y in place of probabilities: y = score / temperature * log2(e). A row
+is computed on its own, so that it depends on no other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trtkit.llm.sampling.boundary import boundary, mass
+from trtkit.llm.sampling.draw import GROUP, pick
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trtkit.arrays import Array
+    from trtkit.llm.sampling.columns import Columns
+
+_LOG2_E = log2(np.e)
+_MOST_EXPONENT = 64  # fp32 ends at 2^128, and V of them are added
+_LEAST_EXPONENT = -200.0  # weighs nothing
+_GROUPS = 64
+_FEW = 8  # a row's part of 8 and less is computed apart
+_NEAR = 1e-6  # relative; scores further apart stay apart when they are divided
+
+
+@dataclass(frozen=True)
+class Filters:
+    """One row's numbers. below: 1 - top_p in fp32, the mass that may go."""
+
+    temperature: float
+    top_k: int
+    below: float
+    min_p: float
+    typical_p: float
+
+    @classmethod
+    def of(cls, slots: Array, columns: Columns) -> Iterator[Filters]:
+        """Yield the numbers of each slot."""
+        below = (1 - columns["top_p"][slots]).astype(np.float32)
+        names = (columns[name][slots].tolist() for name in ("temperature", "top_k"))
+        others = (columns[name][slots].tolist() for name in ("min_p", "typical_p"))
+        return map(cls, *names, below.tolist(), *others)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a token could be removed."""
+        return self.top_k > 0 or self.below > 0 or self.min_p > 0 or self.typical_p < 1
+
+
+class Workspace:
+    """Memory that rows of one width use one after another: arrays in fp32, one in fp64 for sums."""
+
+    def __init__(self, width: int) -> None:
+        self.values, self.spare, self.keys = np.empty((3, width), np.float32)
+        self.sums = np.empty(-(-width // GROUP) * GROUP)
+
+
+class TokenWeights:
+    """What can be drawn of a row of scores [V]: weights [n] fp32, those of removed tokens are 0.
+
+    ids: [n], the tokens, in order; all V if None. Valid until the workspace is used again.
+    """
+
+    def __init__(self, scores: Array, ids: Array | None, numbers: Filters, top: float, space: Workspace) -> None:
+        self.ids, self.space = ids, space
+        self.scores = scores if ids is None else scores[ids]
+        self._top, self._scale = np.float32(top), np.float32(_LOG2_E / numbers.temperature)
+        self.values = space.values[: len(self.scores)]
+        self.exponents(self.values)
+        np.exp2(self.values, out=self.values)
+
+    def exponents(self, out: Array) -> None:
+        """Write log2 of the weights before any was removed."""
+        if abs(self._top * self._scale) <= _MOST_EXPONENT:
+            np.multiply(self.scores, self._scale, out=out)
+        else:
+            np.subtract(self.scores, self._top, out=out)
+            out *= self._scale
+
+    def keep(self, indices: Array) -> None:
+        """Leave out all but some places, in order."""
+        self.ids = indices if self.ids is None else self.ids[indices]
+        self.scores, self.values = self.scores[indices], self.values[indices]
+
+    def remove_below(self, least: float) -> None:
+        """Remove tokens of a weight below `least`."""
+        under = float(np.nextafter(np.float32(least), np.float32(0)))
+        values = torch.from_numpy(self.values)
+        torch.threshold(values, under, 0.0, out=values)
+
+    def tokens(self, indices: Array) -> Array:
+        """Return the ids of places."""
+        return indices if self.ids is None else self.ids[indices]
+
+    def pick(self, uniform: float) -> int:
+        """Return the token that a number draws. What weighs nothing is never picked, whatever the number."""
+        return pick(self.values, self.ids, uniform, self.space.sums)
+
+
+def row_weights(scores: Array, numbers: Filters, space: Workspace) -> TokenWeights | None:
+    """Return what a row of scores [V] fp32 draws from; None if it holds NaN or infinity, or nothing but -inf."""
+    top = float(scores.max())
+    if not np.isfinite(top):
+        return None
+    least, ids = _top_k(scores, numbers.top_k, space) if 0 < numbers.top_k < len(scores) else (None, None)
+    weights = TokenWeights(scores, ids, numbers, top, space)
+    if least is not None:
+        # Scores that are equal once they are divided by the temperature are kept together.
+        temperature = np.float32(numbers.temperature)
+        divided = np.divide(weights.scores, temperature, out=space.spare[: len(weights.scores)])
+        weights.values *= divided >= np.float32(least) / temperature
+    if numbers.below > 0:
+        _top_p(weights, numbers.below)
+    if numbers.min_p > 0:
+        weights.remove_below(float(np.float32(numbers.min_p) * weights.values.max()))
+    if numbers.typical_p < 1:
+        _typical(weights, numbers.typical_p)
+    return weights
+
+
+def _if_few(values: Array, least: float) -> Array | None:
+    """Return the places of values [n] that are not below `least`, if they are few."""
+    chosen = values >= np.float32(least)
+    return np.flatnonzero(chosen) if np.count_nonzero(chosen) * _FEW <= len(chosen) else None
+
+
+def _top_k(scores: Array, k: int, space: Workspace) -> tuple[float, Array | None]:
+    """Return the k-th largest score, and the places of those that are not clearly less, if they are few.
+
+    They are found among those not below the k-th largest of the largest scores of groups, if k is small.
+    """
+    even = len(scores) // _GROUPS * _GROUPS
+    tops = scores[:even].reshape(_GROUPS, -1).max(0)
+    if 2 * k <= len(tops):
+        indices = _if_few(scores, _slightly_less(np.partition(tops, len(tops) - k)[len(tops) - k]))
+        if indices is not None:
+            candidates = scores[indices]
+            return float(np.partition(candidates, len(indices) - k)[len(indices) - k]), indices
+    space.spare[:] = scores
+    space.spare.partition(len(scores) - k)
+    least = float(space.spare[len(scores) - k])
+    return least, _if_few(scores, _slightly_less(least))
+
+
+def _slightly_less(score: float) -> float:
+    return float(score - abs(score) * _NEAR)
+
+
+def _top_p(weights: TokenWeights, below: float) -> None:
+    """Remove the least likely tokens that together have at most `below`; of equal ones the first in order.
+
+    Sums are compared as fp32 numbers, as transformers does: half a unit in the last place above is equal.
+    """
+    total = mass(weights.values)
+    target = total * (below + float(np.spacing(np.float32(below))) / 2)
+    # All tokens of less than this have less than the target together.
+    certain = _if_few(weights.values, 0.98 * target / len(weights.values))
+    if certain is not None:
+        weights.keep(certain)
+        target = max(target - (total - float(weights.values.sum(dtype=np.float64))), 0.0)
+    least, before = boundary(weights.values, weights.values, target, weights.space.spare)
+    equal = np.flatnonzero(weights.values == np.float32(least))
+    weights.remove_below(least)
+    if len(equal) > 1:
+        count = min(int((target - before) / least), len(equal) - 1)
+        scores = weights.scores[equal]
+        if scores.min() < scores.max():
+            equal = equal[scores.argsort(kind="stable")]
+        weights.values[equal[:count]] = 0
+
+
+def _typical(weights: TokenWeights, share: float) -> None:
+    """Keep the tokens whose surprise is closest to the entropy, up to a share of the mass.
+
+    A token's surprise less the entropy is the mean of the exponents less its own.
+    """
+    count = len(weights.values)
+    keys, spare, total = weights.space.keys[:count], weights.space.spare[:count], mass(weights.values)
+    weights.exponents(keys)
+    torch.from_numpy(keys).clamp_(min=_LEAST_EXPONENT)
+    mean = np.float32(mass(np.multiply(keys, weights.values, out=spare)) / total)
+    likely = _if_few(weights.values, _unlikely(weights, mean, (1 - share) * total))
+    if likely is not None:
+        weights.keep(likely)
+        keys = keys[likely]
+    keys -= mean
+    np.abs(keys, out=keys)
+    target = total * (share - float(np.spacing(np.float32(share))) / 2)
+    weights.values *= keys <= np.float32(boundary(keys, weights.values, target, spare)[0])
+
+
+def _unlikely(weights: TokenWeights, mean: np.float32, may_go: float) -> float:
+    """Return a weight so small that all tokens below it are removed, 0 if there is none.
+
+    Tokens of less than twice that have less than `may_go` together, and none is closer to the mean than the likeliest.
+    """
+    least = 0.98 * may_go / len(weights.values)
+    is_far = least > 0 and 2 * mean - log2(least) >= log2(float(weights.values.max()))
+    return least / 2 if is_far else 0.0

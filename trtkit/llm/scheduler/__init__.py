@@ -1,0 +1,20 @@
+"""Which request runs next: first come first served, by priority, or by a multi-level feedback queue; and fairly."""
+
+from trtkit.llm.scheduler.options import (
+    DEFAULT_SCHEDULE,
+    DEFAULT_SCHEDULING,
+    ScheduleOptions,
+    SchedulingParams,
+)
+from trtkit.llm.scheduler.queue import Service, Waiting
+from trtkit.llm.scheduler.turn import Turn
+
+__all__ = [
+    "DEFAULT_SCHEDULE",
+    "DEFAULT_SCHEDULING",
+    "ScheduleOptions",
+    "SchedulingParams",
+    "Service",
+    "Turn",
+    "Waiting",
+]

@@ -1,0 +1,135 @@
+"""Which slot holds what: who runs, what is cached, and which cached beginning a new prompt can share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.llm.sequences import Sequences
+from trtkit.llm.soft_tokens import shared_length
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.llm.sequences import Ints
+    from trtkit.llm.soft_tokens import SoftTokens
+
+_FIRST_BLOCK = 8  # tokens of a prompt that are compared with every slot's
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class Slots:
+    """The state of every slot, as arrays.
+
+    sequences: the tokens. cached: [slots], how many of them lie in the KV cache; a slot that has ended keeps them
+    for others to share. is_running: [slots]. used: [slots], when it was last taken, to reuse the oldest first.
+    positions: [slots], how many tokens the slots' recurrent states have read, of a model that has some: only a prompt
+    that begins with all of these can share them.
+    """
+
+    def __init__(self, count: int, max_length: int, positions: Ints | None = None) -> None:
+        self.count, self._positions = count, positions
+        self.sequences = Sequences(count, max_length)
+        self.cached: Ints = np.zeros(count, np.int64)
+        self.is_running: Bools = np.zeros(count, np.bool_)
+        self._used: Ints = np.zeros(count, np.int64)
+        self._clock = 0
+
+    @property
+    def free(self) -> int:
+        """Slots that nobody runs in."""
+        return self.count - int(self.is_running.sum())
+
+    def shared_prefix(
+        self, prompt_ids: Sequence[int] | Ints, soft: SoftTokens | None = None, adapter_key: int = 0
+    ) -> tuple[int, int]:
+        """Return the slot whose cache begins most like a prompt, and for how many tokens.
+
+        At least the prompt's last token stays to be computed: its logits are what comes next. Placeholders are alike
+        where the vectors that replace them are. A slot of another adapter shares nothing.
+        """
+        needs_all = soft is not None or bool(self.sequences.soft) or self._positions is not None
+        common = self._common(np.asarray(prompt_ids)[:-1], adapter_key, needs_all=needs_all)
+        for slot in range(self.count) if soft is not None else self.sequences.soft:
+            end = shared_length(soft, self.sequences.soft.get(slot))
+            common[slot] = common[slot] if end is None else min(int(common[slot]), end)
+        if self._positions is not None:
+            common[(common != self._positions) | (common != self.cached)] = 0
+        # Among equals a slot that has ended comes first: it can be gone on with where it is.
+        longest = np.flatnonzero(common == common.max())
+        best = int(longest[self.is_running[longest].argmin()])
+        return best, int(common[best])
+
+    def _common(self, ids: Ints, adapter_key: int, *, needs_all: bool) -> Ints:
+        """Return how many of a prompt's `ids` each slot's cache begins with, at least: the best slot's count is exact.
+
+        Tokens are compared in blocks, each twice as long, of the slots that were alike so far: mostly none after a few.
+        Where many have all of them, the first is found at once, unless `needs_all` needs every slot's exact count.
+        """
+        common: Ints = np.zeros(self.count, np.int64)
+        is_alike = (self.cached > 0) & (self.sequences.adapter_keys == adapter_key)
+        alike, start, size = np.flatnonzero(is_alike), 0, _FIRST_BLOCK
+        while alike.size and start < len(ids):
+            stop = min(start + size, len(ids))
+            is_same = self.sequences.tokens[alike, start:stop] == ids[start:stop]
+            is_same &= np.arange(start, stop) < self.cached[alike, None]
+            count = np.where(is_same.all(1), stop - start, is_same.argmin(1))
+            common[alike] += count
+            alike, start, size = alike[count == stop - start], stop, 2 * size
+            if stop == _FIRST_BLOCK and not needs_all and (first := self._first_to_hold(alike, ids)) is not None:
+                common[first] = len(ids)
+                break
+        return common
+
+    def _first_to_hold(self, slots: Ints, ids: Ints) -> int | None:
+        """Return the first of `slots` that could have all `ids` cached, ended ones before others, if it has them."""
+        slots = slots[self.cached[slots] >= len(ids)]
+        if not slots.size:
+            return None
+        first = int(slots[self.is_running[slots].argmin()])
+        return first if np.array_equal(self.sequences.tokens[first, : len(ids)], ids) else None
+
+    def take(self, source: int, common: int) -> int:
+        """Return a free slot for a prompt that shares `common` tokens with `source`, and mark it as running.
+
+        The source itself where it has ended and most of it is shared, or where no other is free; else an empty slot,
+        or one of a few tokens, as a health check leaves; else the one that was left longest ago.
+        """
+        is_free = ~self.is_running
+        others = np.flatnonzero(is_free & ((np.arange(self.count) != source) | (common == 0)))
+        can_go_on = bool(is_free[source]) and common > 0
+        if can_go_on and (2 * common >= self.cached[source] or not others.size):
+            chosen = source
+        else:
+            candidates = others if others.size else np.flatnonzero(is_free)
+            age = np.where(self.cached[candidates] > _FIRST_BLOCK, self._used[candidates], -1)
+            chosen = int(candidates[age.argmin()])
+        self.is_running[chosen] = True
+        self.touch(chosen)
+        return chosen
+
+    def leave(self, slot: int, reserve: int) -> None:
+        """End a slot's sequence. What is cached stays, but for the `reserve` last places: idle rows write there."""
+        self.is_running[slot] = False
+        self.cached[slot] = min(self.cached[slot], self.sequences.tokens.shape[1] - 1 - reserve)
+        self.touch(slot)
+
+    def oldest_ended(self, has_memory: Ints) -> int | None:
+        """Return the slot that nobody runs in and that was left first, of those with memory; None if there is none."""
+        slots = np.flatnonzero(~self.is_running & (has_memory > 0))
+        return int(slots[self._used[slots].argmin()]) if slots.size else None
+
+    def cut(self, slot: int, length: int) -> None:
+        """Forget the tokens of a slot after the first `length`; the last of those need not have been read.
+
+        If recurrent states have read it, it stays cached: they cannot go back.
+        """
+        self.sequences.lengths[slot] = length
+        has_read_last = self._positions is not None and self._positions[slot] == length
+        self.cached[slot] = min(int(self.cached[slot]), length if has_read_last else length - 1)
+
+    def touch(self, slot: int) -> None:
+        """Note that a slot is used now."""
+        self._clock += 1
+        self._used[slot] = self._clock

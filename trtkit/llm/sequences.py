@@ -1,0 +1,107 @@
+"""The tokens of every slot, as arrays that all of a step's work reads at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.llm.soft_tokens import SoftTokens
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+TOKEN_BITS = 24
+"""Of a token id; an adapter's key stands above them, in ids that are compared."""
+KEY_BITS = 39
+"""Of an adapter's key."""
+UNKNOWN = -1
+"""In the place of a token that a device has drawn and the host does not know yet."""
+
+
+class AdapterId(NamedTuple):
+    """A LoRA adapter. number: in calls of this process. key: of its content, in any process."""
+
+    number: int
+    key: int
+
+
+NO_ADAPTER = AdapterId(0, 0)
+
+
+class Sequences:
+    """What each slot has read and written.
+
+    tokens: [slots, T] int64, the prompt and what was generated after it. lengths: [slots], tokens known.
+    prompt_lengths: [slots], how many of them are the prompt's. soft: vectors in the prompts, of slots that have some.
+    adapters, adapter_keys: [slots], number and key of the LoRA adapter that computes each, 0 for none.
+    versions: [slots], how often a slot's tokens were replaced; otherwise they are only appended to, or cut.
+    """
+
+    def __init__(self, slots: int, max_length: int) -> None:
+        # One more than the cache holds: the last token that is generated need not be read again.
+        self.tokens: Ints = np.zeros((slots, max_length + 1), np.int64)
+        self.lengths: Ints = np.zeros(slots, np.int64)
+        self.prompt_lengths: Ints = np.zeros(slots, np.int64)
+        self.versions: Ints = np.zeros(slots, np.int64)
+        self.adapters: Ints = np.zeros(slots, np.int64)
+        self.adapter_keys: Ints = np.zeros(slots, np.int64)
+        self.soft: dict[int, SoftTokens] = {}
+
+    def start(
+        self,
+        slot: int,
+        prompt_ids: Ints | Sequence[int],
+        generated: Ints | Sequence[int] = (),
+        soft: SoftTokens | None = None,
+        adapter: AdapterId = NO_ADAPTER,
+    ) -> None:
+        """Begin a sequence. generated: what it had made before it lost its slot."""
+        prompt, length = len(prompt_ids), len(prompt_ids) + len(generated)
+        self.tokens[slot, :prompt] = prompt_ids
+        self.tokens[slot, prompt:length] = generated
+        self.prompt_lengths[slot], self.lengths[slot] = prompt, length
+        self.adapters[slot], self.adapter_keys[slot] = adapter
+        self._set_soft(slot, soft)
+
+    def append(self, slots: Ints, tokens: Ints | int) -> None:
+        """Add one token to each of `slots` [R], or the same to all."""
+        lengths = self.lengths[slots]
+        self.tokens[slots, lengths] = tokens
+        self.lengths[slots] = lengths + 1
+
+    def copy(self, source: int, target: int) -> None:
+        """Make `target` the same sequence as `source`."""
+        length = self.lengths[source]
+        self.tokens[target, :length] = self.tokens[source, :length]
+        self.lengths[target], self.prompt_lengths[target] = length, self.prompt_lengths[source]
+        self.adapters[target], self.adapter_keys[target] = self.adapters[source], self.adapter_keys[source]
+        self._set_soft(target, self.soft.get(source))
+
+    def ids(self, slot: int) -> Ints:
+        """Return a view of a slot's tokens."""
+        return self.tokens[slot, : self.lengths[slot]]
+
+    def generated(self, slot: int) -> Ints:
+        """Return a view of the tokens after the prompt."""
+        return self.tokens[slot, self.prompt_lengths[slot] : self.lengths[slot]]
+
+    def known(self, slot: int) -> list[int]:
+        """Return the tokens after the prompt that the host knows."""
+        return [token for token in self.generated(slot).tolist() if token != UNKNOWN]
+
+    def keyed(self, slot: int, ids: Ints) -> Ints:
+        """Return tokens of a slot's sequence as they are compared with others': those of other adapters are others."""
+        return keyed(ids, int(self.adapter_keys[slot]))
+
+    def _set_soft(self, slot: int, soft: SoftTokens | None) -> None:
+        self.versions[slot] += 1
+        self.soft.pop(slot, None)
+        if soft is not None:
+            self.soft[slot] = soft
+
+
+def keyed(ids: Ints, adapter_key: int) -> Ints:
+    """Return token ids as they are compared: what one adapter has cached is never another's."""
+    return ids + (adapter_key << TOKEN_BITS) if adapter_key else ids
