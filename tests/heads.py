@@ -60,7 +60,7 @@ def networks(
         weights,
         replace(own_options, fusion=read.spec.fusion, gives_last_hidden=read.spec.fusion is None),
     )
-    build_speculator(head, (read.spec, read.ids), own, options)
+    build_speculator(head, read.spec, read.ids, own, options)
     sizes, is_paged = (67, LENGTH, MAX_PREFILL), page_tokens is not None
     return (
         DecoderNetwork(graph.layers(), graph.inputs, *sizes, has_all_logits=True, has_read_only_caches=is_paged),

@@ -59,28 +59,29 @@ def _native(attributes: DeformConvAttributes, kernel: tuple[int, ...]) -> Native
 
 def _case(
     name: str,
-    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    x: tuple[int, ...],
+    weight: tuple[int, ...],
     attributes: DeformConvAttributes,
     dynamic: tuple[str, ...] = (),
     **how: Any,
 ) -> OpCase:
-    x, weight = shapes
     make = _make(x, weight, attributes, **how)
     return OpCase(name, attributes, make, dynamic, native=_native(attributes, weight[2:]))
 
 
 _ONE = ((1, 1),) * 4
 CASES = (
-    _case("3x3, padding 1", ((1, 8, 9, 11), (6, 8, 3, 3)), DeformConvAttributes(*_ONE)),
+    _case("3x3, padding 1", (1, 8, 9, 11), (6, 8, 3, 3), DeformConvAttributes(*_ONE)),
     _case(
         "groups 2, offset groups 4, stride, dilation, dynamic batch",
-        ((2, 8, 13, 10), (6, 4, 3, 3)),
+        (2, 8, 13, 10),
+        (6, 4, 3, 3),
         DeformConvAttributes((2, 1), (1, 2), (1, 2), (1, 2), 2, 4),
         _BATCH,
     ),
-    _case("no mask, dynamic sizes", ((2, 4, 7, 9), (5, 4, 2, 3)), DeformConvAttributes(), _SIZES, has_mask=False),
-    _case("offsets far outside", ((1, 4, 6, 5), (4, 4, 3, 3)), DeformConvAttributes(*_ONE), _BATCH, reach=8.0),
-    _case("1x1, uneven padding", ((1, 3, 5, 4), (2, 3, 1, 1)), DeformConvAttributes((2, 3), (1, 0), (0, 2))),
+    _case("no mask, dynamic sizes", (2, 4, 7, 9), (5, 4, 2, 3), DeformConvAttributes(), _SIZES, has_mask=False),
+    _case("offsets far outside", (1, 4, 6, 5), (4, 4, 3, 3), DeformConvAttributes(*_ONE), _BATCH, reach=8.0),
+    _case("1x1, uneven padding", (1, 3, 5, 4), (2, 3, 1, 1), DeformConvAttributes((2, 3), (1, 0), (0, 2))),
 )
 
 TYPICAL = Typical(
@@ -88,4 +89,4 @@ TYPICAL = Typical(
     DeformConvAttributes(*_ONE),
     ((6, 256, 58, 100), (256, 256, 3, 3), (6, 18, 58, 100), (256,), (6, 9, 58, 100)),
 )
-LARGE = _case("116 x 200", ((1, 8, 116, 200), (8, 8, 3, 3)), DeformConvAttributes(*_ONE))
+LARGE = _case("116 x 200", (1, 8, 116, 200), (8, 8, 3, 3), DeformConvAttributes(*_ONE))

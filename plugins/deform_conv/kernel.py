@@ -14,6 +14,7 @@ from trtkit.network.aot import Launch, TritonKernel, pointer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from trtkit.arrays import HeightWidth
     from trtkit.dtypes import DType
 
     from .op import DeformConvAttributes
@@ -124,7 +125,7 @@ def plan(
     return Launch((cdiv(offset[2] * offset[3], _PLACES), x[0], blocks), scalars, constants)
 
 
-def _constants(kernel: tuple[int, int], channels: int, attributes: DeformConvAttributes) -> dict[str, Any]:
+def _constants(kernel: HeightWidth, channels: int, attributes: DeformConvAttributes) -> dict[str, Any]:
     names = ("KH", "KW", "SH", "SW", "PH", "PW", "DH", "DW")
     values = (*kernel, *attributes.stride, *attributes.padding, *attributes.dilation)
     return {

@@ -87,7 +87,7 @@ def _flat_bilinear(o: Ops[T], image: T, x: T, y: T) -> T:
     """Sample image [N, C, H, W] at pixels [N, Do, Ho, Wo] -> [N, C, Do, Ho, Wo]."""
     depth, height, width = (o.size(x, axis) for axis in (1, 2, 3))
     flat = [-1, depth * height, width]
-    seen = bilinear(o, image, (o.reshape(x, flat), o.reshape(y, flat)), GRID_SAMPLE)
+    seen = bilinear(o, image, o.reshape(x, flat), o.reshape(y, flat), GRID_SAMPLE)
     return o.reshape(seen, [0, 0, depth, height, width])
 
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from trtkit.arrays import HeightWidth
+
     from .op import MsDeformAttnAttributes
 
 
@@ -36,7 +38,7 @@ def reference(inputs: Sequence[Tensor | None], attributes: MsDeformAttnAttribute
     return [total.flatten(2)]
 
 
-def _bilinear(image: Tensor, size: tuple[int, int], x: Tensor, y: Tensor) -> Tensor:
+def _bilinear(image: Tensor, size: HeightWidth, x: Tensor, y: Tensor) -> Tensor:
     """Sample image [B, H * W, M, D] at pixels [B, Q, M] -> [B, Q, M, D]; zero outside."""
     height, width = size
     total = torch.zeros(*x.shape, image.shape[3], dtype=image.dtype)

@@ -55,7 +55,7 @@ def test_the_function_is_what_rt_detr_v2_computes(form: str, is_discrete: bool) 
     graph = Graph(BACKEND)
     value, locations, weights = (graph.input(f"x{index}", FP32, (-1, *x.shape[1:])) for index, x in enumerate(inputs))
     levels = FeatureLevels(SIZES, points, is_discrete)
-    graph.output(deformable_attention(TrtOps(graph), value, (locations, weights), levels, form), "y")
+    graph.output(deformable_attention(TrtOps(graph), value, locations, weights, levels, form), "y")
     output = Executor(read_layers(BACKEND, graph.network)).run({f"x{index}": x for index, x in enumerate(inputs)})["y"]
     torch.testing.assert_close(output, want, atol=1e-5, rtol=1e-5)
 

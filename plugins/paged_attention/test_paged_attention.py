@@ -101,8 +101,8 @@ def test_language_models_attend_to_gathered_pages_alike(trial: Trial) -> None:
         keys, values = append(pages_of(key_pool, tables), new_key), append(pages_of(value_pool, tables), new_value)
     else:
         window = graph.constant(np.arange(table.shape[1] * key_pool.shape[2], dtype=np.int32), "window")
-        keys, _ = append_quantized((key_pool, tables), new_key, attributes.key_scale, window)
-        values, _ = append_quantized((value_pool, tables), new_value, attributes.value_scale, window)
+        keys, _ = append_quantized(key_pool, tables, new_key, attributes.key_scale, window)
+        values, _ = append_quantized(value_pool, tables, new_value, attributes.value_scale, window)
     positions = unsqueeze(lengths, 1) + graph.constant(np.arange(q.shape[2], dtype=np.int32).reshape(1, -1), "steps")
     in_pages = cached_positions(graph, keys.shape[2] - q.shape[2])
     columns = appended_positions(positions, lengths, in_pages)

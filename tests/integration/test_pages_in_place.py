@@ -143,7 +143,7 @@ def test_requests_that_come_and_go_get_what_each_gets_alone(options: dict[str, o
 @pytest.mark.parametrize("in_place", [False, True])
 def test_rows_of_unlike_lengths_run_together_unless_pages_are_copied(in_place: bool) -> None:
     inputs = network_of(case_of("llama"), page_tokens=PAGE_TOKENS, in_place=in_place).inputs
-    cache = open_cache(inputs, (3, 1024), lambda _: torch.float16)
+    cache = open_cache(inputs, 3, 1024, lambda _: torch.float16)
     placed = cache.prepare(rows_of([800, 2, 3], [[5], [6], [7]]))
     assert placed.runs_together == in_place
     assert ("key_positions" in {spec.name for spec in inputs}) != in_place

@@ -95,7 +95,7 @@ def _measured_cases(
     schedules = schedules_of(load, load.count)
     for index, schedule in enumerate(schedules):
         report(index / len(schedules))
-        yield measure_load(case, schedule, contenders[0], sample, (load.count, objectives))
+        yield measure_load(case, schedule, contenders[0], sample, load.count, objectives)
 
 
 def _percent(runner: Runner, name: str, index: int, count: int) -> Callable[[float], None]:
@@ -252,13 +252,17 @@ _COUNTED = ("request_count", "error_request_count", "request_throughput", "goodp
 
 
 def measure_load(
-    case: ShapeCase, schedule: Schedule, served: Contender, sample: Sample, load: tuple[int, Mapping[str, float]]
+    case: ShapeCase,
+    schedule: Schedule,
+    served: Contender,
+    sample: Sample,
+    count: int,
+    objectives: Mapping[str, float],
 ) -> ServedCase:
-    """Send one sample again and again; return figures and requests. load: how many requests, and objectives in ms.
+    """Send one sample again and again; return figures and requests. count: of requests. objectives: in ms.
 
     Latencies count from when a request was due. Raises BenchError if no request succeeds.
     """
-    count, objectives = load
     for _ in range(_WARMUP):
         served.run(sample.inputs)
 

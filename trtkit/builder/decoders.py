@@ -115,7 +115,7 @@ class OpenedDecoder:
         head = self.head
         assert head is not None
         arrays = head.weights(self.all_weights() if head.borrowed else {})
-        build_speculator(graph, (head.spec, head.ids), arrays, network_options(self.model))
+        build_speculator(graph, head.spec, head.ids, arrays, network_options(self.model))
         return graph
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from trtkit.config.schema import Profile
     from trtkit.network.onnx.io import OnnxTensorSpec
-    from trtkit.network.profile import ResolvedProfile
+    from trtkit.network.profile import MinOptMax, ResolvedProfile
 
 # Dimension 0 of an input, which is nearly always the batch, may be left out of a config.
 DEFAULT_BATCH = DimRange(min=1, opt=1, max=8)
@@ -36,7 +36,7 @@ class _Usual:
 def resolve_profiles(
     inputs: Sequence[OnnxTensorSpec],
     profiles: Sequence[Profile],
-    ranges: Mapping[str, tuple[int, int, int]] | None = None,
+    ranges: Mapping[str, MinOptMax] | None = None,
 ) -> tuple[list[ResolvedProfile], str]:
     """Return the shapes of every dynamic input in every profile, and what was assumed, in words.
 
@@ -138,7 +138,7 @@ def _complete(
 
 
 def _beyond(
-    inputs: Sequence[OnnxTensorSpec], profile: ResolvedProfile, ranges: Mapping[str, tuple[int, int, int]], where: str
+    inputs: Sequence[OnnxTensorSpec], profile: ResolvedProfile, ranges: Mapping[str, MinOptMax], where: str
 ) -> Iterator[Problem]:
     """Yield the symbols that may become larger than the model takes."""
     for spec in inputs:

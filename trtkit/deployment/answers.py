@@ -15,7 +15,7 @@ from trtkit.runtime.tasks.reader import TaskReader
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trtkit.arrays import Array, Arrays
+    from trtkit.arrays import Array, Arrays, WidthHeight
     from trtkit.runtime.tasks.answers import Answer, Box
 
 MAP_TENSORS = {"segmentation": ("class_id", "int32"), "depth": ("depth", "fp32")}
@@ -50,7 +50,7 @@ def is_placed(task: Task | None) -> bool:
     return task is not None and (task.boxes is not None or task.kind in MAP_TENSORS)
 
 
-def placement_row(placed: PicturePlacement, size: tuple[int, int]) -> list[float]:
+def placement_row(placed: PicturePlacement, size: WidthHeight) -> list[float]:
     """Return a placement as numbers: picture, scale, offset; and the (width, height) of the input."""
     return [*placed.size, *placed.scale, *placed.offset, *size]
 

@@ -88,13 +88,13 @@ def resources(cpus: int, memory_gib: int, gpus: int) -> Manifest:
     return {"requests": {"cpu": cpus, "memory": memory, **devices}, "limits": {"memory": memory, **devices}}
 
 
-def autoscaler(name: str, replicas: tuple[int, int], metric: str, average: int) -> Manifest:
-    """Return what keeps a metric of the pods at `average` by their number. replicas: fewest and most."""
+def autoscaler(name: str, replicas: int, max_replicas: int, metric: str, average: int) -> Manifest:
+    """Return what keeps a metric of the pods at `average` by their number. replicas: at least."""
     target = {"type": "AverageValue", "averageValue": str(average)}
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
-        "minReplicas": replicas[0],
-        "maxReplicas": max(replicas),
+        "minReplicas": replicas,
+        "maxReplicas": max(replicas, max_replicas),
         "metrics": [{"type": "Pods", "pods": {"metric": {"name": metric}, "target": target}}],
         "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
     }

@@ -11,6 +11,7 @@ from trtkit.models.spec import LearnedPositions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trtkit.arrays import MatrixShape
     from trtkit.models.attention import NormSpec
     from trtkit.models.feed_forward import MlpSpec
     from trtkit.models.latent import LatentSpec
@@ -98,7 +99,7 @@ def _norm(path: str, norm: NormSpec | None, *shape: int) -> Iterator[_Part]:
         yield f"{path}.bias", shape
 
 
-def _linear(path: str, spec: DecoderSpec, shape: tuple[int, int], has_bias: bool) -> Iterator[_Part]:
+def _linear(path: str, spec: DecoderSpec, shape: MatrixShape, has_bias: bool) -> Iterator[_Part]:
     """Yield a matrix of shape [out, in] and its bias."""
     yield f"{path}.weight", shape[::-1] if spec.is_in_out else shape
     if has_bias:

@@ -98,7 +98,7 @@ def _layers(weights: Weights, spec: DecoderSpec, options: DecoderOptions, embedd
         memory = read.of(index, layer)
         befores.append(x)
         with graph.scope(f"layers.{index}"):
-            x, present = decoder_layer(weights, x, (spec.block, layer), memory, vectors[index] if vectors else None)
+            x, present = decoder_layer(weights, x, spec.block, layer, memory, vectors[index] if vectors else None)
             x = x + embedded.added[index] if index < len(embedded.added) else x
         for name, tensor in present.items():
             graph.output(tensor, f"present_{name}_{index}")
@@ -176,7 +176,7 @@ def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> _Emb
             table = weights.get("weight")
         if takes_ids and table is not None:
             x = _rows_of(tokens, table, spec)
-    x = _position(weights, x, (spec, options), inputs) if spec.is_first_stage else x
+    x = _position(weights, x, spec, options, inputs) if spec.is_first_stage else x
     vectors = per_layer_vectors(weights, tokens, x, spec) if takes_ids else []
     return _Embedded(x, table, inputs, vectors, added)
 
@@ -189,10 +189,9 @@ def _rows_of(tokens: Tensor, table: Tensor, spec: DecoderSpec) -> Tensor:
 
 
 def _position(
-    weights: Weights, x: Tensor, specs: tuple[DecoderSpec, DecoderOptions], inputs: ScheduledInputs
+    weights: Weights, x: Tensor, spec: DecoderSpec, options: DecoderOptions, inputs: ScheduledInputs
 ) -> Tensor:
     """Add learned or sinusoidal positions and norm the embedding, where the model does."""
-    spec, options = specs
     added, ids = spec.embedding.positions, inputs.position_ids
     with x.graph.scope("position_embedding"):
         if isinstance(added, LearnedPositions) and ids is not None:

@@ -99,7 +99,8 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
     is_sized = planned.config.llm is not None and bool(planned.config.llm.model_fields_set)
     work = workload(
         model,
-        (request.input_len, request.output_len),
+        request.input_len,
+        request.output_len,
         concurrency=request.concurrency or (options.max_batch_size if is_sized else 1),
         chunk=min(options.max_prefill_length, spec.most_new_tokens or options.max_prefill_length),
         slot_length=options.max_sequence_length if is_sized else 0,

@@ -192,7 +192,7 @@ def _timeline(result: Result) -> Iterator[str]:
         ]
     elif isinstance(result, TimedResult):
         calls = list(zip(result.starts_ms, result.samples["latency"], strict=True))[:_MOST_ROWS]
-        rows = [_bar("calls", "call", (start, start + ms), milliseconds(ms).text) for start, ms in calls]
+        rows = [_bar("calls", "call", start, start + ms, milliseconds(ms).text) for start, ms in calls]
     if rows:
         count = len({row["row"] for row in rows})
         stages = {name: hue for name, hue in _STAGES.items() if name in {row["stage"] for row in rows}}
@@ -205,19 +205,19 @@ def _request(name: str, request: RequestTimes) -> list[Row]:
     """Return the wait until it was sent, the time to the first token, and each token after it."""
     due, sent, ended, tokens = request.due_ms, request.sent_ms, request.ended_ms, request.token_ms
     if request.error:
-        return [_bar(name, "failed", (due, ended), request.error)]
+        return [_bar(name, "failed", due, ended, request.error)]
     first = tokens[0] if tokens else ended
-    shown = [_bar(name, "waiting to be sent", (due, sent), milliseconds(sent - due).text)] if sent > due else []
+    shown = [_bar(name, "waiting to be sent", due, sent, milliseconds(sent - due).text)] if sent > due else []
     stage = "until the first token" if tokens else "until the answer"
-    shown.append(_bar(name, stage, (sent, first), f"{milliseconds(first - due).text} since due"))
+    shown.append(_bar(name, stage, sent, first, f"{milliseconds(first - due).text} since due"))
     if len(tokens) > 1:
         text = f"{len(tokens)} tokens, {milliseconds(ended - due).text} in all"
-        shown.append(_bar(name, "tokens", (first, tokens[-1]), text))
+        shown.append(_bar(name, "tokens", first, tokens[-1], text))
     return shown
 
 
-def _bar(row: str, stage: str, span: tuple[float, float], text: str) -> Row:
-    return {"row": row, "stage": stage, "start": span[0], "end": span[1], "Request": row, "Stage": stage, "Time": text}
+def _bar(row: str, stage: str, start: float, end: float, text: str) -> Row:
+    return {"row": row, "stage": stage, "start": start, "end": end, "Request": row, "Stage": stage, "Time": text}
 
 
 def _words(metric: str) -> str:
@@ -249,27 +249,26 @@ def roofline_plots(ceiling: Ceiling, phases: Sequence[PhaseLayers]) -> Iterator[
 def _roofline(phase: PhaseLayers, ceiling: PublishedRates | MeasuredRates, total_ms: float) -> str:
     """Return the roofs, a point for each layer that computes, and a large one for the whole network."""
     points = [
-        _point(layer.layer, layer.bound, (layer.flops, layer.bytes, layer.ms))
+        _point(layer.layer, layer.bound, layer.flops, layer.bytes, layer.ms)
         for layer in phase.layers
         if layer.flops and layer.bytes
     ]
-    points.append({**_point(_NETWORK, _NETWORK, (phase.flops, phase.bytes, total_ms)), "size": 220.0})
+    points.append({**_point(_NETWORK, _NETWORK, phase.flops, phase.bytes, total_ms), "size": 220.0})
     by = charts.colour("bound", "measured layers, bound by", {**_BOUNDS, _NETWORK: charts.GREEN})
     return charts.roofline(ceiling.operations_per_s, ceiling.bandwidth_bytes_per_s, points, by)
 
 
-def _point(name: str, bound: str, work: tuple[int, int, float]) -> Row:
-    flops, moved, ms = work
+def _point(name: str, bound: str, flops: int, moved_bytes: int, ms: float) -> Row:
     rate = flops / ms * 1e3
     return {
-        "intensity": flops / moved,
+        "intensity": flops / moved_bytes,
         "rate": rate,
         "bound": bound,
         "size": 45.0,
         "Layer": name,
         "Time": milliseconds(ms).text,
         "Rate": quantity(rate, "OP/s").text,
-        "Operations per byte": f"{flops / moved:.3g}",
+        "Operations per byte": f"{flops / moved_bytes:.3g}",
     }
 
 

@@ -84,7 +84,11 @@ def colour(field: str, title: str, colours: Mapping[str, str] | None = None) -> 
     return alt.Color(f"{field}:N", title=title, scale=scale, sort=None)
 
 
-def points(rows: Sequence[Row], axes: tuple[ChartAxis, ChartAxis], by: alt.Color, *, size: int = 45) -> alt.Chart:
+Axes = tuple[ChartAxis, ChartAxis]
+"""Across and up."""
+
+
+def points(rows: Sequence[Row], axes: Axes, by: alt.Color, *, size: int = 45) -> alt.Chart:
     """Return a point for each row, with a tooltip of all its texts; a click on the legend dims the others."""
     x, y = axes
     drawn: alt.Chart = (
@@ -100,9 +104,7 @@ def points(rows: Sequence[Row], axes: tuple[ChartAxis, ChartAxis], by: alt.Color
     return drawn
 
 
-def lines(
-    rows: Sequence[Row], axes: tuple[ChartAxis, ChartAxis], by: alt.Color, *, has_points: bool = True
-) -> alt.Chart:
+def lines(rows: Sequence[Row], axes: Axes, by: alt.Color, *, has_points: bool = True) -> alt.Chart:
     """Return a line per color through its rows in order; steps if points are not drawn."""
     x, y = axes
     drawn: alt.Chart = (

@@ -48,6 +48,10 @@ class LayerMeasurements:
         return self.error(layer) is not None or self.time_ms(layer) is not None
 
 
+Position = tuple[int, int]
+"""Column and row of a layer in the figure."""
+
+
 @dataclass(frozen=True)
 class _Node:
     """A layer as graph.js draws it: in column x and row y. kernels: their numbers. output: types and shapes."""
@@ -149,7 +153,7 @@ def _graph(fusion: Fusion, network: NetworkRecord, measured: LayerMeasurements) 
     )
 
 
-def _node(layer: LayerRecord, position: tuple[int, int], kernels: list[int], measured: LayerMeasurements) -> _Node:
+def _node(layer: LayerRecord, position: Position, kernels: list[int], measured: LayerMeasurements) -> _Node:
     return _Node(
         *position,
         kernels,
@@ -174,7 +178,7 @@ def _color_keys(nodes: Sequence[_Node]) -> Iterator[tuple[str, str]]:
         yield "error", "error"
 
 
-def layered(reads: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+def layered(reads: Sequence[Sequence[int]]) -> list[Position]:
     """Return a column and a row for each node, no two alike. reads: the nodes, all earlier, that each one reads."""
     rows = _rows(reads)
     in_row: dict[int, list[int]] = {}

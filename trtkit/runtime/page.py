@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-    from trtkit.arrays import Array
+    from trtkit.arrays import Array, WidthHeight
     from trtkit.bundle.bundle import Bundle
 
 Box = tuple[int, int, int, int]
@@ -89,7 +89,7 @@ def read_page(
     return reader.answer(boxes, [recognize(line) for line in reader.lines(page, boxes)])
 
 
-def find_lines(probability: Array, size: tuple[int, int]) -> list[Box]:
+def find_lines(probability: Array, size: WidthHeight) -> list[Box]:
     """Return the boxes of text lines on a page, from top to bottom and from left to right.
 
     probability: of text, [H, W]. size: width and height of the page in pixels.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from onnx import ValueInfoProto
 
+    from trtkit.arrays import HeightWidth
     from trtkit.config.schema import Profile
 
 _KEYS = {"task", "imgsz", "names", "stride"}
@@ -36,7 +37,7 @@ class UltralyticsExport:
     """
 
     task: str
-    size: tuple[int, int]
+    size: HeightWidth
     classes: int
     keypoints: int
     version: tuple[int, ...]
@@ -70,7 +71,7 @@ class UltralyticsExport:
             return Preprocess(resize=Resize(shortest_edge=height), crop=self.size)
         return Preprocess(resize=Resize(exact=self.size))
 
-    def profiles(self, stated: Sequence[Profile], size: tuple[int, int]) -> tuple[Profile, ...]:
+    def profiles(self, stated: Sequence[Profile], size: HeightWidth) -> tuple[Profile, ...]:
         """Return profiles in which every dynamic height and width has a range: its own, or the size of pictures."""
         edges = {2: size[0], 3: size[1]}
         missing = {axis: edge for axis, edge in edges.items() if isinstance(self.input_shape[axis], str)}

@@ -235,9 +235,9 @@ def _ranks_corner(verifier: DecoderVerifier, prompts: list[Prompt]) -> Corner:
 def _head_corners(verifier: DecoderVerifier, prompts: list[Prompt], head: OpenedSpeculator) -> Iterator[Corner]:
     """Compare the logits of the draft head with its reference's, and the model's of guesses in a tree."""
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
-    opened = head, verifier.head_weights(head)
+    arrays = verifier.head_weights(head)
     shapes: Shapes = {"input_ids": (1, len(longest.ids))}
-    pairs = HEAD_PAIRS[head.spec.kind](verifier.decoder, verifier.reference.model, opened, longest.ids)
+    pairs = HEAD_PAIRS[head.spec.kind](verifier.decoder, verifier.reference.model, head, arrays, longest.ids)
     yield _corner("guesses of the head", shapes, pairs, verifier)
     if llm_options(verifier.config).tree_tokens is not None:
         pairs = tree_pairs(verifier.decoder, verifier.reference, longest.ids)

@@ -125,7 +125,7 @@ class EncoderVerifier:
             ]
         text, options = TextPrompts(self._record, self._folder), llm_options(self.config)
         room = options.model_copy(update={"max_sequence_length": self._record.length + 1})
-        named = text_samples(text, paths, (self._decoder.source, room), vocab_size)
+        named = text_samples(text, paths, self._decoder.source, room, vocab_size)
         return [
             MediaSample(name, prompt.ids, prompt, text.soft_tokens(prompt, self._encoder)) for name, prompt in named
         ]

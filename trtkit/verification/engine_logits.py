@@ -59,7 +59,7 @@ def compare_engine(
     ours, theirs = Stepper(engine), Stepper(ReferenceDecoder(network, 1))
     try:
         for ids, soft in prompts:
-            pairs = _logits((ours, theirs), ids, soft, engine.max_prefill_length)
+            pairs = _logits(ours, theirs, ids, soft, engine.max_prefill_length)
             comparisons += [compare_rows(ours, other, limits) for ours, other in pairs]
     finally:
         engine.close()
@@ -74,15 +74,15 @@ def _engine(backend: Backend, request: VerifyRequest, network: DecoderNetwork, d
 
 
 def _logits(
-    steppers: tuple[Stepper, Stepper], ids: Sequence[int], soft: SoftTokens | None, most: int
+    ours: Stepper, theirs: Stepper, ids: Sequence[int], soft: SoftTokens | None, most: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield logits [S, V] of both, of each chunk of a prompt and each token after it."""
-    for stepper in steppers:
+    for stepper in (ours, theirs):
         stepper.reset(1, soft)
     chunks = [list(ids[part]) for part in pieces(len(ids), most, soft)]
     for _ in range(_NEW_TOKENS):
         for chunk in chunks:
-            ours, theirs = (stepper.step([chunk])[0].cpu() for stepper in steppers)
-            ours, theirs = (rows.reshape(-1, rows.shape[-1]) for rows in (ours, theirs))
-            yield ours, theirs
-        chunks = [[int(theirs[-1].argmax())]]
+            both = [stepper.step([chunk])[0].cpu() for stepper in (ours, theirs)]
+            logits, expected = (rows.reshape(-1, rows.shape[-1]) for rows in both)
+            yield logits, expected
+        chunks = [[int(expected[-1].argmax())]]

@@ -55,5 +55,5 @@ def published_model(name: str) -> DecoderModel:
 def question(name: str, input_len: int = 512, output_len: int = 128, concurrency: int = 1) -> PlanningQuestion:
     """Return a published model with work to do."""
     model = published_model(name)
-    work = workload(model, (input_len, output_len), concurrency=concurrency, chunk=512)
+    work = workload(model, input_len, output_len, concurrency=concurrency, chunk=512)
     return PlanningQuestion(model, published_counts(name), work, decoder_spec(architectures()[name]["fields"]))

@@ -125,7 +125,7 @@ def test_layers_copy_unless_the_plugin_takes_them(
 )
 def test_a_plan_says_in_which_type_caches_in_8_bits_are_read(pages: CopiedPages | None, note: str) -> None:
     model = replace(decoder_model("tiny", decoder_spec(TINY_LLAMA), FP16), cache_dtype=INT8)
-    work = workload(model, (20, 13), concurrency=1, chunk=16)
+    work = workload(model, 20, 13, concurrency=1, chunk=16)
     room = "8-bit caches also need room for one step's new keys and values"
     assert room + note in llm_assumptions(model, work, pages=pages)
 

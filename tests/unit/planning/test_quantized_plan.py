@@ -167,6 +167,6 @@ def test_configs_that_no_network_is_written_for_are_refused(asked: dict[str, Any
 
 def test_gpus_without_the_type_do_not_take_the_model() -> None:
     model, counts = planned(method="nvfp4")
-    question = PlanningQuestion(model, counts, workload(model, (20, 12), concurrency=1, chunk=16), SPEC)
+    question = PlanningQuestion(model, counts, workload(model, 20, 12, concurrency=1, chunk=16), SPEC)
     takes = {gpu.key: plan_llm(question, gpu).takes_precision for gpu in find_gpus(["t4", "h200", "rtx5090"])}
     assert takes == {"t4": False, "h200": False, "rtx5090": True}

@@ -202,7 +202,7 @@ def _network_policy(facts: DynamoClusterFacts) -> Manifest:
 
 
 def _autoscaler(facts: DynamoClusterFacts) -> Manifest:
-    scaled = autoscaler(facts.name, (facts.replicas, facts.max_replicas), QUEUE_METRIC, facts.queued)
+    scaled = autoscaler(facts.name, facts.replicas, facts.max_replicas, QUEUE_METRIC, facts.queued)
     version, kind = facts.target
     scaled["spec"]["scaleTargetRef"] = {"apiVersion": version, "kind": kind, "name": facts.name}
     return scaled

@@ -166,4 +166,4 @@ def _liveness(facts: TritonClusterFacts) -> Manifest:
 
 
 def _autoscaler(facts: TritonClusterFacts) -> Manifest:
-    return autoscaler(facts.name, (facts.replicas, facts.max_replicas), QUEUE_METRIC, facts.queue_us)
+    return autoscaler(facts.name, facts.replicas, facts.max_replicas, QUEUE_METRIC, facts.queue_us)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf import text_format
 from google.protobuf.json_format import ParseDict
@@ -165,23 +165,30 @@ def versions(served: Sequence[int]) -> Section:
     return Section(words, {"version_policy": {"specific": {"versions": list(served)}}})
 
 
-def warm_up(inputs: Sequence[TritonTensor], shapes: Sequence[tuple[int, dict[str, tuple[int, ...]]]]) -> Section:
-    """Return requests that run before the model is ready. shapes: batch size, and each input's dims."""
+class WarmUpShape(NamedTuple):
+    """The shape of a request. batch_size: 0 if requests share none. dims: of each input, without the batch axis."""
+
+    batch_size: int
+    dims: dict[str, tuple[int, ...]]
+
+
+def warm_up(inputs: Sequence[TritonTensor], shapes: Sequence[WarmUpShape]) -> Section:
+    """Return requests that run before the model is ready."""
     requests = [
         {
-            "name": f"batch {batch}",
-            "batch_size": batch,
+            "name": f"batch {shape.batch_size}",
+            "batch_size": shape.batch_size,
             "count": 1,
             "inputs": {
                 tensor.name: {
                     "data_type": TRITON_TYPES[tensor.dtype],
-                    "dims": [1] if tensor.is_scalar else list(dims[tensor.name]),
+                    "dims": [1] if tensor.is_scalar else list(shape.dims[tensor.name]),
                     "zero_data": True,
                 }
                 for tensor in inputs
             },
         }
-        for batch, dims in shapes
+        for shape in shapes
     ]
     words = "`warmup`: run before the model is called ready, so that no user waits for first-time work."
     return Section(words, {"model_warmup": requests})

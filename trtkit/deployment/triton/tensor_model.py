@@ -89,13 +89,13 @@ def extras(options: DeployOptions) -> list[Section]:
 
 def warm_up_shape(
     network: Manifest | StageRecord, sizes: dict[str, tuple[int, ...]], max_batch: int
-) -> tuple[int, dict[str, tuple[int, ...]]]:
-    """Return a request's batch and its inputs' dims. sizes: of dynamic inputs, with the batch axis."""
+) -> model_config.WarmUpShape:
+    """Return the shape of a request. sizes: of dynamic inputs, with the batch axis."""
     full = {record.name: sizes.get(record.name, record.shape) for record in network.inputs}
     if not max_batch:
-        return 0, full
+        return model_config.WarmUpShape(0, full)
     batch = min(next(iter(full.values()))[0], max_batch)
-    return batch, {name: shape[1:] for name, shape in full.items()}
+    return model_config.WarmUpShape(batch, {name: shape[1:] for name, shape in full.items()})
 
 
 def opt_shapes(profile: ResolvedProfile) -> dict[str, tuple[int, ...]]:

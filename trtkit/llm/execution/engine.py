@@ -66,7 +66,7 @@ class EngineDecoder:
         self._embeddings = plan.embeddings
         self.is_asynchronous, self.takes_ids = True, self._embeddings is None
         self.vocab_size = self._outputs.vocab_size
-        self.cache = open_cache(specs, (slots, options.max_sequence_length), dtype_of, self._stream, size.pool)
+        self.cache = open_cache(specs, slots, options.max_sequence_length, dtype_of, self._stream, size.pool)
         self._own = self.cache.part(specs)  # without a head's
         self._written = [spec for spec in self._own.specs if spec.updated]  # a head may only read caches
         self.max_length = self.cache.max_length
@@ -99,8 +99,8 @@ class EngineDecoder:
             self._run_groups(call, draw)
         self._stream.hold_current()
         shape, is_joined = call.ids.shape, not call.runs_together
-        self.next_hidden = self._outputs.of(NEXT_DRAFT_HIDDEN, shape, is_joined=is_joined)
-        output = self._outputs.of(self._outputs.main, shape, is_joined=is_joined)
+        self.next_hidden = self._outputs.of(NEXT_DRAFT_HIDDEN, *shape, is_joined=is_joined)
+        output = self._outputs.of(self._outputs.main, *shape, is_joined=is_joined)
         assert output is not None
         return output
 
@@ -125,7 +125,7 @@ class EngineDecoder:
             self._run(group.padded(padded))
             self._outputs.join(members, padded, size)
         if draw is not None:
-            joined = self._outputs.of(self._outputs.main, (rows, size), is_joined=True)
+            joined = self._outputs.of(self._outputs.main, rows, size, is_joined=True)
             assert joined is not None
             self._stream.run(partial(draw, joined.view(-1, self.vocab_size), call.first_slot))
 

@@ -35,21 +35,22 @@ class KvCache:
 
     specs: the network's inputs, of which the caches and states are taken. stream: of a device, which works on them in
     turn; None: the caller's own memory and time.
-    sizes: slots, and T, tokens that a slot holds. model: digest of the model whose keys and values these
+    max_length: T, tokens that a slot holds. model: digest of the model whose keys and values these
     are; saved sequences of other models are refused. follows: whether these are a head's, see `part`.
     """
 
     def __init__(
         self,
         specs: Iterable[InputSpec],
-        sizes: tuple[int, int],
+        slots: int,
+        max_length: int,
         dtype_of: Callable[[InputSpec], torch.dtype],
         stream: Stream | None = None,
     ) -> None:
         kept = [spec for spec in specs if spec.is_kept]
         self.specs, self.states, self.encoded = _by_feeder(kept)
-        self.positions = np.zeros(sizes[0], np.int64)
-        self.slots, self.max_length = sizes
+        self.positions = np.zeros(slots, np.int64)
+        self.slots, self.max_length = slots, max_length
         self.model = ""
         self.follows = False
         self.stream = stream
@@ -58,7 +59,7 @@ class KvCache:
         self.page_tokens = page_tokens_of(kept)
         self._arrays = {spec.name: self._empty(self._shape(spec), dtype_of(spec)) for spec in kept}
         self._marked: dict[str, torch.Tensor] = {}
-        self._marked_positions = np.zeros(sizes[0], np.int64)
+        self._marked_positions = np.zeros(slots, np.int64)
         self._state_names = {spec.name for spec in (*self.states, *self.encoded)}  # what has no axis of tokens
         if stream is not None:
             for array in self._arrays.values():

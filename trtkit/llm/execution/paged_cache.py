@@ -44,18 +44,20 @@ class PagedCache(KvCache):
     def __init__(
         self,
         specs: Iterable[InputSpec],
-        sizes: tuple[int, int],
+        slots: int,
+        max_length: int,
         dtype_of: Callable[[InputSpec], torch.dtype],
         stream: Stream | None = None,
         pool: PoolSize = AS_LINEAR,
     ) -> None:
-        specs, (slots, length) = list(specs), sizes
+        specs = list(specs)
         self._page_size = page_tokens_of(specs) or 1
-        self._page_count = 1 + slots * -(-length // self._page_size) if pool.pages is None else pool.pages
+        self._page_count = 1 + slots * -(-max_length // self._page_size) if pool.pages is None else pool.pages
         self._copies_pages = copies_pages(specs)
         self._call_tokens = pool.weight_bytes * self._page_size // (_READS * bytes_of_page(specs))
-        tables = PageTables(slots + 1, self._page_count, self._page_size, length)  # a row for nobody's prefix
-        super().__init__(specs, (slots, min(length, (self._page_count - 1) * self._page_size)), dtype_of, stream)
+        tables = PageTables(slots + 1, self._page_count, self._page_size, max_length)  # a row for nobody's prefix
+        length = min(max_length, (self._page_count - 1) * self._page_size)
+        super().__init__(specs, slots, length, dtype_of, stream)
         self.pages, self.table = tables, tables.table
 
     def follow(self) -> None:
@@ -162,7 +164,8 @@ class PagedCache(KvCache):
 
 def open_cache(
     specs: Iterable[InputSpec],
-    sizes: tuple[int, int],
+    slots: int,
+    max_length: int,
     dtype_of: Callable[[InputSpec], torch.dtype],
     stream: Stream | None = None,
     pool: PoolSize = AS_LINEAR,
@@ -173,8 +176,8 @@ def open_cache(
         return pool.model.part(specs, follows=True)
     specs = with_head(specs, pool.head)
     if page_tokens_of(specs) is not None:
-        return PagedCache(specs, sizes, dtype_of, stream, pool)
-    return KvCache(specs, sizes, dtype_of, stream)
+        return PagedCache(specs, slots, max_length, dtype_of, stream, pool)
+    return KvCache(specs, slots, max_length, dtype_of, stream)
 
 
 def _copy_rows(arrays: Sequence[torch.Tensor], sources: Ints, targets: Ints) -> None:

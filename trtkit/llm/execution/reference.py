@@ -47,8 +47,9 @@ class ReferenceDecoder:
         self.hidden = next((s for s in network.inputs if s.name in (HIDDEN_STATES, DRAFT_HIDDEN)), None)
         self._gives_logits = "logits" in self._executor.output_names
         hold = Precision(widen).storage
-        sizes = slots, network.max_length
-        self.cache = open_cache(network.inputs, sizes, lambda spec: hold(DTYPES[spec.dtype]), pool=pool)
+        self.cache = open_cache(
+            network.inputs, slots, network.max_length, lambda spec: hold(DTYPES[spec.dtype]), pool=pool
+        )
         self._own = self.cache.part(network.inputs)  # without a head's
         self.head: RankExecution | None = None
         self.next_hidden: torch.Tensor | None = None

@@ -13,6 +13,7 @@ from trtkit.models.weights import Weight
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trtkit.arrays import HeightWidth
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.hybrids.registry import HybridOptions
 
@@ -48,9 +49,9 @@ class Detr3dSpec:
     pc_range, post_center_range: x, y, z from and to, in metres; boxes whose centre is outside the latter are marked.
     """
 
-    image: tuple[int, int]
+    image: HeightWidth
     cameras: int
-    levels: tuple[tuple[int, int], ...]
+    levels: tuple[HeightWidth, ...]
     hidden_size: int
     num_attention_heads: int
     intermediate_size: int
@@ -135,7 +136,7 @@ def _decoder(config: HfConfig) -> Detr3dSpec:
     )
 
 
-def _level_sizes(image: tuple[int, int], levels: int) -> Iterator[tuple[int, int]]:
+def _level_sizes(image: HeightWidth, levels: int) -> Iterator[tuple[int, int]]:
     """Yield the sizes of the pyramid's levels: an eighth of the image, then half of the one before, rounded up."""
     height, width = image
     for index in range(levels + 2):

@@ -14,6 +14,7 @@ from trtkit.models.weights import Weight
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from trtkit.arrays import MatrixShape
     from trtkit.models.attention import AttentionSpec, NormSpec
     from trtkit.models.feed_forward import MlpSpec
     from trtkit.models.hf_config import HfConfig
@@ -211,7 +212,7 @@ def _head(head: TextHead, spec: TextEncoderSpec) -> Iterator[tuple[str, tuple[in
         yield from ((path, shape) for path, shape in shapes.items() if not (head.is_tied and path.endswith("weight")))
 
 
-def _linear(path: str, shape: tuple[int, int], *, has_bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _linear(path: str, shape: MatrixShape, *, has_bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from ((weight.path, weight.shape) for weight in linear_weights(path, path, shape, has_bias=has_bias))
 
 

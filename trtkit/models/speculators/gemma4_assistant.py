@@ -13,7 +13,7 @@ from trtkit.models.gemma_parts import unused_weights
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import HeadSpec
-from trtkit.models.speculators.target import check_target
+from trtkit.models.speculators.target import SizePair, check_target
 from trtkit.models.weights import Weight, model_weights
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def assistant_spec(fields: Fields, where: str, target: DecoderSpec) -> Assistant
         head=HeadSpec(own_decoder.head.norm, is_tied=False),
     )
     spec = AssistantSpec(decoder, size, target.embedding.scale, clusters)
-    tokens = "vocab_size", decoder.vocab_size, target.vocab_size
+    tokens = SizePair("vocab_size", decoder.vocab_size, target.vocab_size)
     check_target(_sizes(spec, target), tokens, where)
     if clusters is not None:
         _check_clusters(clusters, decoder.vocab_size, where)
@@ -187,14 +187,15 @@ def _type(attention: AttentionSpec) -> str:
     return _FULL if attention.sliding_window is None else _SLIDING
 
 
-def _sizes(spec: AssistantSpec, target: DecoderSpec) -> Iterator[tuple[str, int, int]]:
-    """Yield what an assistant and its model must agree on: a name, the assistant's value, the model's."""
-    yield "`vocab_size`", spec.decoder.vocab_size, target.vocab_size
-    yield "`backbone_hidden_size`", spec.target_hidden_size, target.hidden_size
+def _sizes(spec: AssistantSpec, target: DecoderSpec) -> Iterator[SizePair]:
+    """Yield what an assistant and its model must agree on."""
+    yield SizePair("`vocab_size`", spec.decoder.vocab_size, target.vocab_size)
+    yield SizePair("`backbone_hidden_size`", spec.target_hidden_size, target.hidden_size)
     for source, reader in spec.sources.items():
         kind, owner = _type(reader), target.layers[source].attention
-        yield f"`{kind}`: the head size", reader.head_dim, owner.head_dim
-        yield f"`{kind}`: the number of key/value heads", reader.num_key_value_heads, owner.num_key_value_heads
+        yield SizePair(f"`{kind}`: the head size", reader.head_dim, owner.head_dim)
+        heads = reader.num_key_value_heads, owner.num_key_value_heads
+        yield SizePair(f"`{kind}`: the number of key/value heads", *heads)
 
 
 def _check_clusters(clusters: ClusterSpec, vocab_size: int, where: str) -> None:

@@ -43,9 +43,9 @@ def write_detr3d_decoder(weights: Weights, spec: Detr3dSpec, inputs: Mapping[str
     for index in range(spec.num_layers):
         with weights.graph.scope(f"layers.{index}"):
             x = _layer(weights, spec, _Queries(x, position, reference), cameras)
-            codes = _branch(weights, "box", x, (0, 2, 4))
+            codes = _branch(weights, "box", x, step=2)
             reference = _refined(codes, reference)
-    logits = _branch(weights, "classes", x, (0, 3, 6))
+    logits = _branch(weights, "classes", x, step=3)
     with weights.graph.scope("coder"):
         codes = _in_metres(codes, reference, spec)
         best = _best(logits, codes, spec)
@@ -122,13 +122,16 @@ def _position_encoder(weights: Weights, x: Tensor) -> Tensor:
     return x
 
 
-def _branch(weights: Weights, name: str, x: Tensor, indices: tuple[int, int, int]) -> Tensor:
-    """Apply three linear layers with ReLUs between; class branches have norms before those."""
+def _branch(weights: Weights, name: str, x: Tensor, step: int) -> Tensor:
+    """Apply three linear layers with ReLUs between; class branches have norms before those.
+
+    step: from one layer to the next, in the checkpoint's numbers of modules.
+    """
     with weights.graph.scope(name):
-        for index in indices[:2]:
+        for index in (0, step):
             x = weights.linear(str(index), x, has_bias=True)
             x = relu(norm_block(weights, str(index + 1), x, _NORM) if name == "classes" else x)
-        return weights.linear(str(indices[2]), x, has_bias=True)
+        return weights.linear(str(2 * step), x, has_bias=True)
 
 
 def inverse_sigmoid(x: Tensor) -> Tensor:

@@ -48,10 +48,15 @@ def from_streams(weights: Weights, streams: Tensor, spec: StreamsSpec) -> Tensor
 
 
 def streams_layer(
-    weights: Weights, streams: Tensor, specs: tuple[BlockSpec, LayerSpec, StreamsSpec], memory: Memory, vector: Tensor
+    weights: Weights,
+    streams: Tensor,
+    block: BlockSpec,
+    layer: LayerSpec,
+    spec: StreamsSpec,
+    memory: Memory,
+    vector: Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Apply a layer to hidden states [B, S, P, D]; return the next ones, and the layer's updated caches by name."""
-    block, layer, spec = specs
     norm = block.norm
     assert layer.feed_forward is not None
     predicted = _predict(weights, streams, spec, norm)

@@ -14,12 +14,11 @@ FORMS = (GRID_SAMPLE, GATHER)
 """One GridSample layer, or gathers of the four corners: where GridSample cannot be trusted."""
 
 
-def bilinear(o: Ops[T], image: T, at: tuple[T, T], form: str) -> T:
+def bilinear(o: Ops[T], image: T, x: T, y: T, form: str) -> T:
     """Sample image [B, C, H, W] at pixels (x, y), both [B, P, Q] in fp32 -> [B, C, P, Q] in fp32.
 
     Pixel centres are whole numbers; a corner outside the image counts as zero.
     """
-    x, y = at
     with o.fp32():
         image = o.cast(image, FP32)
         if form == GRID_SAMPLE:

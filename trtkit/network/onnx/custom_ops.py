@@ -193,9 +193,9 @@ def _body(
         names = {body.name for body in (*rewrite.model.functions, *rewrite.bodies.values())}
         count = sum(name == op.name or name.startswith(f"{op.name}_") for name in names)
         name = op.name if not count else f"{op.name}_{count + 1}"
-        case = (facts, replacement.attributes)
-        body = rewrite.bodies[key] = function_of(op, name, case, opset_of(rewrite.model), rewrite.form)
-        if rewrite.for_plugins and not refusal(op, *case):
+        attributes = replacement.attributes
+        body = rewrite.bodies[key] = function_of(op, name, facts, attributes, opset_of(rewrite.model), rewrite.form)
+        if rewrite.for_plugins and not refusal(op, facts, attributes):
             mark_for_plugin(body)
     return rewrite.bodies[key]
 

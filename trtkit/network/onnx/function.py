@@ -21,13 +21,12 @@ _PLUGIN = " plugin"
 
 
 def function_of(
-    op: CustomOp, name: str, case: tuple[Sequence[Fact | None], Any], opset: int, form: str | None = None
+    op: CustomOp, name: str, facts: Sequence[Fact | None], attributes: Any, opset: int, form: str | None = None
 ) -> onnx.FunctionProto:
     """Return the op's body for inputs of known facts and attributes, as the local function `trtkit::name`.
 
     It has no inputs for those that are missing: TensorRT's parser takes no empty names there.
     """
-    facts, attributes = case
     writer = OnnxOps(opset)
     values = [
         None if fact is None else writer.input(_input_name(op, index), fact.dtype, fact.shape)

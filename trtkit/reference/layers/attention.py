@@ -16,6 +16,9 @@ from trtkit.reference.layers.quantization import FP8_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+QKV = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values."""
+
 # Shapes: B sequences, S new tokens, T cached tokens, N query heads, K key/value heads, H head size.
 
 
@@ -84,7 +87,7 @@ def _normalization_rounding(layer: Layer) -> Callable[[Tensor, Tensor], Tensor]:
     raise layer.unsupported(f"normalization type {kind}")
 
 
-def _packed(qkv: tuple[Tensor, Tensor, Tensor], extra: _Optional, form: _AttentionForm) -> Tensor:
+def _packed(qkv: QKV, extra: _Optional, form: _AttentionForm) -> Tensor:
     """Attend sequence by sequence; the result has the query's layout."""
     q, k, v = qkv
     lengths = extra.key_lengths
@@ -120,9 +123,7 @@ def _sizes(q: Tensor, k: Tensor, form: _AttentionForm) -> MaskSizes:
     return MaskSizes(q.shape[2], k.shape[2], k.shape[1], q.shape[1] // k.shape[1], form.compute, form.causal, q.device)
 
 
-def _padded(
-    qkv: tuple[Tensor, Tensor, Tensor], blocks: list[Block], scale: Tensor | None, form: _AttentionForm
-) -> Tensor:
+def _padded(qkv: QKV, blocks: list[Block], scale: Tensor | None, form: _AttentionForm) -> Tensor:
     """Attend over [B, heads, tokens, H], block by block."""
     longest = max(block.columns for block in blocks)
     q, k, v = (item.to(form.compute) for item in (qkv[0], qkv[1][:, :, :longest], qkv[2][:, :, :longest]))
@@ -135,9 +136,7 @@ def _padded(
     return torch.cat(parts, 2)
 
 
-def _attend(
-    qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, scale: Tensor | None, form: _AttentionForm
-) -> Tensor:
+def _attend(qkv: QKV, mask: Tensor | None, scale: Tensor | None, form: _AttentionForm) -> Tensor:
     """Attend with each row to all columns. Query heads that share a key/value head become rows of one head."""
     q, k, v = qkv
     if q.shape[1] == k.shape[1]:
@@ -146,9 +145,7 @@ def _attend(
     return _scores_times_values((rows, k, v), mask, scale, form).reshape(q.shape)
 
 
-def _scores_times_values(
-    qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, scale: Tensor | None, form: _AttentionForm
-) -> Tensor:
+def _scores_times_values(qkv: QKV, mask: Tensor | None, scale: Tensor | None, form: _AttentionForm) -> Tensor:
     """Return normalized scores times values."""
     q, k, v = qkv
     if form.is_softmax and form.quantize is None:

@@ -43,7 +43,7 @@ def slice_layer(layer: Layer) -> Lowered:
         now = {**stated, **numbers}
         start, size, stride = _on_every_axis(x, (now[START], now[SIZE], now[STRIDE]), now[AXES])
         if not _is_inside(x, start, size, stride):
-            return _sampled(x, (start, size, stride), mode, optional[FILL - 1] if len(optional) >= FILL else None)
+            return _sampled(x, start, size, stride, mode, optional[FILL - 1] if len(optional) >= FILL else None)
         if any(step <= 0 and count > 1 for step, count in zip(stride, size, strict=True)):
             return _indexed(x, start, size, stride)
         if len(views) == _MOST_VIEWS:
@@ -94,14 +94,16 @@ def _positions(start: int, count: int, stride: int, device: torch.device) -> Ten
     return start + stride * torch.arange(count, device=device)
 
 
-def _sampled(x: Tensor, plan: tuple[list[int], list[int], list[int]], mode: str, fill: Tensor | None) -> Tensor:
+def _sampled(
+    x: Tensor, starts: list[int], counts: list[int], strides: list[int], mode: str, fill: Tensor | None
+) -> Tensor:
     """Return the slice where some positions lie outside, which the mode gives a meaning."""
     if mode == "STRICT_BOUNDS":
-        raise IndexError(f"slice from {plan[0]}, size {plan[1]}, stride {plan[2]} reaches outside {list(x.shape)}")
-    if mode == "FILL" and all(step == 1 for step in plan[2]):
-        return _padded(x, plan[0], plan[1], fill)
+        raise IndexError(f"slice from {starts}, size {counts}, stride {strides} reaches outside {list(x.shape)}")
+    if mode == "FILL" and all(step == 1 for step in strides):
+        return _padded(x, starts, counts, fill)
     is_inside = torch.ones([], dtype=torch.bool, device=x.device)
-    for axis, (start, count, stride) in enumerate(zip(*plan, strict=True)):
+    for axis, (start, count, stride) in enumerate(zip(starts, counts, strides, strict=True)):
         position = _positions(start, count, stride, x.device)
         length = x.shape[axis]
         valid = (position >= 0) & (position < length)

@@ -22,7 +22,7 @@ from trtkit.runtime.tasks.classes import softmax
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.arrays import Array
+    from trtkit.arrays import Array, WidthHeight
 
 Layout = Literal["channels-first", "anchors", "queries", "suppressed", "text-map"]
 Scores = Literal["probabilities", "sigmoid", "softmax"]
@@ -63,7 +63,7 @@ def read_rows(rows: Array, layout: Layout, classes: int | None = None) -> list[D
     ]
 
 
-def read_queries(boxes: Array, logits: Array, scores: Scores, size: tuple[int, int]) -> list[Detections]:
+def read_queries(boxes: Array, logits: Array, scores: Scores, size: WidthHeight) -> list[Detections]:
     """Return queries as boxes in pixels. size: (width, height) of the input.
 
     With `softmax`, whose last class means nothing, a query has one class; with `sigmoid` it is a box for each

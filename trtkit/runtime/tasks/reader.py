@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from trtkit.arrays import Array
+    from trtkit.arrays import Array, WidthHeight
     from trtkit.bundle.bundle import Bundle
     from trtkit.bundle.records import IoRecord
     from trtkit.config.task import Task
@@ -45,9 +45,7 @@ class TaskReader:
     top_k: int = 5
     keypoints: int = 0
 
-    def read(
-        self, outputs: Mapping[str, Array], placed: Sequence[PicturePlacement], size: tuple[int, int]
-    ) -> list[Answer]:
+    def read(self, outputs: Mapping[str, Array], placed: Sequence[PicturePlacement], size: WidthHeight) -> list[Answer]:
         """Return an answer for each row of a batch.
 
         placed: where each picture lies in its input. size: (width, height) of the input.
@@ -65,7 +63,7 @@ class TaskReader:
             self._answer(self.task.kind, value, placement, size) for value, placement in zip(first, placed, strict=True)
         ]
 
-    def _answer(self, kind: str, value: Array, placed: PicturePlacement, size: tuple[int, int]) -> Answer:
+    def _answer(self, kind: str, value: Array, placed: PicturePlacement, size: WidthHeight) -> Answer:
         """Return what one row of the first output says."""
         match kind:
             case "classification":
@@ -113,7 +111,7 @@ class TaskReader:
         return tuple(self.labels[index] for index in ids) if self.labels else ()
 
 
-def read_boxes(task: Task, arrays: Mapping[str, Array], size: tuple[int, int]) -> list[box_layouts.Detections]:
+def read_boxes(task: Task, arrays: Mapping[str, Array], size: WidthHeight) -> list[box_layouts.Detections]:
     """Return each image's boxes in pixels of the input, of a task with `boxes`. size: (width, height) of the input."""
     options = task.boxes
     assert options is not None

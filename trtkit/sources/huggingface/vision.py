@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from trtkit.arrays import HeightWidth
     from trtkit.config.schema import ModelConfig
 
 
@@ -54,7 +55,7 @@ def torch_source(config: ModelConfig) -> TorchSource:
     return folder_source(Path(source.hf), config.image_size)
 
 
-def folder_source(folder: Path, image_size: tuple[int, int] | None = None) -> TorchSource:
+def folder_source(folder: Path, image_size: HeightWidth | None = None) -> TorchSource:
     """Return the torch source that a Hugging Face folder represents: `pixel_values [batch, 3, H, W]`.
 
     image_size: (height, width) where it is not the folder's own.

@@ -124,7 +124,7 @@ def build(graph: Graph | Parsed, trial: Trial, compute_capability: int | None = 
 def function_model(trial: Trial, form: str) -> onnx.ModelProto:
     """Return a model of one node `trtkit::Op` with its function."""
     op = trial.op
-    function = function_of(op, op.name, (trial.facts, trial.case.attributes), OPSET, form)
+    function = function_of(op, op.name, trial.facts, trial.case.attributes, OPSET, form)
     outputs = [f"y{index}" for index in range(len(op.outputs))]
     attributes = attribute_values(trial.case.attributes)
     node = helper.make_node(op.name, list(trial.named()), outputs, domain=DOMAIN, **attributes)

@@ -108,13 +108,14 @@ def _tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
 def eagle3_pairs(
     model: ReferenceDecoder,
     reference: PreTrainedModel,
-    opened: tuple[OpenedSpeculator, Mapping[str, Array]],
+    opened: OpenedSpeculator,
+    arrays: Mapping[str, Array],
     ids: Sequence[int],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return a head's logits and its reference's: after a prompt's pieces, and after its own guesses."""
     import torch
 
-    head, torch_head, known, count = model.head, Eagle3Reference(*opened), opened[0].ids, len(ids)
+    head, torch_head, known, count = model.head, Eagle3Reference(opened, arrays), opened.ids, len(ids)
     if head is None or count < 3:
         raise GenerationError("a head needs a prompt of three tokens", "inputs", "give a longer text")
     with torch.inference_mode():

@@ -74,7 +74,8 @@ def what_assistants_read(model: PreTrainedModel, ids: Sequence[int]) -> Read:
 def assistant_pairs(
     model: ReferenceDecoder,
     reference: PreTrainedModel,
-    opened: tuple[OpenedSpeculator, Mapping[str, Array]],
+    opened: OpenedSpeculator,
+    arrays: Mapping[str, Array],
     ids: Sequence[int],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return what an assistant gives and what its reference does: after a part of a prompt and after all of it.
@@ -83,7 +84,7 @@ def assistant_pairs(
     """
     import torch
 
-    head, theirs, table, pairs = model.head, _reference(*opened), reference.get_input_embeddings(), []
+    head, theirs, table, pairs = model.head, _reference(opened, arrays), reference.get_input_embeddings(), []
     if head is None or len(ids) < 3:
         raise GenerationError("an assistant needs a prompt of three tokens", "inputs", "give a longer text")
     with torch.inference_mode():

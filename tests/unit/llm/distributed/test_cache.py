@@ -35,7 +35,7 @@ STATE = CacheArray("past_state_1", "float32", 1, 2, is_state=True)
 
 def group(arrays: tuple[CacheArray, ...], channel: Any = None, run: Any = None) -> GroupCache:
     """Return the caches of two pipeline stages. arrays: of the second."""
-    own = PagedCache([POOL, COPIED], (2, 512), lambda _: torch.float32)
+    own = PagedCache([POOL, COPIED], 2, 512, lambda _: torch.float32)
     return GroupCache(own, [(KEYS,), arrays], channel, run)
 
 
@@ -55,7 +55,7 @@ def test_a_first_stage_without_attention_keeps_the_blocks_of_the_others() -> Non
         (Axis("batch"), Axis("key_value_heads", 1), Axis("cached_tokens", 48), Axis("head_dim", 2)),
         "cache",
     )
-    own, other = (KvCache(specs, (2, 48), lambda _: torch.float32) for specs in ([], [linear]))
+    own, other = (KvCache(specs, 2, 48, lambda _: torch.float32) for specs in ([], [linear]))
     cached = torch.arange(2 * 48 * 2, dtype=torch.float32).reshape(2, 1, 48, 2)
     held = other.view(slice(0, 2))["past_key_0"]
     held.copy_(cached)

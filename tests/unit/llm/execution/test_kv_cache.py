@@ -39,7 +39,7 @@ def cache(dtype: torch.dtype = torch.float32, slots: int = 3) -> KvCache:
         )
         for name, (heads, size) in SHAPES.items()
     ]
-    made = KvCache([InputSpec("input_ids", "int32", (BATCH,), "request"), *specs], (slots, 8), lambda _: dtype)
+    made = KvCache([InputSpec("input_ids", "int32", (BATCH,), "request"), *specs], slots, 8, lambda _: dtype)
     for array in made.view(slice(0, slots)).values():
         array.copy_(torch.arange(array.numel()).view(array.shape) % 100)
     return made
@@ -243,7 +243,7 @@ def test_work_on_a_stream_uses_no_memory_that_its_caller_drops(is_paged: bool) -
     spec = InputSpec("past_key_0", "fp32", axes, "cache")
 
     def tokens(stream: Stream | None) -> list[list[int]]:
-        held = open_cache([spec], (3, 8), lambda _: torch.float32, stream)
+        held = open_cache([spec], 3, 8, lambda _: torch.float32, stream)
         random = torch.Generator().manual_seed(0)
         form = held.form(7)
         for slot in (0, 1):

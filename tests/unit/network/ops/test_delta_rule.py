@@ -47,7 +47,7 @@ def rule(counts: list[int], *arrays: torch.Tensor) -> list[torch.Tensor]:
         q, k, v, g, beta, state, token_counts = tensors
         chunk = TokenChunk(token_counts, MOST)
         masks = chunk.masks(transpose(v, (0, 2, 1, 3)), has_levels=g.shape[3] > 1)
-        return list(gated_delta_rule((q, k, v), (g, beta), state, masks))
+        return list(gated_delta_rule((q, k, v), g, beta, state, masks))
 
     q, k, v, g, beta, state = arrays
     is_token = (torch.arange(q.shape[1]) < torch.tensor(counts)[:, None])[..., None, None]

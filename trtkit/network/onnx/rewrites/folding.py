@@ -48,12 +48,15 @@ def col2im(o: Writer, node: Node) -> Written:
         group=channels,
         strides=list(strides),
     )
-    return [_cut(o, y, pads, (sizes, image))]
+    return [_cut(o, y, pads, sizes, image)]
 
 
-def _cut(o: Writer, y: OnnxValue, pads: Sequence[int], sizes: tuple[list[int], list[int]]) -> OnnxValue:
-    """Return the image without padding; rows that no column covers are zero. sizes: as made, of the image."""
-    for axis, (have, want) in enumerate(zip(*sizes, strict=True)):
+def _cut(o: Writer, y: OnnxValue, pads: Sequence[int], sizes: list[int], image: list[int]) -> OnnxValue:
+    """Return the image without padding; rows that no column covers are zero.
+
+    sizes: with padding. image: sizes without.
+    """
+    for axis, (have, want) in enumerate(zip(sizes, image, strict=True)):
         start = pads[axis]
         if have < start + want:
             y = o.pad(y, 2 + axis, 0, start + want - have)

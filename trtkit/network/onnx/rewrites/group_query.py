@@ -69,7 +69,7 @@ def group_query_attention(o: Writer, node: Node) -> Written:
     if window > 0:
         hidden = o.binary("or", hidden, keys < at - (window - 1))
     scoring = _Scoring(scale or heads.size**-0.5, softcap, hidden, node.optional(10))
-    out = _attended(o, (q, present_k, present_v), heads, scoring)
+    out = _attended(o, q, present_k, present_v, heads, scoring)
     return [out, present_k, present_v][: len(node.outputs)]
 
 
@@ -146,9 +146,8 @@ def _cached(o: Writer, node: Node, index: int, x: OnnxValue, before: OnnxValue) 
     return o.transpose(o.gather_nd(moved, o.unsqueeze(at, 2), batch_dims=1), (0, 2, 1, 3))
 
 
-def _attended(o: Writer, qkv: tuple[OnnxValue, OnnxValue, OnnxValue], heads: _Heads, scoring: _Scoring) -> OnnxValue:
+def _attended(o: Writer, q: OnnxValue, k: OnnxValue, v: OnnxValue, heads: _Heads, scoring: _Scoring) -> OnnxValue:
     """Return softmax(q k^T scale + mask) v as [B, S, N * H]; the queries of one key head are multiplied at once."""
-    q, k, v = qkv
     group = heads.queries // heads.keys
     grouped = o.reshape(q, [0, heads.keys, -1, heads.size])  # [B, K, N / K * S, H]
     length = o.size(k, 2)

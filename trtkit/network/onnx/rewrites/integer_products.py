@@ -66,20 +66,22 @@ def conv_attributes(node: Node) -> dict[str, object]:
 def matmul_integer(o: Writer, node: Node) -> Written:
     """Write a product of integer matrices."""
     node.check_all_read()
-    return [o.cast(o.unary("round", integer_matmul(o, node, (0, 1, 2, 3))), INT32)]
+    return [o.cast(o.unary("round", integer_matmul(o, node, a_zero=2, b_zero=3)), INT32)]
 
 
-def integer_matmul(o: Writer, node: Node, indices: tuple[int, int, int, int]) -> OnnxValue:
-    """Return the product in fp32. indices: of A, B and their zero points, which lie along A's rows and B's columns."""
-    a, b, a_zero, b_zero = indices
-    left = shifted(o, node, a, a_zero, -2)
-    return o.matmul(left, shifted(o, node, b, b_zero, -1))
+def integer_matmul(o: Writer, node: Node, a_zero: int, b_zero: int) -> OnnxValue:
+    """Return the product of A and B in fp32.
+
+    a_zero, b_zero: the inputs with their zero points, which lie along A's rows and B's columns.
+    """
+    left = shifted(o, node, 0, a_zero, -2)
+    return o.matmul(left, shifted(o, node, 1, b_zero, -1))
 
 
 def matmul_integer_to_float(o: Writer, node: Node) -> Written:
     """Write ONNX Runtime's product with scales: A, B, A scale, B scale, A zero point, B zero point, bias."""
     node.check_all_read()
-    product = integer_matmul(o, node, (0, 1, 4, 5))
+    product = integer_matmul(o, node, a_zero=4, b_zero=5)
     product = product * o.along(node.x(2), -2, len(product.shape)) * o.along(node.x(3), -1, len(product.shape))
     bias = node.optional(6)
     return [product if bias is None else product + bias]
