@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.generation import logits_process
+from trtkit.llm.scheduler.admission import admit_waiting
 
 from benchmarks.measure import interleaved, seconds, summary, write
 from trtkit.llm.cache.imports import Imports
-from trtkit.llm.engine import Engine, Request
+from trtkit.llm.engine import LLMEngine, Request
 from trtkit.llm.engine.state import State
 from trtkit.llm.execution import KvCache
 from trtkit.llm.sampling.params import SamplingParams
 from trtkit.llm.sampling.settings import Settings, Vocabulary
-from trtkit.llm.scheduler import DEFAULT_SCHEDULE, Waiting
-from trtkit.llm.scheduler.admission import admit_waiting
+from trtkit.llm.scheduler import DEFAULT_SCHEDULE, RequestQueue
 from trtkit.network.input_spec import Axis, InputSpec
 
 if TYPE_CHECKING:
@@ -132,15 +132,15 @@ def _admission() -> dict[str, Any]:
 
 
 def _admit(state: State, name: str, prompt: list[int]) -> None:
-    waiting: Waiting[Request] = Waiting(DEFAULT_SCHEDULE)
+    waiting: RequestQueue[Request] = RequestQueue(DEFAULT_SCHEDULE)
     settings = Settings.resolve(SamplingParams(max_tokens=100, temperature=0), Vocabulary(SMALL, (2,)))
     waiting.add(Request(name, prompt, settings), 0.0)
     admit_waiting(state, waiting, 16, land=lambda: None)
 
 
-def _engine(nothing: Nothing, params: dict[str, Any]) -> Engine:
+def _engine(nothing: Nothing, params: dict[str, Any]) -> LLMEngine:
     """Return an engine with a sequence decoding in each slot."""
-    engine, vocabulary = Engine(nothing), Vocabulary(nothing.vocab_size, (2,))
+    engine, vocabulary = LLMEngine(nothing), Vocabulary(nothing.vocab_size, (2,))
     for seed in range(nothing.slots):
         settings = Settings.resolve(SamplingParams(max_tokens=3900, ignore_eos=True, seed=seed, **params), vocabulary)
         engine.submit(Request(str(seed), list(range(300, 300 + HISTORY)), settings))
@@ -151,7 +151,7 @@ def _engine(nothing: Nothing, params: dict[str, Any]) -> Engine:
     return engine
 
 
-def _steps(engine: Engine, count: int) -> None:
+def _steps(engine: LLMEngine, count: int) -> None:
     for _ in range(count):
         engine.step()
 

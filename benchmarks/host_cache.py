@@ -16,7 +16,7 @@ from benchmarks.measure import write
 from trtkit.backends import load_backend
 from trtkit.builder.decoders import open_decoder
 from trtkit.config.load import load_config
-from trtkit.llm.engine import Engine, EngineOptions, Request
+from trtkit.llm.engine import EngineOptions, LLMEngine, Request
 from trtkit.llm.execution import ReferenceDecoder, decoder_network
 from trtkit.llm.sampling.params import SamplingParams
 from trtkit.llm.sampling.settings import Settings, Vocabulary
@@ -48,7 +48,7 @@ def converse(network: DecoderNetwork, host_bytes: int) -> tuple[dict[str, float]
     """Return what the turns after the first took, one conversation after another, and all answers."""
     generator, vocabulary = np.random.default_rng(1), Vocabulary(network.vocab_size, ())
     settings = Settings.resolve(SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True), vocabulary)
-    engine = Engine(ReferenceDecoder(network, SLOTS), EngineOptions(host_cache_bytes=host_bytes))
+    engine = LLMEngine(ReferenceDecoder(network, SLOTS), EngineOptions(host_cache_bytes=host_bytes))
     chats = [generator.integers(3, network.vocab_size, PROMPT).tolist() for _ in range(CHATS)]
     waits, tokens, before = [], [], 0
     for turn in range(TURNS):

@@ -14,7 +14,7 @@ from benchmarks.measure import interleaved, ratio, seconds, summary, write
 from trtkit.backends import load_backend
 from trtkit.builder.decoders import decoder_size, open_decoder
 from trtkit.config.load import load_config
-from trtkit.llm.engine import Engine, EngineOptions, Request
+from trtkit.llm.engine import EngineOptions, LLMEngine, Request
 from trtkit.llm.execution import ReferenceDecoder, decoder_network
 from trtkit.llm.execution.pool_size import PoolSize
 from trtkit.llm.sampling.params import SamplingParams
@@ -56,7 +56,7 @@ class Memory:
 
     def held(self, lengths: Sequence[int]) -> dict[str, float]:
         """Return how many of the sequences fit at once, and which share of their memory holds no token."""
-        engine = Engine(self._decoder, EngineOptions(token_budget=1, min_shared_tokens=1 << 30, host_cache_bytes=0))
+        engine = LLMEngine(self._decoder, EngineOptions(token_budget=1, min_shared_tokens=1 << 30, host_cache_bytes=0))
         for request in self.requests(lengths, 1):
             engine.submit(request)
         engine.step()  # lets in as many as fit, and computes one token
@@ -69,7 +69,7 @@ class Memory:
 
     def answer(self, prompts: Sequence[int]) -> None:
         """Answer requests of `OUTPUT_TOKENS` tokens, as many at once as fit."""
-        engine = Engine(self._decoder, EngineOptions(min_shared_tokens=1 << 30, host_cache_bytes=0))
+        engine = LLMEngine(self._decoder, EngineOptions(min_shared_tokens=1 << 30, host_cache_bytes=0))
         for request in self.requests(prompts, OUTPUT_TOKENS):
             engine.submit(request)
         while engine.has_work:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.generation import PAGE_TOKENS, case_of, network_of
-from trtkit.llm.engine import Engine, EngineOptions
+from trtkit.llm.engine import EngineOptions, LLMEngine
 from trtkit.llm.execution import ReferenceDecoder
 from trtkit.llm.execution.pool_size import PoolSize
 
@@ -43,7 +43,7 @@ class ClockedDecoder(ReferenceDecoder):
         return super().forward(call, draw)
 
 
-def clocked_engine(slots: int, seconds_of: Callable[[Call], float] = lambda _: 1.0, **options: object) -> Engine:
+def clocked_engine(slots: int, seconds_of: Callable[[Call], float] = lambda _: 1.0, **options: object) -> LLMEngine:
     """Return an engine on such a decoder."""
     decoder = ClockedDecoder(slots, seconds_of)
-    return Engine(decoder, EngineOptions(clock=decoder.clock, **options))  # type: ignore[arg-type]
+    return LLMEngine(decoder, EngineOptions(clock=decoder.clock, **options))  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tests.decoder_cases import CASES
 from tests.decoders import graph_of, model_of
 from trtkit.dtypes import FP32
-from trtkit.llm.engine import Engine, EngineOptions, Finished, Request
+from trtkit.llm.engine import EngineOptions, Finished, LLMEngine, Request
 from trtkit.llm.execution import DecoderNetwork, ReferenceDecoder
 from trtkit.llm.execution.pool_size import PoolSize
 from trtkit.llm.sampling.params import SamplingParams
@@ -78,7 +78,7 @@ def settings(vocab_size: int = 67, eos_ids: tuple[int, ...] = (EOS,), **params: 
     return Settings.resolve(SamplingParams(**params), Vocabulary(vocab_size, eos_ids))
 
 
-def run(engine: Engine, requests: Iterable[Request]) -> dict[str, Finished]:
+def run(engine: LLMEngine, requests: Iterable[Request]) -> dict[str, Finished]:
     """Submit requests at once and step until all are done."""
     for request in requests:
         engine.submit(request)
@@ -88,12 +88,12 @@ def run(engine: Engine, requests: Iterable[Request]) -> dict[str, Finished]:
     return results
 
 
-def answer(engine: Engine, prompt: list[int], **params: Any) -> list[int]:
+def answer(engine: LLMEngine, prompt: list[int], **params: Any) -> list[int]:
     """Return the answer to one prompt."""
     return run(engine, [Request("only", prompt, settings(**params))])["only"].token_ids
 
 
-def engine(slots: int = 4, model_type: str = "llama", **options: Any) -> Engine:
+def engine(slots: int = 4, model_type: str = "llama", **options: Any) -> LLMEngine:
     """Return an engine on a tiny model; it gives all logits where guesses are to be verified.
 
     Its clock stands still: what is kept on the host does not depend on how busy the machine is.
@@ -101,7 +101,7 @@ def engine(slots: int = 4, model_type: str = "llama", **options: Any) -> Engine:
     has_all_logits, (pages, in_place) = options.get("proposer") is not None, _pages[-1]
     options = {"clock": lambda: 0.0, **options}
     opened = decoder(model_type, slots, has_all_logits=has_all_logits, pages=pages, in_place=in_place)
-    return Engine(opened, EngineOptions(**options))
+    return LLMEngine(opened, EngineOptions(**options))
 
 
 _pages: list[tuple[int | None, bool]] = [(None, False)]
@@ -133,7 +133,7 @@ class Asked:
 
 
 @cache
-def lone_engine(model_type: str = "llama") -> Engine:
+def lone_engine(model_type: str = "llama") -> LLMEngine:
     """An engine that shares nothing between requests, on linear caches."""
     with caches_of(None):
         return engine(SLOTS, model_type, min_shared_tokens=10**6)
@@ -144,7 +144,7 @@ def alone(asked: Asked, model_type: str = "llama") -> tuple[int, ...]:
     return tuple(run(lone_engine(model_type), [asked.request("alone")])["alone"].token_ids)
 
 
-def is_clean(tested: Engine) -> bool:
+def is_clean(tested: LLMEngine) -> bool:
     """Whether an engine without work has all its slots back, and the pages that no ended slot keeps."""
     pages, cache = tested.execution.cache.pages, tested.execution.cache
     held = 0 if pages is None or cache.has_slot_memory else pages.held

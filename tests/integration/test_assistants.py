@@ -11,7 +11,7 @@ import torch
 from tests.assistants import assistant, decoder_with_assistant
 from tests.decoders import model_of, relative_rms
 from tests.generation import PAGE_TOKENS, SLOTS, Asked, _pages, alone, case_of, is_clean, run
-from trtkit.llm.engine import Engine, EngineOptions
+from trtkit.llm.engine import EngineOptions, LLMEngine
 from trtkit.llm.engine.heads import AssistantProposer
 from trtkit.verification.speculators.gemma4_assistant import what_assistants_read
 
@@ -49,10 +49,10 @@ class Recorded(AssistantProposer):
         return logits, hidden
 
 
-def engine(kind: type[AssistantProposer] = AssistantProposer, tree: int | None = None, **options: Any) -> Engine:
+def engine(kind: type[AssistantProposer] = AssistantProposer, tree: int | None = None, **options: Any) -> LLMEngine:
     pages, in_place = _pages[-1]
     model = decoder_with_assistant(SLOTS, pages, in_place=in_place, has_tree=tree is not None)
-    return Engine(model, EngineOptions(proposer=kind(model, 3, tree), clock=lambda: 0.0, **options))
+    return LLMEngine(model, EngineOptions(proposer=kind(model, 3, tree), clock=lambda: 0.0, **options))
 
 
 def requests(**params: Any) -> dict[str, Asked]:

@@ -20,7 +20,7 @@ from trtkit.llm import EngineThread, TextBundle
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtkit.llm.engine import Engine
+    from trtkit.llm.engine import LLMEngine
 
 
 def test_an_interrupted_batch_leaves_the_engine_empty(llm: LLM) -> None:
@@ -247,7 +247,7 @@ class Counts:
     accepted: int
 
 
-def counts(engine: Engine) -> Counts:
+def counts(engine: LLMEngine) -> Counts:
     pages, numbers = engine.execution.cache.pages, engine.statistics
     return Counts(
         engine.has_work,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Ran
-    from trtkit.llm.engine import Engine
+    from trtkit.llm.engine import LLMEngine
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 5, "ignore_eos": True}
 PROMPTS = [[5 + index, *range(10, 31)] for index in range(6)]
@@ -43,8 +43,8 @@ def files_of(folder: Path) -> list[Path]:
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Callable[..., Engine]:
-    def start(model: str = "m", model_type: str = "llama") -> Engine:
+def opened(tmp_path: Path) -> Callable[..., LLMEngine]:
+    def start(model: str = "m", model_type: str = "llama") -> LLMEngine:
         folder = CacheFolder(tmp_path, 1 << 20, model)
         return engine(SLOTS, model_type, cache_folder=folder, host_block_tokens=PAGE_TOKENS, min_shared_tokens=1)
 
@@ -54,7 +54,7 @@ def opened(tmp_path: Path) -> Callable[..., Engine]:
 @pytest.mark.parametrize("model_type", ["llama", "qwen3_next"])
 @pytest.mark.parametrize("pages", [None, 40], ids=["linear", "paged"])
 def test_the_next_engine_goes_on_where_the_last_one_stopped(
-    model_type: str, pages: int | None, opened: Callable[..., Engine], tmp_path: Path
+    model_type: str, pages: int | None, opened: Callable[..., LLMEngine], tmp_path: Path
 ) -> None:
     with caches_of(pages):
         first = opened(model_type=model_type)
@@ -73,7 +73,7 @@ def test_the_next_engine_goes_on_where_the_last_one_stopped(
         assert set(before) < set(files_of(tmp_path))
 
 
-def test_damaged_files_are_computed_again(opened: Callable[..., Engine], tmp_path: Path) -> None:
+def test_damaged_files_are_computed_again(opened: Callable[..., LLMEngine], tmp_path: Path) -> None:
     first = opened()
     expected = [answer(first, prompt, **GREEDY) for prompt in PROMPTS]
     first.close()

@@ -13,7 +13,7 @@ from tests.generation import settings
 from trtkit.builder.decoders import OpenedDecoder, open_decoder
 from trtkit.config import load_config
 from trtkit.config.llm import LlmOptions
-from trtkit.llm.engine import Engine, EngineOptions, LookupProposer, Request
+from trtkit.llm.engine import EngineOptions, LLMEngine, LookupProposer, Request
 from trtkit.llm.execution import ReferenceDecoder, decoder_network
 from trtkit.resolve import resolve
 from trtkit.verification.decoder_reference import TransformersReference
@@ -46,8 +46,8 @@ def model() -> OpenedDecoder:
 
 
 @cache
-def engine() -> Engine:
-    return Engine(ReferenceDecoder(decoder_network(rtx(), model()), 8))
+def engine() -> LLMEngine:
+    return LLMEngine(ReferenceDecoder(decoder_network(rtx(), model()), 8))
 
 
 @cache
@@ -64,7 +64,7 @@ def theirs(prompt: list[int], **params: Any) -> list[int]:
     return answer[: answer.index(EOS) + 1] if EOS in answer else answer
 
 
-def ours(tested: Engine, params: dict[str, Any]) -> list[list[int]]:
+def ours(tested: LLMEngine, params: dict[str, Any]) -> list[list[int]]:
     for index, prompt in enumerate(PROMPTS):
         tested.submit(Request(str(index), prompt, settings(VOCABULARY, max_tokens=NEW_TOKENS, **params)))
     found: dict[str, list[int]] = {}
@@ -81,6 +81,6 @@ def test_tokens_equal_transformers(name: str) -> None:
 
 def test_speculative_tokens_equal_transformers() -> None:
     options = EngineOptions(proposer=LookupProposer(4))
-    tested = Engine(ReferenceDecoder(decoder_network(rtx(), model(), "all"), 4), options)
+    tested = LLMEngine(ReferenceDecoder(decoder_network(rtx(), model(), "all"), 4), options)
     assert ours(tested, {"temperature": 0}) == [theirs(prompt) for prompt in PROMPTS]
     assert tested.statistics.accepted_tokens > 0

@@ -14,7 +14,7 @@ from tests import recurrent_cases
 from tests.decoders import model_of
 from tests.generation import EOS, case_of, decoder, settings
 from tests.selection import slow_unless
-from trtkit.llm.engine import Engine, EngineOptions, LookupProposer, Request
+from trtkit.llm.engine import EngineOptions, LLMEngine, LookupProposer, Request
 
 RECURRENT = tuple(dict.fromkeys(family for _, family, _, _ in recurrent_cases.RECURRENT))
 CACHES = ("deepseek_v3", "gemma3n_text", "gemma4_text")  # one vector a token; caches that several layers read
@@ -82,11 +82,11 @@ def _cut(ids: list[int]) -> list[int]:
 
 
 @cache
-def engine_of(family: str) -> Engine:
-    return Engine(decoder(family, 8), EngineOptions(min_shared_tokens=8))
+def engine_of(family: str) -> LLMEngine:
+    return LLMEngine(decoder(family, 8), EngineOptions(min_shared_tokens=8))
 
 
-def ours(tested: Engine, params: dict[str, Any], count: int = 1) -> list[list[list[int]]]:
+def ours(tested: LLMEngine, params: dict[str, Any], count: int = 1) -> list[list[list[int]]]:
     """Return the answers to all prompts, computed together."""
     for index, prompt in enumerate(PROMPTS):
         tested.submit(Request(str(index), prompt, settings(max_tokens=NEW_TOKENS, **params)))
@@ -114,13 +114,13 @@ def test_beams_equal_transformers(family: str, name: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_speculative_greedy_tokens_equal_transformers(family: str) -> None:
-    tested = Engine(decoder(family, 4, has_all_logits=True), EngineOptions(proposer=LookupProposer(4, shortest=1)))
+    tested = LLMEngine(decoder(family, 4, has_all_logits=True), EngineOptions(proposer=LookupProposer(4, shortest=1)))
     assert ours(tested, {"temperature": 0}) == [theirs(family, prompt) for prompt in PROMPTS]
     assert tested.statistics.drafted_tokens > 0
 
 
 def test_prompt_and_token_logprobs_equal_transformers() -> None:
-    tested = Engine(decoder("llama", 2, has_all_logits=True))
+    tested = LLMEngine(decoder("llama", 2, has_all_logits=True))
     prompt = PROMPTS[1]
     asked = settings(max_tokens=5, temperature=0, logprobs=3, prompt_logprobs=2, ignore_eos=True)
     tested.submit(Request("r", prompt, asked))

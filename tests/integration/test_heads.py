@@ -11,7 +11,7 @@ from tests.decoders import model_of, relative_rms
 from tests.generation import PAGE_TOKENS, SLOTS, Asked, _pages, alone, case_of, is_clean, run
 from tests.heads import LAYERS, decoder_with_head, saved_head, torch_head
 from trtkit.builder.speculators.source import open_speculator
-from trtkit.llm.engine import HEAD_PROPOSERS, Eagle3Proposer, Engine, EngineOptions
+from trtkit.llm.engine import HEAD_PROPOSERS, Eagle3Proposer, EngineOptions, LLMEngine
 from trtkit.llm.engine.heads import MedusaProposer
 from trtkit.llm.execution.kv_cache import KvCache
 from trtkit.verification.speculators.medusa import medusa_logits
@@ -60,11 +60,11 @@ def engine(
     proposer: type[Eagle3Proposer | MedusaProposer] | None = None,
     tree: int | None = None,
     **options: Any,
-) -> Engine:
+) -> LLMEngine:
     pages, in_place = _pages[-1]
     model = decoder_with_head(SLOTS, pages, kind, in_place=in_place, has_tree=tree is not None)
     guesser = (proposer or HEAD_PROPOSERS[kind])(model, 3, tree)
-    return Engine(model, EngineOptions(proposer=guesser, clock=lambda: 0.0, **options))
+    return LLMEngine(model, EngineOptions(proposer=guesser, clock=lambda: 0.0, **options))
 
 
 def requests(**params: Any) -> dict[str, Asked]:

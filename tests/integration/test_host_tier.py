@@ -10,7 +10,7 @@ import pytest
 
 from tests.generation import PAGE_TOKENS, SLOTS, Asked, alone, caches_of, engine, is_clean, run
 from tests.integration.test_in_flight_batching import KINDS
-from trtkit.llm.engine import Engine, LookupProposer
+from trtkit.llm.engine import LLMEngine, LookupProposer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ class Chat:
         return self.turns[-1]
 
 
-def converse(tested: Engine, model_type: str = "llama") -> list[int]:
+def converse(tested: LLMEngine, model_type: str = "llama") -> list[int]:
     """Let five conversations of four turns take turns, one after another; return the tokens that each turn reused."""
     r, reused = random.Random(3), []
     chats = [Chat([r.randrange(3, 67) for _ in range(10)]) for _ in range(5)]
@@ -64,7 +64,7 @@ def test_conversations_that_no_cache_holds_go_on_from_the_host(model_type: str, 
     assert tested.statistics.restored_tokens > 0
     assert sum(reused) == tested.statistics.reused_tokens > 2 * sum(computed_again)
     assert tested.statistics.prompt_tokens + sum(reused) == without.statistics.prompt_tokens + sum(computed_again)
-    is_whole = without._state.execution.cache.has_states
+    is_whole = without.execution.cache.has_states
     for turn in range(1, 4):  # all of the turns before but the last token, which was never read
         known = 10 + 9 * turn - 1
         assert reused[5 * turn : 5 * turn + 5] == [known if is_whole else known - known % PAGE_TOKENS] * 5 or not pages
@@ -114,12 +114,12 @@ def test_turns_in_flight_get_what_each_gets_alone(options: dict[str, Any], pages
             else:
                 chats[name].ids = chats[name].ids[:9]
                 idle.append(name)
-        assert tested._state.host.size_bytes <= limit
+        assert tested.host.size_bytes <= limit
         if step > 250 and not asked:
             break
     tested.step()
     assert found > 60
     assert tested.statistics.restored_tokens > 50
     assert tested.statistics.preemptions > 0
-    assert not tested._state.host.claimed_bytes
+    assert not tested.host.claimed_bytes
     assert is_clean(tested)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.clocked import ClockedDecoder, clocked_engine
 from tests.generation import SLOTS, Asked, alone, is_clean, run, settings
-from trtkit.llm.engine import Engine, Finished, Metrics, Request
+from trtkit.llm.engine import Finished, LLMEngine, Metrics, Request
 from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def serve(tested: Engine, asked: Sequence[tuple[int, Request]]) -> dict[str, Finished]:
+def serve(tested: LLMEngine, asked: Sequence[tuple[int, Request]]) -> dict[str, Finished]:
     """Submit each request at its step; return how each ended, in that order."""
     results: dict[str, Finished] = {}
     for step in range(2000):
@@ -86,7 +86,7 @@ def test_tokens_do_not_depend_on_the_schedule(schedule: str, options: dict[str, 
         assert preemptions > 3
         assert (restored > 0) == ("host_cache_bytes" not in options)
     assert is_clean(tested)
-    assert not tested._state.host.claimed_bytes
+    assert not tested.host.claimed_bytes
 
 
 def test_under_mlfq_a_short_answer_does_not_wait_for_long_ones() -> None:
@@ -146,7 +146,7 @@ def test_who_gives_way_is_kept_or_computed_again_by_what_takes_less_time(
     What a copy takes is known after the first one: until then it is taken for fast.
     """
     tested = clocked_engine(1, lambda call: float(call.counts.max()), host_block_tokens=4, min_shared_tokens=1)
-    clock, tier = tested.execution, tested._state.host.blocks
+    clock, tier = tested.execution, tested.host.blocks
     assert isinstance(clock, ClockedDecoder)
     assert tier is not None
     save = tier._blocks.save

@@ -12,8 +12,9 @@ import pytest
 
 from tests.clocked import ClockedDecoder
 from tests.generation import PAGE_TOKENS, SLOTS, settings
-from trtkit.llm.engine import Engine, EngineOptions, Metrics, Request
-from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams, admission
+from trtkit.llm.engine import EngineOptions, LLMEngine, Metrics, Request
+from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams
+from trtkit.llm.scheduler.batch import PrefixMatched, SlotTaken
 from trtkit.simulation.fleet import Fleet, FleetOptions
 from trtkit.simulation.replica_options import ReplicaOptions
 from trtkit.simulation.requests import Traffic
@@ -22,10 +23,10 @@ from trtkit.simulation.times import MeasuredTimes, decode_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trtkit.llm.engine.state import State
+    from trtkit.llm.scheduler.chunks import Chunk
+
     from trtkit.llm.execution import Call
     from trtkit.llm.execution.host_blocks import LocalBlocks
-    from trtkit.llm.scheduler.chunks import Chunk
     from trtkit.simulation.recorder import ReplicaState
     from trtkit.simulation.requests import SimulatedRequest
 
@@ -42,6 +43,9 @@ class Events:
 
     def begin(self, request: SimulatedRequest, now_s: float, shared: int, restored: int) -> None:
         self.list.append((now_s, "begin", request.number, shared, restored))
+
+    def match(self, request: SimulatedRequest, shared: int) -> None:
+        self.list.append((-1.0, "match", request.number, shared, 0))
 
     def read(self, request: SimulatedRequest, chunk: Chunk, now_s: float) -> None:
         self.list.append((now_s, "read", request.number, chunk.start, chunk.count))
@@ -113,7 +117,7 @@ def prompt_of(request: SimulatedRequest) -> list[int]:
     return [*shared, 3 + request.number, *range(7, 6 + own)]
 
 
-def engine_events(work: Traffic, own: ReplicaOptions, monkeypatch: pytest.MonkeyPatch) -> tuple[Events, Engine]:
+def engine_events(work: Traffic, own: ReplicaOptions, monkeypatch: pytest.MonkeyPatch) -> tuple[Events, LLMEngine]:
     """Serve the requests with the real engine on a tiny decoder."""
     assert isinstance(own.times, MeasuredTimes)
     events, decoder = Events(), TimedDecoder(own.times, own.pages)
@@ -126,25 +130,28 @@ def engine_events(work: Traffic, own: ReplicaOptions, monkeypatch: pytest.Monkey
         clock=decoder.clock,
         overlap=False,
     )
-    engine = Engine(decoder, options)
-    prefill, admit = engine._prefill, admission._admit
+    engine = LLMEngine(decoder, options)
+    prefill, follow = engine._prefill, engine._state.follow
 
     def noted_prefill(group: list[Chunk]) -> None:
-        numbers = [int(engine._state.running.requests[chunk.slot].id) for chunk in group]
+        numbers = [int(engine._scheduler.running.requests[chunk.slot].id) for chunk in group]
         decoder.is_reading = True
         prefill(group)
         decoder.is_reading = False
         for number, chunk in zip(numbers, group, strict=True):
             events.list.append((decoder.now_s, "read", number, chunk.start, chunk.count))
 
-    def noted_admit(state: State, request: Request, min_shared_tokens: int) -> None:
-        at_s, reused, restored = decoder.now_s, request.metrics.reused, request.metrics.restored
-        admit(state, request, min_shared_tokens)
-        found = request.metrics.reused - reused, request.metrics.restored - restored
-        events.list.append((at_s, "begin", int(request.id), *found))
+    def noted_follow() -> None:
+        for change in engine._scheduler.changes:
+            if isinstance(change, SlotTaken):
+                events.list.append((step_s, "begin", int(change.request.id), change.reused, change.restored))
+            elif isinstance(change, PrefixMatched):
+                number = int(engine._scheduler.running.requests[change.slot].id)
+                events.list.append((-1.0, "match", number, change.reused, 0))
+        follow()
 
     monkeypatch.setattr(engine, "_prefill", noted_prefill)
-    monkeypatch.setattr(admission, "_admit", noted_admit)
+    monkeypatch.setattr(engine._state, "follow", noted_follow)
     left = deque(work.requests())
     while left or engine.has_work:
         if not engine.has_work:
@@ -154,6 +161,7 @@ def engine_events(work: Traffic, own: ReplicaOptions, monkeypatch: pytest.Monkey
             params = settings(max_tokens=each.output_tokens, temperature=0, ignore_eos=True)
             metrics = Metrics(each.arrival_s)
             engine.submit(Request(each.id, prompt_of(each), params, each.scheduling, metrics=metrics))
+        step_s = decoder.now_s
         for ended in engine.step():
             kind, at_s = "drop" if ended.reason == "error" else "finish", ended.request.metrics.finished_s
             assert at_s is not None

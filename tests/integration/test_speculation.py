@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from tests.decoders import model_of
 from tests.generation import SLOTS, Asked, alone, case_of, decoder, engine, run, settings
 from trtkit.errors import RequestError
-from trtkit.llm.engine import DraftProposer, Engine, EngineOptions, LookupProposer, Request
+from trtkit.llm.engine import DraftProposer, EngineOptions, LLMEngine, LookupProposer, Request
 from trtkit.llm.engine.drafts import Drafts
 
 if TYPE_CHECKING:
@@ -94,4 +94,4 @@ def test_guesses_leave_a_long_prompt_alone_that_a_padded_call_covers() -> None:
 
 def test_speculation_without_all_logits_is_refused() -> None:
     with pytest.raises(RequestError, match="speculation needs logits of every token"):
-        Engine(decoder("llama", 2), EngineOptions(proposer=LookupProposer(3)))
+        LLMEngine(decoder("llama", 2), EngineOptions(proposer=LookupProposer(3)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trtkit.llm.engine import Engine
+    from trtkit.llm.engine import LLMEngine
 
 COUNTERS = {
     "generated_tokens": "Tokens of answers.",
@@ -22,14 +22,14 @@ COUNTERS = {
 """Fields of the engine's statistics."""
 
 
-def hit_rate(engine: Engine) -> float | None:
+def hit_rate(engine: LLMEngine) -> float | None:
     """Return which part of all prompts' tokens was found in a cache; None before the first prompt."""
     statistics = engine.statistics
     prompts = statistics.prompt_tokens + statistics.reused_tokens
     return statistics.reused_tokens / prompts if prompts else None
 
 
-def gauges(engine: Engine) -> dict[str, tuple[str, float]]:
+def gauges(engine: LLMEngine) -> dict[str, tuple[str, float]]:
     """Return what goes up and down, by name: what it is, and its value now."""
     return {
         "slots_busy": ("Slots with a sequence in them.", engine.execution.slots - engine.free_slots),

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.bundle.bundle import Bundle
-    from trtkit.llm.engine import Engine
+    from trtkit.llm.engine import LLMEngine
     from trtkit.llm.outputs import Delta
     from trtkit.llm.prompts import PreparedPrompt, Prompt
     from trtkit.llm.sampling.params import SamplingParams
     from trtkit.llm.scheduler import SchedulingParams
     from trtkit.llm.text_bundle import TextBundle
 
-    _Work = Callable[[Engine | Exception], None]
+    _Work = Callable[[LLMEngine | Exception], None]
     from collections.abc import Callable
 
 
@@ -55,7 +55,7 @@ class EngineThread:
     def __init__(
         self,
         bundle: TextBundle | Bundle | Path | str,
-        on_step: Callable[[Engine], None] | None = None,
+        on_step: Callable[[LLMEngine], None] | None = None,
         **options: Any,
     ) -> None:
         self._opened: Future[Frontend] = Future()
@@ -85,7 +85,7 @@ class EngineThread:
             return
         self._preparation.add(Order(prompt, params, request_id, scheduling, on_news))
 
-    def run(self, work: Callable[[Engine], T]) -> Future[T]:
+    def run(self, work: Callable[[LLMEngine], T]) -> Future[T]:
         """Do `work` on the engine, in its thread, between two steps."""
         future: Future[T] = Future()
         if self._refuses(partial(_settle, future, work)):
@@ -238,7 +238,7 @@ class EngineThread:
             listener(news)
 
 
-def _settle(future: Future[T], work: Callable[[Engine], T], engine: Engine | Exception) -> None:
+def _settle(future: Future[T], work: Callable[[LLMEngine], T], engine: LLMEngine | Exception) -> None:
     """Do `work` on the engine, if there is one; its outcome becomes that of `future`."""
     if isinstance(engine, Exception):
         future.set_exception(engine)

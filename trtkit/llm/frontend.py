@@ -12,7 +12,7 @@ from trtkit.bundle.known import read_all_known
 from trtkit.errors import GenerationError, RankError, RequestError
 from trtkit.llm.adapters import Adapters, bundle_adapters, no_adapters
 from trtkit.llm.distributed.world import launched_count
-from trtkit.llm.engine import CacheFolder, Engine, EngineOptions, Request
+from trtkit.llm.engine import CacheFolder, EngineOptions, LLMEngine, Request
 from trtkit.llm.job import PromptJob
 from trtkit.llm.networks import open_networks
 from trtkit.llm.sampling.params import SamplingParams
@@ -41,7 +41,7 @@ class Frontend:
         text = bundle if isinstance(bundle, TextBundle) else read_text_bundle(bundle)
         self.bundle, self._options = text.bundle, options
         self._networks: Networks | None = open_networks(text, options)
-        self._engine: Engine | None = None
+        self._engine: LLMEngine | None = None
         text = replace(text, has_all_logits=self.execution.has_all_logits)
         self.text, self.tokenizer, self.reader = text, text.tokenizer, text.reader
         self._words = text.tokenizer if options.detokenizes else None
@@ -58,14 +58,14 @@ class Frontend:
         return self._awake_networks.execution
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> LLMEngine:
         """What runs requests. Raises GenerationError while the model is asleep."""
         if self._engine is None:
             raise asleep()
         return self._engine
 
     @property
-    def awake_engine(self) -> Engine | None:
+    def awake_engine(self) -> LLMEngine | None:
         """What runs requests; None while the model is asleep."""
         return self._engine
 
@@ -233,7 +233,7 @@ class Frontend:
         if self.adapters is not None and slots is not None:
             self.adapters.wake(slots)
         begins, self.adapters = self.adapters is None, self.adapters or bundle_adapters(self.bundle, slots)
-        self._engine = Engine(self.execution, engine_options, self.adapters)
+        self._engine = LLMEngine(self.execution, engine_options, self.adapters)
         for name, folder in (options.lora or {}).items() if begins else ():
             self._engine.load_adapter(name, self.read_adapter(folder))
 
@@ -247,7 +247,7 @@ class Frontend:
 
     def _check_ranks(self) -> None:
         """Ask the known request, in an engine of its own."""
-        self._engine = Engine(self.execution, EngineOptions(host_cache_bytes=0))
+        self._engine = LLMEngine(self.execution, EngineOptions(host_cache_bytes=0))
         try:
             check_known_answer(self.text.bundle, self._answer)
         except BaseException:

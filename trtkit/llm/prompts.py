@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import Problem, ProblemsError, RequestError
-from trtkit.llm.scheduler.request import too_long
+from trtkit.llm.engine.request import too_long
 from trtkit.runtime.text.limits import shown
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from trtkit.builder.decoders import llm_options
 from trtkit.bundle.bundle import Bundle, open_bundle
 from trtkit.errors import GenerationError, RequestError
 from trtkit.llm.encoded import AudioPrompts, TextPrompts
+from trtkit.llm.engine.request import Request, check_request
 from trtkit.llm.images import ImagePrompts
 from trtkit.llm.prompts import PreparedPrompt, PromptReader
 from trtkit.llm.sampling.guides import GuideFactory
 from trtkit.llm.sampling.settings import Settings, Vocabulary
-from trtkit.llm.scheduler.request import Request, check_request
 from trtkit.runtime.text import eos_token_ids, open_tokenizer
 
 if TYPE_CHECKING:

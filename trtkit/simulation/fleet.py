@@ -109,7 +109,7 @@ class Fleet:
         """Send a computed prompt to a replica that decodes; it arrives after the transfer."""
         request.is_prompt_alone = False
         request.imported = request.prompt_tokens - 1
-        request.preemptions, request.is_handed_on = 0, True
+        request.is_handed_on, request.generated = True, []
         request.first_token_s = float("nan")
         self._push(now_s + request.prompt_tokens * self._options.transfer_s_per_token, request)
 
@@ -127,7 +127,7 @@ class _HandOn:
 
     def __init__(self, inner: Recorder, hand_on: Callable[[SimulatedRequest, float], None]) -> None:
         self._inner, self._hand_on = inner, hand_on
-        self.read, self.drop, self.pass_time = inner.read, inner.drop, inner.pass_time
+        self.match, self.read, self.drop, self.pass_time = inner.match, inner.read, inner.drop, inner.pass_time
 
     def begin(self, request: SimulatedRequest, now_s: float, shared: int, restored: int) -> None:
         """Count a prompt; see Recorder."""

@@ -8,7 +8,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array
-    from trtkit.llm.scheduler.chunks import Chunk
+    from trtkit.llm.scheduler.batch import Chunk
     from trtkit.simulation.recorder import ReplicaState
     from trtkit.simulation.requests import SimulatedRequest, Traffic
 
@@ -44,10 +44,15 @@ class Record:
 
     def begin(self, request: SimulatedRequest, now_s: float, shared: int, restored: int) -> None:  # noqa: ARG002
         """Count a prompt; see Recorder."""
-        if not request.preemptions and not request.is_handed_on:
+        if not request.metrics.preemptions and not request.is_handed_on:
             self.shared_tokens += shared
             self.restored_tokens += restored
             self.prompt_tokens += request.prompt_tokens
+
+    def match(self, request: SimulatedRequest, shared: int) -> None:
+        """Count what is shared besides; see Recorder."""
+        if not request.metrics.preemptions and not request.is_handed_on:
+            self.shared_tokens += shared
 
     def read(self, request: SimulatedRequest, chunk: Chunk, now_s: float) -> None:  # noqa: ARG002
         """Count what is computed; see Recorder."""
@@ -57,7 +62,7 @@ class Record:
         """Note a request's times; see Recorder."""
         self.first_token_s[request.number] = request.first_token_s
         self.finished_s[request.number] = now_s
-        self.preemptions += request.preemptions
+        self.preemptions += request.metrics.preemptions
         self.last_s = max(self.last_s, now_s)
         self.done += 1
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from trtkit.llm.scheduler.chunks import Chunk
+    from trtkit.llm.scheduler.batch import Chunk
     from trtkit.simulation.requests import SimulatedRequest
 
 
@@ -31,6 +31,9 @@ class Recorder(Protocol):
 
     def begin(self, request: SimulatedRequest, now_s: float, shared: int, restored: int) -> None:
         """A request has a slot; `shared` of its tokens were cached already, `restored` of them on the host."""
+
+    def match(self, request: SimulatedRequest, shared: int) -> None:
+        """A request that has read nothing yet shares so many tokens more."""
 
     def read(self, request: SimulatedRequest, chunk: Chunk, now_s: float) -> None:
         """A piece of a prompt is computed."""

@@ -6,12 +6,17 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from trtkit.llm.scheduler import DEFAULT_SCHEDULING, SchedulingParams, Turn
+from trtkit.llm.scheduler.request import Metrics
+from trtkit.llm.sequences import NO_ADAPTER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from trtkit.arrays import Array
+    from trtkit.llm.sequences import AdapterId, Ints
 
 BLOCK_TOKENS = 512
 """Tokens of a prompt's block that has a hash id, as in Mooncake's traces."""
@@ -41,16 +46,15 @@ class Traffic:
         for number, (arrival_s, inputs, outputs) in enumerate(columns):
             hashes = self.hash_ids[number] if self.hash_ids else ()
             scheduling = self.scheduling[number] if self.scheduling else DEFAULT_SCHEDULING
-            yield SimulatedRequest(number, arrival_s, inputs, outputs, hashes, scheduling)
+            yield SimulatedRequest(number, arrival_s, inputs, outputs, hashes, scheduling, self.block_tokens)
 
 
 @dataclass(eq=False, slots=True)
 class SimulatedRequest:
-    """A request by its counts. generated: tokens it had when it last gave way. imported: tokens of it that another
-    replica has computed. claims: keys of what the host keeps for it.
+    """A request by its counts, as the scheduler takes it.
 
-    slot: where it runs. cached, tick: how many tokens were cached when it began to decode, and when that was.
-    end: the length at which it is complete. is_prompt_alone: only the prompt is computed; is_handed_on: it has
+    generated: tokens it had when it was last preempted. imported: tokens of it that another replica has computed.
+    claims: keys of what the host keeps for it. is_prompt_alone: only the prompt is computed; is_handed_on: it has
     been, by another replica. is_unread: its prompt is still to be read.
     """
 
@@ -60,19 +64,17 @@ class SimulatedRequest:
     output_tokens: int
     hashes: tuple[int, ...] = ()
     scheduling: SchedulingParams = DEFAULT_SCHEDULING
+    block_tokens: int = BLOCK_TOKENS
     turn: Turn = field(default_factory=Turn)
-    generated: int = 0
+    metrics: Metrics = field(default_factory=Metrics)
+    generated: list[int] = field(default_factory=list)
     imported: int = 0
     claims: list[bytes] = field(default_factory=list)
-    slot: int = -1
-    cached: int = 0
-    tick: int = 0
-    end: int = 0
     first_token_s: float = math.nan
-    preemptions: int = 0
     is_prompt_alone: bool = False
     is_handed_on: bool = False
     is_unread: bool = True
+    _ids: Ints | None = None
 
     @property
     def id(self) -> str:
@@ -80,6 +82,44 @@ class SimulatedRequest:
         return str(self.number)
 
     @property
-    def length(self) -> int:
-        """Tokens known when it gets a slot."""
-        return self.prompt_tokens + self.generated
+    def max_new_tokens(self) -> int:
+        """Tokens that it generates here."""
+        return 1 if self.is_prompt_alone else self.output_tokens
+
+    @property
+    def slots(self) -> int:
+        """One: beams are not simulated."""
+        return 1
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether all of its prompt has to be computed: never."""
+        return False
+
+    @property
+    def soft(self) -> None:
+        """Vectors in its prompt: none, images are not simulated."""
+
+    @property
+    def adapter(self) -> None:
+        """Its LoRA adapter: none."""
+
+    @property
+    def adapter_id(self) -> AdapterId:
+        """No adapter."""
+        return NO_ADAPTER
+
+    @property
+    def ids(self) -> Ints:
+        """Its prompt and its answer: alike in prompts' blocks that have the same hash, unlike all others elsewhere."""
+        if self._ids is None:
+            first = (self.number + 1) << 32  # no other request's, and no block's
+            self._ids = np.arange(first, first + self.prompt_tokens + self.output_tokens, dtype=np.int64)
+            if self.hashes:
+                shared = np.repeat(np.array(self.hashes, np.int64), self.block_tokens)[: self.prompt_tokens]
+                self._ids[: len(shared)] = shared
+        return self._ids
+
+    def known_ids(self) -> Ints:
+        """Return its prompt, and the tokens that it had generated before it was preempted."""
+        return self.ids[: self.prompt_tokens + len(self.generated)]

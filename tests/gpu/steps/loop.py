@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.gpu.language import Shape, decoder
-from trtkit.llm.engine import Engine, Request
+from trtkit.llm.engine import LLMEngine, Request
 from trtkit.llm.engine.engine import EngineOptions
 from trtkit.llm.execution import open_execution
 from trtkit.llm.sampling.params import SamplingParams
@@ -44,9 +44,9 @@ def ask(place: Place, model: str) -> Iterator[Answer]:
                 execution.close()
 
 
-def _running(execution: DecoderExecution, shape: Shape, params: dict[str, Any], options: EngineOptions) -> Engine:
+def _running(execution: DecoderExecution, shape: Shape, params: dict[str, Any], options: EngineOptions) -> LLMEngine:
     """Return an engine with a sequence that decodes in each slot."""
-    engine, vocabulary = Engine(execution, options), Vocabulary(shape.vocab, (2,))
+    engine, vocabulary = LLMEngine(execution, options), Vocabulary(shape.vocab, (2,))
     most = shape.length - PROMPT - 8
     for seed in range(execution.slots):
         settings = Settings.resolve(SamplingParams(max_tokens=most, ignore_eos=True, seed=seed, **params), vocabulary)

@@ -11,7 +11,7 @@ from tests import tiny_llm
 from tests.integration.engines.planted import planted
 from tests.selection import slow_unless
 from trtkit.bundle.bundle import Bundle, open_bundle
-from trtkit.llm.engine import Engine, EngineOptions, Request
+from trtkit.llm.engine import EngineOptions, LLMEngine, Request
 from trtkit.llm.execution import open_execution
 from trtkit.llm.sampling.guides import GuideFactory
 from trtkit.llm.sampling.params import SamplingParams
@@ -87,7 +87,7 @@ LONG, LAST = (3, 6), (10, 11)  # prompts that others decode beside; requests tha
 def run(bundle: Bundle, runtime: Any, *, kernel: bool) -> tuple[dict[str, Any], Statistics]:
     """Return tokens and log probabilities of requests that come one after the other, and what was counted."""
     execution = open_execution(bundle, runtime, 4)
-    engine = Engine(execution, EngineOptions(token_budget=8, kernel=kernel, overlap=kernel))
+    engine = LLMEngine(execution, EngineOptions(token_budget=8, kernel=kernel, overlap=kernel))
     guides = GuideFactory(tiny_llm.tokenizer(), (tiny_llm.END,))
     vocabulary = Vocabulary(execution.vocab_size, (tiny_llm.END,), None, guides)
     answers: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def test_steps_in_graphs_draw_the_same_and_none_waits(bundle: Bundle, expected: 
 def test_the_step_after_a_prompt_is_launched_before_its_first_token_arrives(bundle: Bundle, gpu: Simulated) -> None:
     gpu.plans.add(bundle)
     execution, events = open_execution(bundle, "tensorrt", 1), []
-    engine = Engine(execution, EngineOptions(kernel=True, overlap=True))
+    engine = LLMEngine(execution, EngineOptions(kernel=True, overlap=True))
     forward, start = execution.forward, engine._state.sampler.launch
 
     def record_forward(call: Any, draw: Any = None) -> Any:

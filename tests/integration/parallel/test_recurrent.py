@@ -15,7 +15,7 @@ from trtkit.builder.build import build_bundle
 from trtkit.config.llm import ParallelOptions
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import new_runner
-from trtkit.llm.engine import Engine, EngineOptions, Request
+from trtkit.llm.engine import EngineOptions, LLMEngine, Request
 from trtkit.llm.execution import Call, open_execution
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def opened(folder: Path, grid: dict[str, int] | None, **options: object) -> Deco
 
 def answers(execution: DecoderExecution) -> tuple[list[list[int]], list[list[int]]]:
     """Return answers to prompts of several lengths, a beam search among them, and to what follows each of them."""
-    r, engine = random.Random(3), Engine(execution, EngineOptions(min_shared_tokens=4))
+    r, engine = random.Random(3), LLMEngine(execution, EngineOptions(min_shared_tokens=4))
     prompts = [r.choices(range(3, 67), k=r.randint(5, 25)) for _ in range(8)]
 
     def ask(texts: list[list[int]]) -> list[list[int]]:

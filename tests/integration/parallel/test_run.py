@@ -19,7 +19,7 @@ from trtkit.bundle.known import KnownRequest, write_known
 from trtkit.errors import ExecutionError, RankError
 from trtkit.llm.distributed.micro_batches import gpipe_bubble
 from trtkit.llm.distributed.open import open_distributed
-from trtkit.llm.engine import Engine, EngineOptions, Request
+from trtkit.llm.engine import EngineOptions, LLMEngine, Request
 from trtkit.llm.execution import Call, DecoderExecution, ExecutionOptions, open_execution
 from trtkit.llm.execution.cache_size import bytes_of_page
 from trtkit.llm.execution.single import OpenOptions
@@ -38,7 +38,7 @@ VOCABULARY = 320
 def answers(execution: DecoderExecution, count: int, *, restores: bool = False) -> dict[str, list[int]]:
     """Return the tokens of requests of all settings, beams too, that come one every other step; half begin alike."""
     r, stem = random.Random(count), list(range(5, 45))
-    engine = Engine(execution, EngineOptions(min_shared_tokens=4, clock=lambda: 0.0))
+    engine = LLMEngine(execution, EngineOptions(min_shared_tokens=4, clock=lambda: 0.0))
     tokens: dict[str, list[int]] = {}
     step = 0
     while engine.has_work or step < 2 * count:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,6 @@ from trtkit.config.schema import CustomOpOptions, ModelConfig, Source
 from trtkit.dtypes import FP16, INT8
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import InlineRunner
-from trtkit.llm.scheduler.costs import StepCosts
 from trtkit.models.registry import decoder_spec
 from trtkit.planning import paged
 from trtkit.planning.counts import NetworkCounts
@@ -30,10 +30,10 @@ from trtkit.planning.plan import PlanRequest, llm_assumptions, make_plan
 from trtkit.planning.report import LlmReport
 from trtkit.planning.shares import tensor_share
 from trtkit.planning.source import PlannedModel
-from trtkit.simulation.caches import SimulatedCaches
-from trtkit.simulation.host import Clock
+from trtkit.simulation.record import Record
+from trtkit.simulation.replica import Replica
 from trtkit.simulation.replica_options import ReplicaOptions
-from trtkit.simulation.requests import SimulatedRequest
+from trtkit.simulation.requests import SimulatedRequest, Traffic
 from trtkit.simulation.times import MeasuredTimes
 
 if TYPE_CHECKING:
@@ -168,10 +168,10 @@ def test_as_many_sequences_fit_as_the_simulated_pages_hold(length: int, page_tok
     while footprint.need(batch + 1, length).kv_cache <= (pages + 1) * page_tokens:
         batch += 1
     options = ReplicaOptions(MeasuredTimes(1.0), pages + 1, length + 1, pages=pages, page_tokens=page_tokens)
-    caches, begun = SimulatedCaches(options, Clock(), StepCosts()), 0
-    while caches.has_room(request := SimulatedRequest(begun, 0.0, length - 1, 1)):  # and its next token
-        caches.take(request)
-        caches.slots.cached[request.slot] = length - 1
-        caches.grow([request.slot], 1)
+    memory, begun = Replica(options, Record(Traffic(*np.zeros((3, 0))))).scheduler.memory, 0
+    while memory.has_pages(request := SimulatedRequest(begun, 0.0, length - 1, 1), is_alone=not begun):
+        slot, *_ = memory.begin(request)
+        assert memory.pages is not None
+        memory.pages.grow(slot, length)  # with its next token
         begun += 1
     assert batch == begun

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtkit.deployment.dynamo.held_blocks import Event
     from trtkit.llm.cache import PageChange
     from trtkit.llm.cache.host import BlockTier
-    from trtkit.llm.engine import Engine
+    from trtkit.llm.engine import LLMEngine
     from trtkit.llm.execution import DecoderExecution
 
 
@@ -58,10 +58,10 @@ class CacheEvents:
         self._size = block_size
         self._blocks: HeldBlocks | None = None
         self._pages: HeldPages | None = None
-        self._engine: Callable[[], Engine | None] = lambda: None
+        self._engine: Callable[[], LLMEngine | None] = lambda: None
         self._snapshot: ComponentSnapshot | None = None
 
-    def update(self, engine: Engine) -> None:
+    def update(self, engine: LLMEngine) -> None:
         """Publish what has changed since the last call; called in the engine's thread."""
         if self.events is not None and (changes := self._changes(engine)):
             self.events = _told(self.events, lambda to: to.publish_batch(changes))
@@ -71,7 +71,7 @@ class CacheEvents:
                 self._snapshot = snapshot
                 self.load = _told(self.load, lambda to: to.publish(_RANK, snapshot))
 
-    def _changes(self, engine: Engine) -> list[Event]:
+    def _changes(self, engine: LLMEngine) -> list[Event]:
         gone: list[Event] = []
         if self._engine() is not engine:  # the first, or one that a model made when it woke up, with empty caches
             self._engine = weakref.ref(engine)
@@ -79,7 +79,7 @@ class CacheEvents:
             self._blocks = self._pages = None
         return [*gone, *self._changes_of(engine)]
 
-    def _changes_of(self, engine: Engine) -> list[Event]:
+    def _changes_of(self, engine: LLMEngine) -> list[Event]:
         if engine.prefixes.are_pages and (pages := engine.execution.cache.pages) is not None:
             self._pages = self._pages or HeldPages(pages.page_tokens, self._size)
             return self._pages.changes(engine.prefixes.changes(), engine.host.blocks)
@@ -94,7 +94,7 @@ def blocks_of(execution: DecoderExecution, block_size: int = BLOCK_SIZE) -> int:
     return tokens // block_size
 
 
-def load_of(engine: Engine, block_size: int = BLOCK_SIZE) -> ComponentSnapshot:
+def load_of(engine: LLMEngine, block_size: int = BLOCK_SIZE) -> ComponentSnapshot:
     """Return how full an engine's cache is. A slot that has ended is free: what it holds gives way."""
     slots = engine.slots
     used = int((-(-slots.cached[slots.is_running] // block_size)).sum())

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dynamo.common.backend.engine import GenerateRequest
 
     from trtkit.llm import EngineThread
-    from trtkit.llm.engine import Engine
+    from trtkit.llm.engine import LLMEngine
 
 
 log = logging.getLogger("trtkit.dynamo")
@@ -60,7 +60,7 @@ class Prefill:
         if not request.get("multi_modal_data"):
             self._awaited[name] = list(request["token_ids"])
 
-    def update(self, engine: Engine) -> None:
+    def update(self, engine: LLMEngine) -> None:
         """Lend what the last step has computed, before another request takes its slot; in the engine's thread."""
         for name, ids in list(self._awaited.items()):
             if engine.prefixes.has_whole(ids):

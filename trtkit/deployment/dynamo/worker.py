@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     from trtkit.deployment.dynamo.cache_events import EventPublisher, LoadPublisher
     from trtkit.llm import EngineThread
-    from trtkit.llm.engine import Engine
+    from trtkit.llm.engine import LLMEngine as Engine
 
 
 _LAST_WORDS_S = 0.5

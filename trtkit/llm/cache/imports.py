@@ -21,7 +21,7 @@ class Imports:
 
     def add(self, ids: Ints, saved: SavedSequence) -> bool:
         """Keep the cached tokens `ids`; return whether they fit."""
-        size = saved.data.nbytes
+        size = saved.form.size_bytes
         if size > self._most_bytes:
             return False
         self._remove(ids.tobytes())
@@ -38,7 +38,9 @@ class Imports:
         The prompt's last token stays to be computed: its logits are what comes next.
         """
         best, most = b"", 0
-        for key, (ids, _) in self._saved.items():
+        if (whole := prompt[:-1].tobytes()) in self._saved:
+            best, most = whole, len(prompt) - 1
+        for key, (ids, _) in self._saved.items() if not most else ():
             common = _common(ids, prompt[:-1])
             if common > most and (common == len(ids) or not is_whole):
                 best, most = key, common
@@ -50,7 +52,7 @@ class Imports:
 
     def _remove(self, key: bytes) -> None:
         if key in self._saved:
-            self.size_bytes -= self._saved.pop(key)[1].data.nbytes
+            self.size_bytes -= self._saved.pop(key)[1].form.size_bytes
 
 
 def _common(one: Ints, other: Ints) -> int:

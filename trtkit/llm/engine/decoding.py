@@ -9,7 +9,6 @@ import torch
 
 from trtkit.llm.engine.tokens import take
 from trtkit.llm.execution import Call
-from trtkit.llm.scheduler.admission import gather
 from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
@@ -20,16 +19,9 @@ if TYPE_CHECKING:
     from trtkit.llm.sequences import Ints
 
 
-def are_scattered(ready: Ints) -> bool:
-    """Whether fewer than half of the slots between the first and the last of `ready` are to run."""
-    return 2 * len(ready) < int(ready[-1] - ready[0]) + 1
-
-
 def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
     """Run `ready`, sorted slots whose last token alone is not read yet."""
     state.statistics.synchronous_steps += 1
-    if are_scattered(ready) and not state.running.groups:
-        ready = gather(state, ready)
     drafts = None if proposer is None else _drafts(state, ready, proposer)
     call = decode_call(state, ready, drafts)
     has_states = state.execution.cache.has_states

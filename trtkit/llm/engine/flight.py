@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.llm.engine.decoding import are_scattered, decode_call
+from trtkit.llm.engine.decoding import decode_call
 from trtkit.llm.engine.tokens import settle
+from trtkit.llm.scheduler.batch import are_scattered
 from trtkit.llm.sequences import UNKNOWN
 from trtkit.runtime.device import to_device
 
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.llm.engine.state import State
     from trtkit.llm.sampling.sampled import Sampled
-    from trtkit.llm.sampling.sampler import Launched
+    from trtkit.llm.sampling.sampler import Launched as Drawn
     from trtkit.llm.sequences import Ints
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class Launched:
     """A step of the network that was launched. slots, lengths: [R], of the sequences that it read.
 
     tenancies: [R], of the slots at the launch. logits: [R, V]. place: the slots, as an index where it computes.
@@ -52,7 +53,7 @@ class Flight:
     is_counted: whether the device has counted them for penalties.
     """
 
-    step: Step
+    step: Launched
     arrive: Callable[[], Sampled]
     is_counted: bool
 
@@ -62,7 +63,7 @@ def can_launch(state: State, ready: Ints) -> bool:
     return bool(ready.size) and not state.running.groups and not are_scattered(ready)
 
 
-def launch(state: State, ready: Ints) -> Step:
+def launch(state: State, ready: Ints) -> Launched:
     """Run `ready` on the tokens known and those in flight; nothing is waited for."""
     execution, lengths = state.execution, state.slots.sequences.lengths[ready]
     call = decode_call(state, ready)
@@ -72,10 +73,10 @@ def launch(state: State, ready: Ints) -> Step:
     if len(ready) < logits.shape[0]:
         logits = logits[to_device(ready - call.first_slot, logits.device)]
     state.slots.cached[ready] = lengths
-    return Step(ready, lengths, state.running.tenancies[ready], logits, _place(ready, logits), draw is not None)
+    return Launched(ready, lengths, state.running.tenancies[ready], logits, _place(ready, logits), draw is not None)
 
 
-def take_off(state: State, step: Step) -> Flight:
+def draw(state: State, step: Launched) -> Flight:
     """Draw the tokens of a step that it has not drawn itself, now that the host knows all those before them."""
     state.statistics.synchronous_steps += state.sampler.waits(step.slots)
     return Flight(step, _draw(state, step), step.is_drawn)
@@ -84,12 +85,12 @@ def take_off(state: State, step: Step) -> Flight:
 def begin(state: State, slots: Ints, logits: torch.Tensor) -> Flight:
     """Draw the first tokens of `slots` [R], whose prompts are computed, from logits [R, V]; nothing is waited for."""
     lengths, tenancies = state.slots.sequences.lengths[slots], state.running.tenancies[slots]
-    step = Step(slots, lengths, tenancies, logits, _place(slots, logits), is_drawn=False)
+    step = Launched(slots, lengths, tenancies, logits, _place(slots, logits), is_drawn=False)
     launched = _draw(state, step)
     return Flight(step, launched, state.sampler.count_drawn(slots, launched.tokens))
 
 
-def _draw(state: State, step: Step) -> Launched:
+def _draw(state: State, step: Launched) -> Drawn:
     """Draw a step's tokens and append them to its sequences as unknown ones."""
     tokens = state.execution.tokens
     launched = state.sampler.launch(step.logits, step.slots, tokens[step.place].clone() if step.is_drawn else None)
@@ -107,7 +108,7 @@ def _place(slots: Ints, logits: torch.Tensor) -> torch.Tensor | slice:
     return to_device(slots, logits.device)
 
 
-def land(state: State, flight: Flight) -> None:
+def collect(state: State, flight: Flight) -> None:
     """Take the tokens of a flight and end the sequences they complete; drop those of slots that others have now."""
     step, sampled = flight.step, flight.arrive()
     goes_on = step.goes_on(state)
@@ -116,7 +117,7 @@ def land(state: State, flight: Flight) -> None:
         if goes_on[row]:
             slot = int(step.slots[row])
             state.slots.cut(slot, int(step.lengths[row]))
-            state.finish(slot, "error", error)
+            state.scheduler.finish(slot, "error", error)
             goes_on[row] = False
     slots, lengths, tokens, logprobs = step.slots, step.lengths, sampled.tokens, sampled.logprobs
     if not goes_on.all():

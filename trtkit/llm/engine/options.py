@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trtkit.errors import RequestError
 from trtkit.llm.cache.host.tier import HostOptions
 from trtkit.llm.scheduler import DEFAULT_SCHEDULE, ScheduleOptions
+from trtkit.llm.scheduler.scheduler import SchedulerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,10 +50,21 @@ class EngineOptions:
     schedule: ScheduleOptions = DEFAULT_SCHEDULE
     clock: Callable[[], float] = time.monotonic
 
-    @property
-    def host_options(self) -> HostOptions:
-        """How host memory is used."""
-        return HostOptions(self.host_cache_bytes, self.host_block_tokens, self.cache_folder)
+    def of(self, execution: DecoderExecution) -> SchedulerOptions:
+        """Return what a scheduler shares out of a decoder."""
+        return SchedulerOptions(
+            execution.slots,
+            execution.max_length,
+            execution.max_prefill_length,
+            self.token_budget,
+            self.schedule,
+            self.max_queue,
+            self.min_shared_tokens,
+            0 if self.proposer is None else self.proposer.most_guesses,
+            self.snapshot_tokens,
+            self.most_imported_bytes,
+            HostOptions(self.host_cache_bytes, self.host_block_tokens, self.cache_folder),
+        )
 
 
 def check_options(options: EngineOptions, execution: DecoderExecution) -> None:

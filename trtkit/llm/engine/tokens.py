@@ -12,9 +12,10 @@ from trtkit.llm.engine.beams import place
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trtkit.llm.engine.request import Request
     from trtkit.llm.engine.state import State
     from trtkit.llm.sampling.sampled import TokenLogprobs
-    from trtkit.llm.scheduler.running import Group
+    from trtkit.llm.scheduler.running import BeamGroup
     from trtkit.llm.scheduler.slots import Bools
     from trtkit.llm.sequences import Ints
 
@@ -46,7 +47,7 @@ def _draw(state: State, slots: Ints, logits: torch.Tensor) -> Bools:
         return _append(state, slots, sampled.tokens, sampled.logprobs)
     goes_on = np.ones(len(slots), np.bool_)
     for row, error in sampled.errors.items():
-        state.finish(int(slots[row]), "error", error)
+        state.scheduler.finish(int(slots[row]), "error", error)
         goes_on[row] = False
     rows = np.flatnonzero(goes_on)
     goes_on[rows] = _append(state, slots[rows], sampled.tokens[rows], sampled.logprobs_of(rows))
@@ -67,11 +68,11 @@ def settle(state: State, slots: Ints, lengths: Ints, tokens: Ints, logprobs: Map
     """
     sequences, running = state.slots.sequences, state.running
     state.statistics.generated_tokens += len(tokens)
-    is_stop = (running.stops[slots] == tokens[:, None]).any(1)
+    is_stop = (state.stops[slots] == tokens[:, None]).any(1)
     is_last = is_stop | (lengths >= running.ends[slots])
     is_first = lengths == sequences.prompt_lengths[slots] + 1
     goes_on: Bools = ~is_last
-    for row in (is_last | is_first | running.is_watched[slots]).nonzero()[0].tolist():
+    for row in (is_last | is_first | state.is_watched[slots]).nonzero()[0].tolist():
         end = None if not is_last[row] else "stop" if is_stop[row] else "length"
         goes_on[row] = _tell(state, (int(slots[row]), int(lengths[row])), logprobs.get(row), end)
     return goes_on
@@ -85,7 +86,7 @@ def _tell(state: State, place: tuple[int, int], logprobs: TokenLogprobs | None, 
     slot, length = place
     request = state.running.requests[slot]
     token = int(state.slots.sequences.tokens[slot, length - 1])
-    request.metrics.first_token_s = request.metrics.first_token_s or state.clock()
+    request.metrics.first_token_s = request.metrics.first_token_s or state.scheduler.clock()
     if logprobs is not None:
         request.logprobs.append(logprobs)
     stop_string = None
@@ -95,20 +96,20 @@ def _tell(state: State, place: tuple[int, int], logprobs: TokenLogprobs | None, 
         return True
     state.slots.cut(slot, length)
     if end == "stop":
-        state.finish(slot, "stop", token)
+        state.scheduler.finish(slot, "stop", token)
     elif stop_string is not None:
-        state.finish(slot, "stop", stop_string)
+        state.scheduler.finish(slot, "stop", stop_string)
     else:
-        state.finish(slot, "length")
+        state.scheduler.finish(slot, "length")
     return False
 
 
-def advance_beams(state: State, group: Group, logits: torch.Tensor) -> None:
+def advance_beams(state: State, group: BeamGroup[Request], logits: torch.Tensor) -> None:
     """Take a beam search one token further. logits: [beams, V], of the prompt alone at first."""
     sequences, slots = state.slots.sequences, np.array(group.slots)
     state.slots.cached[slots] = sequences.lengths[slots]
     metrics = group.request.metrics
-    metrics.first_token_s = metrics.first_token_s or state.clock()
+    metrics.first_token_s = metrics.first_token_s or state.scheduler.clock()
     scores = state.sampler.process(torch.log_softmax(logits, -1), slots)
     following = group.search.advance(scores, [sequences.generated(slot).tolist() for slot in group.slots])
     if following is None:
@@ -120,7 +121,7 @@ def advance_beams(state: State, group: Group, logits: torch.Tensor) -> None:
     group.spare = [slot for slot in group.all_slots if slot not in placed]
     sequences.lengths[group.spare] = 0  # nothing to decode there
     for slot in group.spare:
-        state.empty(slot)
+        state.scheduler.memory.empty(slot)
     group.slots = placed
     tokens = np.array(following.tokens, np.int64)
     state.sampler.accept(np.array(placed), tokens)
@@ -128,11 +129,11 @@ def advance_beams(state: State, group: Group, logits: torch.Tensor) -> None:
     state.statistics.generated_tokens += len(placed)
 
 
-def _finish_beams(state: State, group: Group) -> None:
+def _finish_beams(state: State, group: BeamGroup[Request]) -> None:
     """End a beam search with its answers."""
     if not group.search.hypotheses:
-        state.finish(group.slots[0], "error", "no token is allowed: the settings contradict each other here")
+        state.scheduler.finish(group.slots[0], "error", "no token is allowed: the settings contradict each other here")
         return
     best = group.search.hypotheses[0].token_ids
     is_stop = best[-1] in group.request.settings.stop_ids
-    state.finish(group.slots[0], "stop" if is_stop else "length", best[-1] if is_stop else None)
+    state.scheduler.finish(group.slots[0], "stop" if is_stop else "length", best[-1] if is_stop else None)

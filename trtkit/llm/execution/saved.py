@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from trtkit.errors import ExecutionError
+
+if TYPE_CHECKING:
+    from trtkit.arrays import Array
 
 _ALIGNMENT = 16  # bytes; torch views values only at multiples of their size
 
@@ -52,6 +56,10 @@ class CacheForm:
     def size_bytes(self) -> int:
         """Bytes of the sequence, with those between arrays."""
         return sum(_aligned(array.size_bytes(self.tokens)) for array in self.arrays)
+
+    def saved(self, data: Array) -> SavedSequence | None:
+        """Return the sequence of bytes [N] uint8; None if they are not as many as it has."""
+        return SavedSequence(self, torch.from_numpy(data)) if len(data) == self.size_bytes else None
 
     def views(self, data: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return each cache [K, tokens, H] and state as a view of `data` [size_bytes] uint8."""

@@ -6,15 +6,15 @@ from trtkit.llm.scheduler.options import (
     ScheduleOptions,
     SchedulingParams,
 )
-from trtkit.llm.scheduler.queue import Service, Waiting
+from trtkit.llm.scheduler.queue import RequestQueue, Service
 from trtkit.llm.scheduler.turn import Turn
 
 __all__ = [
     "DEFAULT_SCHEDULE",
     "DEFAULT_SCHEDULING",
+    "RequestQueue",
     "ScheduleOptions",
     "SchedulingParams",
     "Service",
     "Turn",
-    "Waiting",
 ]

@@ -4,53 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic
 
 from trtkit.errors import OverloadedError, RequestError
 from trtkit.llm.scheduler.policy import make_policy
+from trtkit.llm.scheduler.request import T
 from trtkit.llm.scheduler.shares import OUTPUT_TOKEN, PROMPT_TOKEN, Shares
 from trtkit.llm.scheduler.turn import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.llm.scheduler.options import ScheduleOptions, SchedulingParams
+    from trtkit.llm.scheduler.options import ScheduleOptions
     from trtkit.llm.scheduler.turn import Rank
-
-
-class Scheduled(Protocol):
-    """A request, as far as its turn is concerned."""
-
-    turn: Turn
-
-    @property
-    def id(self) -> str:
-        """Its name."""
-
-    @property
-    def scheduling(self) -> SchedulingParams:
-        """What it says about its turn."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """How long its prompt is."""
-
-
-T = TypeVar("T", bound=Scheduled)
 
 
 @dataclass(frozen=True, eq=False)
 class Service(Generic[T]):
-    """What a step did for whom. decoding, reading: whom it served. idle: who has a slot and was not served.
+    """What a step does for whom. decoding, reading: whom it serves. idle: who has a slot and is not served.
 
-    prompt_tokens: that it computed. tokens: of each request in `decoding`.
+    Once it is over: prompt_tokens that it computed, and `tokens` of each request in `decoding`.
     """
 
     decoding: Sequence[T]
     reading: Sequence[T]
     idle: Sequence[T]
-    seconds: float
-    ended_s: float
+    seconds: float = 0.0
+    ended_s: float = 0.0
     prompt_tokens: int = 0
     tokens: int = 1
 
@@ -64,7 +44,7 @@ class _Place(Generic[T]):
         self.request: T | None = request
 
 
-class Waiting(Generic[T]):
+class RequestQueue(Generic[T]):
     """Requests by level, on each level by their users' shares, then by deadline and arrival.
 
     A preempted one comes back to its old place. limit: how many may wait; None: any number.

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
+from trtkit.llm.scheduler.request import T
+
 if TYPE_CHECKING:
-    from trtkit.llm.engine.beams import BeamSearch
-    from trtkit.llm.scheduler.request import Request
     from trtkit.llm.scheduler.slots import Bools
     from trtkit.llm.sequences import Ints
 
-_NO_TOKEN = -1
 
+class BeamGroup(Generic[T]):
+    """A request of several beams: the slot of each, one until its prompt is computed.
 
-class Group:
-    """A request of several beams: the slot of each, one until its prompt is computed."""
+    search: chooses the beams; who runs the group sets it.
+    """
 
-    def __init__(self, request: Request, slots: list[int], search: BeamSearch) -> None:
-        self.request, self.search = request, search
+    def __init__(self, request: T, slots: list[int]) -> None:
+        self.request = request
         self.slots, self.spare = slots[:1], slots[1:]
+        self.search: Any = None
 
     @property
     def all_slots(self) -> list[int]:
@@ -28,20 +30,17 @@ class Group:
         return self.slots + self.spare
 
 
-class Running:
+class Running(Generic[T]):
     """Who runs in which slot.
 
-    ends: [slots], the length at which a sequence is complete. stops: [slots, most stop tokens], -1 where fewer.
-    is_watched: [slots], whether each token is to be told. is_beam: [slots].
+    ends: [slots], the length at which a sequence is complete. is_beam: [slots].
     tenancies: [slots], how often a slot has been taken or left: the same number, the same request.
     """
 
     def __init__(self, slots: int) -> None:
-        self.requests: dict[int, Request] = {}
-        self.groups: dict[int, Group] = {}
+        self.requests: dict[int, T] = {}
+        self.groups: dict[int, BeamGroup[T]] = {}
         self.ends: Ints = np.zeros(slots, np.int64)
-        self.stops: Ints = np.full((slots, 1), _NO_TOKEN, np.int64)
-        self.is_watched: Bools = np.zeros(slots, np.bool_)
         self.is_beam: Bools = np.zeros(slots, np.bool_)
         self.tenancies: Ints = np.zeros(slots, np.int64)
         self._turns = np.zeros((4, slots))  # the rank of each slot's request, backwards
@@ -51,28 +50,21 @@ class Running:
         """The numbers of the adapters that requests run with, 0 for none."""
         return {request.adapter_id.number for request in self.requests.values()}
 
-    def add(self, slot: int, request: Request, end: int) -> None:
+    def add(self, slot: int, request: T, end: int) -> None:
         """Let a request run in a slot."""
-        stops = request.settings.stop_ids
-        missing = len(stops) - self.stops.shape[1]
-        if missing > 0:
-            self.stops = np.pad(self.stops, ((0, 0), (0, missing)), constant_values=_NO_TOKEN)
-        self.stops[slot] = _NO_TOKEN
-        self.stops[slot, : len(stops)] = stops
         self.ends[slot] = end
-        self.is_watched[slot] = request.watcher is not None or request.settings.params.logprobs is not None
         self.requests[slot] = request
         self._turns[::-1, slot] = request.turn.rank
         self.tenancies[slot] += 1
 
-    def add_group(self, group: Group, end: int) -> None:
+    def add_group(self, group: BeamGroup[T], end: int) -> None:
         """Let a beam search run in its slots."""
         for slot in group.all_slots:
             self.add(slot, group.request, end)
             self.groups[slot] = group
             self.is_beam[slot] = True
 
-    def remove(self, slot: int) -> Request:
+    def remove(self, slot: int) -> T:
         """Forget what runs in a slot."""
         self.groups.pop(slot, None)
         self.is_beam[slot] = False
@@ -98,11 +90,11 @@ class Running:
         for slot, request in self.requests.items():
             self._turns[::-1, slot] = request.turn.rank
 
-    def giving_way(self, level: int) -> list[int]:
-        """Return the slots of requests below `level`, the first to give way last: of the lowest level, the latest.
+    def to_preempt(self, level: int) -> list[int]:
+        """Return the slots of requests below `level`, the first to preempt last: of the lowest level, the latest.
 
         Beam searches keep their slots: they are not worth computing again.
         """
-        after = [slot for slot, request in self.requests.items() if request.turn.level > level]
-        slots = np.array(after, np.int64)
+        lower = [slot for slot, request in self.requests.items() if request.turn.level > level]
+        slots = np.array(lower, np.int64)
         return self.in_turn(slots[~self.is_beam[slots]])

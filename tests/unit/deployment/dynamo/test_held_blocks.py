@@ -19,7 +19,7 @@ from trtkit.llm.scheduler.slots import Slots
 from trtkit.llm.sequences import AdapterId, keyed
 
 if TYPE_CHECKING:
-    from trtkit.llm.engine import Engine
+    from trtkit.llm.engine import LLMEngine
 
 BLOCK = 4
 KINDS: tuple[dict[str, Any], ...] = ({"temperature": 0}, {"temperature": 1.0, "seed": 3}, {"num_beams": 3})
@@ -95,7 +95,7 @@ def request(r: random.Random, name: str) -> Request:
     return Request(name, prompt, settings(**params), SchedulingParams(r.choice((0, 1, 2))))
 
 
-def work(tested: Engine, seed: int, steps: int) -> Any:
+def work(tested: LLMEngine, seed: int, steps: int) -> Any:
     """Submit, cancel and step at random; yield after every step."""
     r, count = random.Random(seed), 0
     for _ in range(steps):

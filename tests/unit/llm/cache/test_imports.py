@@ -17,13 +17,13 @@ from trtkit.llm.engine import Request
 from trtkit.llm.execution import CacheForm, SavedSequence
 
 if TYPE_CHECKING:
-    from trtkit.llm.engine import Engine
+    from trtkit.llm.engine import LLMEngine
 
 PROMPT = random.Random(7).choices(range(3, 67), k=30)
 FAMILIES = ["llama", "mistral", "mixtral", "gemma2", "gemma3_text", "gpt2", "bloom", "falcon", "phi", "smollm3"]
 
 
-def prefill(tested: Engine, prompt: list[int]) -> SavedSequence:
+def prefill(tested: LLMEngine, prompt: list[int]) -> SavedSequence:
     """Compute a prompt; return what another engine may go on from."""
     answer(tested, prompt, temperature=0, max_tokens=1)
     saved = tested.prefixes.export(prompt)

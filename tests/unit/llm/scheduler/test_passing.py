@@ -1,27 +1,37 @@
-"""Requests that pass one whose adapter has no room yet, on the engine's own queue and ranks, without a network."""
+"""Requests that pass one whose adapter has no room yet, by the scheduler alone, without a network."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import patch
+from typing import Any, cast
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtkit.llm.adapters.adapters import Adapters, LoadedAdapter
-from trtkit.llm.engine.state import State
-from trtkit.llm.scheduler import DEFAULT_SCHEDULING, ScheduleOptions, SchedulingParams, Turn, Waiting, admission
-from trtkit.llm.sequences import AdapterId
+from trtkit.llm.scheduler import DEFAULT_SCHEDULING, SchedulingParams, Turn
+from trtkit.llm.scheduler.request import Metrics
+from trtkit.llm.scheduler.scheduler import Scheduler, SchedulerOptions
+from trtkit.llm.sequences import NO_ADAPTER, AdapterId
 
 RANKS, LONGEST = 10, 4
 """Ranks that fit at once, and the most steps that a request takes."""
 
 
+class NoCache:
+    """A SequenceCache of slots that hold nothing."""
+
+    pages, has_states, has_slot_memory = None, False, False
+
+    def blocks(self, _tokens: int) -> None:
+        return None
+
+
 @dataclass(eq=False)
 class Asked:
-    """A request without an engine. steps: that it still needs."""
+    """A request of one token. steps: that it still needs."""
 
     id: str
     adapter: LoadedAdapter | None
@@ -29,45 +39,51 @@ class Asked:
     slots: int = 1
     scheduling: SchedulingParams = DEFAULT_SCHEDULING
     prompt_tokens: int = 1
+    max_new_tokens: int = LONGEST
+    needs_whole_prompt: bool = False
+    soft: None = None
     turn: Turn = field(default_factory=Turn)
+    generated: list[int] = field(default_factory=list)
+    claims: list[bytes] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    @property
+    def adapter_id(self) -> AdapterId:
+        return NO_ADAPTER if self.adapter is None else self.adapter.id
+
+    def known_ids(self) -> np.ndarray[Any, Any]:
+        return np.array([1])
 
 
 class Queue:
-    """A queue in front of so many slots, whose requests take steps."""
+    """A scheduler of so many slots, whose requests take steps."""
 
     def __init__(self, slots: int) -> None:
-        device = SimpleNamespace(most=RANKS, dtype=None, write=lambda *_: None, erase=lambda *_: None)
-        self.waiting: Waiting[Any] = Waiting(ScheduleOptions())
-        self.running: list[Asked] = []
+        device: Any = SimpleNamespace(most=RANKS, dtype=None, write=lambda *_: None, erase=lambda *_: None)
+        adapters = Adapters(device, cast("Any", None), frozenset())
+        options = SchedulerOptions(slots, 16, 16)
+        self.scheduler: Scheduler[Any] = Scheduler(cast("Any", NoCache()), options, adapters=adapters)
         self.begun: list[str] = []
-        state: Any = SimpleNamespace(
-            slots=SimpleNamespace(free=slots), running=SimpleNamespace(adapters=set(), giving_way=lambda _: [])
-        )
-        state.adapters = Adapters(device, None, frozenset())  # type: ignore[arg-type]
-        for name in ("can_hold", "is_harmless", "hold"):
-            setattr(state, name, getattr(State, name).__get__(state))
-        self.state = state
+
+    @property
+    def running(self) -> dict[int, Asked]:
+        return self.scheduler.running.requests
+
+    def submit(self, request: Asked) -> None:
+        self.scheduler.submit(request)
 
     def admit(self) -> None:
-        def admit(_: State, request: Any, __: int) -> None:
-            self.running.append(request)
-            self.begun.append(request.id)
-            self._count(-1)
-
-        with patch.object(admission, "_admit", admit), patch.object(admission, "can_admit", lambda *_: True):
-            admission.admit_waiting(self.state, self.waiting, 0, lambda: None)
-        assert sum({each.adapter.id: each.adapter.rank for each in self.running if each.adapter}.values()) <= RANKS
+        self.scheduler.schedule(0.0)
+        self.begun += [change.request.id for change in self.scheduler.changes if hasattr(change, "request")]
+        self.scheduler.changes.clear()
+        ranks = {each.adapter.id: each.adapter.rank for each in self.running.values() if each.adapter}
+        assert sum(ranks.values()) <= RANKS
 
     def step(self) -> None:
-        for request in self.running:
+        for slot, request in list(self.running.items()):
             request.steps -= 1
-        ended = [request for request in self.running if not request.steps]
-        self.running = [request for request in self.running if request.steps]
-        self._count(len(ended))
-
-    def _count(self, freed: int) -> None:
-        self.state.slots.free += freed
-        self.state.running.adapters = {each.adapter.id.number if each.adapter else 0 for each in self.running}
+            if not request.steps:
+                self.scheduler.finish(slot, "length")
 
 
 def adapter(number: int, rank: int) -> LoadedAdapter:
@@ -90,7 +106,7 @@ def test_those_who_cannot_delay_the_first_pass_it_and_the_others_do_not() -> Non
         "none": None,
     }
     for name, each in own.items():
-        queue.waiting.add(Asked(name, each, 3), 0.0)
+        queue.submit(Asked(name, each, 3))
     queue.admit()
     assert queue.begun == ["a", "b", "first", "none"]
     for _ in range(3):
@@ -112,10 +128,10 @@ def test_nobody_starves_though_requests_for_all_adapters_in_use_never_end(
     """Each step brings new requests for the adapters in use, and one without: all who came before them begin."""
     queue, adapters = Queue(slots), [None, *(adapter(number, rank) for number, rank in enumerate(ranks, 1))]
     for index, (number, own) in enumerate(asked):
-        queue.waiting.add(Asked(f"early {index}", adapters[number], own), 0.0)
+        queue.submit(Asked(f"early {index}", adapters[number], own))
     for now in range(len(asked) * (slots + 1) * (LONGEST + 1)):
         queue.admit()
         queue.step()
-        for number in sorted({0, *queue.state.running.adapters}):
-            queue.waiting.add(Asked(f"late {now}", adapters[number], steps), 0.0)
+        for number in sorted({0, *queue.scheduler.running.adapters}):
+            queue.submit(Asked(f"late {now}", adapters[number], steps))
     assert {name for name in queue.begun if name.startswith("early")} == {f"early {i}" for i in range(len(asked))}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtkit.errors import RequestError
-from trtkit.llm.scheduler import DEFAULT_SCHEDULING, ScheduleOptions, SchedulingParams, Service, Turn, Waiting
+from trtkit.llm.scheduler import DEFAULT_SCHEDULING, RequestQueue, ScheduleOptions, SchedulingParams, Service, Turn
 
 if TYPE_CHECKING:
     from trtkit.serving_options import ScheduleName
@@ -26,18 +26,18 @@ class Asked:
     turn: Turn = field(default_factory=Turn)
 
 
-def queue(*asked: Asked, **options: object) -> Waiting[Asked]:
-    waiting: Waiting[Asked] = Waiting(ScheduleOptions(**options))  # type: ignore[arg-type]
+def queue(*asked: Asked, **options: object) -> RequestQueue[Asked]:
+    waiting: RequestQueue[Asked] = RequestQueue(ScheduleOptions(**options))  # type: ignore[arg-type]
     for request in asked:
         waiting.add(request, 0.0)
     return waiting
 
 
-def order(waiting: Waiting[Asked]) -> str:
+def order(waiting: RequestQueue[Asked]) -> str:
     return "".join(begin(waiting).id for _ in range(len(waiting)))
 
 
-def begin(waiting: Waiting[Asked]) -> Asked:
+def begin(waiting: RequestQueue[Asked]) -> Asked:
     """Give a slot to the request whose turn it is."""
     request = waiting.first()
     assert request is not None
@@ -123,7 +123,7 @@ def test_who_was_not_served_for_too_long_comes_first() -> None:
 
 def test_users_are_served_by_their_weights() -> None:
     """Of three users who always wait, each gets tokens in proportion to its weight."""
-    waiting: Waiting[Asked] = Waiting(ScheduleOptions("fcfs", {"a": 3.0, "*": 1.0}))
+    waiting: RequestQueue[Asked] = RequestQueue(ScheduleOptions("fcfs", {"a": 3.0, "*": 1.0}))
     tokens = dict.fromkeys("abc", 0)
     for user in "abc":
         for _ in range(2):
@@ -137,7 +137,7 @@ def test_users_are_served_by_their_weights() -> None:
 
 
 def test_a_user_saves_up_nothing_in_a_break() -> None:
-    waiting: Waiting[Asked] = Waiting(ScheduleOptions("fcfs", {}))
+    waiting: RequestQueue[Asked] = RequestQueue(ScheduleOptions("fcfs", {}))
     busy, rare = SchedulingParams(user="busy"), SchedulingParams(user="rare")
     for index in range(100):
         waiting.add(Asked(f"b{index}", busy, prompt_tokens=10), 0.0)
@@ -172,7 +172,7 @@ class Machine:
     loses_work: whether they begin again then.
     """
 
-    def __init__(self, waiting: Waiting[Asked], slots: int, *, loses_work: bool = False) -> None:
+    def __init__(self, waiting: RequestQueue[Asked], slots: int, *, loses_work: bool = False) -> None:
         self.waiting, self.slots, self.loses_work = waiting, slots, loses_work
         self.work: dict[str, int] = {}
         self.left: dict[str, int] = {}
@@ -226,7 +226,7 @@ SCHEDULES = st.builds(
 def test_every_request_of_a_finite_load_ends(
     load: list[tuple[int, int, int, str]], options: ScheduleOptions, slots: int, loses_work: bool
 ) -> None:
-    machine = Machine(Waiting(options), slots, loses_work=loses_work)
+    machine = Machine(RequestQueue(options), slots, loses_work=loses_work)
     for number, (at_s, steps, priority, user) in enumerate(sorted(load)):
         while machine.now_s < at_s:
             machine.step()
@@ -248,7 +248,7 @@ def test_under_mlfq_an_endless_stream_of_short_requests_starves_nobody(
 ) -> None:
     """Each moment `slots` new requests of one step come, which would take all slots forever."""
     starvation_s = 8.0
-    waiting: Waiting[Asked] = Waiting(
+    waiting: RequestQueue[Asked] = RequestQueue(
         ScheduleOptions("mlfq", quantum_s=quantum_s, levels=levels, starvation_s=starvation_s)
     )
     machine = Machine(waiting, slots)
@@ -275,7 +275,7 @@ def test_an_endless_stream_of_equal_priority_starves_nobody(
     name: ScheduleName, shares: dict[str, float] | None, slots: int, before: list[int], steps: int
 ) -> None:
     """It waits for who came before; with shares, also for what others are owed, five requests for one of its own."""
-    machine = Machine(Waiting(ScheduleOptions(name, shares)), slots)
+    machine = Machine(RequestQueue(ScheduleOptions(name, shares)), slots)
     for number, work in enumerate(before):
         machine.take(Asked(f"before-{number}", SchedulingParams(user="old")), work)
     machine.take(Asked("long", SchedulingParams(user="old")), steps)

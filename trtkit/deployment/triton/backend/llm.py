@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.deployment.triton.backend.llm_request import Ask
-    from trtkit.llm.engine import Engine
+    from trtkit.llm.engine import LLMEngine
     from trtkit.llm.outputs import CompletionOutput, Delta
 
 
@@ -252,7 +252,7 @@ def _text(values: Sequence[str]) -> Array:
 class EngineMetrics:
     """Metrics `trtkit_*` of one model."""
 
-    def __init__(self, engine: Engine, labels: dict[str, str]) -> None:
+    def __init__(self, engine: LLMEngine, labels: dict[str, str]) -> None:
         self._engine = engine
         self._families: list[Any] = []
         self._counters = {

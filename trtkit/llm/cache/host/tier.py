@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 from trtkit.jobs.json_form import to_json
 from trtkit.llm.cache import block_keys, contents
 from trtkit.llm.cache.host import BlockTier, FileTier, SequenceTier
-from trtkit.llm.execution.saved import SavedSequence
 from trtkit.llm.sequences import UNKNOWN
 
 if TYPE_CHECKING:
@@ -21,6 +18,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.llm.execution.execution import SequenceCache
+    from trtkit.llm.execution.saved import SavedSequence
     from trtkit.llm.scheduler.costs import StepCosts
     from trtkit.llm.scheduler.slots import Slots
     from trtkit.llm.sequences import Ints
@@ -150,6 +148,16 @@ class HostTier:
         keys, read = self.blocks.find(self._keys(ids[:-1], soft), first, -(-least // size) - first)
         return HostPrefix((first + len(keys)) * size, read * size, first, keys) if keys else None
 
+    def tokens_of(self, ids: Ints, common: int) -> int:
+        """Return how many tokens of a prompt are cached: the first `common` elsewhere, and the next blocks here."""
+        if self.blocks is None or self.blocks.is_empty:
+            return common
+        block = common // self.blocks.tokens
+        keys = self._keys(ids[:-1], None)
+        while block < len(keys) and self.blocks.holds(keys[block]):
+            block += 1
+        return max(common, block * self.blocks.tokens)
+
     def load(self, slot: int, on_host: HostPrefix) -> None:
         """Bring what the host has into a slot, which has memory for it."""
         with self._waiting():
@@ -189,8 +197,7 @@ class HostTier:
                     self.blocks.flush()
 
     def _of_bytes(self, tokens: int, data: Array) -> SavedSequence | None:
-        form = self._cache.form(tokens)
-        return SavedSequence(form, torch.from_numpy(data)) if len(data) == form.size_bytes else None
+        return self._cache.form(tokens).saved(data)
 
     def _keep_whole(self, slot: int, ids: Ints) -> bytes | None:
         """Save a sequence whose states have read all of `ids`; images are not told apart by it."""

@@ -1,21 +1,19 @@
-"""Host memory in counts: the engine's own bookkeeping of blocks, whose copies only take time."""
+"""Caches that hold nothing: what the scheduler asks of a SequenceCache, whose copies only take time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-import torch
-
-from trtkit.llm.cache.host.tier import HostOptions, HostTier
+from trtkit.llm.cache import PageTables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trtkit.llm.cache import PageTables
-    from trtkit.llm.execution.execution import SequenceCache
-    from trtkit.llm.scheduler.costs import StepCosts
-    from trtkit.llm.scheduler.slots import Slots
+    import torch
+
+    from trtkit.llm.execution.saved import SavedSequence
+    from trtkit.llm.sequences import Ints
     from trtkit.simulation.replica_options import ReplicaOptions
 
 
@@ -32,6 +30,18 @@ class Clock:
 
 class _Form(NamedTuple):
     size_bytes: int
+
+
+class _Saved(NamedTuple):
+    form: _Form
+    tokens: int
+
+
+class _Rows:
+    """Host memory without bytes."""
+
+    def __getitem__(self, row: int) -> None:
+        return None
 
 
 class _Blocks:
@@ -62,18 +72,41 @@ class _Blocks:
     def settle(self) -> None:
         """Do nothing: no copy is under way."""
 
-    def memory(self, count: int) -> torch.Tensor:
+    def memory(self, count: int) -> torch.Tensor:  # noqa: ARG002
         """Return rows without bytes."""
-        return torch.empty(count, 0, dtype=torch.uint8)
+        return cast("torch.Tensor", _Rows())
 
 
-class _Cache:
-    """What host memory asks of a SequenceCache without recurrent states."""
+class SimulatedCache:
+    """What the scheduler asks of a SequenceCache without recurrent states: its page tables, and copies.
 
-    has_states = False
+    Copies within a device are not timed; those to and from the host, and from other replicas, are.
+    """
 
-    def __init__(self, options: ReplicaOptions, pages: PageTables | None, clock: Clock) -> None:
-        self.pages, self._options, self._clock = pages, options, clock
+    has_states = has_slot_memory = False
+    model = ""
+    positions: Ints
+
+    def __init__(self, options: ReplicaOptions, clock: Clock) -> None:
+        self._options, self._clock = options, clock
+        self.pages: PageTables | None = None
+        if options.pages is not None:
+            self.pages = PageTables(options.slots, options.pages + 1, options.page_tokens, options.slot_tokens)
+
+    def copy(self, source: int, target: int, tokens: slice) -> None:
+        """Let `target` read the pages of `source`."""
+        if self.pages is not None:
+            self.pages.share(source, target, tokens.stop)
+
+    def share(self, source: int, target: int, count: int) -> None:
+        """Do nothing: slots hold nothing."""
+
+    def load(self, slot: int, saved: SavedSequence) -> None:
+        """Let the time pass that copying what another replica has computed takes."""
+        if self.pages is not None:
+            self.pages.release(slot)
+            self.pages.grow(slot, saved.tokens)
+        self._clock.now_s += saved.tokens * self._options.times.copy_s_per_token
 
     def blocks(self, tokens: int) -> _Blocks:
         """Return what copies blocks of so many tokens."""
@@ -83,11 +116,6 @@ class _Cache:
         """Return the size of a sequence's cache."""
         return _Form(tokens * self._options.token_bytes)
 
-
-def host_tier(
-    options: ReplicaOptions, slots: Slots, pages: PageTables | None, clock: Clock, costs: StepCosts
-) -> HostTier:
-    """Return an engine's host memory for `host_tokens` tokens."""
-    cache = cast("SequenceCache", _Cache(options, pages, clock))
-    limits = HostOptions(options.host_tokens * options.token_bytes, options.host_block_tokens)
-    return HostTier(cache, slots, limits, clock, costs)
+    def saved(self, tokens: int) -> SavedSequence:
+        """Return the first tokens of a sequence as another replica sends them."""
+        return cast("SavedSequence", _Saved(self.form(tokens), tokens))

@@ -1,0 +1,110 @@
+"""A step as data: which slots decode, which read pieces of their prompts, and how slots have changed hands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.llm.scheduler.slots import Slots
+    from trtkit.llm.sequences import Ints
+
+MOST_PADDING = 1.25
+"""Tokens that a call for prompts computes, for each that it is for: more costs more than a call of its own."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The next tokens of one slot's prompt: from `start` on, `count` of them."""
+
+    slot: int
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class SlotTaken:
+    """A request has a slot. reused, restored: its tokens that were cached already, and those of them on the host."""
+
+    slot: int
+    request: Any
+    reused: int
+    restored: int
+
+
+@dataclass(frozen=True)
+class PrefixMatched:
+    """A slot that has read nothing yet begins with more cached tokens than when it was taken: `reused` more."""
+
+    slot: int
+    reused: int
+
+
+@dataclass(frozen=True)
+class SlotMoved:
+    """A request goes on in another slot, a copy of its own."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class SlotLeft:
+    """A request has lost its slot, or has ended."""
+
+    slot: int
+
+
+SlotChange = SlotTaken | PrefixMatched | SlotMoved | SlotLeft
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What a step does.
+
+    decode: sorted slots [R] that read their last token and draw the next. prefill: chunks, those of one call together.
+    has_preempted: whether a request lost its slot, so that another may begin next.
+    """
+
+    decode: Ints
+    prefill: list[list[Chunk]] = field(default_factory=list)
+    has_preempted: bool = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of prompts that it reads."""
+        return sum(chunk.count for group in self.prefill for chunk in group)
+
+
+def group_chunks(chunks: Sequence[Chunk], max_length: int) -> list[list[Chunk]]:
+    """Return chunks that one call takes together: neighbours of like size, so that padding stays small and fits."""
+    groups: list[list[Chunk]] = []
+    for chunk in sorted(chunks, key=lambda chunk: chunk.slot):
+        if groups and _fit([*groups[-1], chunk], max_length):
+            groups[-1].append(chunk)
+        else:
+            groups.append([chunk])
+    return groups
+
+
+def _fit(group: list[Chunk], max_length: int) -> bool:
+    """Whether a group's last chunk may join the others."""
+    counts = [chunk.count for chunk in group]
+    is_neighbour = group[-1].slot == group[-2].slot + 1
+    has_room = max(chunk.start for chunk in group) + max(counts) <= max_length
+    return is_neighbour and has_room and len(counts) * max(counts) <= MOST_PADDING * sum(counts)
+
+
+def are_scattered(slots: Ints) -> bool:
+    """Whether fewer than half of the slots between the first and the last of sorted `slots` are among them."""
+    return 2 * len(slots) < int(slots[-1] - slots[0]) + 1
+
+
+def next_chunk(slots: Slots, slot: int, most: int) -> Chunk:
+    """Return a slot's next tokens, at most `most`; more if an image has to be computed whole."""
+    start = int(slots.cached[slot])
+    count = min(int(slots.sequences.lengths[slot]) - start, most)
+    soft = slots.sequences.soft.get(slot)
+    return Chunk(slot, start, count if soft is None else soft.whole(start, start + count) - start)

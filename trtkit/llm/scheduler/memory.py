@@ -1,0 +1,285 @@
+"""Memory of sequences: slots, pages, and the host; prefixes that any of them has cached are found and reused."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.llm.cache.host.tier import HostTier
+from trtkit.llm.cache.imports import Imports
+from trtkit.llm.scheduler.slots import Slots
+from trtkit.llm.sequences import UNKNOWN, keyed
+from trtkit.llm.soft_tokens import shared_length
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.llm.cache import PageTables
+    from trtkit.llm.execution.execution import SequenceCache
+    from trtkit.llm.scheduler.costs import StepCosts
+    from trtkit.llm.scheduler.request import Schedulable
+    from trtkit.llm.scheduler.scheduler import SchedulerOptions
+    from trtkit.llm.scheduler.statistics import Statistics
+    from trtkit.llm.sequences import Ints
+    from trtkit.llm.soft_tokens import SoftTokens
+
+_SPARE_SHARE = 0.01  # of all pages, which new requests leave to those that run
+_READ = -1
+
+
+class SequenceMemory:
+    """Which slot, pages and host memory hold what.
+
+    finds_by_content: whether prefixes are found as pages, not in slots. reserve: places at a slot's end that idle rows
+    may overwrite.
+    """
+
+    def __init__(
+        self,
+        cache: SequenceCache,
+        options: SchedulerOptions,
+        clock: Callable[[], float],
+        costs: StepCosts,
+        statistics: Statistics,
+    ) -> None:
+        self.cache, self._options, self._statistics = cache, options, statistics
+        self.slots = Slots(options.slots, options.max_length, cache.positions if cache.has_states else None)
+        self.pages: PageTables | None = cache.pages
+        self.finds_by_content = cache.pages is not None and not cache.has_slot_memory
+        self.imports = Imports(options.max_imported_bytes)
+        self.host = HostTier(cache, self.slots, options.host, clock, costs)
+        self._untouched: Ints = np.full(options.slots, _READ)  # cached tokens of slots that have read nothing yet
+
+    def longest(self, request: Schedulable) -> int:
+        """Return how many tokens a request can come to if it has all pages: beams share those of the prompt only."""
+        if self.pages is None:
+            return self._options.max_length
+        size, count = self.pages.page_tokens, self.pages.pages - 1
+        if request.slots == 1:
+            return count * size
+        prompt = request.prompt_tokens
+        of_each = (count - -(-prompt // size)) // request.slots
+        return prompt + max(0, of_each - 1) * size  # a beam's first page is a copy of the prompt's last
+
+    def has_pages(self, request: Schedulable, *, is_alone: bool) -> bool:
+        """Whether there are pages for a request's known tokens and the next one.
+
+        is_alone: whether nobody else runs; if not, a few pages stay free for those that run.
+        """
+        pages, tokens = self.pages, len(request.known_ids())
+        if pages is None:
+            return True
+        self.register_running()
+        matched: list[int] = []
+        if self.finds_by_content and not len(self.imports) and self._is_looked_up(request):
+            matched = pages.match(keyed(request.known_ids(), request.adapter_id.key), request.soft)
+        needed = -(-(tokens + 1) // pages.page_tokens) - len(matched)
+        unused = int((pages.references[matched] == 0).sum())  # free pages that would not be free any longer
+        return self.make_free(needed + unused + (0 if is_alone else int(_SPARE_SHARE * pages.pages)))
+
+    def begin(self, request: Schedulable) -> tuple[int, int, int]:
+        """Give a request a free slot, and pages for its known tokens.
+
+        Return the slot, how many of the tokens were cached, and how many of those the host had.
+        """
+        ids, prompt, restored = request.known_ids(), request.prompt_tokens, request.metrics.restored
+        slot, common = self._take_slot(request, ids)
+        self.release(request)
+        self.slots.cached[slot] = self._untouched[slot] = common
+        self.slots.sequences.start(slot, ids[:prompt], ids[prompt:], request.soft, request.adapter_id)
+        self._note_reused(request, common)
+        if self.pages is not None:
+            self.pages.grow(slot, len(ids))
+        return slot, common, request.metrics.restored - restored
+
+    def match_again(self, slot: int, request: Schedulable) -> int:
+        """Let a slot that has read nothing yet begin with what others have cached since it was taken.
+
+        Return how many tokens more it has now.
+        """
+        cached = int(self.slots.cached[slot])
+        if self._untouched[slot] != cached or request.needs_whole_prompt or not self._is_looked_up(request):
+            return 0
+        ids = self.slots.sequences.ids(slot)
+        self.register_running()
+        source, common = self.shared_prefix(ids, request.soft, request.adapter_id.key)
+        if common <= cached or common < self._options.min_shared_tokens:
+            return 0
+        if self.pages is not None and self.finds_by_content:
+            self.pages.release(slot)
+            self._adopt(slot, request, ids)
+        else:
+            self.cache.share(source, slot, common)
+        if self.pages is not None:
+            self.pages.grow(slot, len(ids))
+        self.slots.cached[slot] = self._untouched[slot] = common
+        self._note_reused(request, common - cached)
+        return common - cached
+
+    def read(self, slot: int, start: int, stop: int) -> None:
+        """Note that a slot has read its tokens from `start` to `stop`; recurrent states are saved now and then."""
+        slots, spacing = self.slots, self._options.snapshot_tokens
+        slots.cached[slot], self._untouched[slot] = stop, _READ
+        is_due = stop // spacing != start // spacing and stop < slots.sequences.prompt_lengths[slot]
+        if self.cache.has_states and is_due:
+            self.host.keep(slot)
+
+    def spare_slot(self) -> int:
+        """Return a free slot, emptied."""
+        slot = self.slots.take(0, 0)
+        self._take_over(slot)
+        self.slots.sequences.lengths[slot] = 0
+        return slot
+
+    def fork(self, source: int, target: int) -> None:
+        """Make `target` the same sequence as `source`: its cache, but for what is the same already."""
+        slots, tokens = self.slots, self.slots.sequences.tokens
+        length = int(slots.cached[source])
+        keys = slots.sequences.adapter_keys
+        known = min(length, int(slots.cached[target])) if keys[source] == keys[target] else 0
+        is_other = tokens[source, :known] != tokens[target, :known]
+        start = int(is_other.argmax()) if is_other.any() else known
+        alike = shared_length(slots.sequences.soft.get(source), slots.sequences.soft.get(target))
+        start = start if alike is None else min(start, alike)
+        self.cache.copy(source, target, slice(start, length))
+        slots.sequences.copy(source, target)
+        slots.cached[target] = length
+
+    def move(self, source: int, target: int) -> None:
+        """Let the sequence of `source` go on in `target`, a free slot."""
+        self._offload(target)
+        self.fork(source, target)
+        self.slots.is_running[target] = True
+
+    def leave(self, slot: int, *, is_findable: bool = True) -> None:
+        """Free a slot. Its sequence can still be shared, in the slot or, if `is_findable`, in its pages."""
+        if is_findable:
+            self.register(slot)
+        self.slots.leave(slot, 1 + self._options.guesses)
+        if self.finds_by_content:
+            self.empty(slot)
+
+    def empty(self, slot: int) -> None:
+        """Forget what a slot has cached."""
+        self.slots.cached[slot] = 0
+        if self.pages is not None:
+            self.pages.release(slot)
+
+    def shared_prefix(self, ids: Ints, soft: SoftTokens | None = None, adapter_key: int = 0) -> tuple[int, int]:
+        """Return the slot whose cache begins most like a prompt, and for how many tokens; pages are found in none."""
+        if self.pages is not None and self.finds_by_content:
+            return 0, len(self.pages.match(keyed(ids, adapter_key), soft)) * self.pages.page_tokens
+        return self.slots.shared_prefix(ids, soft, adapter_key)
+
+    def register(self, slot: int) -> None:
+        """Let other requests find what a slot has cached, as far as the host knows its tokens."""
+        if self.pages is not None and self.finds_by_content:
+            sequences = self.slots.sequences
+            ids = sequences.tokens[slot, : self.slots.cached[slot]]
+            unknown = (ids == UNKNOWN).nonzero()[0]
+            ids = sequences.keyed(slot, ids[: unknown[0]] if unknown.size else ids)
+            self.pages.register(slot, ids, sequences.soft.get(slot))
+
+    def register_running(self) -> None:
+        """Let other requests find what those that run have cached."""
+        if self.pages is not None and self.finds_by_content and self._options.shares_prefixes:
+            full = self.slots.cached // self.pages.page_tokens > self.pages.registered[: self.slots.count]
+            for slot in (full & self.slots.is_running).nonzero()[0].tolist():
+                self.register(slot)
+
+    def make_free(self, needed: int) -> bool:
+        """Take pages from ended sequences, the oldest first, until enough are free; return whether they are."""
+        pages = self.pages
+        assert pages is not None
+        while pages.free < needed:
+            slot = self.slots.oldest_ended(pages.counts[: self.slots.count])
+            if slot is None:
+                break
+            self._offload(slot)
+            self.empty(slot)
+        return pages.free >= needed
+
+    def can_write(self, slots: Ints, counts: Ints) -> bool:
+        """Whether there are pages for `counts` [R] more tokens of `slots` [R], evicting what nobody reads."""
+        if self.pages is None:
+            return True
+        starts = self.slots.cached[slots]
+        stops = np.minimum(starts + counts, self._options.max_length)
+        return self.make_free(self.pages.needed(slots, starts, stops))
+
+    def steps_that_fit(self, slots: Ints, most: int) -> int:
+        """Return how many of `most` decode steps of `slots` [R] there are pages for, without copies to the host."""
+        pages = self.pages
+        if pages is None or not slots.size:
+            return most
+        free, starts = pages.free - (pages.tree.unused if pages.on_evict is not None else 0), self.slots.cached[slots]
+
+        def fits(steps: int) -> bool:
+            return pages.needed(slots, starts, np.minimum(starts + steps, self._options.max_length)) <= free
+
+        return most if fits(most) else bisect_left(range(most), 1, key=lambda steps: not fits(steps + 1))
+
+    def release(self, request: Schedulable) -> None:
+        """Let go of what the host keeps for a request."""
+        self.host.release(request.claims)
+        request.claims = []
+
+    def _take_slot(self, request: Schedulable, ids: Ints) -> tuple[int, int]:
+        """Return a free slot, and how many of a request's tokens `ids` its cache begins with."""
+        if request.needs_whole_prompt or not self._is_looked_up(request):
+            return self.spare_slot(), 0
+        cache, by_content, statistics = self.cache, self.finds_by_content, self._statistics
+        source, common = self.shared_prefix(ids, request.soft, request.adapter_id.key)
+        common = common if common >= self._options.min_shared_tokens else 0
+        least = max(common + 1, self._options.min_shared_tokens)
+        compared = keyed(ids, request.adapter_id.key)
+        imported = None if request.soft is not None else self.imports.take(compared, least, is_whole=cache.has_states)
+        on_host = None if imported is not None else self.host.find(compared, request.soft, common, least)
+        if imported is not None or (on_host is not None and on_host.whole is not None):
+            common = 0  # all of it comes from there
+        slot = self.slots.take(source, 0 if by_content else common)
+        self._take_over(slot, common if slot == source and not by_content else 0)
+        if common and by_content:
+            self._adopt(slot, request, ids)
+        elif common:
+            cache.share(source, slot, common)
+        if imported is not None:
+            saved, common = imported
+            cache.load(slot, saved)
+            statistics.imported_tokens += common
+        if on_host is not None:
+            if self.pages is not None and by_content:
+                self.pages.grow(slot, on_host.tokens)
+            self.host.load(slot, on_host)
+            request.metrics.restored += on_host.tokens - common
+            statistics.restored_tokens += on_host.tokens - common
+            statistics.file_tokens += on_host.file_tokens
+            common = on_host.tokens
+        return slot, common
+
+    def _is_looked_up(self, request: Schedulable) -> bool:
+        """Whether anything that is cached can be a request's."""
+        return self._options.shares_prefixes or request.metrics.preemptions > 0 or len(self.imports) > 0
+
+    def _adopt(self, slot: int, request: Schedulable, ids: Ints) -> None:
+        """Let an empty slot begin with the pages that hold a prefix of `ids`."""
+        assert self.pages is not None
+        self.pages.adopt(slot, self.pages.match(keyed(ids, request.adapter_id.key), request.soft))
+
+    def _take_over(self, slot: int, common: int = 0) -> None:
+        """Let a slot begin with its first `common` tokens; the host keeps what else it had."""
+        if common < self.slots.cached[slot]:
+            self._offload(slot)
+        if not common:
+            self.empty(slot)
+
+    def _offload(self, slot: int) -> None:
+        """Let the host keep what a slot has, which will be overwritten; pages are kept when they are."""
+        if not self.finds_by_content and self._options.shares_prefixes:
+            self.host.keep(slot)
+
+    def _note_reused(self, request: Schedulable, tokens: int) -> None:
+        request.metrics.reused += tokens
+        self._statistics.reused_tokens += tokens

@@ -1,0 +1,423 @@
+"""The scheduler: which requests run next, in which slots, with which pages, reading which chunks of their prompts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic
+
+import numpy as np
+
+from trtkit.errors import RequestError
+from trtkit.llm.cache.host.tier import NO_HOST, HostOptions
+from trtkit.llm.scheduler.batch import (
+    Batch,
+    PrefixMatched,
+    SlotChange,
+    SlotLeft,
+    SlotMoved,
+    SlotTaken,
+    are_scattered,
+    group_chunks,
+    next_chunk,
+)
+from trtkit.llm.scheduler.costs import StepCosts
+from trtkit.llm.scheduler.memory import SequenceMemory
+from trtkit.llm.scheduler.options import DEFAULT_SCHEDULE, ScheduleOptions
+from trtkit.llm.scheduler.queue import RequestQueue, Service
+from trtkit.llm.scheduler.request import Ended, T
+from trtkit.llm.scheduler.running import BeamGroup, Running
+from trtkit.llm.scheduler.statistics import Statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.llm.adapters import Adapters
+    from trtkit.llm.execution.execution import SequenceCache
+    from trtkit.llm.scheduler.batch import Chunk
+    from trtkit.llm.scheduler.request import FinishReason
+    from trtkit.llm.sequences import Ints
+
+
+class TokensInFlight(Exception):  # noqa: N818 (nothing is wrong: tokens have to be collected first)
+    """A request whose last tokens the host does not know yet would be preempted, and its recurrent states saved.
+
+    After they are known, the same question has an answer.
+    """
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """What a scheduler shares out: `slots` of `max_length` tokens, and a budget of new tokens for each step.
+
+    max_chunk: new tokens of a slot in one call. token_budget: new tokens of a step, decoding and prompts together;
+    max_chunk if None. max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest prefix worth
+    sharing. guesses: tokens that a decoding slot may write after its own, which are guessed.
+    snapshot_tokens: how far apart the prefixes end that recurrent models save on their way.
+    shares_prefixes: whether requests find what others have cached; if not, only their own work after a preemption.
+    """
+
+    slots: int
+    max_length: int
+    max_chunk: int
+    token_budget: int | None = None
+    schedule: ScheduleOptions = DEFAULT_SCHEDULE
+    max_queue: int | None = None
+    min_shared_tokens: int = 16
+    guesses: int = 0
+    snapshot_tokens: int = 512
+    max_imported_bytes: int = 0
+    host: HostOptions = NO_HOST
+    shares_prefixes: bool = True
+
+
+@dataclass(eq=False)
+class Scheduler(Generic[T]):
+    """Owns the request queue, slots, page tables, the index of cached prefixes and budgets. It computes nothing.
+
+    `schedule` returns the next step; who carries it out tells what came of it: `read` for chunks, tokens appended to
+    `slots.sequences`, `finish`, then `end_step`. `changes` says which slots were taken and left since it was last
+    emptied. A request's tokens depend on nothing that is decided here.
+
+    cache: memory of sequences, in which prefixes are copied. clock: gives the time in seconds. adapters: None if the
+    network takes none. costs: what steps have taken.
+    """
+
+    cache: SequenceCache
+    options: SchedulerOptions
+    clock: Callable[[], float] = time.monotonic
+    adapters: Adapters | None = None
+    costs: StepCosts = field(default_factory=StepCosts)
+    statistics: Statistics = field(default_factory=Statistics)
+    changes: list[SlotChange] = field(default_factory=list)
+    ended: list[Ended[T]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Make what depends on the number of slots."""
+        options = self.options
+        self.queue: RequestQueue[T] = RequestQueue(options.schedule, options.max_queue)
+        self.running: Running[T] = Running(options.slots)
+        self.memory = SequenceMemory(self.cache, options, self.clock, self.costs, self.statistics)
+        self.slots = self.memory.slots
+        self._budget = options.token_budget or options.max_chunk
+        self._in_flight = False
+        self._service: Service[T] | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.running.requests or self.queue or self.ended)
+
+    # Requests
+
+    def submit(self, request: T) -> None:
+        """Take a request. Raises RequestError if all pages cannot hold its prompt, OverloadedError for a full queue."""
+        self.check(request)
+        self.queue.add(request, request.metrics.arrived_s)
+
+    def check(self, request: T) -> None:
+        """Raise RequestError for a prompt that all pages together cannot hold."""
+        pages = self.memory.pages
+        if pages is not None and request.prompt_tokens >= self.memory.longest(request):
+            held = f"{pages.pages - 1} pages of {pages.page_tokens} tokens"
+            what = f"the prompt has {request.prompt_tokens} tokens; the caches have {held}"
+            beams = f" for {request.slots} beams" if request.slots > 1 else ""
+            raise RequestError(what + beams, request.id, "shorten it, or give the caches more memory")
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request with what it has. Return whether there was one."""
+        request = self.queue.remove(request_id)
+        slots = self.running.slots_of(request_id)
+        if request is not None:
+            self.report(request, list(request.generated), "abort")
+        elif slots:
+            self.finish(slots[0], "abort")
+        return request is not None or bool(slots)
+
+    def finish(
+        self, slot: int, reason: FinishReason, stop_reason: int | str | None = None, beams: tuple[Any, ...] = ()
+    ) -> None:
+        """End the request that runs in a slot, in all its slots. beams: the answers of a beam search, best first."""
+        group = self.running.groups.get(slot)
+        generated, shares = self.slots.sequences.known(slot), self.options.shares_prefixes
+        if group is None:
+            self.report(self._leave(slot, is_findable=shares), generated, reason, stop_reason)
+            return
+        if group.search is not None:
+            beams = group.search.hypotheses
+        for beam in group.all_slots:
+            self._leave(beam, is_findable=shares)
+        self.report(group.request, beams[0].token_ids if beams else generated, reason, stop_reason, beams)
+
+    def report(
+        self,
+        request: T,
+        token_ids: list[int],
+        reason: FinishReason,
+        stop_reason: int | str | None = None,
+        beams: tuple[Any, ...] = (),
+    ) -> None:
+        """Put a request that has ended among those of this step."""
+        request.metrics.finished_s = self.clock()
+        self.memory.release(request)
+        self.ended.append(Ended(request, token_ids, reason, stop_reason, beams))
+
+    # A step
+
+    def schedule(self, now_s: float, launched: Ints | None = None, *, in_flight: bool = False) -> Batch:
+        """Return the next step.
+
+        launched: slots that decode already, as `decoding` has returned them. in_flight: whether tokens were drawn that
+        the host does not know. Raises TokensInFlight if they have to be collected first; what was decided stays so.
+        """
+        self._in_flight, preemptions = in_flight, self.statistics.preemptions
+        for request in self.queue.wake(now_s):
+            what = f"its deadline passed after {request.scheduling.deadline_s:g} s in the queue"
+            self.report(request, [], "error", what)
+        self._admit_waiting()
+        decode = self.decoding(in_flight=in_flight) if launched is None else launched
+        chunks = self._chunks(len(decode))
+        self._note_service(decode, chunks)
+        if launched is None:
+            decode = decode[self.slots.is_running[decode]]
+            if decode.size and are_scattered(decode) and not self.running.groups:
+                decode = self._gather(decode)
+        prefill = group_chunks(chunks, self.options.max_length)
+        return Batch(decode, prefill, self.statistics.preemptions > preemptions)
+
+    def decoding(self, *, in_flight: bool = False) -> Ints:
+        """Return the sorted slots that decode next, with pages for their tokens: others are preempted if pages run out.
+
+        Raises as `schedule` does.
+        """
+        self._in_flight = in_flight
+        ready = self.ready()
+        if self.memory.pages is None:
+            return ready
+        return self._with_pages(ready, np.full(len(ready), 1 + self.options.guesses))
+
+    def ready(self) -> Ints:
+        """Return the slots, in order, whose last token alone is not in the cache, and that have more to generate."""
+        lengths = self.slots.sequences.lengths
+        is_ready = (self.slots.cached == lengths - 1) & (lengths < self.running.ends)
+        ready: Ints = (self.slots.is_running & is_ready).nonzero()[0]
+        return ready
+
+    def steps_alike(self, batch: Batch) -> int:
+        """Return after how many steps like this one a sequence ends, pages run out, or another request may begin."""
+        if batch.prefill or batch.has_preempted:
+            return 1
+        left = self.running.ends[batch.decode] - self.slots.sequences.lengths[batch.decode]
+        return max(1, self.memory.steps_that_fit(batch.decode, int(left.min())))
+
+    def read(self, chunk: Chunk) -> bool:
+        """Note that a chunk is in the cache; return whether its prompt is complete."""
+        self.statistics.prompt_tokens += chunk.count
+        self.memory.read(chunk.slot, chunk.start, chunk.start + chunk.count)
+        return chunk.start + chunk.count == int(self.slots.sequences.lengths[chunk.slot])
+
+    def end_step(self, batch: Batch, started_s: float, copied_s: float = 0.0, steps: int = 1) -> list[Ended[T]]:
+        """Count a step that began at `started_s`; return who has ended. copied_s: time of it that copies took.
+
+        steps: decode steps like it, one after the other; who has run several notes their costs.
+        """
+        ended_s, tokens = self.clock(), batch.prompt_tokens
+        if self._service is not None:
+            service, self._service = self._service, None
+            service = replace(service, seconds=ended_s - started_s, ended_s=ended_s, prompt_tokens=tokens, tokens=steps)
+            if self.queue.account(service):
+                self.running.rank_again()
+        if steps == 1:
+            self.costs.note(ended_s - started_s - copied_s, tokens, decodes=bool(batch.decode.size))
+        self.memory.host.write()
+        if self.adapters is not None:
+            self.adapters.evict_unloaded(self.running.adapters)
+        ended, self.ended = self.ended, []
+        return ended
+
+    def _note_service(self, decode: Ints, chunks: list[Chunk]) -> None:
+        """Note whom a step serves, if turns depend on it: some of them will have ended when it is over."""
+        if not self.queue.counts:
+            return
+        requests = self.running.requests
+        decoding, reading = (
+            [requests[slot] for slot in slots if slot in requests]
+            for slots in (decode.tolist(), [chunk.slot for chunk in chunks])
+        )
+        served = {id(request) for request in (*decoding, *reading)}
+        idle = [request for request in requests.values() if id(request) not in served]
+        self._service = Service(decoding, reading, idle)
+
+    def _chunks(self, decoding: int) -> list[Chunk]:
+        """Return the pieces of prompts that are read beside `decoding` slots: one token at least, so that none waits
+        forever. Prefixes are looked up again for slots that have read nothing: others may have cached them meanwhile.
+        """
+        lengths, slots = self.slots.sequences.lengths, self.slots
+        unread: Ints = (slots.is_running & (slots.cached < lengths - 1)).nonzero()[0]
+        budget, chunks = max(1, self._budget - decoding), []
+        for slot in self.running.in_turn(unread) if unread.size else ():
+            if budget <= 0:
+                break
+            if reused := self.memory.match_again(slot, self.running.requests[slot]):
+                self.changes.append(PrefixMatched(slot, reused))
+            chunks.append(next_chunk(slots, slot, min(budget, self.options.max_chunk)))
+            budget -= chunks[-1].count
+        if self.memory.pages is None or not chunks:
+            return chunks
+        chunk_slots, counts = (np.array([getattr(chunk, name) for chunk in chunks]) for name in ("slot", "count"))
+        kept = self._with_pages(chunk_slots, counts)
+        return [chunk for chunk in chunks if chunk.slot in kept]
+
+    # Admission
+
+    def _admit_waiting(self) -> None:
+        """Give slots to waiting requests in turn; preempt requests on lower levels if none are free."""
+        while (request := self.queue.first()) is not None:
+            if not self._has_ranks(request):
+                self._admit_past(request)
+                return
+            if self.slots.free < request.slots and not self._make_room(request):
+                return
+            while not self._has_pages(request):
+                self._need_known_tokens()
+                if not self._preempt_for(request):
+                    return
+            self._admit(request)
+
+    def _admit_past(self, first: T) -> None:
+        """Let requests pass the first, which waits for room for its adapter, into free slots if they cannot delay it.
+
+        Nobody is preempted for them. The first one gets the next slot as soon as there is room for its adapter.
+        """
+        if not self.slots.free:
+            return
+        for request in self.queue.in_turn():
+            if request is first or not self._is_harmless(request, first):
+                continue
+            if self.slots.free < request.slots or not self.memory.has_pages(
+                request, is_alone=not self.running.requests
+            ):
+                return
+            self._admit(request)
+
+    def _has_pages(self, request: T) -> bool:
+        return self.memory.has_pages(request, is_alone=not self.running.requests)
+
+    def _has_ranks(self, request: T) -> bool:
+        """Whether a request's adapter is in the device's memory, or has room there."""
+        adapter = request.adapter
+        return self.adapters is None or adapter is None or self.adapters.can_hold(adapter, self.running.adapters)
+
+    def _is_harmless(self, request: T, first: T) -> bool:
+        """Whether a request keeps no ranks that `first` waits for: it has no adapter, or one that may stay in use."""
+        running, adapter = self.running.adapters, first.adapter
+        if self.adapters is None or adapter is None or request.adapter is None:
+            return True
+        return request.adapter.id.number in self.adapters.beside(adapter, running)
+
+    def _make_room(self, request: T) -> bool:
+        """Preempt requests on lower levels; return whether enough slots are free now."""
+        if self.slots.free + len(self._to_preempt(request)) < request.slots:
+            return False
+        self._need_known_tokens()
+        while self.slots.free < request.slots:
+            if not self._preempt_for(request):
+                return False
+        return True
+
+    def _admit(self, request: T) -> None:
+        """Let a request leave the queue and run, on free slots that there are."""
+        self.queue.begin(request)
+        if self.adapters is not None and request.adapter is not None:
+            self.adapters.hold(request.adapter, self.running.adapters)
+        slot, reused, restored = self.memory.begin(request)
+        end = min(request.prompt_tokens + request.max_new_tokens, self.options.max_length + 1)
+        end = min(end, self.memory.longest(request) + 1)
+        if request.slots == 1:
+            self.running.add(slot, request, end)
+        else:
+            spare = [self.memory.spare_slot() for _ in range(request.slots - 1)]
+            self.running.add_group(BeamGroup(request, [slot, *spare]), end)
+        self.changes.append(SlotTaken(slot, request, reused, restored))
+
+    # Preemption
+
+    def _need_known_tokens(self) -> None:
+        """A state that has read all known tokens could not go on: the logits of the last one are lost."""
+        if self.cache.has_states and self._in_flight:
+            raise TokensInFlight
+
+    def _preempt_for(self, request: T) -> bool:
+        """Preempt the last request on the lowest level below another's; return whether there is one."""
+        candidates = self._to_preempt(request)
+        if candidates:
+            self.queue.put_back(self._preempt(candidates[-1]))
+        return bool(candidates)
+
+    def _to_preempt(self, request: T) -> list[int]:
+        """Return the slots that can be preempted for a request, the first to be preempted last."""
+        slots = self.running.to_preempt(request.turn.level)
+        return [slot for slot in slots if self.memory.host.can_claim(slot)] if self.queue.policy.keeps_work else slots
+
+    def _preempt(self, slot: int) -> T:
+        """Take a request's slot; it keeps its tokens, and goes on from them when its turn comes again."""
+        prompt_length = int(self.slots.sequences.prompt_lengths[slot])
+        most = prompt_length if self.running.is_beam[slot] else None  # beams begin again
+        claims = self.memory.host.keep(slot, most, is_claimed=True)
+        generated = self.slots.sequences.known(slot)
+        request = self._leave(slot)
+        request.claims += claims
+        request.generated = generated
+        request.metrics.preemptions += 1
+        self.statistics.preemptions += 1
+        self.statistics.swaps += bool(claims)
+        return request
+
+    def _preempt_last(self) -> bool:
+        """Preempt the request that is last in turn, unless it is alone; return whether it was preempted."""
+        in_turn = self.running.in_turn(np.array(list(self.running.requests), np.int64))
+        group = self.running.groups.get(in_turn[-1])
+        last = in_turn[-1:] if group is None else group.all_slots
+        if len(last) == len(in_turn):
+            return False
+        requests = [self._preempt(slot) for slot in last]
+        if group is not None:
+            requests[0].generated = []
+        self.queue.put_back(requests[0])
+        return True
+
+    def _with_pages(self, slots: Ints, counts: Ints) -> Ints:
+        """Return those of `slots` [R] that can write `counts` [R] more tokens; preempt others until there are pages.
+
+        The first in turn keeps its pages: it can come to its end.
+        """
+        while True:
+            kept = self.slots.is_running[slots]
+            chosen = slots[kept]
+            if not chosen.size or self.memory.can_write(chosen, counts[kept]):
+                return chosen
+            self._need_known_tokens()
+            if not self._preempt_last():
+                return chosen  # nobody else has pages; the call says how many it lacks
+
+    def _gather(self, decode: Ints) -> Ints:
+        """Move sequences that are far apart next to each other, where slots between are free; return their slots."""
+        while are_scattered(decode):
+            source = int(decode[-1])
+            free = np.flatnonzero(~self.slots.is_running[:source])
+            free = free[free > decode[0]]
+            if not free.size:
+                break
+            target = int(free[0])
+            self.memory.move(source, target)
+            self.running.move(source, target)
+            self.changes += [SlotMoved(source, target), SlotLeft(source)]
+            self.memory.leave(source)
+            decode = np.sort(np.append(decode[:-1], target))
+        return decode
+
+    def _leave(self, slot: int, *, is_findable: bool = True) -> T:
+        """Free a slot; return who ran in it."""
+        self.changes.append(SlotLeft(slot))
+        self.memory.leave(slot, is_findable=is_findable)
+        return self.running.remove(slot)
