@@ -51,7 +51,7 @@ class FileOptions:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _RowLimits:
     """How many rows a call takes. usual: what the engine was tuned for."""
 
     least: int
@@ -170,17 +170,19 @@ def _answer_arrays(bundle: Bundle, run: Run, file: Path, reader: TaskReader) -> 
         yield Answered(f"{file.name}[{row}]", answer)
 
 
-def _rows(manifest: Manifest) -> _Rows:
+def _rows(manifest: Manifest) -> _RowLimits:
     """Return how many rows the only input may have. Raises SourceError for rows that are not pictures of their own."""
     record = manifest.inputs[0]
     if record.shape[0] != -1:
-        rows = _Rows(record.shape[0], record.shape[0], record.shape[0])
+        rows = _RowLimits(record.shape[0], record.shape[0], record.shape[0])
     else:
         shapes = [profile[record.name] for profile in manifest.profiles]
-        rows = _Rows(min(shape.min[0] for shape in shapes), shapes[0].opt[0], max(shape.max[0] for shape in shapes))
+        rows = _RowLimits(
+            min(shape.min[0] for shape in shapes), shapes[0].opt[0], max(shape.max[0] for shape in shapes)
+        )
     if manifest.verify is None or manifest.verify.batch_rows != "mixed":
         return rows
     if rows.least > 1:
         what = f"the network takes at least {rows.least} rows, and they depend on each other"
         raise SourceError(what, manifest.name, "use `trtkit.open_model(...).run`")
-    return _Rows(1, 1, 1)
+    return _RowLimits(1, 1, 1)
