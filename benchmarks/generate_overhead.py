@@ -51,7 +51,7 @@ class Nothing:
         self.slots, self.vocab_size, self.is_asynchronous = slots, vocabulary, is_asynchronous
         shape = Axis("batch"), Axis("key_value_heads", 1), Axis("cached_tokens", self.max_length), Axis("head_dim", 1)
         self.cache = KvCache(
-            [InputSpec("past", "fp32", shape, "cache")], (slots, self.max_length), lambda _: torch.float32
+            [InputSpec("past", "fp32", shape, "cache")], slots, self.max_length, lambda _: torch.float32
         )
         self.tokens = torch.zeros(slots, dtype=torch.int64)
         self.logits = torch.randn(slots, vocabulary, generator=torch.Generator().manual_seed(0))

@@ -220,7 +220,7 @@ def show(sizes: dict[str, Any]) -> None:
 
     from trtkit.report import charts
 
-    x = charts.Axis("parameters", "parameters, 10^9")
+    x = charts.ChartAxis("parameters", "parameters, 10^9")
     panels = {"work_s": ("s", "build time, s", 1.0), "peak_memory_mib": ("gib", "peak memory, GiB", 2**10)}
     drawn = []
     for key, (field, title, unit) in panels.items():
@@ -234,7 +234,7 @@ def show(sizes: dict[str, Any]) -> None:
             for who in ("trtkit", "bare")
         ]
         colours = charts.colour("who", "", {"trtkit": charts.BLUE, "a bare script": charts.ORANGE})
-        drawn.append(charts.lines(rows, (x, charts.Axis(field, title)), colours).properties(width=250, height=220))
+        drawn.append(charts.lines(rows, (x, charts.ChartAxis(field, title)), colours).properties(width=250, height=220))
     alt.hconcat(*drawn).save(str(ROOT / "docs/images/llm-build.svg"))
     write_between(ROOT / "docs/benchmarking.md", "build sizes", _table(sizes))
 

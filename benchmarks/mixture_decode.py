@@ -17,7 +17,7 @@ from trtkit.backends import load_backend
 from trtkit.config.llm import LlmOptions
 from trtkit.config.schema import ModelConfig, Source
 from trtkit.dtypes import FP32
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.llm.execution import Call, DecoderNetwork, ReferenceDecoder
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import model_weights
@@ -28,7 +28,7 @@ from trtkit.planning.count_decoder import count_decoder
 from trtkit.planning.jobs import CountRequest
 
 if TYPE_CHECKING:
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import NetworkCounts
 
 FIELDS = {
     "model_type": "qwen3_moe",
@@ -69,11 +69,11 @@ def step(reference: ReferenceDecoder, batch: int) -> None:
     reference.forward(Call(0, ids, np.full(batch, LENGTH // 2), np.ones(batch, np.int64)))
 
 
-def counts(form: str) -> Counts:
+def counts(form: str) -> NetworkCounts:
     """Return what `trtkit plan` counts of the model."""
     options = LlmOptions(experts=form)
     config = ModelConfig(name="mixture", source=Source(hf="/nowhere"), precision="fp32", llm=options)
-    return count_decoder(CountRequest("tensorrt_rtx", config, FIELDS, "config.json", LENGTH), Context())
+    return count_decoder(CountRequest("tensorrt_rtx", config, FIELDS, "config.json", LENGTH), JobContext())
 
 
 def main() -> None:

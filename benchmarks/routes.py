@@ -19,7 +19,7 @@ from benchmarks.route_models import MODELS, save_model
 from trtkit.builder.build import build_bundle
 from trtkit.config.schema import ModelConfig
 from trtkit.jobs.runner import ChildRunner
-from trtkit.verification.verify import Request, verify_bundle
+from trtkit.verification.verify import VerifySettings, verify_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +108,7 @@ def _sizes(bundle: Bundle) -> dict[str, Any]:
 
 def _errors(bundle: Bundle) -> dict[str, Any]:
     """Return how far outputs and parts are from transformers'."""
-    report = verify_bundle(bundle, Request(corners=False), ChildRunner())
+    report = verify_bundle(bundle, VerifySettings(corners=False), ChildRunner())
     return {
         "relative_rms_error": {key: output.relative_rms_error for key, output in report.outputs.items()},
         "cosine": {key: output.cosine for key, output in report.outputs.items()},

@@ -30,7 +30,7 @@ from trtkit.simulation.traffic import TrafficOptions, random_traffic
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtkit.planning.question import Question
+    from trtkit.planning.question import PlanningQuestion
     from trtkit.simulation.requests import Traffic
     from trtkit.simulation.summary import Summary
 
@@ -49,7 +49,9 @@ def traffic(rate: float, pattern: str = "poisson", count: int = COUNT, shared: i
     return random_traffic(law, LENGTH)
 
 
-def replica(question: Question, slots: int | None, caches: Caches = "linear", block_tokens: int = 0) -> ReplicaOptions:
+def replica(
+    question: PlanningQuestion, slots: int | None, caches: Caches = "linear", block_tokens: int = 0
+) -> ReplicaOptions:
     """Return an engine on the GPU."""
     (gpu,) = find_gpus([GPU])
     machine = machine_of(question, gpu, MachineOptions(slots=slots), caches)
@@ -70,7 +72,7 @@ def capacity(options: ReplicaOptions, shared: int = 0) -> Summary:
     return run(traffic(1e3, count=2000, shared=shared), options)
 
 
-def schedules(question: Question) -> dict[str, Any]:
+def schedules(question: PlanningQuestion) -> dict[str, Any]:
     """Return latencies of each schedule, at shares of what 16 slots can serve."""
     options = replica(question, SLOTS_OF_SCHEDULES)
     large = replace(options, host_tokens=64 * options.host_tokens)
@@ -104,7 +106,7 @@ def _pair(mean: float, p99: float) -> dict[str, float]:
     return {"mean": round(mean, 2), "p99": round(p99, 2)}
 
 
-def memory(question: Question) -> dict[str, Any]:
+def memory(question: PlanningQuestion) -> dict[str, Any]:
     """Return sequences at once, tokens a second and unused memory: slots, pages, and pages with shared prefixes."""
     figures = {}
     prompts = (("", 0, 0), (", 512 more prompt tokens", 512, 0), (", 512 more shared prompt tokens", 512, 512))

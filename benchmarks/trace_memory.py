@@ -33,7 +33,7 @@ from trtkit.simulation.times import RooflineTimes
 from trtkit.simulation.traffic import read_traffic
 
 if TYPE_CHECKING:
-    from trtkit.planning.question import Question
+    from trtkit.planning.question import PlanningQuestion
     from trtkit.simulation.machine import Machine
     from trtkit.simulation.summary import Summary
 
@@ -85,13 +85,13 @@ def lengths(work: Traffic) -> np.ndarray[Any, Any]:
     return total
 
 
-def ask(work: Traffic) -> Question:
+def ask(work: Traffic) -> PlanningQuestion:
     """Return the model as it is planned for the longest of these requests."""
     request = PlanRequest(find_gpus([GPU]), int(lengths(work).max()) - 1, 1, 1)
     return llm_question(find_model(MODEL), request, ChildRunner())
 
 
-def machine(question: Question, caches: Caches, mean_tokens: float) -> Machine:
+def machine(question: PlanningQuestion, caches: Caches, mean_tokens: float) -> Machine:
     """Return the GPU with as many slots as its pages hold sequences of the mean length; copies of pages take memory."""
     (gpu,) = find_gpus([GPU])
     if caches == "linear":
@@ -105,7 +105,7 @@ def machine(question: Question, caches: Caches, mean_tokens: float) -> Machine:
     return max(fitting, key=lambda each: min(each.slots, each.cache_tokens / mean_tokens))
 
 
-def engine(question: Question, form: Form, mean_tokens: float) -> ReplicaOptions:
+def engine(question: PlanningQuestion, form: Form, mean_tokens: float) -> ReplicaOptions:
     """Return an engine with caches of a form."""
     own = machine(question, form.caches, mean_tokens)
     pages = None if form.caches == "linear" else own.cache_tokens // form.page_tokens

@@ -18,7 +18,7 @@ from trtkit.config.schema import ModelConfig
 from trtkit.errors import TrtkitError
 from trtkit.jobs.runner import ChildRunner
 from trtkit.verification.verdict import verdict
-from trtkit.verification.verify import Request, verify_bundle
+from trtkit.verification.verify import VerifySettings, verify_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,7 +131,7 @@ def figures(architecture: str, fields: Json) -> Json:
         config = ModelConfig.model_validate({**asked, "profiles": [{"batch": [1, 2, 4]}]})
         try:
             bundle = build_bundle(config, Path(scratch) / "bundle", ChildRunner(), use_cache=False).bundle
-            report = verify_bundle(bundle, Request(), ChildRunner())
+            report = verify_bundle(bundle, VerifySettings(), ChildRunner())
         except TrtkitError as error:
             return {"error": error.what}
     errors = {name: output.relative_rms_error for name, output in report.outputs.items()}

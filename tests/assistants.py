@@ -93,7 +93,7 @@ def networks(page_tokens: int | None, *, in_place: bool, has_tree: bool) -> tupl
     own_options = {"has_all_logits": True, "has_pages_in_place": in_place, "gives_last_hidden": True}
     own_options["has_tree"] = has_tree
     build_decoder(graph, model.spec, weights, replace(options, **own_options))
-    build_speculator(head, (read.spec, read.ids), own, options)
+    build_speculator(head, read.spec, read.ids, own, options)
     sizes, is_paged = (67, LENGTH, MAX_PREFILL), page_tokens is not None
     return (
         DecoderNetwork(graph.layers(), graph.inputs, *sizes, has_all_logits=True, has_read_only_caches=is_paged),

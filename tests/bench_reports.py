@@ -8,7 +8,7 @@ from trtkit.benchmarking.ceiling_report import Ceiling
 from trtkit.benchmarking.report import (
     BundleRecord,
     LlmReport,
-    Machine,
+    MeasuredMachine,
     Provenance,
     TextCase,
     TextResult,
@@ -23,7 +23,7 @@ from trtkit.benchmarking.timing import Rules
 if TYPE_CHECKING:
     from trtkit.benchmarking.records import RequestTimes
 
-_MACHINE = Machine("a CPU", 4, 2, "Linux 6", (0.5, 0.5, 0.5), 1, (), ())
+_MACHINE = MeasuredMachine("a CPU", 4, 2, "Linux 6", (0.5, 0.5, 0.5), 1, (), ())
 _BUNDLE = BundleRecord("bundles/tiny", "tiny", "key", "fp32", "tensorrt 10", "target", "UNVERIFIED: never")
 _COMMON: dict[str, Any] = {
     "provenance": Provenance("2026-01-01T00:00:00+00:00", "trtkit bench x", _MACHINE, {"torch": "2"}),

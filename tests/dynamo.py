@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from openai import OpenAI
 
-from trtkit.deployment.dynamo.fleet import Fleet
-from trtkit.deployment.dynamo.fleet_options import FleetOptions
+from trtkit.deployment.dynamo.fleet import LocalFleet
+from trtkit.deployment.dynamo.fleet_options import DynamoOptions
 from trtkit.deployment.dynamo.model_folder import read_model
 from trtkit.deployment.ports import free_ports_below
 from trtkit.serving_options import ServingOptions, serving_fields
@@ -32,7 +32,7 @@ OK = '{"status":"ok"}'
 class Served:
     """A running fleet, and what its processes have printed."""
 
-    fleet: Fleet
+    fleet: LocalFleet
     log: list[str]
 
     def client(self) -> OpenAI:
@@ -87,8 +87,8 @@ def serving(bundle: Path, **options: Any) -> Iterator[Served]:
     names = serving_fields("serve").keys() & options.keys()
     worker = ServingOptions.for_server(**{name: options.pop(name) for name in names})
     port = free_ports_below(30_000, 1)[0]
-    fleet_options = FleetOptions(MODEL, port=port, exit_timeout_s=5, serving=worker, **options)
-    with Fleet(read_model(bundle), fleet_options, lambda name, line: log.append(f"{name}: {line}")) as fleet:
+    fleet_options = DynamoOptions(MODEL, port=port, exit_timeout_s=5, serving=worker, **options)
+    with LocalFleet(read_model(bundle), fleet_options, lambda name, line: log.append(f"{name}: {line}")) as fleet:
         fleet.wait_ready()
         yield Served(fleet, log)
 

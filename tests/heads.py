@@ -50,7 +50,7 @@ def networks(
     own_options = replace(options, has_all_logits=True, has_pages_in_place=in_place, has_tree=has_tree)
     with TemporaryDirectory() as folder:
         read = open_speculator(saved_head(Path(folder), kind), model.spec)
-        fusion, own = ({path: np.array(array) for path, array in each.items()} for each in (read.fusion, read.own))
+        fusion, own = ({path: np.array(array) for path, array in each.items()} for each in (read.fusion, read.head))
     graph, head = Graph(rtx()), Graph(rtx())
     own_options = replace(own_options, fusion=read.spec.fusion, gives_last_hidden=read.spec.fusion is None)
     weights = {**find_weights(model.spec, model.checkpoint), **fusion}
@@ -60,7 +60,7 @@ def networks(
         weights,
         replace(own_options, fusion=read.spec.fusion, gives_last_hidden=read.spec.fusion is None),
     )
-    build_speculator(head, (read.spec, read.ids), own, options)
+    build_speculator(head, read.spec, read.ids, own, options)
     sizes, is_paged = (67, LENGTH, MAX_PREFILL), page_tokens is not None
     return (
         DecoderNetwork(graph.layers(), graph.inputs, *sizes, has_all_logits=True, has_read_only_caches=is_paged),

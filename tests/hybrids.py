@@ -14,7 +14,7 @@ from trtkit.builder.hybrids import open_hybrid
 from trtkit.builder.jobs import PrepareRequest
 from trtkit.builder.prepare import prepare
 from trtkit.config.schema import ModelConfig
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.resolve import resolve
 from trtkit.runtime.stages import StagesExecution, reference_stages
 
@@ -156,7 +156,7 @@ def make(case: Case, folder: Path, compose: str, precision: str = "fp32", **more
     opened = open_hybrid(resolve(config))
     work = folder.parent / f"{compose}-{precision}"
     work.mkdir()
-    prepared = prepare(PrepareRequest(config, work), Context())
+    prepared = prepare(PrepareRequest(config, work), JobContext())
     execution = reference_stages(rtx(), prepared.stages, opened)
     for stage in execution.stages:
         through_a_file(stage.layers)

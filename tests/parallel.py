@@ -13,7 +13,7 @@ from trtkit.models.weights import find_weights
 from trtkit.network.decoder import HIDDEN_STATES, NEXT_HIDDEN_STATES, build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
-from trtkit.reference import Group
+from trtkit.reference import ThreadGroup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Ranks:
     ) -> None:
         self.grid = grid
         self.specs = [rank_spec(model.spec, grid, rank) for rank in range(grid.ranks)]
-        groups = [Group(grid.stage_ranks) for _ in range(grid.pipeline)]
+        groups = [ThreadGroup(grid.stage_ranks) for _ in range(grid.pipeline)]
         whole = find_weights(model.spec, model.checkpoint)
         self.weights: list[dict[str, Any]] = []
         self.graphs, self._runners = [], []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.builder.jobs import PrepareRequest
 from trtkit.builder.prepare import prepare
 from trtkit.config.schema import ModelConfig
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ def prepared(config: ModelConfig, folder: Path, quantize: dict[str, Any] | None 
     """Return the ONNX file that TensorRT parses for `config`, in a new folder."""
     folder.mkdir()
     quantized = ModelConfig.model_validate({**config.model_dump(mode="json"), "quantize": quantize})
-    prepare(PrepareRequest(quantized, folder), Context())
+    prepare(PrepareRequest(quantized, folder), JobContext())
     return folder / "network/model.onnx"
 
 

@@ -12,7 +12,7 @@ from trtkit.builder.hybrids import open_hybrid
 from trtkit.builder.jobs import PrepareRequest
 from trtkit.builder.prepare import prepare
 from trtkit.config.schema import ModelConfig
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.resolve import resolve
 from trtkit.runtime.stages import reference_stages
 
@@ -93,7 +93,7 @@ def make_encoder(folder: Path, **more: Any) -> Hybrid:
     opened = open_hybrid(resolve(config))
     work = folder.parent / "work"
     work.mkdir()
-    prepared = prepare(PrepareRequest(config, work), Context())
+    prepared = prepare(PrepareRequest(config, work), JobContext())
     return Hybrid(opened, reference_stages(rtx(), prepared.stages, opened))
 
 

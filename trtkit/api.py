@@ -96,10 +96,10 @@ def verify(
     Raises TrtkitError if nothing can be compared; a network that is out of tolerance is a report, not an error.
     """
     from trtkit.deployment.make_known import verify_and_remember
-    from trtkit.verification.verify import Request, verify_config
+    from trtkit.verification.verify import VerifySettings, verify_config
 
     paths = tuple(map(str, inputs))
-    request = Request(paths, against, layers, corners, None if text is None else str(text), trust_source)
+    request = VerifySettings(paths, against, layers, corners, None if text is None else str(text), trust_source)
     network = _network(model, keys)
     runner = new_runner(on_event)
     if isinstance(network, Bundle):
@@ -133,8 +133,8 @@ def quantize(
     from trtkit.builder.quantize import quantize_model
     from trtkit.quantization.jobs import ScoringRequest
 
-    own = {"quantize.method": method, "quantize.calibration.data": calibration}
-    changes = {key: value for key, value in own.items() if value is not None}
+    settings = {"quantize.method": method, "quantize.calibration.data": calibration}
+    changes = {key: value for key, value in settings.items() if value is not None}
     config = load_config(model, **{**keys, **changes})
     scoring = ScoringRequest(sensitivity, budget, fallback)
     return quantize_model(config, None if out is None else Path(out), new_runner(on_event), scoring)

@@ -9,6 +9,12 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 """By the name of an input or an output."""
+HeightWidth = tuple[int, int]
+"""Of pictures, kernels and feature maps; of a grid, its rows and columns."""
+WidthHeight = tuple[int, int]
+"""Of pictures as PIL gives them, in pixels."""
+MatrixShape = tuple[int, int]
+"""Rows and columns of a matrix or of a block."""
 
 
 def compact(array: Array) -> Array:

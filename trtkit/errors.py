@@ -156,9 +156,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return "did you mean `a` or `b`? " for the names in `known` that are close, compared by what follows their last
     slash; of those that are equal there, the last counts. Empty if none is close.
     """
-    by_name = {each.rpartition("/")[2].lower(): each for each in known}
+    by_name = {entry.rpartition("/")[2].lower(): entry for entry in known}
     close = difflib.get_close_matches(name.rstrip("/").rpartition("/")[2].lower(), by_name, n=3)
-    return f"did you mean {' or '.join(f'`{by_name[each]}`' for each in close)}? " if close else ""
+    return f"did you mean {' or '.join(f'`{by_name[name]}`' for name in close)}? " if close else ""
 
 
 DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, struct.error)

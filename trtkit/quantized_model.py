@@ -55,9 +55,9 @@ class LayerForm:
     def size_bytes(self, rows: int, size: int, dtype: DType) -> int:
         """Return the bytes of a matrix in a network of `dtype`, in which scales and offsets are kept."""
         scales = math.prod(self.scale_shape(rows, size))
-        each = DTYPES["fp8"] if FORMATS[self.format].block and not self.is_packed else dtype
+        scale_dtype = DTYPES["fp8"] if FORMATS[self.format].block and not self.is_packed else dtype
         offsets = dtype.size_bytes(scales) if self.has_offsets else 0
-        return self.dtype.size_bytes(rows * size) + each.size_bytes(scales) + offsets
+        return self.dtype.size_bytes(rows * size) + scale_dtype.size_bytes(scales) + offsets
 
     def matrix(self, rows: int, size: int, memory: Array) -> QuantizedMatrix:
         """Return a matrix of zeros in this form, its codes in `memory`, which is of bytes.

@@ -10,7 +10,7 @@ from trtkit.config.task import Task
 from trtkit.errors import ConfigError, Problem, SourceError
 from trtkit.models.hybrids.registry import HYBRIDS, TEXT_ENCODERS, HybridOptions, hybrid_spec
 from trtkit.models.hybrids.text_encoder import EMBEDDING
-from trtkit.models.model import ENCODER, LLM, SPECULATOR, VISION, Model, Part, Stage
+from trtkit.models.model import ENCODER, LLM, SPECULATOR, VISION, Part, Stage, StagedModel
 from trtkit.models.registry import (
     ENCODER_DECODERS,
     FAMILIES,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.models.hybrids.spec import HybridSpec
     from trtkit.sources.huggingface.preprocessing import Fields
-    from trtkit.sources.ultralytics import Export
+    from trtkit.sources.ultralytics import UltralyticsExport
 
 # What models are called in errors.
 _FILE, _MODULE, _VISION, _HYBRID = "an ONNX file", "a PyTorch module", "a vision model built through ONNX", "a hybrid"
@@ -49,7 +49,7 @@ _USUAL_LENGTH = 512
 """Tokens of the texts that T5 was trained on."""
 
 
-def resolve(config: ModelConfig) -> Model:
+def resolve(config: ModelConfig) -> StagedModel:
     """Return the model that `config` builds; of a folder only its config.json is read.
 
     Raises ConfigError for keys that mean nothing for this model, SourceError for a family that is not supported.
@@ -75,7 +75,7 @@ def resolve(config: ModelConfig) -> Model:
     return _completed(_checked(_HYBRID, _hybrid(config)) if is_hybrid else _checked(_VISION, _one_part(config)), fields)
 
 
-def _completed(model: Model, fields: Fields) -> Model:
+def _completed(model: StagedModel, fields: Fields) -> StagedModel:
     """Return a vision model whose config says, where it did not, what the folder says of pictures and outputs."""
     config = model.config
     assert config.source.hf is not None
@@ -89,7 +89,7 @@ def _completed(model: Model, fields: Fields) -> Model:
     return replace(model, config=config.model_copy(update=changes)) if changes else model
 
 
-def _file(config: ModelConfig) -> Model:
+def _file(config: ModelConfig) -> StagedModel:
     """Return the model of an ONNX file, whose config says, where it did not, what Ultralytics wrote into the file."""
     model = _checked(_FILE, _one_part(config))
     export = onnx_export(config)
@@ -106,7 +106,7 @@ def _file(config: ModelConfig) -> Model:
     return replace(model, config=config.model_copy(update=changes))
 
 
-def onnx_export(config: ModelConfig) -> Export | None:
+def onnx_export(config: ModelConfig) -> UltralyticsExport | None:
     """Return what Ultralytics wrote into the config's ONNX file; None for other files, and one that is not there."""
     if config.source.onnx is None:
         return None
@@ -116,7 +116,7 @@ def onnx_export(config: ModelConfig) -> Export | None:
         return None
 
 
-def _with_text_task(model: Model) -> Model:
+def _with_text_task(model: StagedModel) -> StagedModel:
     """Return a text encoder whose config says, where it did not, what an output per text is."""
     assert model.spec is not None
     kinds = {"logits": "classification", EMBEDDING: "embedding"}
@@ -129,7 +129,7 @@ def _with_text_task(model: Model) -> Model:
     return replace(model, config=model.config.model_copy(update={"task": task}))
 
 
-def _picture_size(model: Model, fields: Fields) -> tuple[int, int] | None:
+def _picture_size(model: StagedModel, fields: Fields) -> tuple[int, int] | None:
     """Return (height, width) of the engine's only input, if it is a picture."""
     if model.spec is None:
         try:
@@ -141,30 +141,30 @@ def _picture_size(model: Model, fields: Fields) -> tuple[int, int] | None:
     return (height, width) if isinstance(height, int) and isinstance(width, int) else None
 
 
-def _one_part(config: ModelConfig) -> Model:
+def _one_part(config: ModelConfig) -> StagedModel:
     """Return a model that comes through ONNX as a whole."""
-    return Model(config, "arrays", (Stage(config.name, (Part("model", "onnx"),), "parser"),))
+    return StagedModel(config, "arrays", (Stage(config.name, (Part("model", "onnx"),), "parser"),))
 
 
-def _decoder(config: ModelConfig) -> Model:
+def _decoder(config: ModelConfig) -> StagedModel:
     """Return a language model, with the head that guesses its tokens if the config names one."""
     if config.llm is None or config.llm.speculator is None:
-        return Model(config, "tokens", (_decoder_stage(config.name),))
+        return StagedModel(config, "tokens", (_decoder_stage(config.name),))
     head = Stage(SPECULATOR, (Part("head", "network"),), "speculator")
-    return Model(config, "tokens", (head, _decoder_stage(LLM)))
+    return StagedModel(config, "tokens", (head, _decoder_stage(LLM)))
 
 
 def _decoder_stage(name: str) -> Stage:
     return Stage(name, (Part("decoder", "network"),), "decoder")
 
 
-def _language_model(config: ModelConfig, fields: Fields, model_type: str) -> Model:
+def _language_model(config: ModelConfig, fields: Fields, model_type: str) -> StagedModel:
     """Return a language model, with the vision tower that its family has if the config does not switch it off."""
     if model_type in ENCODER_DECODERS:
         kind = _LISTENER if ENCODER_DECODERS[model_type] == "audio" else _READER
         encoder = Stage(ENCODER, (Part("encoder", "onnx"),), "parser")
-        _checked(kind, Model(config, "tokens", ()))
-        return Model(_with_lengths(config, kind), "tokens", (encoder, _decoder_stage(LLM)))
+        _checked(kind, StagedModel(config, "tokens", ()))
+        return StagedModel(_with_lengths(config, kind), "tokens", (encoder, _decoder_stage(LLM)))
     config = _within_positions(config, fields)
     if model_type not in VISION_LANGUAGE:
         return _checked(_LANGUAGE, _decoder(config))
@@ -172,10 +172,10 @@ def _language_model(config: ModelConfig, fields: Fields, model_type: str) -> Mod
         return _checked(_LANGUAGE, _decoder(config), {"vision"})
     tower = Stage(VISION, (Part("tower", "onnx"),), "parser")
     stages = (tower, _decoder_stage(LLM))
-    return _checked(_VISION_LANGUAGE, Model(config, "tokens", stages, images=image_traits(fields)))
+    return _checked(_VISION_LANGUAGE, StagedModel(config, "tokens", stages, images=image_traits(fields)))
 
 
-def _hybrid(config: ModelConfig) -> Model:
+def _hybrid(config: ModelConfig) -> StagedModel:
     """Return a model of several parts: one stage of all where they are fused, one of each where they are chained."""
     assert config.source.hf is not None
     folder = hf_folder(config.source)
@@ -184,8 +184,8 @@ def _hybrid(config: ModelConfig) -> Model:
     config = _with_values(config, spec)
     parts = tuple(Part(part.name, part.kind) for part in spec.parts)
     if config.compose == "fused":
-        return Model(config, "arrays", (Stage(config.name, parts, "parts"),), spec)
-    return Model(config, "arrays", tuple(Stage(part.name, (part,), "parts") for part in parts), spec)
+        return StagedModel(config, "arrays", (Stage(config.name, parts, "parts"),), spec)
+    return StagedModel(config, "arrays", tuple(Stage(part.name, (part,), "parts") for part in parts), spec)
 
 
 def _with_values(config: ModelConfig, spec: HybridSpec) -> ModelConfig:
@@ -267,7 +267,7 @@ _KEYS = (
 )  # fmt: skip
 
 
-def _checked(kind: str, model: Model, meant: frozenset[str] | set[str] = frozenset()) -> Model:
+def _checked(kind: str, model: StagedModel, meant: frozenset[str] | set[str] = frozenset()) -> StagedModel:
     """Return `model`; refuse keys that mean nothing for its kind. meant: keys that do all the same."""
     problems = [
         Problem(f"does not apply to {kind}", key.name, key.fix)

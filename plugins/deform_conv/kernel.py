@@ -9,11 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from trtkit.network.aot import Kernel, Launch, pointer
+from trtkit.network.aot import Launch, TritonKernel, pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from trtkit.arrays import HeightWidth
     from trtkit.dtypes import DType
 
     from .op import DeformConvAttributes
@@ -26,13 +27,13 @@ SCALARS = ("C", "H", "W", "O", "HO", "WO")
 
 
 @triton.jit
-def _moved(offset_ptr, mask_ptr, at, place, has_place, HO, WO, HAS_MASK: tl.constexpr):
+def _moved(offset_ptr, mask_ptr, at, pixel, has_place, HO, WO, HAS_MASK: tl.constexpr):
     """Return a kernel point's offset (y, x) and mask at each place. at: the point's position in the offsets."""
-    dy = tl.load(offset_ptr + (at * 2) * HO * WO + place, mask=has_place, other=0.0).to(tl.float32)
-    dx = tl.load(offset_ptr + (at * 2 + 1) * HO * WO + place, mask=has_place, other=0.0).to(tl.float32)
-    share = tl.full(place.shape, 1.0, tl.float32)
+    dy = tl.load(offset_ptr + (at * 2) * HO * WO + pixel, mask=has_place, other=0.0).to(tl.float32)
+    dx = tl.load(offset_ptr + (at * 2 + 1) * HO * WO + pixel, mask=has_place, other=0.0).to(tl.float32)
+    share = tl.full(pixel.shape, 1.0, tl.float32)
     if HAS_MASK:
-        share = tl.load(mask_ptr + at * HO * WO + place, mask=has_place, other=0.0).to(tl.float32)
+        share = tl.load(mask_ptr + at * HO * WO + pixel, mask=has_place, other=0.0).to(tl.float32)
     return dy, dx, share
 
 
@@ -58,10 +59,10 @@ def _sampled(x_ptr, base, has_channel, y, x, share, has_place, H, W, PLACES: tl.
 @triton.jit
 def _store(y_ptr, bias_ptr, total, at, has_place, has_out, O, AREA, HAS_BIAS: tl.constexpr):
     """Add the bias and write a program's results. at: image, places, output channels."""
-    image, place, channel = at
+    image, pixel, channel = at
     if HAS_BIAS:
         total += tl.load(bias_ptr + channel, mask=has_out, other=0.0).to(tl.float32)[None, :]
-    y_at = (image * O + channel[None, :]) * AREA + place[:, None]
+    y_at = (image * O + channel[None, :]) * AREA + pixel[:, None]
     tl.store(y_ptr + y_at, total.to(y_ptr.dtype.element_ty), mask=has_place[:, None] & has_out[None, :])
 
 
@@ -81,9 +82,9 @@ def deform_conv(
     blocks = (group_out + OUT - 1) // OUT
     group = tl.program_id(2) // blocks
     out = (tl.program_id(2) % blocks) * OUT + tl.arange(0, OUT)
-    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
-    has_place = place < HO * WO
-    row, column = place // WO, place % WO
+    pixel = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    has_place = pixel < HO * WO
+    row, column = pixel // WO, pixel % WO
     total = tl.full((PLACES, OUT), 0.0, tl.float32)
     for point in range(KH * KW):
         first_y = row * SH - PH + (point // KW) * DH
@@ -91,7 +92,7 @@ def deform_conv(
         for segment in range(0, inner, SEGMENT):
             offset_group = (group * inner + segment) // (C // OFFSET_GROUPS)
             at = (image * OFFSET_GROUPS + offset_group) * (KH * KW) + point
-            dy, dx, share = _moved(offset_ptr, mask_ptr, at, place, has_place, HO, WO, HAS_MASK)
+            dy, dx, share = _moved(offset_ptr, mask_ptr, at, pixel, has_place, HO, WO, HAS_MASK)
             y, x = first_y + dy, first_x + dx
             for start in range(0, SEGMENT, CHANNELS):
                 channel = start + tl.arange(0, CHANNELS)
@@ -103,7 +104,7 @@ def deform_conv(
                 kernel = tl.load(weight_ptr + (row_at * (KH * KW) + point), mask=has_weight, other=0.0)
                 total = tl.dot(seen.to(kernel.dtype), kernel, total, input_precision="ieee")
     channel = group * group_out + out
-    _store(y_ptr, bias_ptr, total, (image, place, channel), has_place, out < group_out, O, HO * WO, HAS_BIAS)
+    _store(y_ptr, bias_ptr, total, (image, pixel, channel), has_place, out < group_out, O, HO * WO, HAS_BIAS)
 
 
 def plan(
@@ -124,7 +125,7 @@ def plan(
     return Launch((cdiv(offset[2] * offset[3], _PLACES), x[0], blocks), scalars, constants)
 
 
-def _constants(kernel: tuple[int, int], channels: int, attributes: DeformConvAttributes) -> dict[str, Any]:
+def _constants(kernel: HeightWidth, channels: int, attributes: DeformConvAttributes) -> dict[str, Any]:
     names = ("KH", "KW", "SH", "SW", "PH", "PW", "DH", "DW")
     values = (*kernel, *attributes.stride, *attributes.padding, *attributes.dilation)
     return {
@@ -150,10 +151,10 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: DeformConvAttribut
     return [y]
 
 
-def to_compile(dtype: DType, started: Launch) -> Kernel:
+def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     """Return the kernel and the types of its arguments."""
     data = pointer(dtype)
     inputs = dict.fromkeys(("x_ptr", "weight_ptr", "offset_ptr", "bias_ptr", "mask_ptr"), data)
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}
     constants = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(deform_conv, signature | constants, started.constants, started.num_warps)
+    return TritonKernel(deform_conv, signature | constants, started.constants, started.num_warps)

@@ -45,9 +45,9 @@ def reference(inputs: Sequence[Tensor | None], attributes: DeformConvAttributes)
     return [total if bias is None else total + bias.reshape(-1, 1, 1)]
 
 
-def _starts(size: int, axis: int, place: int, attributes: DeformConvAttributes) -> Tensor:
+def _starts(size: int, axis: int, tap: int, attributes: DeformConvAttributes) -> Tensor:
     """Return the position of a kernel point for each output pixel."""
-    first = place * attributes.dilation[axis] - attributes.padding[axis]
+    first = tap * attributes.dilation[axis] - attributes.padding[axis]
     return torch.arange(size, dtype=torch.float64) * attributes.stride[axis] + first
 
 
@@ -60,8 +60,8 @@ def _bilinear(image: Tensor, y: Tensor, x: Tensor) -> Tensor:
     for row, row_part in ((top, 1 - (y - top)), (top + 1, y - top)):
         for column, column_part in ((left, 1 - (x - left)), (left + 1, x - left)):
             inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-            place = row.clamp(0, height - 1).long() * width + column.clamp(0, width - 1).long()
-            index = place.flatten(2).unsqueeze(2).expand(-1, -1, image.shape[2], -1)
+            cell = row.clamp(0, height - 1).long() * width + column.clamp(0, width - 1).long()
+            index = cell.flatten(2).unsqueeze(2).expand(-1, -1, image.shape[2], -1)
             picked = flat.gather(3, index).reshape(total.shape)
             total += picked * (row_part * column_part * inside).unsqueeze(2).to(image.dtype)
     return total

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.network.custom_op import Case, Typical
+from trtkit.network.custom_op import OpCase, Typical
 
 from .op import Detr3dSampleAttributes
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy import ndarray
+
+    from trtkit.arrays import HeightWidth
 
 
 def cameras(batch: int, count: int, height: int, width: int) -> ndarray:
@@ -31,10 +33,14 @@ def cameras(batch: int, count: int, height: int, width: int) -> ndarray:
 
 
 def _maker(
-    sizes: tuple[int, int, int, int], attributes: Detr3dSampleAttributes, levels: tuple[tuple[int, int], ...]
+    batch: int,
+    count: int,
+    queries: int,
+    channels: int,
+    attributes: Detr3dSampleAttributes,
+    levels: tuple[HeightWidth, ...],
 ) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
-    """Return a function that makes inputs. sizes: B, N, Q, C."""
-    batch, count, queries, channels = sizes
+    """Return a function that makes inputs. count: of cameras."""
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
         points = generator.random((batch, queries, 3))
@@ -49,11 +55,11 @@ def _maker(
 
 _WIDE, _ONE = Detr3dSampleAttributes(232, 400), Detr3dSampleAttributes(33, 47, (-10.0, -10.0, -2.0, 10.0, 10.0, 4.0))
 CASES = (
-    Case("six cameras, four levels", _WIDE, _maker((1, 6, 37, 8), _WIDE, ((29, 50), (15, 25), (8, 13), (4, 7)))),
-    Case(
+    OpCase("six cameras, four levels", _WIDE, _maker(1, 6, 37, 8, _WIDE, ((29, 50), (15, 25), (8, 13), (4, 7)))),
+    OpCase(
         "dynamic batch and sizes",
         _ONE,
-        _maker((2, 3, 11, 5), _ONE, ((5, 7), (3, 3))),
+        _maker(2, 3, 11, 5, _ONE, ((5, 7), (3, 3))),
         ("B", "Q", "H", "W"),
     ),
 )
@@ -64,6 +70,6 @@ TYPICAL = Typical(
     Detr3dSampleAttributes(928, 1600),
     ((1, 900, 3), (1, 6, 4, 4), (1, 900, 6, 4), *((1, 6, 256, *size) for size in _LEVELS)),
 )
-LARGE = Case(
-    "six cameras, 116 x 200 to 15 x 25", TYPICAL.attributes, _maker((1, 6, 900, 8), TYPICAL.attributes, _LEVELS)
+LARGE = OpCase(
+    "six cameras, 116 x 200 to 15 x 25", TYPICAL.attributes, _maker(1, 6, 900, 8, TYPICAL.attributes, _LEVELS)
 )

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from trtkit.errors import NetworkError
-from trtkit.network.aot import Kernel, Launch, pointer
+from trtkit.network.aot import Launch, TritonKernel, pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -129,10 +129,10 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: Detr3dSampleAttrib
     return [y]
 
 
-def to_compile(dtype: DType, started: Launch) -> Kernel:
+def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     """Return the kernel and the types of its arguments; points and matrices are fp32."""
     data = pointer(dtype)
     inputs = {"points_ptr": "*fp32", "matrices_ptr": "*fp32", "weights_ptr": data, **dict.fromkeys(_FEATURES, data)}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}
     constants = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(detr3d_sample, signature | constants, started.constants, started.num_warps)
+    return TritonKernel(detr3d_sample, signature | constants, started.constants, started.num_warps)

@@ -66,7 +66,7 @@ def _sample(o: Ops[T], feature: T, grid: T, form: str) -> T:
         return o.squeeze(o.grid_sample(image, grid), 3)
     u, v = o.split(grid, 3)
     pixels = [((part + 1.0) * o.size_number(image, axis) - 1.0) * 0.5 for part, axis in ((u, 3), (v, 2))]
-    return o.squeeze(bilinear(o, image, (pixels[0], pixels[1]), form), 3)
+    return o.squeeze(bilinear(o, image, pixels[0], pixels[1], form), 3)
 
 
 # In metres.

@@ -30,20 +30,20 @@ def reference(inputs: Sequence[Tensor | None], attributes: Detr3dSampleAttribute
     depth = at[..., 2]
     pixels = at[..., :2] / depth.clamp(min=_NEAREST_DEPTH).unsqueeze(-1)
     size = torch.tensor([attributes.image_width, attributes.image_height], dtype=points.dtype)
-    place = (pixels / size - 0.5) * 2  # [B, N, Q, 2]
-    is_seen = (depth > _NEAREST_DEPTH) & (place.abs() < 1).all(-1)
+    position = (pixels / size - 0.5) * 2  # [B, N, Q, 2]
+    is_seen = (depth > _NEAREST_DEPTH) & (position.abs() < 1).all(-1)
     total = torch.zeros(*points.shape[:2], features[0].shape[2], dtype=features[0].dtype)
     for level, feature in enumerate(features):
         share = weights[..., level].transpose(1, 2) * is_seen  # [B, N, Q]
-        total += torch.einsum("bncq,bnq->bqc", _sample(feature, place), share)
+        total += torch.einsum("bncq,bnq->bqc", _sample(feature, position), share)
     return [total]
 
 
-def _sample(feature: Tensor, place: Tensor) -> Tensor:
+def _sample(feature: Tensor, position: Tensor) -> Tensor:
     """Sample feature [B, N, C, H, W] at [B, N, Q, 2] in [-1, 1] -> [B, N, C, Q]; zero outside."""
     height, width = feature.shape[-2:]
-    x = ((place[..., 0] + 1) * width - 1) / 2
-    y = ((place[..., 1] + 1) * height - 1) / 2
+    x = ((position[..., 0] + 1) * width - 1) / 2
+    y = ((position[..., 1] + 1) * height - 1) / 2
     flat = feature.flatten(-2)
     total = torch.zeros(*feature.shape[:3], x.shape[2], dtype=feature.dtype)
     top, left = torch.floor(y), torch.floor(x)

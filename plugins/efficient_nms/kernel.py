@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trtkit.network.aot import Kernel, Launch, pointer
+from trtkit.network.aot import Launch, TritonKernel, pointer
 
 from ..boxes.kernel import bars, block_of, larger, number_of, rank
 
@@ -46,10 +46,10 @@ def _best(
     best = tl.full((BLOCK,), NONE, tl.int64)
     pairs = S * C if IS_AGNOSTIC else S
     for start in range(0, pairs, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        number = place if IS_AGNOSTIC else place * C + kind
-        score = tl.load(scores_ptr + number, mask=place < pairs, other=0.0).to(tl.float32)
-        is_high = (place < pairs) & (_activated(score, HAS_SIGMOID) > SCORE)
+        pair = start + tl.arange(0, BLOCK)
+        number = pair if IS_AGNOSTIC else pair * C + kind
+        score = tl.load(scores_ptr + number, mask=pair < pairs, other=0.0).to(tl.float32)
+        is_high = (pair < pairs) & (_activated(score, HAS_SIGMOID) > SCORE)
         ranked = tl.where(is_high, _rank(score, number), NONE)
         ranked = tl.where(ranked < below, ranked, NONE)
         if tl.reduce(ranked, 0, _larger) > NONE:
@@ -158,11 +158,11 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: EfficientNmsAttrib
     return outputs
 
 
-def to_compile(dtype: DType, started: Launch) -> Kernel:
+def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     """Return the kernel and the types of its arguments."""
     data = pointer(dtype)
     inputs = dict.fromkeys(("boxes_ptr", "scores_ptr"), data)
     outputs = {"count_ptr": "*i32", "kept_boxes_ptr": data, "kept_scores_ptr": data, "kept_classes_ptr": "*i32"}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), **outputs}
     constants = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(efficient_nms, signature | constants, started.constants, started.num_warps)
+    return TritonKernel(efficient_nms, signature | constants, started.constants, started.num_warps)

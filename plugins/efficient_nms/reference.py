@@ -30,9 +30,9 @@ def reference(inputs: Sequence[Tensor | None], attributes: EfficientNmsAttribute
     for image in range(images):
         pairs = _selected(corners(boxes[image], attributes.is_centered), scores[image], attributes)
         count[image] = len(pairs)
-        for place, (box, kind) in enumerate(pairs):
-            kept_boxes[image, place], kept_scores[image, place] = boxes[image, box], scores[image, box, kind]
-            classes[image, place] = kind
+        for index, (box, kind) in enumerate(pairs):
+            kept_boxes[image, index], kept_scores[image, index] = boxes[image, box], scores[image, box, kind]
+            classes[image, index] = kind
     return [count, kept_boxes, kept_scores, classes]
 
 

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trtkit.network.aot import Kernel, Launch, pointer
+from trtkit.network.aot import Launch, TritonKernel, pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,27 +27,27 @@ def _place(part, size, IS_NEAREST: tl.constexpr, PADDING: tl.constexpr, ALIGNED:
     """Return where to sample along an axis, in elements. PADDING: 0 zeros, 1 border, 2 reflection."""
     last = size - 1.0
     if ALIGNED:
-        place = (part + 1.0) * last * 0.5
+        position = (part + 1.0) * last * 0.5
     else:
-        place = ((part + 1.0) * size - 1.0) * 0.5
+        position = ((part + 1.0) * size - 1.0) * 0.5
     if PADDING == 2:
         first = 0.0 if ALIGNED else -0.5
         span = tl.where(last > 1.0, last, 1.0) if ALIGNED else size
-        away = tl.abs(place - first)
+        away = tl.abs(position - first)
         flips = tl.floor(away / span)
         rest = away - flips * span
         is_odd = flips - tl.floor(flips * 0.5) * 2.0
-        place = rest + is_odd * (span - rest * 2.0) + first
+        position = rest + is_odd * (span - rest * 2.0) + first
     if PADDING > 0:
-        place = tl.where(place > 0.0, tl.where(place < last, place, last), 0.0)
+        position = tl.where(position > 0.0, tl.where(position < last, position, last), 0.0)
     else:
-        place = tl.where(place > -1.0, tl.where(place < size, place, size), -1.0)
+        position = tl.where(position > -1.0, tl.where(position < size, position, size), -1.0)
     if IS_NEAREST:
         # Halves go to the even number, as torch and ONNX round.
-        up = tl.floor(place + 0.5)
-        is_tie_to_odd = (up - place == 0.5) & (up - tl.floor(up * 0.5) * 2.0 == 1.0)
-        place = tl.where(is_tie_to_odd, up - 1.0, up)
-    return place
+        up = tl.floor(position + 0.5)
+        is_tie_to_odd = (up - position == 0.5) & (up - tl.floor(up * 0.5) * 2.0 == 1.0)
+        position = tl.where(is_tie_to_odd, up - 1.0, up)
+    return position
 
 
 @triton.jit
@@ -58,9 +58,9 @@ def grid_sample_3d(
 ):  # fmt: skip
     """Sample BLOCK places of one volume, CHANNELS channels one after the other; coordinates in fp32."""
     image = tl.program_id(2)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    has_place = place < PLACES
-    at = grid_ptr + (image * PLACES + place) * 3
+    point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    has_place = point < PLACES
+    at = grid_ptr + (image * PLACES + point) * 3
     x = _place(tl.load(at, mask=has_place, other=0.0).to(tl.float32), W * 1.0, IS_NEAREST, PADDING, ALIGNED)
     y = _place(tl.load(at + 1, mask=has_place, other=0.0).to(tl.float32), H * 1.0, IS_NEAREST, PADDING, ALIGNED)
     z = _place(tl.load(at + 2, mask=has_place, other=0.0).to(tl.float32), D * 1.0, IS_NEAREST, PADDING, ALIGNED)
@@ -81,8 +81,8 @@ def grid_sample_3d(
             has_value = inside & has_place & (channel + at_x * 0 < C)
             picked = tl.load(x_ptr + (base + (at_z * H + at_y) * W + at_x), mask=has_value, other=0.0)
             total += picked.to(tl.float32) * (weight_z * weight_y * weight_x)
-        y_at = (image * C + channel) * PLACES + place
-        has_output = has_place & (channel + place * 0 < C)
+        y_at = (image * C + channel) * PLACES + point
+        has_output = has_place & (channel + point * 0 < C)
         tl.store(y_ptr + y_at, total.to(y_ptr.dtype.element_ty), mask=has_output)
 
 
@@ -91,8 +91,8 @@ def plan(
 ) -> Launch:
     """Return the launch parameters for inputs of these shapes, which may be TensorRT symbols."""
     x, grid = shapes
-    places = grid[1] * grid[2] * grid[3]
-    scalars = dict(zip(SCALARS, (*x[1:5], places), strict=True))
+    points = grid[1] * grid[2] * grid[3]
+    scalars = dict(zip(SCALARS, (*x[1:5], points), strict=True))
     constants = {
         "IS_NEAREST": attributes.mode == "nearest",
         "PADDING": ("zeros", "border", "reflection").index(attributes.padding),
@@ -100,7 +100,7 @@ def plan(
         "BLOCK": _PLACES,
         "CHANNELS": _CHANNELS,
     }
-    return Launch((cdiv(places, _PLACES), cdiv(x[1], _CHANNELS), x[0]), scalars, constants)
+    return Launch((cdiv(points, _PLACES), cdiv(x[1], _CHANNELS), x[0]), scalars, constants)
 
 
 def launch(inputs: Sequence[torch.Tensor | None], attributes: GridSample3dAttributes) -> list[torch.Tensor]:
@@ -116,9 +116,9 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: GridSample3dAttrib
     return [y]
 
 
-def to_compile(dtype: DType, started: Launch) -> Kernel:
+def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     """Return the kernel and the types of its arguments; the grid is fp32."""
     data = pointer(dtype)
     signature = {"x_ptr": data, "grid_ptr": "*fp32", **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}
     constants = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(grid_sample_3d, signature | constants, started.constants, started.num_warps)
+    return TritonKernel(grid_sample_3d, signature | constants, started.constants, started.num_warps)

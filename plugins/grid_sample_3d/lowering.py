@@ -26,41 +26,41 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: GridSample3dAttribu
     assert x is not None
     assert grid is not None
     with o.fp32():
-        volume, places = o.cast(x, FP32), o.cast(grid, FP32)
+        volume, points = o.cast(x, FP32), o.cast(grid, FP32)
         if form == NATIVE:
             how = {"mode": attributes.mode, "padding": attributes.padding}
-            y = o.grid_sample(volume, places, align_corners=attributes.align_corners, **how)
+            y = o.grid_sample(volume, points, align_corners=attributes.align_corners, **how)
         else:
-            pixels = _pixels(o, volume, places, attributes)
+            pixels = _pixels(o, volume, points, attributes)
             sample = _by_planes if form == PLANES else _by_gathers
             y = sample(o, volume, pixels)
     return [o.cast(y, x.dtype)]
 
 
-def _pixels(o: Ops[T], volume: T, places: T, attributes: GridSample3dAttributes) -> list[T]:
+def _pixels(o: Ops[T], volume: T, points: T, attributes: GridSample3dAttributes) -> list[T]:
     """Return where to sample in elements, as (x, y, z), each [N, Do, Ho, Wo]."""
     pixels = []
-    for part, axis in zip(o.split(places, 4), (4, 3, 2), strict=True):
+    for part, axis in zip(o.split(points, 4), (4, 3, 2), strict=True):
         size = o.size_number(volume, axis)
         twice = (part + 1.0) * (size - 1.0) if attributes.align_corners else (part + 1.0) * size - 1.0
-        place = _inside(o, twice * 0.5, size, attributes)
-        pixels.append(o.unary("round", place) if attributes.mode == "nearest" else place)
+        position = _inside(o, twice * 0.5, size, attributes)
+        pixels.append(o.unary("round", position) if attributes.mode == "nearest" else position)
     return pixels
 
 
-def _inside(o: Ops[T], place: T, size: float | T, attributes: GridSample3dAttributes) -> T:
+def _inside(o: Ops[T], position: T, size: float | T, attributes: GridSample3dAttributes) -> T:
     """Return places moved inside according to the padding; with zeros, no farther out than the first zero."""
     if attributes.padding == "zeros":
-        return o.clip(place, -1.0, size)
+        return o.clip(position, -1.0, size)
     if attributes.padding == "reflection":
         first = 0.0 if attributes.align_corners else -0.5
         span = _at_least_one(o, size - 1.0 if attributes.align_corners else size)
-        away = o.unary("abs", place - first)
+        away = o.unary("abs", position - first)
         flips = o.unary("floor", away / span)
         rest = away - flips * span
         is_odd = flips - o.unary("floor", flips * 0.5) * 2.0
-        place = rest + is_odd * (span - rest * 2.0) + first
-    return o.clip(place, 0.0, size - 1.0)
+        position = rest + is_odd * (span - rest * 2.0) + first
+    return o.clip(position, 0.0, size - 1.0)
 
 
 def _at_least_one(o: Ops[T], size: float | T) -> float | T:
@@ -87,7 +87,7 @@ def _flat_bilinear(o: Ops[T], image: T, x: T, y: T) -> T:
     """Sample image [N, C, H, W] at pixels [N, Do, Ho, Wo] -> [N, C, Do, Ho, Wo]."""
     depth, height, width = (o.size(x, axis) for axis in (1, 2, 3))
     flat = [-1, depth * height, width]
-    seen = bilinear(o, image, (o.reshape(x, flat), o.reshape(y, flat)), GRID_SAMPLE)
+    seen = bilinear(o, image, o.reshape(x, flat), o.reshape(y, flat), GRID_SAMPLE)
     return o.reshape(seen, [0, 0, depth, height, width])
 
 
@@ -96,7 +96,7 @@ def _by_gathers(o: Ops[T], volume: T, pixels: Sequence[T]) -> T:
     rows = o.transpose(o.reshape(volume, [0, 0, -1]), (0, 2, 1))
     sizes = [o.size_number(volume, axis) for axis in (4, 3, 2)]
     strides = [1, o.size_number(volume, 4, INT32), o.size_number(volume, 3, INT32)]
-    low = [o.unary("floor", place) for place in pixels]
+    low = [o.unary("floor", position) for position in pixels]
     total: T | None = None
     for steps in product((0, 1), repeat=3):
         share: T | None = None
@@ -106,8 +106,8 @@ def _by_gathers(o: Ops[T], volume: T, pixels: Sequence[T]) -> T:
             part = pixels[axis] - low[axis]
             weight = (part if steps[axis] else 1.0 - part) * _exists(o, corner, sizes[axis])
             share = weight if share is None else share * weight
-            place = o.cast(o.clip(corner, 0.0, sizes[axis] - 1.0), INT32)
-            index = place if index is None else index * strides[axis + 1] + place
+            cell = o.cast(o.clip(corner, 0.0, sizes[axis] - 1.0), INT32)
+            index = cell if index is None else index * strides[axis + 1] + cell
         assert share is not None
         assert index is not None
         picked = o.gather_nd(rows, o.unsqueeze(index, 4), batch_dims=1) * o.unsqueeze(share, 4)
@@ -116,6 +116,6 @@ def _by_gathers(o: Ops[T], volume: T, pixels: Sequence[T]) -> T:
     return o.transpose(total, (0, 4, 1, 2, 3))
 
 
-def _exists(o: Ops[T], place: T, size: float | T) -> T:
+def _exists(o: Ops[T], position: T, size: float | T) -> T:
     """Return 1.0 if an integer place lies within the axis, else 0.0."""
-    return o.cast((place > -0.5) & (place < size - 0.5), FP32)
+    return o.cast((position > -0.5) & (position < size - 0.5), FP32)

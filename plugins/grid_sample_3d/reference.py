@@ -21,14 +21,14 @@ def reference(inputs: Sequence[Tensor | None], attributes: GridSample3dAttribute
     assert x is not None
     assert grid is not None
     sizes = x.shape[2:]
-    places = [_place(grid[..., 2 - axis], size, attributes) for axis, size in enumerate(sizes)]  # z, y, x
+    positions = [_place(grid[..., 2 - axis], size, attributes) for axis, size in enumerate(sizes)]  # z, y, x
     total = torch.zeros(*x.shape[:2], *grid.shape[1:4], dtype=x.dtype)
     for steps in product((0, 1), repeat=3):
         index = torch.zeros(grid.shape[:4], dtype=torch.int64)
         share = torch.ones(grid.shape[:4], dtype=x.dtype)
-        for step, place, size in zip(steps, places, sizes, strict=True):
-            corner = torch.floor(place) + step
-            part = place - torch.floor(place)
+        for step, position, size in zip(steps, positions, sizes, strict=True):
+            corner = torch.floor(position) + step
+            part = position - torch.floor(position)
             share = share * (part if step else 1 - part) * ((corner >= 0) & (corner < size))
             index = index * size + corner.clamp(0, size - 1).long()
         flat = index.flatten(1).unsqueeze(1).expand(-1, x.shape[1], -1)
@@ -39,11 +39,11 @@ def reference(inputs: Sequence[Tensor | None], attributes: GridSample3dAttribute
 def _place(part: Tensor, size: int, attributes: GridSample3dAttributes) -> Tensor:
     """Return places along an axis in elements, moved inside according to the padding."""
     aligned = attributes.align_corners
-    place = (part + 1) / 2 * (size - 1) if aligned else ((part + 1) * size - 1) / 2
+    position = (part + 1) / 2 * (size - 1) if aligned else ((part + 1) * size - 1) / 2
     if attributes.padding == "reflection":
         first, span = (0.0, size - 1) if aligned else (-0.5, size)
-        turns = torch.remainder(place - first, 2 * max(span, 1))
-        place = torch.minimum(turns, 2 * max(span, 1) - turns) + first
+        turns = torch.remainder(position - first, 2 * max(span, 1))
+        position = torch.minimum(turns, 2 * max(span, 1) - turns) + first
     if attributes.padding != "zeros":
-        place = place.clamp(0, size - 1)
-    return torch.round(place) if attributes.mode == "nearest" else place
+        position = position.clamp(0, size - 1)
+    return torch.round(position) if attributes.mode == "nearest" else position

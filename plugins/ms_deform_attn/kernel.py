@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trtkit.network.aot import Kernel, Launch, pointer
+from trtkit.network.aot import Launch, TritonKernel, pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,8 +51,8 @@ def ms_deform_attn(
                 weight_y = part_y if corner // 2 else 1.0 - part_y
                 weight_x = part_x if corner % 2 else 1.0 - part_x
                 inside = (at_y >= 0.0) & (at_y < height) & (at_x >= 0.0) & (at_x < width) & has_query
-                place = tl.where(inside, at_y * width + at_x, 0.0).to(tl.int32)
-                index = ((batch * S + start + place) * M + head) * D
+                cell = tl.where(inside, at_y * width + at_x, 0.0).to(tl.int32)
+                index = ((batch * S + start + cell) * M + head) * D
                 has_value = inside[:, None] & has_channel[None, :]
                 picked = tl.load(value_ptr + (index[:, None] + channel[None, :]), mask=has_value, other=0.0)
                 total += picked.to(tl.float32) * (weight_y * weight_x * share)[:, None]
@@ -94,10 +94,10 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: MsDeformAttnAttrib
     return [y]
 
 
-def to_compile(dtype: DType, started: Launch) -> Kernel:
+def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     """Return the kernel and the types of its arguments; locations are fp32."""
     data = pointer(dtype)
     inputs = {"value_ptr": data, "locations_ptr": "*fp32", "weights_ptr": data}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}
     constants = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(ms_deform_attn, signature | constants, started.constants, started.num_warps)
+    return TritonKernel(ms_deform_attn, signature | constants, started.constants, started.num_warps)

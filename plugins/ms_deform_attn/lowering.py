@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.network.lowering.deformable_attention import Levels, deformable_attention
+from trtkit.network.lowering.deformable_attention import FeatureLevels, deformable_attention
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +22,7 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: MsDeformAttnAttribu
     assert weights is not None
     _, _, heads, levels, points = weights.shape
     queries = o.size(weights, 1)
-    sampled = (
-        o.reshape(locations, [-1, queries, heads, levels * points, 2]),
-        o.reshape(weights, [-1, queries, heads, levels * points]),
-    )
-    return [deformable_attention(o, value, sampled, Levels(attributes.sizes(), (points,) * levels), form)]
+    locations = o.reshape(locations, [-1, queries, heads, levels * points, 2])
+    weights = o.reshape(weights, [-1, queries, heads, levels * points])
+    feature_levels = FeatureLevels(attributes.sizes(), (points,) * levels)
+    return [deformable_attention(o, value, locations, weights, feature_levels, form)]

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from trtkit.arrays import HeightWidth
+
     from .op import MsDeformAttnAttributes
 
 
@@ -36,7 +38,7 @@ def reference(inputs: Sequence[Tensor | None], attributes: MsDeformAttnAttribute
     return [total.flatten(2)]
 
 
-def _bilinear(image: Tensor, size: tuple[int, int], x: Tensor, y: Tensor) -> Tensor:
+def _bilinear(image: Tensor, size: HeightWidth, x: Tensor, y: Tensor) -> Tensor:
     """Sample image [B, H * W, M, D] at pixels [B, Q, M] -> [B, Q, M, D]; zero outside."""
     height, width = size
     total = torch.zeros(*x.shape, image.shape[3], dtype=image.dtype)
@@ -44,7 +46,7 @@ def _bilinear(image: Tensor, size: tuple[int, int], x: Tensor, y: Tensor) -> Ten
     for row, row_part in ((top, 1 - (y - top)), (top + 1, y - top)):
         for column, column_part in ((left, 1 - (x - left)), (left + 1, x - left)):
             inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-            place = row.clamp(0, height - 1).long() * width + column.clamp(0, width - 1).long()
-            picked = image.gather(1, place.unsqueeze(3).expand(-1, -1, -1, image.shape[3]))
+            cell = row.clamp(0, height - 1).long() * width + column.clamp(0, width - 1).long()
+            picked = image.gather(1, cell.unsqueeze(3).expand(-1, -1, -1, image.shape[3]))
             total += picked * (row_part * column_part * inside).unsqueeze(3)
     return total

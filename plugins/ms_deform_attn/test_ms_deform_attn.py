@@ -15,7 +15,7 @@ from trtkit.errors import UnsupportedOperatorsError
 from trtkit.network.custom_op import find
 from trtkit.network.foreign import Fact, Refusal
 from trtkit.network.graph import Graph
-from trtkit.network.lowering.deformable_attention import Levels, deformable_attention
+from trtkit.network.lowering.deformable_attention import FeatureLevels, deformable_attention
 from trtkit.network.lowering.trt_ops import TrtOps
 from trtkit.network.onnx import custom_ops
 from trtkit.reference import Executor, read_layers
@@ -53,10 +53,10 @@ def test_the_function_is_what_rt_detr_v2_computes(form: str, is_discrete: bool) 
     grouped = [inputs[0], inputs[1], inputs[2]]
     want = multi_scale_deformable_attention_v2(grouped[0], SIZES, grouped[1], grouped[2], list(points), method)
     graph = Graph(BACKEND)
-    value, locations, weights = (graph.input(f"x{place}", FP32, (-1, *x.shape[1:])) for place, x in enumerate(inputs))
-    levels = Levels(SIZES, points, is_discrete)
-    graph.output(deformable_attention(TrtOps(graph), value, (locations, weights), levels, form), "y")
-    output = Executor(read_layers(BACKEND, graph.network)).run({f"x{place}": x for place, x in enumerate(inputs)})["y"]
+    value, locations, weights = (graph.input(f"x{index}", FP32, (-1, *x.shape[1:])) for index, x in enumerate(inputs))
+    levels = FeatureLevels(SIZES, points, is_discrete)
+    graph.output(deformable_attention(TrtOps(graph), value, locations, weights, levels, form), "y")
+    output = Executor(read_layers(BACKEND, graph.network)).run({f"x{index}": x for index, x in enumerate(inputs)})["y"]
     torch.testing.assert_close(output, want, atol=1e-5, rtol=1e-5)
 
 

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trtkit.network.aot import Kernel, Launch, pointer
+from trtkit.network.aot import Launch, TritonKernel, pointer
 
 from ..boxes.kernel import bars, block_of, larger, number_of, rank
 
@@ -116,10 +116,10 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: NmsAttributes) -> 
     return [selected, count]
 
 
-def to_compile(dtype: DType, started: Launch) -> Kernel:
+def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     """Return the kernel and the types of its arguments."""
     inputs = dict.fromkeys(("boxes_ptr", "scores_ptr"), pointer(dtype))
     outputs = dict.fromkeys(("selected_ptr", "count_ptr"), "*i64")
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), **outputs}
     constants = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(nms, signature | constants, started.constants, started.num_warps)
+    return TritonKernel(nms, signature | constants, started.constants, started.num_warps)

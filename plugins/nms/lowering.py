@@ -34,18 +34,18 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: NmsAttributes, form
         scores = o.cast(scores, FP32)
         gone = scores * 0.0 + _GONE
         left = o.select(scores > attributes.score_threshold, scores, gone)
-        place = o.reshape(o.arange(o.size(scores, 2), INT32), [1, 1, -1])
+        index = o.reshape(o.arange(o.size(scores, 2), INT32), [1, 1, -1])
         turn = o.constant(np.full((1, 1, 1), most, np.float32))
 
         def step(state: Sequence[T]) -> list[T]:
-            left, turns, turn, ends, place = state
+            left, turns, turn, ends, index = state
             best, at = o.top_k(left, 1)  # [B, C, 1]
-            is_best = o.binary("eq", place, at)
+            is_best = o.binary("eq", index, at)
             hit = overlaps(o, o.gather_nd(ends, at, batch_dims=1), ends, attributes.iou_threshold)
             turns = o.select(is_best & (best > _GONE * 0.99), turn, turns)
-            return [o.select(o.binary("or", is_best, hit), left * 0.0 + _GONE, left), turns, turn - 1.0, ends, place]
+            return [o.select(o.binary("or", is_best, hit), left * 0.0 + _GONE, left), turns, turn - 1.0, ends, index]
 
-        turns = o.repeat(most, [left, scores * 0.0, turn, ends, place], step)[1]
+        turns = o.repeat(most, [left, scores * 0.0, turn, ends, index], step)[1]
         return _rows(o, turns, most)
 
 

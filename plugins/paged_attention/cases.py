@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
-from trtkit.network.custom_op import Case, Typical
+from trtkit.network.custom_op import OpCase, Typical
 
 from .op import UNQUANTIZED, PagedAttentionAttributes
 
@@ -23,7 +23,7 @@ SCALE = 0.03
 
 
 @dataclass(frozen=True)
-class Sizes:
+class CaseSizes:
     """Sizes of a case. cached, counts: tokens of each sequence, in its pages and new. pages: columns of the table."""
 
     heads: tuple[int, int]
@@ -37,7 +37,7 @@ class Sizes:
     quantization: str = UNQUANTIZED
 
 
-def inputs_of(sizes: Sizes) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
+def inputs_of(sizes: CaseSizes) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
     """Return a function that makes inputs: pages in random order, large numbers in what no token attends to."""
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
@@ -71,44 +71,44 @@ def _coded(x: ndarray, quantization: str) -> ndarray:
     return np.clip(x / SCALE, -448, 448).astype(ml_dtypes.float8_e4m3fn)
 
 
-def _case(name: str, sizes: Sizes, attributes: PagedAttentionAttributes, dynamic: tuple[str, ...] = ()) -> Case:
-    return Case(name, attributes, inputs_of(sizes), dynamic)
+def _case(name: str, sizes: CaseSizes, attributes: PagedAttentionAttributes, dynamic: tuple[str, ...] = ()) -> OpCase:
+    return OpCase(name, attributes, inputs_of(sizes), dynamic)
 
 
 _ALL = ("B", "S", "P", "n")
 CASES = (
     _case(
         "one token each, groups of three, dynamic sizes",
-        Sizes((6, 2), 1, 40, 16, 4, (37, 0, 16), (1, 1, 1)),
+        CaseSizes((6, 2), 1, 40, 16, 4, (37, 0, 16), (1, 1, 1)),
         PagedAttentionAttributes(),
         _ALL,
     ),
     _case(
         "several tokens, some padding, a window smaller than a page, dynamic sizes",
-        Sizes((4, 1), 9, 8, 16, 3, (21, 0, 40, 5), (9, 3, 0, 8)),
+        CaseSizes((4, 1), 9, 8, 16, 3, (21, 0, 40, 5), (9, 3, 0, 8)),
         PagedAttentionAttributes(window=7),
         _ALL,
     ),
     _case(
         "capped scores, one query head each, pages of seven",
-        Sizes((2, 2), 5, 24, 7, 12, (80, 3), (5, 2)),
+        CaseSizes((2, 2), 5, 24, 7, 12, (80, 3), (5, 2)),
         PagedAttentionAttributes(softcap=1.5),
         ("S",),
     ),
     _case(
         "pages of 128, 37 query heads of one group, a window over pages, sinks",
-        Sizes((37, 1), 1, 16, 128, 2, (140,), (1,), has_sinks=True),
+        CaseSizes((37, 1), 1, 16, 128, 2, (140,), (1,), has_sinks=True),
         PagedAttentionAttributes(window=100),
     ),
     _case(
         "keys and values in int8, several tokens, sinks, dynamic sizes",
-        Sizes((4, 2), 3, 20, 16, 3, (33, 0, 9), (3, 2, 0), has_sinks=True, quantization="int8"),
+        CaseSizes((4, 2), 3, 20, 16, 3, (33, 0, 9), (3, 2, 0), has_sinks=True, quantization="int8"),
         PagedAttentionAttributes(quantization="int8", key_scale=SCALE, value_scale=SCALE),
         _ALL,
     ),
     _case(
         "keys and values in fp8, a window, capped scores",
-        Sizes((6, 2), 2, 24, 7, 5, (30, 11), (2, 1), quantization="fp8"),
+        CaseSizes((6, 2), 2, 24, 7, 5, (30, 11), (2, 1), quantization="fp8"),
         PagedAttentionAttributes(9, 2.0, "fp8", key_scale=SCALE, value_scale=SCALE),
     ),
 )
@@ -124,6 +124,6 @@ OTHER_TYPICALS = tuple(
 """Other settings for which the kernel is compiled."""
 LARGE = _case(
     "8 sequences of about 1000 tokens in pages of 16",
-    Sizes((8, 2), 1, 64, 16, 64, (1000, 1023, 980, 1001, 7, 512, 640, 900), (1,) * 8),
+    CaseSizes((8, 2), 1, 64, 16, 64, (1000, 1023, 980, 1001, 7, 512, 640, 900), (1,) * 8),
     PagedAttentionAttributes(),
 )

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trtkit.network.aot import Kernel, Launch, pointer
+from trtkit.network.aot import Launch, TritonKernel, pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,15 +117,15 @@ def paged_attention(
         at = start + key
         exists = at < cached
         page = tl.load(page_table_ptr + batch * TABLE + at // PAGE, mask=exists, other=0).to(tl.int64)
-        place = ((page * K + head) * PAGE + at % PAGE) * H
-        keys = key_pool_ptr + (place[None, :] + channel[:, None]), key_scale
-        values = value_pool_ptr + (place[:, None] + channel[None, :]), has_channel
+        offset = ((page * K + head) * PAGE + at % PAGE) * H
+        keys = key_pool_ptr + (offset[None, :] + channel[:, None]), key_scale
+        values = value_pool_ptr + (offset[:, None] + channel[None, :]), has_channel
         state = _step(q, state, keys, values, (at, exists), cached + token, CODE, WINDOW, SOFTCAP)
     for start in range(newest, end, KEYS):
         at = start + key
-        place = ((batch * K + head) * S + at) * H
-        keys = new_key_ptr + (place[None, :] + channel[:, None]), key_scale
-        values = new_value_ptr + (place[:, None] + channel[None, :]), has_channel
+        offset = ((batch * K + head) * S + at) * H
+        keys = new_key_ptr + (offset[None, :] + channel[:, None]), key_scale
+        values = new_value_ptr + (offset[:, None] + channel[None, :]), has_channel
         state = _step(q, state, keys, values, (at, at < end), token, CODE, WINDOW, SOFTCAP)
     y = tl.where(is_token[:, None], state[2] * value_scale / state[1][:, None], 0.0)
     tl.store(y_ptr + q_at, y.to(y_ptr.dtype.element_ty), mask=is_row[:, None] & has_channel[None, :])
@@ -174,11 +174,11 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: PagedAttentionAttr
     return [y]
 
 
-def to_compile(dtype: DType, started: Launch) -> Kernel:
+def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     """Return the kernel and the types of its arguments."""
     data = pointer(dtype)
     cached = dict.fromkeys(_CACHED, _CODES.get(started.constants["CODE"], data))
     inputs = {"q_ptr": data, **cached, **dict.fromkeys(_INDICES, "*i32"), "sinks_ptr": data}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}
     types = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(paged_attention, signature | types, dict(started.constants), started.num_warps)
+    return TritonKernel(paged_attention, signature | types, dict(started.constants), started.num_warps)

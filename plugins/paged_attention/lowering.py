@@ -29,13 +29,13 @@ def lower(
     q, key_pool, value_pool, new_key, new_value, page_table, lengths, counts = tensors
     _, heads, _, size = q.shape
     shared, tokens = new_key.shape[1], o.size(q, 2)
-    cached_keys, new_keys = _read(o, (key_pool, new_key), page_table, attributes.key_scale, q.dtype)
+    cached_keys, new_keys = _read(o, key_pool, new_key, page_table, attributes.key_scale, q.dtype)
     keys = o.concat([cached_keys, new_keys], 2)  # [B, K, T + S, H]
-    values = o.concat(_read(o, (value_pool, new_value), page_table, attributes.value_scale, q.dtype), 2)
+    values = o.concat(_read(o, value_pool, new_value, page_table, attributes.value_scale, q.dtype), 2)
     grouped = o.reshape(q, [-1, shared, heads // shared, tokens, size])
     scores = o.matmul(grouped, o.unsqueeze(o.transpose(keys, (0, 1, 3, 2)), 2))  # [B, K, G, S, T + S]
     steps = o.arange(tokens, INT32)  # [S]
-    columns = _key_positions(o, o.arange(o.size(cached_keys, 2), INT32), steps, (lengths, counts))
+    columns = _key_positions(o, o.arange(o.size(cached_keys, 2), INT32), steps, lengths, counts)
     allowed = _allowed(o, columns, o.unsqueeze(lengths, 1) + steps, attributes.window)
     grouped_sinks = None if sinks is None else o.reshape(sinks, [1, shared, heads // shared, 1, 1])
     weights = _weights(o, scores, allowed, grouped_sinks, attributes.softcap)
@@ -44,13 +44,12 @@ def lower(
     return [o.select(o.unsqueeze(is_token, 1, 3), y, 0.0)]
 
 
-def _read(o: Ops[T], held: tuple[T, T], page_table: T, scale: float, dtype: DType) -> list[T]:
-    """Return cached keys or values [B, K, T, H] and new ones [B, K, S, H] in `dtype`. held: their pool; new ones."""
+def _read(o: Ops[T], pool: T, new: T, page_table: T, scale: float, dtype: DType) -> list[T]:
+    """Return cached keys or values [B, K, T, H] and new ones [B, K, S, H] in `dtype`."""
 
     def real(x: T) -> T:
         return x if x.dtype == dtype else o.dequantize(x, scale, dtype)
 
-    pool, new = held
     copied = _pages(o, real(pool) if pool.dtype == FP8 else pool, page_table)  # TensorRT gathers no fp8
     return [real(copied), real(new)]
 
@@ -61,12 +60,12 @@ def _pages(o: Ops[T], pool: T, page_table: T) -> T:
     return o.reshape(by_head, [0, pool.shape[1], -1, pool.shape[3]])
 
 
-def _key_positions(o: Ops[T], cached: T, steps: T, lengths: tuple[T, T]) -> T:
+def _key_positions(o: Ops[T], cached: T, steps: T, lengths: T, counts: T) -> T:
     """Return the keys' positions [B, T + S]; those of empty entries and padding are beyond any token's.
 
-    cached: [T], steps: [S], numbers from 0 on. lengths: of the cached and of the new tokens, [B] each.
+    cached: [T], steps: [S], numbers from 0 on. lengths, counts: of the cached and of the new tokens, [B].
     """
-    filled, counts = (o.unsqueeze(x, 1) for x in lengths)
+    filled, counts = o.unsqueeze(lengths, 1), o.unsqueeze(counts, 1)
     old = o.select(cached < filled, filled * 0 + cached, _NOWHERE)
     new = o.select(steps < counts, filled + steps, _NOWHERE)
     return o.concat([old, new], 1)

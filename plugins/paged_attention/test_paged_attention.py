@@ -94,15 +94,15 @@ def test_language_models_attend_to_gathered_pages_alike(trial: Trial) -> None:
     arrays = [x for x in trial.inputs if x is not None]
     arrays[3:5] = [x.numpy() for x in _decoded(trial)[3:5]]
     q, key_pool, value_pool, new_key, new_value, table, lengths, counts, *sinks = (
-        graph.input(f"x{place}", array_dtype(x), x.shape) for place, x in enumerate(arrays)
+        graph.input(f"x{index}", array_dtype(x), x.shape) for index, x in enumerate(arrays)
     )
     tables = head_tables(table, key_pool.shape[1])
     if attributes.quantization == "none":
         keys, values = append(pages_of(key_pool, tables), new_key), append(pages_of(value_pool, tables), new_value)
     else:
         window = graph.constant(np.arange(table.shape[1] * key_pool.shape[2], dtype=np.int32), "window")
-        keys, _ = append_quantized((key_pool, tables), new_key, attributes.key_scale, window)
-        values, _ = append_quantized((value_pool, tables), new_value, attributes.value_scale, window)
+        keys, _ = append_quantized(key_pool, tables, new_key, attributes.key_scale, window)
+        values, _ = append_quantized(value_pool, tables, new_value, attributes.value_scale, window)
     positions = unsqueeze(lengths, 1) + graph.constant(np.arange(q.shape[2], dtype=np.int32).reshape(1, -1), "steps")
     in_pages = cached_positions(graph, keys.shape[2] - q.shape[2])
     columns = appended_positions(positions, lengths, in_pages)
@@ -110,7 +110,7 @@ def test_language_models_attend_to_gathered_pages_alike(trial: Trial) -> None:
     softcap, sink = attributes.softcap or None, sinks[0] if sinks else None
     graph.output(attention_from_primitives((q, keys, values), mask, softcap, sink), "y")
     executor = Executor(read_layers(graph.backend, graph.network, graph.constants))
-    output = executor.run({f"x{place}": x for place, x in enumerate(arrays)})["y"]
+    output = executor.run({f"x{index}": x for index, x in enumerate(arrays)})["y"]
     for row, count in enumerate(trial.inputs[7].tolist() if trial.inputs[7] is not None else ()):
         want = torch.from_numpy(trial.expected[0][row, :, :count]).float()
         torch.testing.assert_close(output[row, :, :count], want, atol=1e-5, rtol=1e-5)
@@ -118,10 +118,10 @@ def test_language_models_attend_to_gathered_pages_alike(trial: Trial) -> None:
 
 def test_cases_have_every_variant() -> None:
     attributes = [trial.case.attributes for trial in TRIALS]
-    assert any(each.softcap for each in attributes)
-    assert any(each.window for each in attributes)
+    assert any(variant.softcap for variant in attributes)
+    assert any(variant.window for variant in attributes)
     assert any(trial.inputs[8] is not None for trial in TRIALS)
-    assert {each.quantization for each in attributes} == {"none", "int8", "fp8"}
+    assert {variant.quantization for variant in attributes} == {"none", "int8", "fp8"}
 
 
 def test_the_kernel_reads_nothing_but_tokens() -> None:
@@ -235,7 +235,7 @@ def test_inputs_that_do_not_fit_say_why(shapes: Any, attributes: dict[str, Any],
 
 
 @pytest.mark.parametrize(
-    ("place", "attributes", "what"),
+    ("index", "attributes", "what"),
     [
         (1, {}, "keys and values in fp16, fp32: fp32 wanted for queries in fp32, quantization `none`"),
         (8, {}, "queries in fp32 and sinks in fp16: one type wanted"),
@@ -247,10 +247,10 @@ def test_inputs_that_do_not_fit_say_why(shapes: Any, attributes: dict[str, Any],
          "scales (1.0, 0.0): positive ones are allowed, and 1.0 without quantization"),
     ],
 )  # fmt: skip
-def test_types_and_scales_that_do_not_fit_say_why(place: int, attributes: dict[str, Any], what: str) -> None:
+def test_types_and_scales_that_do_not_fit_say_why(index: int, attributes: dict[str, Any], what: str) -> None:
     facts = _facts(_shapes((4, 2), 1, 8))
-    if facts[place].dtype == FP32:
-        facts[place] = Fact(FP16, facts[place].shape)
+    if facts[index].dtype == FP32:
+        facts[index] = Fact(FP16, facts[index].shape)
     with pytest.raises(Refusal) as refused:
         OP.check(facts, OP.attributes(**attributes))
     assert refused.value.what == what

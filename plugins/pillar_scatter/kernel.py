@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trtkit.network.aot import Kernel, Launch, pointer
+from trtkit.network.aot import Launch, TritonKernel, pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,10 +94,10 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: PillarScatterAttri
     return [canvas]
 
 
-def to_compile(dtype: DType, started: Launch) -> Kernel:
+def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     """Return the kernel and the types of its arguments."""
     data = pointer(dtype)
     inputs = {"features_ptr": data, "coordinates_ptr": "*i32", "count_ptr": "*i32"}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "canvas_ptr": data}
     constants = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(pillar_scatter, signature | constants, started.constants, started.num_warps)
+    return TritonKernel(pillar_scatter, signature | constants, started.constants, started.num_warps)

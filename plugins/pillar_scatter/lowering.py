@@ -44,6 +44,6 @@ def lower(
     return [o.transpose(o.reshape(laid, [batch, height, width, channels]), (0, 3, 1, 2))]
 
 
-def _within(o: Ops[T], place: T, size: int) -> T:
+def _within(o: Ops[T], cell: T, size: int) -> T:
     """Return whether a number is from 0 to size - 1."""
-    return o.binary("and", place > -1, place < size)
+    return o.binary("and", cell > -1, cell < size)

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from trtkit.network.aot import Kernel, Launch, pointer
+from trtkit.network.aot import Launch, TritonKernel, pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,16 +81,16 @@ def roi_align(
     """Compute CHANNELS channels of BINS bins of one box; positions are in fp32. MODE: an index into MODES."""
     roi = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    place = tl.program_id(2) * BINS + tl.arange(0, BINS)
-    mask = (channel < C)[:, None] & (place < HO * WO)[None, :]
+    cell = tl.program_id(2) * BINS + tl.arange(0, BINS)
+    mask = (channel < C)[:, None] & (cell < HO * WO)[None, :]
     box = rois_ptr + roi * 4 if HAS_IMAGES else rois_ptr + roi * 5 + 1
     image = tl.load(images_ptr + roi).to(tl.int32) if HAS_IMAGES else tl.load(box - 1).to(tl.int32)
     x1, y1 = tl.load(box).to(tl.float32), tl.load(box + 1).to(tl.float32)
     x2, y2 = tl.load(box + 2).to(tl.float32), tl.load(box + 3).to(tl.float32)
     high, wide = _bin_size(y1, y2, SCALE, IS_ALIGNED, HO), _bin_size(x1, x2, SCALE, IS_ALIGNED, WO)
     rows, columns = _samples(high, H, HO, RATIO), _samples(wide, W, WO, RATIO)
-    top = _start(y1, SCALE, IS_ALIGNED) + (place // WO) * high
-    left = _start(x1, SCALE, IS_ALIGNED) + (place % WO) * wide
+    top = _start(y1, SCALE, IS_ALIGNED) + (cell // WO) * high
+    left = _start(x1, SCALE, IS_ALIGNED) + (cell % WO) * wide
     has_image = tl.where(image >= 0, tl.where(image < B, 1, 0), 0)  # a padded row of suppression has none
     planes = x_ptr + (image * C + channel)[:, None] * H * W
     is_read = mask & (channel < C * has_image)[:, None]
@@ -102,7 +102,7 @@ def roi_align(
             total = total + sample if MODE == 0 else tl.maximum(total, sample)
     if MODE == 0:
         total = total / (rows * columns)
-    y_at = (roi * C + channel)[:, None] * (HO * WO) + place[None, :]
+    y_at = (roi * C + channel)[:, None] * (HO * WO) + cell[None, :]
     tl.store(y_ptr + y_at, total.to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -143,10 +143,10 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: RoiAlignAttributes
     return [y]
 
 
-def to_compile(dtype: DType, started: Launch) -> Kernel:
+def to_compile(dtype: DType, started: Launch) -> TritonKernel:
     """Return the kernel and the types of its arguments; boxes are fp32, their images int64."""
     data = pointer(dtype)
     inputs = {"x_ptr": data, "rois_ptr": "*fp32", "images_ptr": "*i64"}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}
     constants = dict.fromkeys(started.constants, "constexpr")
-    return Kernel(roi_align, signature | constants, started.constants, started.num_warps)
+    return TritonKernel(roi_align, signature | constants, started.constants, started.num_warps)

@@ -52,16 +52,15 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: RoiAlignAttributes,
         rois = o.cast(rois, FP32)
         first = 0 if images is not None else 1
         image = o.unsqueeze(o.cast(images, FP32), 1) if images is not None else o.take(rois, 1, 0, 1)  # [R, 1]
-        ends = [o.take(rois, 1, first + place, 1) for place in range(4)]  # x1, y1, x2, y2
-        rows = _axis(o, x, 2, (ends[1], ends[3]), attributes)
-        columns = _axis(o, x, 3, (ends[0], ends[2]), attributes)
+        ends = [o.take(rois, 1, first + index, 1) for index in range(4)]  # x1, y1, x2, y2
+        rows = _axis(o, x, 2, ends[1], ends[3], attributes)
+        columns = _axis(o, x, 3, ends[0], ends[2], attributes)
         y = _joined(o, x, _Samples(rows, columns, image), attributes, form)
     return [o.cast(y, x.dtype)]
 
 
-def _axis(o: Ops[T], x: T, axis: int, edges: tuple[T, T], attributes: RoiAlignAttributes) -> _Axis[T]:
-    """Return the samples along height or width. edges: where boxes start and end on the axis [R, 1]."""
-    low, high = edges
+def _axis(o: Ops[T], x: T, axis: int, low: T, high: T, attributes: RoiAlignAttributes) -> _Axis[T]:
+    """Return the samples along height or width. low, high: where boxes start and end on the axis [R, 1]."""
     bins = attributes.output_size[axis - 2]
     shift = 0.5 if attributes.is_aligned else 0.0
     start = low * attributes.spatial_scale - shift
@@ -91,9 +90,9 @@ def _joined(o: Ops[T], x: T, samples: _Samples[T], attributes: RoiAlignAttribute
     y = o.unsqueeze(rows.at + samples.image * height, 2)  # [R, Ho * S, 1]
     at = o.unsqueeze(columns.at, 1)  # [R, 1, Wo * S]
     points = [1, -1, columns.bins * columns.samples]
-    places = (o.reshape(y * 0.0 + at, points), o.reshape(y + at * 0.0, points))
+    x_at, y_at = o.reshape(y * 0.0 + at, points), o.reshape(y + at * 0.0, points)
     seen = o.reshape(o.unsqueeze(rows.is_seen, 2) * o.unsqueeze(columns.is_seen, 1), [1, *points])
-    sampled = _sampled(o, tall, places, attributes.mode, form)
+    sampled = _sampled(o, tall, x_at, y_at, attributes.mode, form)
     split = [channels, -1, rows.bins, rows.samples, columns.bins, columns.samples]
     if attributes.mode == "avg":
         y = o.reduce("sum", o.reshape(sampled * seen, split), (3, 5))  # [C, R, Ho, Wo]
@@ -120,17 +119,16 @@ def _is_there(o: Ops[T], rows: _Axis[T], columns: _Axis[T]) -> T | None:
     return (below < counts[0]) & (right < counts[1])
 
 
-def _sampled(o: Ops[T], image: T, places: tuple[T, T], mode: str, form: str) -> T:
+def _sampled(o: Ops[T], image: T, x: T, y: T, mode: str, form: str) -> T:
     """Return samples [1, C, P, Q], or the largest of each one's weighted corners."""
     if mode != "max_corner":
-        return bilinear(o, image, places, form)
-    x, y = places
+        return bilinear(o, image, x, y, form)
     left, top = o.unary("floor", x), o.unary("floor", y)
     right_part, bottom_part = x - left, y - top
     best: T | None = None
     for dy, y_part in ((0.0, 1.0 - bottom_part), (1.0, bottom_part)):
         for dx, x_part in ((0.0, 1.0 - right_part), (1.0, right_part)):
-            corner = bilinear(o, image, (left + dx, top + dy), form) * o.unsqueeze(y_part * x_part, 1)
+            corner = bilinear(o, image, left + dx, top + dy, form) * o.unsqueeze(y_part * x_part, 1)
             best = corner if best is None else o.binary("max", best, corner)
     assert best is not None
     return best

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import BF16, FP16, FP32, INT32, INT64
-from trtkit.network.custom_op import CustomOp, Port
+from trtkit.network.custom_op import CustomOp, OpPort
 from trtkit.network.foreign import Fact, Foreign, ForeignNode, Refusal, Replacement
 from trtkit.network.lowering.sampling import FORMS
 
@@ -56,11 +56,11 @@ def _from_onnx(node: ForeignNode) -> Replacement:
     size = (node.number("output_height", 1), node.number("output_width", 1))
     ratio, scale = node.number("sampling_ratio", 0), node.number("spatial_scale", 1.0)
     default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
-    place = node.only("coordinate_transformation_mode", ("half_pixel", "output_half_pixel"), default)
+    mapping = node.only("coordinate_transformation_mode", ("half_pixel", "output_half_pixel"), default)
     mode = node.only("mode", ("avg", "max"), "avg")
     node.check_all_read()
     mode = "max_corner" if mode == "max" else mode
-    attributes = RoiAlignAttributes(size, ratio, scale, place == "half_pixel", mode)
+    attributes = RoiAlignAttributes(size, ratio, scale, mapping == "half_pixel", mode)
     return Replacement(node.inputs, attributes, node.outputs)
 
 
@@ -77,11 +77,11 @@ def _from_mmcv(node: ForeignNode) -> Replacement:
 OP = CustomOp(
     name="RoiAlign2d",
     inputs=(
-        Port("x", "B C H W", _FLOATS),
-        Port("rois", "R 4|5", _FLOATS),
-        Port("images", "R", (INT32, INT64), is_optional=True),
+        OpPort("x", "B C H W", _FLOATS),
+        OpPort("rois", "R 4|5", _FLOATS),
+        OpPort("images", "R", (INT32, INT64), is_optional=True),
     ),
-    outputs=(Port("y", "R C Ho Wo", _FLOATS),),
+    outputs=(OpPort("y", "R C Ho Wo", _FLOATS),),
     attributes=RoiAlignAttributes,
     infer=infer,
     lower=lower,

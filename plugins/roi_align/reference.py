@@ -29,8 +29,8 @@ def reference(inputs: Sequence[Tensor | None], attributes: RoiAlignAttributes) -
 def _box(x: Tensor, box: Tensor, attributes: RoiAlignAttributes) -> Tensor:
     """Return [C, Ho, Wo] of one box (x1, y1, x2, y2)."""
     height, width = attributes.output_size
-    rows = _places(float(box[1]), float(box[3]), (height, x.shape[1]), attributes)
-    columns = _places(float(box[0]), float(box[2]), (width, x.shape[2]), attributes)
+    rows = _places(float(box[1]), float(box[3]), height, x.shape[1], attributes)
+    columns = _places(float(box[0]), float(box[2]), width, x.shape[2], attributes)
     y = torch.zeros(x.shape[0], height, width, dtype=x.dtype)
     for row in range(height):
         for column in range(width):
@@ -40,16 +40,15 @@ def _box(x: Tensor, box: Tensor, attributes: RoiAlignAttributes) -> Tensor:
     return y
 
 
-def _places(low: float, high: float, sizes: tuple[int, int], attributes: RoiAlignAttributes) -> list[list[float]]:
-    """Return the positions of every bin's samples along an axis. sizes: number of bins, pixels of the image."""
-    bins, pixels = sizes
+def _places(low: float, high: float, bins: int, pixels: int, attributes: RoiAlignAttributes) -> list[list[float]]:
+    """Return the positions of every bin's samples along an axis. pixels: of the image."""
     shift = 0.5 if attributes.is_aligned else 0.0
     start, end = low * attributes.spatial_scale - shift, high * attributes.spatial_scale - shift
     length = end - start if attributes.is_aligned else max(end - start, 1.0)
     size = length / bins
     most = max(math.ceil(pixels / bins), 1)
     count = attributes.sampling_ratio or min(max(math.ceil(size), 1), most)
-    return [[start + place * size + (number + 0.5) * size / count for number in range(count)] for place in range(bins)]
+    return [[start + cell * size + (number + 0.5) * size / count for number in range(count)] for cell in range(bins)]
 
 
 def _sample(x: Tensor, y: float, at: float, mode: str) -> Tensor:

@@ -13,7 +13,7 @@ from tests.docs import DOCS, blocks
 from tests.integration.test_bench_vision import build
 from trtkit.bundle.bundle import open_bundle
 from trtkit.jobs.runner import new_runner
-from trtkit.verification.verify import Request, verify_bundle
+from trtkit.verification.verify import VerifySettings, verify_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ def test_every_command_of_the_docs_runs(tmp_path: Path, workspace: Path, trtkit:
     bundles = workspace / "bundles"
     bundles.mkdir()
     for name, path in (("efficientnet-lite0", build(tmp_path)), ("llama", tiny_chat.build(tmp_path))):
-        assert verify_bundle(open_bundle(path), Request(), new_runner()).passed
+        assert verify_bundle(open_bundle(path), VerifySettings(), new_runner()).passed
         (bundles / name).symlink_to(path)
     scripts = [block.text for block in blocks(DOCS / "benchmarking.md", "bash")]
     assert len(scripts) == 2

@@ -256,12 +256,12 @@ def test_what_cannot_be_asked_is_refused(
 
 
 def test_failed_requests_are_in_no_latency() -> None:
-    from trtkit.benchmarking.records import Record
+    from trtkit.benchmarking.records import RequestRecord
 
     class Nobody:
         name, computes = "nobody", "nothing"
 
-    records = [Record(0, 0, 1, (0.5, 1.0), 3), Record(0, 0, 9, (), 3, "out of memory")]
+    records = [RequestRecord(0, 0, 1, (0.5, 1.0), 3), RequestRecord(0, 0, 9, (), 3, "out of memory")]
     result = load_result(Nobody(), records, {"request_latency": 1e5})  # type: ignore[arg-type]
     latency = result.distribution("request_latency")
     assert latency is not None

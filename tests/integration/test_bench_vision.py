@@ -38,10 +38,10 @@ def build(folder: Path, name: str = "tiny", model: Any = None, profiles: str = "
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle that was verified."""
     from trtkit.bundle.bundle import open_bundle
-    from trtkit.verification.verify import Request, verify_bundle
+    from trtkit.verification.verify import VerifySettings, verify_bundle
 
     path = build(tmp_path_factory.mktemp("tiny"))
-    assert verify_bundle(open_bundle(path), Request(), new_runner()).passed
+    assert verify_bundle(open_bundle(path), VerifySettings(), new_runner()).passed
     return path
 
 

@@ -16,7 +16,7 @@ from tests.deployments import as_tensorrt, deployed
 from trtkit.bundle.bundle import open_bundle
 from trtkit.deployment.triton.deploy import DeployRequest, served_models
 from trtkit.deployment.triton.options import DeployOptions
-from trtkit.deployment.triton.repository import place, write, writing
+from trtkit.deployment.triton.repository import place_models, write, writing
 from trtkit.deployment.triton.repository_check import check_repository
 from trtkit.deployment.triton.server_files import find_server
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Ran
-    from trtkit.deployment.triton.served import ServedModel
+    from trtkit.deployment.triton.served import DeployedModel
 
     Trtkit = Callable[..., Ran]
 
@@ -137,7 +137,7 @@ def test_a_bundle_of_a_library_that_is_not_here_has_a_known_request(
 CHANGES = {"os.rename", "os.mkdir", "os.link", "os.remove", "os.rmdir", "open"}
 
 
-def killed_deployment(models: Sequence[ServedModel], repository: Path, step: int) -> bool:
+def killed_deployment(models: Sequence[DeployedModel], repository: Path, step: int) -> bool:
     """Deploy in a process that is killed before its `step`-th change to a file; whether it was."""
     child = os.fork()
     if child == 0:
@@ -153,7 +153,7 @@ def killed_deployment(models: Sequence[ServedModel], repository: Path, step: int
 
         sys.addaudithook(kill)
         with writing(repository):
-            write(place(models, repository, 1), repository, lambda _: None)
+            write(place_models(models, repository, 1), repository, lambda _: None)
         os._exit(0)
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 

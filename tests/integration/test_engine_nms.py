@@ -17,13 +17,13 @@ from trtkit.config.schema import ModelConfig
 from trtkit.config.task import Boxes
 from trtkit.errors import SourceError
 from trtkit.jobs.events import ignore
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.network.onnx import custom_ops
 from trtkit.network.onnx.nms import NMS_OUTPUTS, append_nms
 from trtkit.network.profile import ProfileShapes
-from trtkit.runtime.tasks.answers import Boxes as BoxesAnswer
+from trtkit.runtime.tasks.answers import DetectedBoxes as BoxesAnswer
 from trtkit.verification.job import verify
-from trtkit.verification.jobs import Request, VerifyRequest
+from trtkit.verification.jobs import VerifyRequest, VerifySettings
 from trtkit.verification.verdict import verdict
 
 if TYPE_CHECKING:
@@ -140,8 +140,8 @@ def planted(change: Any, precision: str, folder: Path) -> Report:
     }
     stage = PreparedStage("m", "parser", ("model",), OnnxFile(path, path))
     profile = {"images": ProfileShapes((1, 3, 64, 64), (2, 3, 64, 64), (4, 3, 64, 64))}
-    request = VerifyRequest(ModelConfig.model_validate(config), "tensorrt_rtx", Request(), (stage,), (profile,))
-    return verify(request, Context(ignore))
+    request = VerifyRequest(ModelConfig.model_validate(config), "tensorrt_rtx", VerifySettings(), (stage,), (profile,))
+    return verify(request, JobContext(ignore))
 
 
 def test_a_network_without_its_source_is_verified_on_its_own_rows(workspace: Path, trtkit: Trtkit) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from trtkit import LLM, evaluate_tasks
 from trtkit.errors import GenerationError, RequestError
-from trtkit.verification.scoring import Continuation, Question, answer, answer_params, max_scored, score
+from trtkit.verification.scoring import Question, ScoredContinuation, answer, answer_params, max_scored, score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,7 +83,7 @@ def test_likelihoods_are_those_of_transformers(
     prompt = tiny_tokenizer.encode("The capital of France")
     pairs += [(prompt, greedy(prompt, 3)), (prompt[:1], prompt[1:2])]
     done: list[int] = []
-    found = score(tiny, [Continuation(*pair) for pair in pairs], lambda: done.append(1))
+    found = score(tiny, [ScoredContinuation(*pair) for pair in pairs], lambda: done.append(1))
     assert len(done) == len(pairs)
     for each, pair in zip(found, pairs, strict=True):
         log, is_greedy = likelihood(transformer, *pair)
@@ -95,7 +95,7 @@ def test_likelihoods_are_those_of_transformers(
 def test_a_context_that_is_too_long_loses_its_beginning(tiny: LLM, transformer: Any) -> None:
     assert max_scored(tiny) == 95
     context, tokens = [5 + index % 50 for index in range(130)], [7, 8, 9]
-    (found,) = score(tiny, [Continuation(context, tokens)])
+    (found,) = score(tiny, [ScoredContinuation(context, tokens)])
     assert found.log == pytest.approx(likelihood(transformer, context[-93:], tokens)[0], rel=1e-5)
 
 
@@ -109,7 +109,7 @@ def test_a_context_that_is_too_long_loses_its_beginning(tiny: LLM, transformer: 
 )
 def test_what_cannot_be_scored_is_refused(tiny: LLM, context: list[int], tokens: list[int], what: str) -> None:
     with pytest.raises(RequestError) as refused:
-        score(tiny, [Continuation([1], [2]), Continuation(context, tokens)])
+        score(tiny, [ScoredContinuation([1], [2]), ScoredContinuation(context, tokens)])
     assert (refused.value.what, refused.value.where) == (what, "continuation 1")
 
 
@@ -143,7 +143,7 @@ def test_an_engine_of_last_logits_is_read_by_the_reference_executor(
     from tests import tiny_chat
 
     bundle = tiny_chat.build(tmp_path, "llm.logits=last")
-    pair = Continuation([5, 6, 7], [8, 9])
+    pair = ScoredContinuation([5, 6, 7], [8, 9])
     with LLM(bundle, needs_all_logits=True) as llm:
         assert score(llm, [pair])[0].log == pytest.approx(score(tiny, [pair])[0].log, rel=1e-5)
     with LLM(bundle) as llm, pytest.raises(RequestError, match="logits of the last token only"):

@@ -20,7 +20,7 @@ from trtkit.config.schema import ModelConfig, Source
 from trtkit.errors import ConfigError, TrtkitError
 from trtkit.jobs.runner import new_runner
 from trtkit.resolve import resolve
-from trtkit.verification.jobs import Request as Checks
+from trtkit.verification.jobs import VerifySettings as Checks
 from trtkit.verification.speculators.gemma4_assistant import all_layers_may_share
 from trtkit.verification.verify import verify_bundle
 

@@ -24,7 +24,7 @@ from trtkit.config.schema import ModelConfig
 from trtkit.errors import ConfigError, RequestError, TrtkitError
 from trtkit.jobs.runner import new_runner
 from trtkit.resolve import resolve
-from trtkit.verification.jobs import Request as Checks
+from trtkit.verification.jobs import VerifySettings as Checks
 from trtkit.verification.verify import verify_bundle
 
 if TYPE_CHECKING:

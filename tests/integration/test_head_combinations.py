@@ -21,7 +21,7 @@ from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.config.schema import ModelConfig
 from trtkit.jobs.runner import new_runner
-from trtkit.verification.jobs import Request as Checks
+from trtkit.verification.jobs import VerifySettings as Checks
 from trtkit.verification.verify import verify_bundle
 
 if TYPE_CHECKING:

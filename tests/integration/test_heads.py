@@ -177,5 +177,5 @@ def test_each_medusa_head_guesses_the_token_at_its_distance(tmp_path: Path) -> N
     for known, drafts in proposer.guesses[::3]:
         # The model has not read the last token: the hidden state before gave it, and gives those after it.
         hidden = model_of(case_of("llama")).hf.model(torch.tensor([known[:-1]])).last_hidden_state[0]
-        logits = medusa_logits(head.spec, head.own, hidden)
+        logits = medusa_logits(head.spec, head.head, hidden)
         assert drafts == logits[: len(drafts), -1].argmax(-1).tolist()

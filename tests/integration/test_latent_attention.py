@@ -50,7 +50,7 @@ def test_a_layer_has_one_cache_that_all_heads_share() -> None:
 def test_a_plan_counts_576_values_a_token_and_layer() -> None:
     model, counts = decoder_model("tiny", spec_of(), FP16), counted(FIELDS)
     assert model.kv_bytes_per_token == 2 * LAYERS * CACHED
-    work = workload(model, (100, 28), concurrency=1, chunk=64)
+    work = workload(model, 100, 28, concurrency=1, chunk=64)
     assert formulas(model, counts, work).kv_bytes_per_token.counted == 2 * LAYERS * CACHED
 
 

@@ -19,7 +19,7 @@ from tests.tiny_llm import save_to_quantize
 from trtkit.builder.decoders import open_decoder
 from trtkit.config.load import load_config
 from trtkit.errors import ConfigError, ProblemsError
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.llm.adapters import prepared_matrices
 from trtkit.llm.execution import Call, ReferenceDecoder, decoder_network
 from trtkit.lora.adapter import model_modules, open_adapter
@@ -127,7 +127,7 @@ def test_quantized_weights_take_adapters_in_the_network_s_own_type(method: str, 
     path = save_to_quantize(tmp_path)
     lora = {"llm.lora.max_rank_sum": 24, "llm.max_batch_size": 4}
     config = load_config(str(path), [f"quantize.method={method}", *(f"{key}={value}" for key, value in lora.items())])
-    quantize_llm(QuantizeRequest(config, tmp_path / "quantized"), Context())
+    quantize_llm(QuantizeRequest(config, tmp_path / "quantized"), JobContext())
     source = config.source.model_copy(update={"hf": str(tmp_path / "quantized")})
     opened = open_decoder(resolve(config.model_copy(update={"source": source, "quantize": None})))
     hf = causal_lm(opened.source)  # the dequantized weights

@@ -21,7 +21,7 @@ from trtkit.builder.decoders import open_decoder
 from trtkit.config.load import load_config
 from trtkit.config.schema import ModelConfig, Source
 from trtkit.errors import ConfigError, ProblemsError, SourceError
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.jobs.runner import InlineRunner
 from trtkit.lora.adapter import open_adapter
 from trtkit.lora.merge import merged, open_language_model
@@ -104,7 +104,7 @@ def test_a_build_quantizes_the_sum(tmp_path: Path) -> None:
     hf = LlamaForCausalLM.from_pretrained(tmp_path / "model")
     save_adapter(tmp_path / "adapter", hf, target_modules=["q_proj", "down_proj"])
     config = load_config(str(path), [f"source.lora={tmp_path}/adapter"])
-    quantize_llm(QuantizeRequest(config, tmp_path / "int8"), Context())
+    quantize_llm(QuantizeRequest(config, tmp_path / "int8"), JobContext())
     name = "model.layers.1.mlp.down_proj.weight"
     got, want = open_hf_folder(tmp_path / "int8").checkpoint[name], open_language_model(config.source).checkpoint[name]
     plain = open_hf_folder(tmp_path / "model").checkpoint[name]

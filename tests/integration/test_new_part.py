@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from trtkit.dtypes import INT32
 from trtkit.models.hybrids import registry
-from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, Port, Seam
+from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, PartPort, Seam
 from trtkit.models.weights import Weight
 from trtkit.network.ops.gather import embedding
 from trtkit.runtime.model import open_model
@@ -43,12 +43,19 @@ def write_sum(_weights: Weights, model: float, inputs: Mapping[str, Tensor]) -> 
 
 def spec(config: HfConfig, _options: HybridOptions) -> HybridSpec:
     """Return a table, and a part behind it."""
-    codes, vectors = Port("codes", ("batch", 4), "int32"), Port("vectors", ("batch", 4, SIZE), reference="table")
+    codes, vectors = (
+        PartPort("codes", ("batch", 4), "int32"),
+        PartPort("vectors", ("batch", 4, SIZE), reference="table"),
+    )
     table = NetworkPart(
         "lookup", (codes,), (vectors,), f"{__name__}:write_table", None, (Weight("table", "table", (ROWS, SIZE)),)
     )
     last = NetworkPart(
-        "scale", (vectors,), (Port("y", vectors.shape, "fp32"),), f"{__name__}:write_sum", float(config.need("scale"))
+        "scale",
+        (vectors,),
+        (PartPort("y", vectors.shape, "fp32"),),
+        f"{__name__}:write_sum",
+        float(config.need("scale")),
     )
     seams = (Seam("lookup.vectors", "scale.vectors"),)
     return HybridSpec("toy_lookup", (table, last), seams, ("scale.y",), f"{__name__}:reference")

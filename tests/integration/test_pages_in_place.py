@@ -48,7 +48,7 @@ from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.network.paged_layers import obstacles
 from trtkit.quantized_matrix import KvQuantization
-from trtkit.reference import Group
+from trtkit.reference import ThreadGroup
 from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
@@ -143,8 +143,8 @@ def test_requests_that_come_and_go_get_what_each_gets_alone(options: dict[str, o
 @pytest.mark.parametrize("in_place", [False, True])
 def test_rows_of_unlike_lengths_run_together_unless_pages_are_copied(in_place: bool) -> None:
     inputs = network_of(case_of("llama"), page_tokens=PAGE_TOKENS, in_place=in_place).inputs
-    cache = open_cache(inputs, (3, 1024), lambda _: torch.float16)
-    placed = cache.place(rows_of([800, 2, 3], [[5], [6], [7]]))
+    cache = open_cache(inputs, 3, 1024, lambda _: torch.float16)
+    placed = cache.prepare(rows_of([800, 2, 3], [[5], [6], [7]]))
     assert placed.runs_together == in_place
     assert ("key_positions" in {spec.name for spec in inputs}) != in_place
 
@@ -152,7 +152,7 @@ def test_rows_of_unlike_lengths_run_together_unless_pages_are_copied(in_place: b
 def test_ranks_share_heads_and_layers() -> None:
     """Two stages of two ranks each, as threads; the second stage has no input for positions but of what turns."""
     model, grid = model_of(next(case for case in CASES if case.name == "gemma2")), Grid(tensor=2, pipeline=2)
-    groups, whole = [Group(2), Group(2)], find_weights(model.spec, model.checkpoint)
+    groups, whole = [ThreadGroup(2), ThreadGroup(2)], find_weights(model.spec, model.checkpoint)
     ranks = []
     for rank in range(grid.ranks):
         spec, graph = rank_spec(model.spec, grid, rank), Graph(rtx())

@@ -16,7 +16,7 @@ from tests.decoder_cases import CASES
 from tests.decoders import model_of, read_network
 from tests.selection import slow_unless
 from trtkit.config.schema import ModelConfig
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.llm.execution import Call, ReferenceDecoder, config_network
 from trtkit.models.registry import decoder_spec
 from trtkit.quantization.jobs import QuantizeRequest
@@ -87,7 +87,7 @@ def quantized(source: Path, **asked: Any) -> Path:
     """Return the checkpoint that is made of a model, beside it."""
     made = source.parent / "made"
     made.mkdir()
-    quantize_llm(QuantizeRequest(config_of(source, **asked), made), Context())
+    quantize_llm(QuantizeRequest(config_of(source, **asked), made), JobContext())
     return made
 
 

@@ -15,7 +15,7 @@ from tests import tiny_llm
 from tests.decoders import read_network
 from trtkit.config.load import load_config
 from trtkit.errors import TrtkitError
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.llm.execution import Call, ReferenceDecoder, config_network
 from trtkit.quantization.jobs import QuantizedLlm, QuantizeRequest, ScoringRequest
 from trtkit.quantization.llm import mixtures
@@ -65,7 +65,7 @@ def saved(folder: Path, model_type: str) -> Path:
 def quantized(config: Path, out: Path, *overrides: str, **scoring: Any) -> QuantizedLlm:
     out.mkdir()
     model = load_config(str(config), [f"quantize.{key}" for key in overrides])
-    return quantize_llm(QuantizeRequest(model, out, ScoringRequest(**scoring)), Context())
+    return quantize_llm(QuantizeRequest(model, out, ScoringRequest(**scoring)), JobContext())
 
 
 def executed(config: Path, folder: Path) -> torch.Tensor:

@@ -25,7 +25,7 @@ from tests.quantized_vision import (
 from trtkit.builder.jobs import PrepareRequest
 from trtkit.builder.prepare import prepare
 from trtkit.config.schema import ModelConfig
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.quantization.vision import repair
 from trtkit.quantization.vision.onnx_model import recorded_loss
 from trtkit.verification.compare import compare
@@ -50,7 +50,7 @@ def make(tmp_path: Path) -> Callable[..., onnx.ModelProto]:
         config = {"name": "small", "source": source, "profiles": [{"batch": [1, 4, 8]}], "quantize": quantize, **asked}
         folder = tmp_path / f"made-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        prepare(PrepareRequest(ModelConfig.model_validate(config), folder), Context())
+        prepare(PrepareRequest(ModelConfig.model_validate(config), folder), JobContext())
         assert [file.name for file in (folder / "network").iterdir()] == ["model.onnx"]
         return onnx.load(folder / "network/model.onnx")
 

@@ -18,7 +18,7 @@ from trtkit.builder.prepare import prepare
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import INT8
 from trtkit.errors import ConfigError, QuantizeError, TrtkitError
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.network.onnx.quantize import lifted, quantize_weights
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def refused(workspace: Path) -> Callable[..., TrtkitError]:
         whole = ModelConfig.model_validate({**config, "preprocess": preprocess})
         (workspace / "out").mkdir()
         with pytest.raises(TrtkitError) as caught:
-            prepare(PrepareRequest(whole, workspace / "out"), Context())
+            prepare(PrepareRequest(whole, workspace / "out"), JobContext())
         assert not (workspace / "out/network/model.onnx").exists()
         return caught.value
 
@@ -148,7 +148,7 @@ def test_activations_that_are_always_zero_name_their_node_and_can_be_left_out(
     exclude = {"method": "int8", "exclude": ["block/conv2"], "calibration": {"data": "a.npz"}}
     config = {"source": {"onnx": "m.onnx"}, "profiles": [{"batch": [1, 4, 8]}], "quantize": exclude}
     (workspace / "again").mkdir()
-    prepare(PrepareRequest(ModelConfig.model_validate(config), workspace / "again"), Context())
+    prepare(PrepareRequest(ModelConfig.model_validate(config), workspace / "again"), JobContext())
     assert (workspace / "again/network/model.onnx").exists()
 
 

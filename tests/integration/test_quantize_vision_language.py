@@ -16,7 +16,7 @@ from trtkit.builder.decoders import open_decoder
 from trtkit.builder.tower_data import measured_on_arrays
 from trtkit.builder.vision_language import open_vision
 from trtkit.config.load import load_config
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.llm.execution import ReferenceDecoder, decoder_network
 from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.quantization.llm.job import quantize_llm
@@ -63,7 +63,7 @@ def test_text_is_computed_with_the_dequantized_language_model(name: str, tmp_pat
     )
     config = load_config(str(tmp_path / "m.yaml"), ["quantize={method: int8_wo, exclude: [layers.0.mlp.*]}"])
     (tmp_path / "made").mkdir()
-    quantize_llm(QuantizeRequest(config, tmp_path / "made"), Context())
+    quantize_llm(QuantizeRequest(config, tmp_path / "made"), JobContext())
     model = open_decoder(resolve(config), tmp_path / "made")
     assert model.source.config["model_type"] == open_hf_folder(folder_of(vlm)).config["model_type"]
     assert sum(model.source.checkpoint.is_quantized(name) for name in model.source.checkpoint) == 11

@@ -155,9 +155,9 @@ def supported_gpus(name: str) -> str:
     features = BACKENDS[name].features
     known = features.compute_capabilities
     versions = [
-        f"{each / 10:.1f}{' (untested)' if each in features.untested else ''}"
-        for each in known
-        if each // 10 != known[-1] // 10
+        f"{capability / 10:.1f}{' (untested)' if capability in features.untested else ''}"
+        for capability in known
+        if capability // 10 != known[-1] // 10
     ]
     return f"{', '.join(versions)} and {known[-1] // 10}.x" if known else ""
 

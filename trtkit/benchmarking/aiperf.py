@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.benchmarking.metrics import load_metrics
 from trtkit.benchmarking.records import record_of
-from trtkit.benchmarking.statistics import PERCENTILES, Distribution, distribution
+from trtkit.benchmarking.statistics import PERCENTILES, SampleStatistics, distribution
 from trtkit.errors import BenchError
 from trtkit.files import write_output
 from trtkit.jobs.json_form import to_json
@@ -26,7 +26,7 @@ from trtkit.jobs.json_form import to_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtkit.benchmarking.records import Record
+    from trtkit.benchmarking.records import RequestRecord
     from trtkit.benchmarking.report import LlmReport, TextCase, TextResult
     from trtkit.benchmarking.statistics import Metric
 
@@ -50,19 +50,21 @@ def write_aiperf(folder: Path, report: LlmReport) -> list[Path]:
     written = []
     for case, result in runs:
         name = re.sub(r"[^a-z0-9.]+", "-", f"{case.name}-{result.contender}".lower()).strip("-")
-        own = folder if len(runs) == 1 else folder / name
+        run_folder = folder if len(runs) == 1 else folder / name
         try:
-            own.mkdir(parents=True, exist_ok=True)
+            run_folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BenchError(f"cannot be written: {error.strerror}", str(own), "choose a writable folder") from None
+            raise BenchError(
+                f"cannot be written: {error.strerror}", str(run_folder), "choose a writable folder"
+            ) from None
         texts = {
             "profile_export_aiperf.json": json.dumps(summary_json(report, case, result), indent=2) + "\n",
             "profile_export_aiperf.csv": summary_csv(result),
             "profile_export.jsonl": requests_jsonl(report, result),
         }
         for file, text in texts.items():
-            write_output(own / file, text)
-            written.append(own / file)
+            write_output(run_folder / file, text)
+            written.append(run_folder / file)
     return written
 
 
@@ -76,7 +78,7 @@ def summary_json(report: LlmReport, case: TextCase, result: TextResult) -> Json:
     kind = "concurrency" if case.concurrency else "fixed_schedule"
     phase: Json = {"name": "profiling", "kind": "profiling", "type": kind, "requests": len(result.requests)}
     phase |= {"concurrency": case.concurrency} if case.concurrency else {}
-    own = {"model": report.name, "computes": result.computes, "bundle": to_json(report.bundle), "phase": phase}
+    details = {"model": report.name, "computes": result.computes, "bundle": to_json(report.bundle), "phase": phase}
     return {
         "schema_version": SCHEMA,
         "benchmark_id": run_id,
@@ -87,7 +89,7 @@ def summary_json(report: LlmReport, case: TextCase, result: TextResult) -> Json:
         "error_summary": _errors(result),
         "start_time": start.isoformat(),
         "end_time": (start + timedelta(seconds=seconds)).isoformat(),
-        "trtkit": own,
+        "trtkit": details,
     }
 
 
@@ -107,11 +109,13 @@ def summary_csv(result: TextResult) -> str:
     metrics = sorted((_header(name, metric), metric) for name, metric in aiperf_metrics(result).items())
     rows.writerow(["Metric", *_STATISTICS])
     for header, metric in metrics:
-        if isinstance(metric, Distribution):
+        if isinstance(metric, SampleStatistics):
             rows.writerow([header, *(f"{vars(metric)[name]:.2f}" for name in _STATISTICS)])
     rows.writerow([])
     rows.writerow(["Metric", "Value"])
-    rows.writerows([header, f"{metric.avg:.2f}"] for header, metric in metrics if not isinstance(metric, Distribution))
+    rows.writerows(
+        [header, f"{metric.avg:.2f}"] for header, metric in metrics if not isinstance(metric, SampleStatistics)
+    )
     return out.getvalue()
 
 
@@ -122,7 +126,7 @@ def requests_jsonl(report: LlmReport, result: TextResult) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def _line(index: int, record: Record, start_ns: int) -> Json:
+def _line(index: int, record: RequestRecord, start_ns: int) -> Json:
     moments = {"credit_issued_ns": record.due_s, "request_start_ns": record.sent_s, "request_end_ns": record.ended_s}
     metadata: Json = {"session_num": index, **{name: start_ns + round(value * 1e9) for name, value in moments.items()}}
     metadata |= {"benchmark_phase": "profiling", "was_cancelled": False}
@@ -133,7 +137,7 @@ def _line(index: int, record: Record, start_ns: int) -> Json:
     single: Json = {
         name: {"value": metric.avg, "unit": metric.unit}
         for name, metric in metrics.items()
-        if isinstance(metric, Distribution)
+        if isinstance(metric, SampleStatistics)
     }
     if "inter_chunk_latency" in single:
         single["inter_chunk_latency"]["value"] = [gap * 1e3 for gap in record.gaps_s]

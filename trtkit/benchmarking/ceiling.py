@@ -15,7 +15,7 @@ from trtkit.runtime import device as devices
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from trtkit.planning.counts import Counts, Group
+    from trtkit.planning.counts import GroupCounts, NetworkCounts
     from trtkit.planning.multilinear import Point
     from trtkit.planning.roofline import Roof
 
@@ -26,14 +26,14 @@ _LEAST_WORK = 0.01
 _RUNS, _MOST_SECONDS = 7, 1.0
 
 
-def ceiling_of(place: str | None, types: Iterable[str]) -> tuple[Ceiling, Roof | None]:
-    """Return the ceiling of what computes at `place`: CPU, GPU, or None for somewhere else; and its rates, if known.
+def ceiling_of(device: str | None, types: Iterable[str]) -> tuple[Ceiling, Roof | None]:
+    """Return the ceiling of what computes on `device`: CPU, GPU, or None for somewhere else; and its rates, if known.
 
     types: those of the network's products, whose rates are measured on a CPU.
     """
-    if place == GPU:
+    if device == GPU:
         return _gpu_ceiling()
-    if place is None:
+    if device is None:
         return Ceiling("none: the server's hardware is not known here"), None
     machine = measure_machine(types)
     return machine, machine
@@ -62,7 +62,7 @@ def of_rate(most_per_s: float, measured_per_s: float, bound: str) -> Reached:
 
 
 def phase_layers(
-    name: str, counts: Counts, point: Point, roof: Roof, run_once: Callable[[], dict[str, float]]
+    name: str, counts: NetworkCounts, point: Point, roof: Roof, run_once: Callable[[], dict[str, float]]
 ) -> PhaseLayers:
     """Return the layers of a call at (B, S, T), timed a few times, and those that are furthest from their floors."""
     counts = counts.of_step(point)
@@ -71,7 +71,7 @@ def phase_layers(
     return PhaseLayers(name, *whole, layers, largest_gaps(layers))
 
 
-def layer_times(counts: Counts, point: Point, roof: Roof, seconds: Mapping[str, float]) -> tuple[LayerTime, ...]:
+def layer_times(counts: NetworkCounts, point: Point, roof: Roof, seconds: Mapping[str, float]) -> tuple[LayerTime, ...]:
     """Return each timed layer with its floor, in the order of `seconds`. counts: a group for each layer.
 
     A layer of an engine is several of the network's, by its name. One that is not counted only moves what others
@@ -85,7 +85,7 @@ def layer_times(counts: Counts, point: Point, roof: Roof, seconds: Mapping[str, 
     return tuple(rows)
 
 
-def _layer_time(name: str, layer_s: float, parts: Sequence[Group], point: Point, roof: Roof) -> LayerTime:
+def _layer_time(name: str, layer_s: float, parts: Sequence[GroupCounts], point: Point, roof: Roof) -> LayerTime:
     """Return a layer's row. Fused parts compute all that they compute, and move at least what the largest one does."""
     floors = [group_floor(part, point, roof) for part in parts]
     compute = [floor.compute_s for floor in floors]
@@ -121,4 +121,4 @@ def median_seconds(run: Callable[[], dict[str, float]]) -> dict[str, float]:
     begun, runs = time.perf_counter(), [run()]
     while len(runs) < _RUNS and time.perf_counter() - begun < _MOST_SECONDS:
         runs.append(run())
-    return {name: median([each[name] for each in runs if name in each]) for name in runs[0]}
+    return {name: median([run[name] for run in runs if name in run]) for name in runs[0]}

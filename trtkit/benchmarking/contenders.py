@@ -19,8 +19,8 @@ from trtkit.runtime.model import open_model
 from trtkit.verification.hybrid_reference import HybridReference
 from trtkit.verification.references import (
     TRUST_FIX,
+    NetworkOrigin,
     OnnxRuntimeReference,
-    Origin,
     TorchReference,
     choose_reference,
     factory_withheld,
@@ -44,14 +44,14 @@ TORCH, COMPILED, ONNX_RUNTIME = "torch", "torch.compile", "onnxruntime"
 class Contender:
     """Something that computes. name: in ratios. computes: in words, where too; it is shown with every figure.
 
-    place: CPU, GPU, or None if that is not known. precision: of the measured bundle's network, where this is it.
+    device: CPU, GPU, or None if that is not known. precision: of the measured bundle's network, where this is it.
     layer_seconds: how long each layer of one run took; None if nobody can tell. cuda_graphs: in words.
     """
 
     name: str
     computes: str
     run: Run
-    place: str | None = None
+    device: str | None = None
     precision: str | None = None
     layer_seconds: Callable[[Mapping[str, Array]], dict[str, float]] | None = None
     cuda_graphs: str = ""
@@ -76,8 +76,8 @@ def own_contender(
     model = open_model(bundle.path, kind, has_cuda_graphs=bool(has_cuda_graphs), weight_budget_gib=weight_budget_gib)
     precision = bundle.manifest.config.precision
     where = "reference executor, CPU" if device is None else f"{bundle.manifest.backend.name} engine, {device.name}"
-    place = GPU if has_engine else CPU
-    return Contender(name, f"{where}, {precision}", model.run, place, precision, model.layer_seconds, graphs)
+    hardware = GPU if has_engine else CPU
+    return Contender(name, f"{where}, {precision}", model.run, hardware, precision, model.layer_seconds, graphs)
 
 
 def graphs_text(wanted: bool | None, *, has_engine: bool, are_usual: bool) -> str:
@@ -134,7 +134,7 @@ def _torch_reference(bundle: Bundle) -> TorchReference | HybridReference:
     if manifest.config.engine_nms is not None:
         raise SourceError("the module ends before NMS, which the engine has")
     if bundle.is_one_file:
-        origin = Origin(bundle.onnx_path(), [tensor.name for tensor in manifest.outputs], digests)
+        origin = NetworkOrigin(bundle.onnx_path(), [tensor.name for tensor in manifest.outputs], digests)
         reference = choose_reference(manifest.config, TORCH, origin)
         assert isinstance(reference, TorchReference)
         return reference
@@ -165,7 +165,7 @@ def _onnx_runtime(bundle: Bundle) -> Contender:
 
 def _check_inputs(bundle: Bundle, other: Bundle) -> None:
     """Raise BenchError where two bundles do not take the same inputs."""
-    ours, theirs = ([(t.name, t.dtype) for t in each.manifest.inputs] for each in (bundle, other))
+    ours, theirs = ([(t.name, t.dtype) for t in side.manifest.inputs] for side in (bundle, other))
     if ours != theirs:
         what = f"its inputs are {theirs}; the first bundle's are {ours}"
         raise BenchError(what, f"--compare {other.path}", "compare bundles that take the same inputs")

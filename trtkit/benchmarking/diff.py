@@ -57,7 +57,7 @@ def diff_reports(before: Report, after: Report, threshold: float = THRESHOLD, re
     for key in (key for key in old if old[key] and new.get(key) and key[1] != relative_to):
         samples = [old[key], new[key]]
         if relative_to is not None:
-            samples = [_relative(each, key, relative_to) for each in (old, new)]
+            samples = [_relative(report, key, relative_to) for report in (old, new)]
         interval = ratio_of_medians(samples[1], samples[0])
         case, contender, metric = key
         verdict = _verdict(interval, min(map(len, samples)), threshold)
@@ -92,11 +92,11 @@ def _samples(report: Report) -> dict[Key, Sequence[float]]:
 def _relative(samples: Mapping[Key, Sequence[float]], key: Key, relative_to: str) -> Sequence[float]:
     """Return samples as multiples of a contender's in the same rounds."""
     case, _, metric = key
-    own, others = samples[key], samples.get((case, relative_to, metric), ())
-    if len(others) != len(own):
+    ours, others = samples[key], samples.get((case, relative_to, metric), ())
+    if len(others) != len(ours):
         what = f"`{relative_to}` has no {metric} from the same rounds at {case}"
         raise BenchError(what, "--relative-to", f"run both with --compare {relative_to}")
-    return [value / other for value, other in zip(own, others, strict=True)]
+    return [value / other for value, other in zip(ours, others, strict=True)]
 
 
 def _differences(before: Report, after: Report) -> Iterator[str]:

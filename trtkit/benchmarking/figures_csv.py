@@ -33,5 +33,5 @@ def _figures(result: Result) -> Iterator[list[object]]:
     """Yield each metric with its unit, statistics and ceiling; what it does not have is empty."""
     for name, metric in result.metrics.items():
         statistics, ceiling = vars(metric), vars(result.ceilings[name]) if name in result.ceilings else {}
-        figures = [*(statistics.get(each, "") for each in _STATISTICS), *(ceiling.get(each, "") for each in _CEILING)]
+        figures = [*(statistics.get(name, "") for name in _STATISTICS), *(ceiling.get(name, "") for name in _CEILING)]
         yield [name, metric.unit, *figures]

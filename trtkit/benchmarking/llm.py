@@ -31,7 +31,7 @@ from trtkit.llm.execution import engine_device
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from trtkit.benchmarking.records import Record
+    from trtkit.benchmarking.records import RequestRecord
     from trtkit.benchmarking.report import Provenance
     from trtkit.benchmarking.request import BenchRequest, Load
     from trtkit.benchmarking.text_server import Served, TextServer
@@ -94,7 +94,7 @@ def measure_case(servers: Sequence[TextServer], index: int, load: TextLoad, runn
     return TextCase(name=schedule.name, concurrency=schedule.concurrency, results=tuple(results), ratios=tuple(ratios))
 
 
-def load_result(server: TextServer, records: Sequence[Record], objectives: Mapping[str, float]) -> TextResult:
+def load_result(server: TextServer, records: Sequence[RequestRecord], objectives: Mapping[str, float]) -> TextResult:
     """Return one server's figures, samples and requests."""
     done = [record for record in records if not record.error]
     latencies = [record.latency_s for record in sorted(done, key=lambda record: record.due_s)]
@@ -154,7 +154,7 @@ def _rival(name: str, bundle: Bundle, request: BenchRequest, load: TextLoad) -> 
 def _warm_up(server: TextServer, work: Sequence[Work], schedule: Schedule) -> None:
     """Answer a few requests shortly, at the case's concurrency."""
     level = max(2, schedule.concurrency or 1)
-    short = [Work(each.prompt_ids, min(each.output_tokens, _WARMUP_TOKENS)) for each in work[:level]]
+    short = [Work(item.prompt_ids, min(item.output_tokens, _WARMUP_TOKENS)) for item in work[:level]]
     server.serve(short, Schedule("warm up", level))
 
 
@@ -162,18 +162,18 @@ def _result(
     server: TextServer, ours: Sequence[Served], served: Sequence[Served], objectives: Mapping[str, float]
 ) -> TextResult:
     """Return a server's figures. ours: what the first contender served."""
-    result = load_result(server, joined([each.records for each in served]), objectives)
+    result = load_result(server, joined([part.records for part in served]), objectives)
     return replace(result, same_tokens=_same_tokens(ours, served))
 
 
-def _samples(done: Sequence[Record]) -> dict[str, tuple[float, ...]]:
+def _samples(done: Sequence[RequestRecord]) -> dict[str, tuple[float, ...]]:
     """Return what a comparison draws from, in ms: one value a request that succeeded."""
     samples_s: dict[str, list[float | None]] = {
         "request_latency": [record.latency_s for record in done],
         "time_to_first_token": [record.time_to_first_token_s for record in done],
         "inter_token_latency": [record.time_per_output_token_s for record in done],
     }
-    return {name: tuple(value * 1e3 for value in each if value is not None) for name, each in samples_s.items()}
+    return {name: tuple(value * 1e3 for value in values if value is not None) for name, values in samples_s.items()}
 
 
 def _same_tokens(ours: Sequence[Served], theirs: Sequence[Served]) -> float | None:
@@ -189,7 +189,7 @@ def _same_tokens(ours: Sequence[Served], theirs: Sequence[Served]) -> float | No
 
 def _ratios(first: TextServer, ours: Sequence[Served], other: TextServer, theirs: Sequence[Served]) -> list[Ratio]:
     """Return how much longer the first takes, metric by metric; requests are pairs if all succeeded."""
-    mine, its = (_samples(joined([each.records for each in served])) for served in (ours, theirs))
+    mine, its = (_samples(joined([part.records for part in served])) for served in (ours, theirs))
     ratios = []
     for metric in COMPARED:
         if not mine[metric] or not its[metric]:

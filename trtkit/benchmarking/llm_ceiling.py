@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
     from trtkit.llm.execution import DecoderExecution
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import NetworkCounts
     from trtkit.planning.multilinear import Point
     from trtkit.planning.roofline import Roof
 
 
 @dataclass(frozen=True)
-class _Load:
+class _MeanLoad:
     """A load by its means: tokens of a prompt that had to be computed, all of it, of its answer; requests at once."""
 
     new_tokens: int
@@ -75,19 +75,19 @@ def with_ceilings(
     The caches of the bundle in this process are written over. Several ranks have no ceilings: their links are not in
     the roofline.
     """
-    own = servers[0]
+    own_server = servers[0]
     if bundle.manifest.grid != SINGLE:
         return Ceiling("none: the roofline has no links between ranks"), tuple(cases)
-    if own.place is None or not isinstance(own, EngineServer):
+    if own_server.device is None or not isinstance(own_server, EngineServer):
         return ceiling_of(None, ())[0], tuple(cases)
     counts = _counts(bundle, runner)
-    ceiling, roof = ceiling_of(own.place, counts.products)
+    ceiling, roof = ceiling_of(own_server.device, counts.products)
     if roof is None:
         return ceiling, tuple(cases)
-    timer = _LayerTimer(own.execution, counts, roof)
+    timer = _LayerTimer(own_server.execution, counts, roof)
     complete = []
     for case in cases:
-        results = tuple(map(partial(_with_ceilings, counts, roof, own), servers, case.results))
+        results = tuple(map(partial(_with_ceilings, counts, roof, own_server), servers, case.results))
         load = _load(case.results[0])
         phases: tuple[PhaseLayers, ...] = ()
         if load is not None:
@@ -97,16 +97,18 @@ def with_ceilings(
     return ceiling, tuple(complete)
 
 
-def _with_ceilings(counts: Counts, roof: Roof, own: EngineServer, server: TextServer, result: TextResult) -> TextResult:
+def _with_ceilings(
+    counts: NetworkCounts, roof: Roof, own_server: EngineServer, server: TextServer, result: TextResult
+) -> TextResult:
     """Return a contender's result with its ceilings if it computes the counted network at the same place."""
     load = _load(result)
-    is_counted = server is own or isinstance(server, TransformersServer)
-    if load is None or not is_counted or server.place != own.place:
+    is_counted = server is own_server or isinstance(server, TransformersServer)
+    if load is None or not is_counted or server.device != own_server.device:
         return result
     return replace(result, ceilings=_figures(counts, roof, load, result))
 
 
-def _counts(bundle: Bundle, runner: Runner) -> Counts:
+def _counts(bundle: Bundle, runner: Runner) -> NetworkCounts:
     """Count the bundle's network in a process of its own, a group for each layer of a block."""
     where = bundle.path / "model" / "config.json"
     config, quantized = bundle.manifest.config, bundle.network_record().quantization
@@ -117,7 +119,7 @@ def _counts(bundle: Bundle, runner: Runner) -> Counts:
     return counts if pages is None else counts.with_gathered_pages(pages)
 
 
-def _load(result: TextResult) -> _Load | None:
+def _load(result: TextResult) -> _MeanLoad | None:
     """Return what a contender's requests were on average; None if none succeeded."""
     done = [request for request in result.requests if not request.error and request.token_ms]
     if not done:
@@ -127,10 +129,10 @@ def _load(result: TextResult) -> _Load | None:
     new = max(1.0, inputs - result.reused_tokens / len(done))
     spent = sum(request.ended_ms - request.sent_ms for request in done)
     duration = max(request.ended_ms for request in done) - min(request.sent_ms for request in done)
-    return _Load(round(new), round(inputs), round(outputs), max(1, round(spent / duration)))
+    return _MeanLoad(round(new), round(inputs), round(outputs), max(1, round(spent / duration)))
 
 
-def _figures(counts: Counts, roof: Roof, load: _Load, result: TextResult) -> dict[str, Reached]:
+def _figures(counts: NetworkCounts, roof: Roof, load: _MeanLoad, result: TextResult) -> dict[str, Reached]:
     """Return the ceilings of one contender's figures, times' for their medians."""
     first, together, step = (floor(counts, at, roof) for at in (load.prefill, load.prefill_of_all, load.decode))
     steps_s = (load.output_tokens - 1) * step.seconds
@@ -157,11 +159,11 @@ class _LayerTimer:
     """
 
     execution: DecoderExecution
-    counts: Counts
+    counts: NetworkCounts
     roof: Roof
     timed: dict[Point, PhaseLayers] = field(default_factory=dict)
 
-    def phases(self, load: _Load) -> tuple[PhaseLayers, PhaseLayers]:
+    def phases(self, load: _MeanLoad) -> tuple[PhaseLayers, PhaseLayers]:
         """Return the layers of a load's prefill and decode step."""
         rows = min(load.under_way, self.execution.slots)
         size = min(load.new_tokens, self.execution.max_prefill_length)
@@ -182,6 +184,6 @@ def _by_place(execution: DecoderExecution, call: Call) -> dict[str, float]:
     """Return the seconds of layers, those of all blocks added up."""
     seconds: dict[str, float] = {}
     for name, layer_s in execution.layer_seconds(call).items():
-        place = " + ".join(place_of(part) for part in name.split(" + "))
-        seconds[place] = seconds.get(place, 0.0) + layer_s
+        path = " + ".join(place_of(part) for part in name.split(" + "))
+        seconds[path] = seconds.get(path, 0.0) + layer_s
     return seconds

@@ -8,14 +8,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from trtkit.benchmarking.records import Record
+from trtkit.benchmarking.records import RequestRecord
 from trtkit.errors import TrtkitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
-class Clock(Protocol):
+class LoadClock(Protocol):
     """Tells and spends time, in seconds."""
 
     def now(self) -> float:
@@ -40,7 +40,7 @@ class WallClock:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RequestOutcome:
     """What a request gave. token_times_s: by the clock. error: why it failed."""
 
     token_times_s: tuple[float, ...] = ()
@@ -49,11 +49,11 @@ class Answer:
 
 
 def drive(
-    send: Callable[[int], Answer],
+    send: Callable[[int], RequestOutcome],
     due_s: Sequence[float] | int,
     workers: int,
-    clock: Clock | None = None,
-) -> list[Record]:
+    clock: LoadClock | None = None,
+) -> list[RequestRecord]:
     """Send requests and return what was seen, in their order.
 
     send: takes a request's index and blocks until it is answered. due_s: when each is due, in seconds from the start
@@ -62,7 +62,7 @@ def drive(
     An error of trtkit's is the request's; any other one ends the load.
     """
     count = due_s if isinstance(due_s, int) else len(due_s)
-    load = _Load(send, None if isinstance(due_s, int) else due_s, clock or WallClock(), iter(range(count)))
+    load = _RunningLoad(send, None if isinstance(due_s, int) else due_s, clock or WallClock(), iter(range(count)))
     if workers == 1:
         load.work()
     else:
@@ -76,19 +76,19 @@ def drive(
     return [load.records[index] for index in range(count)]
 
 
-class _Load:
+class _RunningLoad:
     """The requests that are left, and the records of those that are done."""
 
     def __init__(
         self,
-        send: Callable[[int], Answer],
+        send: Callable[[int], RequestOutcome],
         due_s: Sequence[float] | None,
-        clock: Clock,
+        clock: LoadClock,
         left: Iterator[int],
     ) -> None:
         self._send, self._due_s, self._clock, self._left = send, due_s, clock, left
         self._lock, self._start = threading.Lock(), clock.now()
-        self.records: dict[int, Record] = {}
+        self.records: dict[int, RequestRecord] = {}
         self.failures: list[BaseException] = []
 
     def work(self) -> None:
@@ -103,16 +103,16 @@ class _Load:
         with self._lock:
             return next(self._left, None)
 
-    def _one(self, index: int) -> Record:
+    def _one(self, index: int) -> RequestRecord:
         due = self._wait(index)
         sent = self._clock.now() - self._start
         try:
             answer = self._send(index)
         except TrtkitError as error:
-            answer = Answer(error=str(error))
+            answer = RequestOutcome(error=str(error))
         ended = self._clock.now() - self._start
         times = tuple(moment - self._start for moment in answer.token_times_s)
-        return Record(sent if due is None else due, sent, ended, times, answer.input_tokens, answer.error)
+        return RequestRecord(sent if due is None else due, sent, ended, times, answer.input_tokens, answer.error)
 
     def _wait(self, index: int) -> float | None:
         """Wait until a request is due; return when that is."""
@@ -125,7 +125,7 @@ class _Load:
         return due
 
 
-def peak_concurrency(records: Sequence[Record]) -> int:
+def peak_concurrency(records: Sequence[RequestRecord]) -> int:
     """Return how many requests were under way at once at most."""
-    changes = sorted([(each.sent_s, 1) for each in records] + [(each.ended_s, -1) for each in records])
+    changes = sorted([(record.sent_s, 1) for record in records] + [(record.ended_s, -1) for record in records])
     return max(itertools.accumulate(change for _, change in changes), default=0)

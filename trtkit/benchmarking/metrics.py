@@ -15,7 +15,7 @@ from trtkit.errors import BenchError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from trtkit.benchmarking.records import Record
+    from trtkit.benchmarking.records import RequestRecord
     from trtkit.benchmarking.statistics import Metric
 
 UNITS = {
@@ -40,7 +40,7 @@ UNITS = {
     "good_request_count": "requests",
 }
 # What an objective may bound from above: AIPerf's name, and its value for one request; None if it has none.
-OBJECTIVES: dict[str, Callable[[Record], float | None]] = {
+OBJECTIVES: dict[str, Callable[[RequestRecord], float | None]] = {
     "request_latency": lambda record: record.latency_s * 1e3,
     "time_to_first_token": lambda record: _ms(record.time_to_first_token_s),
     "inter_token_latency": lambda record: _ms(record.time_per_output_token_s),
@@ -73,13 +73,13 @@ def _no_objective(text: str) -> BenchError:
     return BenchError(f"`{text}` is not an objective", "--goodput", fix)
 
 
-def is_good(record: Record, objectives: Mapping[str, float]) -> bool:
+def is_good(record: RequestRecord, objectives: Mapping[str, float]) -> bool:
     """Whether a request succeeded and met every objective, in ms. One that an objective has no value for met it."""
     values = ((OBJECTIVES[name](record), limit) for name, limit in objectives.items())
     return not record.error and all(value is None or value <= limit for value, limit in values)
 
 
-def load_metrics(records: Sequence[Record], objectives: Mapping[str, float]) -> dict[str, Metric]:
+def load_metrics(records: Sequence[RequestRecord], objectives: Mapping[str, float]) -> dict[str, Metric]:
     """Return the metrics of a load by their names: distributions and totals.
 
     Failed requests are counted and are in no other metric.
@@ -93,7 +93,7 @@ def load_metrics(records: Sequence[Record], objectives: Mapping[str, float]) -> 
     return {**distributions, **{name: Total(UNITS[name], float(value)) for name, value in totals.items()}}
 
 
-def _samples(done: Sequence[Record]) -> dict[str, list[float]]:
+def _samples(done: Sequence[RequestRecord]) -> dict[str, list[float]]:
     """Return the samples of each metric: one a request, but for the gaps between tokens."""
     per_token = [_ms(record.time_per_output_token_s) for record in done]
     lengths = [float(len(record.token_times_s)) for record in done if record.token_times_s]
@@ -110,7 +110,7 @@ def _samples(done: Sequence[Record]) -> dict[str, list[float]]:
     }
 
 
-def _totals(records: Sequence[Record], done: Sequence[Record]) -> dict[str, float]:
+def _totals(records: Sequence[RequestRecord], done: Sequence[RequestRecord]) -> dict[str, float]:
     """Return what is counted over the whole load."""
     tokens = sum(len(record.token_times_s) for record in done)
     duration = duration_s(records)
@@ -126,7 +126,7 @@ def _totals(records: Sequence[Record], done: Sequence[Record]) -> dict[str, floa
     return totals
 
 
-def duration_s(records: Sequence[Record]) -> float:
+def duration_s(records: Sequence[RequestRecord]) -> float:
     """Return the seconds from the first request's due time to the last one's end."""
     if not records:
         return 0.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.backends import list_gpus
-from trtkit.benchmarking.report import BundleRecord, Machine, Provenance
+from trtkit.benchmarking.report import BundleRecord, MeasuredMachine, Provenance
 from trtkit.builder.cache import tool_versions
 from trtkit.errors import BenchError
 
@@ -56,9 +56,9 @@ def provenance(command: str) -> Provenance:
     return Provenance(datetime.now(UTC).isoformat(timespec="seconds"), command, machine(), versions)
 
 
-def machine() -> Machine:
+def machine() -> MeasuredMachine:
     """Return processor, cores, GPUs with clocks and temperature, threads, and the load before the measurement."""
-    return Machine(
+    return MeasuredMachine(
         processor=_processor(),
         cores=os.cpu_count(),
         usable_cores=len(os.sched_getaffinity(0)),

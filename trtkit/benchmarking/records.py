@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Record:
+class RequestRecord:
     """One request. Times are seconds from the start of the load.
 
     due_s: when it was to be sent. sent_s: when it was; later than due where the sender or the server was late.
@@ -55,16 +55,16 @@ class Record:
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
 
-def shifted(record: Record, seconds: float) -> Record:
+def shifted(record: RequestRecord, seconds: float) -> RequestRecord:
     """Return a record as of a load that began so much later."""
     times = tuple(moment + seconds for moment in record.token_times_s)
     moments = {name: getattr(record, name) + seconds for name in ("due_s", "sent_s", "ended_s")}
     return replace(record, token_times_s=times, **moments)
 
 
-def joined(rounds: Sequence[Sequence[Record]]) -> list[Record]:
+def joined(rounds: Sequence[Sequence[RequestRecord]]) -> list[RequestRecord]:
     """Return the records of several loads as of one, each beginning where the one before ended."""
-    joined_records: list[Record] = []
+    joined_records: list[RequestRecord] = []
     for records in rounds:
         begin = max((record.ended_s for record in joined_records), default=0.0)
         joined_records += [shifted(record, begin) for record in records]
@@ -83,15 +83,15 @@ class RequestTimes:
     error: str
 
 
-def request_times(record: Record) -> RequestTimes:
+def request_times(record: RequestRecord) -> RequestTimes:
     """Return a record as a report has it."""
     tokens = tuple(moment * 1e3 for moment in record.token_times_s)
     moments = (record.due_s * 1e3, record.sent_s * 1e3, record.ended_s * 1e3)
     return RequestTimes(*moments, tokens, record.input_tokens, record.error)
 
 
-def record_of(request: RequestTimes) -> Record:
+def record_of(request: RequestTimes) -> RequestRecord:
     """Return the record of a report's request."""
     tokens = tuple(moment / 1e3 for moment in request.token_ms)
     moments = (request.due_ms / 1e3, request.sent_ms / 1e3, request.ended_ms / 1e3)
-    return Record(*moments, tokens, request.input_tokens, request.error)
+    return RequestRecord(*moments, tokens, request.input_tokens, request.error)

@@ -11,7 +11,7 @@ from trtkit.backends.gpu import Gpu
 from trtkit.benchmarking.ceiling_report import Ceiling, MeasuredRates, PhaseLayers, PublishedRates, Reached
 from trtkit.benchmarking.intervals import Interval
 from trtkit.benchmarking.records import RequestTimes
-from trtkit.benchmarking.statistics import Distribution, Metric
+from trtkit.benchmarking.statistics import Metric, SampleStatistics
 from trtkit.benchmarking.timing import Rules
 from trtkit.errors import BenchError
 from trtkit.jobs.json_form import from_json, to_json
@@ -22,7 +22,7 @@ _FIX = "give a file that `trtkit bench --save` of this version of trtkit wrote"
 
 
 @dataclass(frozen=True)
-class Machine:
+class MeasuredMachine:
     """What measured, and its state before. gpu_state: of each GPU, by nvidia-smi's names."""
 
     processor: str
@@ -41,7 +41,7 @@ class Provenance:
 
     measured_at: str
     command: str
-    machine: Machine
+    machine: MeasuredMachine
     versions: dict[str, str]
 
 
@@ -87,10 +87,10 @@ class Result:
     is_steady: bool
     ceilings: dict[str, Reached] = field(default_factory=dict)
 
-    def distribution(self, metric: str) -> Distribution | None:
+    def distribution(self, metric: str) -> SampleStatistics | None:
         """Return a metric's distribution, None if there is none."""
         value = self.metrics.get(metric)
-        return value if isinstance(value, Distribution) else None
+        return value if isinstance(value, SampleStatistics) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +161,8 @@ class TextCase(Case):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class _Report:
-    """What both reports have. inputs, cuda_graphs: in words. gpu_state_after: the measurement, as in Machine.
+class _BenchReport:
+    """What both reports have. inputs, cuda_graphs: in words. gpu_state_after: the measurement, as in MeasuredMachine.
 
     axes: the metrics of latency and throughput.
     """
@@ -196,7 +196,7 @@ class _Report:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class VisionReport(_Report):
+class VisionReport(_BenchReport):
     """The benchmark of a vision model, or of any network of arrays."""
 
     axes = ("latency", "throughput")
@@ -217,7 +217,7 @@ class TextRules:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class LlmReport(_Report):
+class LlmReport(_BenchReport):
     """The benchmark of a language model. objectives: in ms, by metric."""
 
     axes = ("request_latency", "output_token_throughput")

@@ -121,7 +121,7 @@ def _meaningless(bundle: Bundle, request: BenchRequest) -> list[str]:
     if bundle.manifest.interface == "tokens":
         return [name for name in ("batches", "rules") if getattr(request, name) != getattr(plain, name)]
     allowed = _OF_A_SERVER if request.server and request.load.arrival_fields else set()
-    names = [each.name for each in fields(Load) if each.name not in allowed]
+    names = [option.name for option in fields(Load) if option.name not in allowed]
     meaningless = [name for name in names if (getattr(request.load, name) or None) != (getattr(no_load, name) or None)]
     return [*meaningless, *(["options"] if replace(request.options, runtime="auto") != plain.options else [])]
 
@@ -136,7 +136,7 @@ def _check_values(request: BenchRequest, path: str) -> None:
         if value not in allowed:
             raise BenchError(f"`{name}` is {value!r}", path, f"use one of {', '.join(allowed)}")
     counts = ("requests", "rounds", "input_tokens", "output_tokens", "prefixes")
-    ones = [*(("batches", each) for each in request.batches), *(("concurrency", each) for each in load.concurrency)]
+    ones = [*(("batches", level) for level in request.batches), *(("concurrency", level) for level in load.concurrency)]
     ones += [(name, getattr(load, name)) for name in counts if getattr(load, name) is not None]
     ones += [("min_runs", rules.min_runs), ("few_runs", rules.few_runs)]
     zeros = [(name, getattr(load, name)) for name in ("input_deviation", "output_deviation", "shared_tokens")]

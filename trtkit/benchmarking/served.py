@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.benchmarking.load import Answer, WallClock, drive
+from trtkit.benchmarking.load import RequestOutcome, WallClock, drive
 from trtkit.benchmarking.text_server import Served
 from trtkit.errors import BenchError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trtkit.arrays import Array
-    from trtkit.benchmarking.load import Clock
+    from trtkit.benchmarking.load import LoadClock
     from trtkit.benchmarking.schedules import Schedule
     from trtkit.benchmarking.workload import Work
     from trtkit.runtime.triton_client import Client
@@ -55,7 +55,7 @@ class Endpoint:
         served = self.client.interface(self.model)
         if set(names) == {tensor.name for tensor in served.inputs}:
             return
-        theirs, ours = (_listed(each) for each in ([tensor.name for tensor in served.inputs], names))
+        theirs, ours = (_listed(side) for side in ([tensor.name for tensor in served.inputs], names))
         step = next((name for name in served.steps if name.endswith("_engine")), "NAME")
         around = ": it is an ensemble around the network" if served.steps else ""
         fix = f"give the network's model: --model {step}"
@@ -74,9 +74,9 @@ class ServedText:
     """A language model as `trtkit deploy` serves it. A token's time is when its response has arrived."""
 
     name = "served"
-    place: str | None = None
+    device: str | None = None
 
-    def __init__(self, endpoint: Endpoint, clock: Clock | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, clock: LoadClock | None = None) -> None:
         self._endpoint, self._clock = endpoint, clock or WallClock()
         self.computes = endpoint.computes
 
@@ -88,7 +88,7 @@ class ServedText:
         )
         return Served(records, [tokens.get(index, ()) for index in range(len(work))])
 
-    def _ask(self, index: int, work: Work, tokens: dict[int, tuple[int, ...]]) -> Answer:
+    def _ask(self, index: int, work: Work, tokens: dict[int, tuple[int, ...]]) -> RequestOutcome:
         """Send one request and note when each of its tokens came."""
         ids: list[int] = []
         times: list[float] = []
@@ -97,7 +97,7 @@ class ServedText:
             ids += new
             times += [self._clock.now()] * len(new)
         tokens[index] = tuple(ids)
-        return Answer(tuple(times), len(work.prompt_ids))
+        return RequestOutcome(tuple(times), len(work.prompt_ids))
 
 
 def workers_of(schedule: Schedule, count: int) -> tuple[Sequence[float] | int, int]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from trtkit.benchmarking.ceiling import CPU
 from trtkit.benchmarking.load import WallClock
-from trtkit.benchmarking.records import Record
+from trtkit.benchmarking.records import RequestRecord
 from trtkit.benchmarking.text_server import Served
 from trtkit.dtypes import DTYPES
 from trtkit.lora.merge import open_language_model
@@ -32,7 +32,7 @@ class TransformersServer:
     """
 
     name = TRANSFORMERS
-    place: str | None = CPU
+    device: str | None = CPU
 
     def __init__(self, config: ModelConfig) -> None:
         import torch
@@ -54,25 +54,25 @@ class TransformersServer:
 
     def _batch(self, work: Sequence[Work], start: float, served: Served) -> None:
         """Answer one batch; note when each of its requests had each of its tokens."""
-        sent, steps, tokens = self._clock.now() - start, max(each.output_tokens for each in work), []
+        sent, steps, tokens = self._clock.now() - start, max(item.output_tokens for item in work), []
         times = []
         with self._torch.inference_mode():
             state = self._prompts(work)
             for _ in range(steps):
                 tokens.append(self._step(state))
                 times.append(self._clock.now() - start)
-        for row, each in enumerate(work):
-            own = tuple(times[: each.output_tokens])
-            served.records.append(Record(sent, sent, own[-1], own, len(each.prompt_ids)))
-            served.tokens.append(tuple(int(step[row]) for step in tokens[: each.output_tokens]))
+        for row, item in enumerate(work):
+            token_times = tuple(times[: item.output_tokens])
+            served.records.append(RequestRecord(sent, sent, token_times[-1], token_times, len(item.prompt_ids)))
+            served.tokens.append(tuple(int(step[row]) for step in tokens[: item.output_tokens]))
 
     def _prompts(self, work: Sequence[Work]) -> dict[str, Any]:
         """Return ids, mask and positions [B, S] of prompts, padded at the left."""
-        longest = max(len(each.prompt_ids) for each in work)
+        longest = max(len(item.prompt_ids) for item in work)
         ids, mask = np.zeros((2, len(work), longest), np.int64)
-        for row, each in enumerate(work):
-            ids[row, longest - len(each.prompt_ids) :] = each.prompt_ids
-            mask[row, longest - len(each.prompt_ids) :] = 1
+        for row, item in enumerate(work):
+            ids[row, longest - len(item.prompt_ids) :] = item.prompt_ids
+            mask[row, longest - len(item.prompt_ids) :] = 1
         positions = np.maximum(mask.cumsum(-1) - 1, 0)
         arrays = {"input_ids": ids, "position_ids": positions}
         state = {name: self._torch.from_numpy(array) for name, array in arrays.items()}

@@ -22,7 +22,7 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Distribution(Total):
+class SampleStatistics(Total):
     """Statistics of samples, by AIPerf's names. std: the population's standard deviation."""
 
     p1: float
@@ -41,7 +41,7 @@ class Distribution(Total):
     sum: float
 
 
-Metric = Distribution | Total
+Metric = SampleStatistics | Total
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -57,12 +57,12 @@ def median(values: Sequence[float]) -> float:
     return percentile(values, 50)
 
 
-def distribution(unit: str, values: Sequence[float]) -> Distribution:
+def distribution(unit: str, values: Sequence[float]) -> SampleStatistics:
     """Return the statistics of at least one value."""
     ordered, total = sorted(values), math.fsum(values)
     average = total / len(ordered)
     deviation = math.sqrt(math.fsum((value - average) ** 2 for value in ordered) / len(ordered))
-    return Distribution(
+    return SampleStatistics(
         unit=unit,
         avg=average,
         **{f"p{percent}": _of_sorted(ordered, percent) for percent in PERCENTILES},
@@ -77,7 +77,7 @@ def distribution(unit: str, values: Sequence[float]) -> Distribution:
 def _of_sorted(ordered: Sequence[float], percent: float) -> float:
     if not ordered:
         raise ValueError("no values")
-    place = (len(ordered) - 1) * percent / 100
-    low = min(math.floor(place), len(ordered) - 1)
+    position = (len(ordered) - 1) * percent / 100
+    low = min(math.floor(position), len(ordered) - 1)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from trtkit.benchmarking.ceiling import CPU, GPU
 from trtkit.benchmarking.load import WallClock
-from trtkit.benchmarking.records import Record
+from trtkit.benchmarking.records import RequestRecord
 from trtkit.llm.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.benchmarking.load import Clock
+    from trtkit.benchmarking.load import LoadClock
     from trtkit.benchmarking.schedules import Schedule
     from trtkit.benchmarking.workload import Work
     from trtkit.llm import LLM, Delta
@@ -27,19 +27,19 @@ Tokens = list[tuple[int, ...]]
 class Served:
     """What became of requests, in their order: what was seen, and the tokens, empty if they are not known."""
 
-    records: list[Record]
+    records: list[RequestRecord]
     tokens: Tokens = field(default_factory=list)
 
 
 class TextServer(Protocol):
     """Answers requests. name: in ratios. computes: in words, where too; it is shown with every figure.
 
-    place: CPU, GPU, or None if that is not known.
+    device: CPU, GPU, or None if that is not known.
     """
 
     name: str
     computes: str
-    place: str | None
+    device: str | None
 
     def serve(self, work: Sequence[Work], schedule: Schedule) -> Served:
         """Answer all of `work` as `schedule` says, greedily, each with exactly as many tokens as it asks for."""
@@ -65,11 +65,11 @@ class _Request:
 class EngineServer:
     """A bundle in this process. A token's time is when its step has ended and its text could be sent."""
 
-    def __init__(self, llm: LLM, precision: str, name: str = "trtkit", clock: Clock | None = None) -> None:
+    def __init__(self, llm: LLM, precision: str, name: str = "trtkit", clock: LoadClock | None = None) -> None:
         self._llm, self._clock = llm, clock or WallClock()
         has_reference = llm.description.startswith("reference executor")
         self.name = name
-        self.place: str | None = CPU if has_reference else GPU
+        self.device: str | None = CPU if has_reference else GPU
         self.computes = f"{'reference executor, CPU' if has_reference else llm.description}, {precision}"
 
     @property
@@ -79,22 +79,22 @@ class EngineServer:
 
     def serve(self, work: Sequence[Work], schedule: Schedule) -> Served:
         """Answer all of `work`: steps while there is something to do, and what is due is submitted between them."""
-        run = _Run(self._llm, self._clock, work, schedule)
+        run = _LoadRun(self._llm, self._clock, work, schedule)
         while run.is_open:
             run.submit()
             run.step()
         return Served([run.records[index] for index in range(len(work))], [run.tokens[i] for i in range(len(work))])
 
 
-class _Run:
+class _LoadRun:
     """One load on one engine."""
 
-    def __init__(self, llm: LLM, clock: Clock, work: Sequence[Work], schedule: Schedule) -> None:
+    def __init__(self, llm: LLM, clock: LoadClock, work: Sequence[Work], schedule: Schedule) -> None:
         self._llm, self._clock, self._work, self._schedule = llm, clock, work, schedule
         self._left = deque(range(len(work)))
         self._under_way: dict[str, _Request] = {}
         self._start = clock.now()
-        self.records: dict[int, Record] = {}
+        self.records: dict[int, RequestRecord] = {}
         self.tokens: dict[int, tuple[int, ...]] = {}
 
     @property
@@ -139,7 +139,7 @@ class _Run:
         error = str(delta.stop_reason) if delta.finish_reason in ("error", "abort") else ""
         times, metrics = (request.due_s, request.sent_s, now, tuple(request.times_s)), delta.output.metrics
         caches = metrics.reused_tokens, metrics.restored_tokens
-        self.records[index] = Record(*times, len(self._work[index].prompt_ids), error, *caches)
+        self.records[index] = RequestRecord(*times, len(self._work[index].prompt_ids), error, *caches)
         self.tokens[index] = tuple(request.tokens)
 
     def _now(self) -> float:

@@ -11,7 +11,7 @@ from trtkit.benchmarking.statistics import median
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from trtkit.benchmarking.load import Clock
+    from trtkit.benchmarking.load import LoadClock
 
 STEADY_DRIFT = 0.1
 """How far the median of a run's last third may be from that of its first one."""
@@ -76,7 +76,7 @@ def drift_of(samples: Sequence[float]) -> float:
 def measure(
     calls: Mapping[str, Callable[[], object]],
     rules: Rules,
-    clock: Clock | None = None,
+    clock: LoadClock | None = None,
     report: Callable[[float], None] | None = None,
 ) -> dict[str, Timing]:
     """Time every call once a round, so that what slows the machine down slows all of them.
@@ -96,12 +96,16 @@ def measure(
         if report is not None:
             report(rules.share(len(rounds), clock.now() - begun))
     return {
-        name: Timing(tuple(each[name][1] for each in rounds), tuple(each[name][0] - begun for each in rounds), warmups)
+        name: Timing(
+            tuple(one_round[name][1] for one_round in rounds),
+            tuple(one_round[name][0] - begun for one_round in rounds),
+            warmups,
+        )
         for name in calls
     }
 
 
-def _round(calls: Mapping[str, Callable[[], object]], turn: int, clock: Clock) -> dict[str, tuple[float, float]]:
+def _round(calls: Mapping[str, Callable[[], object]], turn: int, clock: LoadClock) -> dict[str, tuple[float, float]]:
     """Return each call's start and seconds."""
     timed = {}
     for name in _turned(list(calls), turn):

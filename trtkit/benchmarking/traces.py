@@ -55,7 +55,7 @@ def _mooncake(text: str, path: str) -> list[TraceRow]:
 def _mooncake_row(line: str, where: str) -> TraceRow:
     try:
         data = json.loads(line)
-        hashes = tuple(int(each) for each in data.get("hash_ids") or ())
+        hashes = tuple(int(number) for number in data.get("hash_ids") or ())
         row = TraceRow(float(data["timestamp"]), int(data["input_length"]), int(data["output_length"]), hashes)
     except (ValueError, TypeError, AttributeError) as error:
         raise BenchError(f"not a trace request: {error}", where, _MOONCAKE) from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trtkit.benchmarking.ceiling import ceiling_of, of_rate, of_time, phase_layers
 from trtkit.benchmarking.contenders import Contender, own_contender, rival
 from trtkit.benchmarking.intervals import ratio_of_medians
-from trtkit.benchmarking.load import Answer, drive
+from trtkit.benchmarking.load import RequestOutcome, drive
 from trtkit.benchmarking.metrics import duration_s, load_metrics, named_objectives
 from trtkit.benchmarking.provenance import bundle_record, gpu_state, verification
 from trtkit.benchmarking.records import request_times
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from trtkit.benchmarking.timing import Rules, Timing
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import NetworkCounts
     from trtkit.planning.roofline import Roof
 
     ArraysCase = TimedCase | ServedCase
     Measured = tuple[ShapeCase, Sample, ArraysCase]
-    from trtkit.benchmarking.records import Record
+    from trtkit.benchmarking.records import RequestRecord
     from trtkit.benchmarking.schedules import Schedule
     from trtkit.benchmarking.shapes import ShapeCase
 
@@ -95,7 +95,7 @@ def _measured_cases(
     schedules = schedules_of(load, load.count)
     for index, schedule in enumerate(schedules):
         report(index / len(schedules))
-        yield measure_load(case, schedule, contenders[0], sample, (load.count, objectives))
+        yield measure_load(case, schedule, contenders[0], sample, load.count, objectives)
 
 
 def _percent(runner: Runner, name: str, index: int, count: int) -> Callable[[float], None]:
@@ -120,11 +120,11 @@ def measure_case(
     calls = {contender.name: partial(contender.run, sample.inputs) for contender in contenders}
     timings = measure(calls, rules, None, report)
     results = [
-        _result(contender, timings[contender.name], case.batch, _difference(outputs[0], own))
-        for contender, own in zip(contenders, outputs, strict=True)
+        _result(contender, timings[contender.name], case.batch, _difference(outputs[0], output))
+        for contender, output in zip(contenders, outputs, strict=True)
     ]
     ours = timings[contenders[0].name]
-    ratios = [_ratio(contenders[0].name, ours, each.name, timings[each.name]) for each in contenders[1:]]
+    ratios = [_ratio(contenders[0].name, ours, contender.name, timings[contender.name]) for contender in contenders[1:]]
     return TimedCase(name=case.name, shapes=case.shapes, batch=case.batch, results=tuple(results), ratios=tuple(ratios))
 
 
@@ -138,7 +138,7 @@ def _measured(bundle: Bundle, request: BenchRequest) -> Contender:
             weight_budget_gib=request.options.weight_budget_gib,
         )
     endpoint = Endpoint(request.server.url, request.server.name or bundle.manifest.name)
-    endpoint.check_inputs([each.name for each in bundle.manifest.inputs])
+    endpoint.check_inputs([record.name for record in bundle.manifest.inputs])
     return Contender("served", endpoint.computes, endpoint.infer)
 
 
@@ -151,7 +151,7 @@ def _cases(bundle: Bundle, batches: Sequence[int]) -> list[ShapeCase]:
 
 def _data(bundle: Bundle) -> tuple[Callable[[ShapeCase], Sample], str]:
     """Return what makes inputs of a shape, and its description: the config's own data, else seeded random numbers."""
-    config, specs = bundle.manifest.config, [each.tensor_spec() for each in bundle.manifest.inputs]
+    config, specs = bundle.manifest.config, [record.tensor_spec() for record in bundle.manifest.inputs]
     try:
         samples = read_samples(config.verify.inputs, config, specs)
         description = f"{samples[0].name}, cut or repeated to each shape" if samples else "random"
@@ -205,38 +205,38 @@ def with_ceilings(
     Only contenders that compute the counted network in its precision at the same place have a ceiling.
     """
     cases = tuple(case for _, _, case in measured)
-    if contenders[0].place is None:
+    if contenders[0].device is None:
         return ceiling_of(None, ())[0], cases
     runner.report(Phase("count operations and bytes"))
     counts = [count_layers(bundle, shapes.shapes, runner) for shapes, _, _ in measured]
-    ceiling, roof = ceiling_of(contenders[0].place, {dtype for each in counts if each for dtype in each.products})
+    ceiling, roof = ceiling_of(contenders[0].device, {dtype for count in counts if count for dtype in count.products})
     if roof is None:
         return ceiling, cases
     pairs = zip(measured, counts, strict=True)
-    return ceiling, tuple(_with_ceilings(each, count, roof, contenders, runner) for each, count in pairs)
+    return ceiling, tuple(_with_ceilings(result, count, roof, contenders, runner) for result, count in pairs)
 
 
 def _with_ceilings(
-    measured: Measured, counts: Counts | None, roof: Roof, contenders: Sequence[Contender], runner: Runner
+    measured: Measured, counts: NetworkCounts | None, roof: Roof, contenders: Sequence[Contender], runner: Runner
 ) -> ArraysCase:
     """Return one case with its ceilings and layers, as it was if its network cannot be counted."""
-    own, (shapes, sample, case) = contenders[0], measured
+    ours, (shapes, sample, case) = contenders[0], measured
     if counts is None or not isinstance(case, TimedCase):
         return case
     results = tuple(
         replace(result, ceilings=_figures(counts, roof, case.batch, result))
-        if (contender.place, contender.precision) == (own.place, own.precision)
+        if (contender.device, contender.precision) == (ours.device, ours.precision)
         else result
         for contender, result in zip(contenders, case.results, strict=True)
     )
-    if own.layer_seconds is None:
+    if ours.layer_seconds is None:
         return replace(case, results=results)
     runner.report(Phase(f"layers of {shapes.name}"))
-    phase = phase_layers("run", counts, _POINT, roof, partial(own.layer_seconds, sample.inputs))
+    phase = phase_layers("run", counts, _POINT, roof, partial(ours.layer_seconds, sample.inputs))
     return replace(case, results=results, phases=(phase,))
 
 
-def _figures(counts: Counts, roof: Roof, batch: int, result: TimedResult) -> dict[str, Reached]:
+def _figures(counts: NetworkCounts, roof: Roof, batch: int, result: TimedResult) -> dict[str, Reached]:
     """Return the ceilings of one contender's figures, latency's for the median."""
     least, latency = floor(counts, _POINT, roof), result.distribution("latency")
     assert latency is not None
@@ -252,19 +252,23 @@ _COUNTED = ("request_count", "error_request_count", "request_throughput", "goodp
 
 
 def measure_load(
-    case: ShapeCase, schedule: Schedule, served: Contender, sample: Sample, load: tuple[int, Mapping[str, float]]
+    case: ShapeCase,
+    schedule: Schedule,
+    served: Contender,
+    sample: Sample,
+    count: int,
+    objectives: Mapping[str, float],
 ) -> ServedCase:
-    """Send one sample again and again; return figures and requests. load: how many requests, and objectives in ms.
+    """Send one sample again and again; return figures and requests. count: of requests. objectives: in ms.
 
     Latencies count from when a request was due. Raises BenchError if no request succeeds.
     """
-    count, objectives = load
     for _ in range(_WARMUP):
         served.run(sample.inputs)
 
-    def send(_index: int) -> Answer:
+    def send(_index: int) -> RequestOutcome:
         served.run(sample.inputs)
-        return Answer()
+        return RequestOutcome()
 
     records = drive(send, *workers_of(schedule, count))
     return ServedCase(
@@ -277,7 +281,7 @@ def measure_load(
 
 
 def _load_result(
-    served: Contender, records: Sequence[Record], batch: int, objectives: Mapping[str, float]
+    served: Contender, records: Sequence[RequestRecord], batch: int, objectives: Mapping[str, float]
 ) -> ServedResult:
     """Return the load's figures. throughput: samples a second over the whole load."""
     done = sorted((record for record in records if not record.error), key=lambda record: record.due_s)

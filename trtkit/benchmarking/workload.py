@@ -55,8 +55,8 @@ def synthetic_work(lengths: Lengths, count: int, vocab_size: int, seed: int = 0)
     work = []
     for index, (size, answer) in enumerate(zip(inputs, outputs, strict=True)):
         begin = begins[index % len(begins)]
-        own = generator.integers(0, vocab_size, max(0, size - len(begin))).tolist()
-        work.append(Work((*begin, *own), answer))
+        drawn = generator.integers(0, vocab_size, max(0, size - len(begin))).tolist()
+        work.append(Work((*begin, *drawn), answer))
     return work
 
 
@@ -78,9 +78,9 @@ def traced_work(rows: Sequence[TraceRow], vocab_size: int, seed: int = 0) -> lis
     work = []
     for row in rows:
         ids: list[int] = []
-        for each in row.hash_ids:
-            own = np.random.default_rng([seed, each % 2**32])
-            ids += own.integers(0, vocab_size, BLOCK_TOKENS).tolist()
+        for block_hash in row.hash_ids:
+            block_generator = np.random.default_rng([seed, block_hash % 2**32])
+            ids += block_generator.integers(0, vocab_size, BLOCK_TOKENS).tolist()
         ids = ids[: row.input_tokens]
         rest = generator.integers(0, vocab_size, row.input_tokens - len(ids)).tolist()
         work.append(Work((*ids, *rest), row.output_tokens))
@@ -89,7 +89,7 @@ def traced_work(rows: Sequence[TraceRow], vocab_size: int, seed: int = 0) -> lis
 
 def check_fits(work: Sequence[Work], max_length: int, where: str) -> None:
     """Raise BenchError if a prompt and its answer are longer than a slot."""
-    longest = max(work, key=lambda each: len(each.prompt_ids) + each.output_tokens)
+    longest = max(work, key=lambda item: len(item.prompt_ids) + item.output_tokens)
     inputs, outputs = len(longest.prompt_ids), longest.output_tokens
     if inputs + outputs > max_length:
         what = f"{inputs} input and {outputs} output tokens exceed the {max_length} that a slot holds"

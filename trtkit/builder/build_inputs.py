@@ -13,7 +13,7 @@ from trtkit.builder.profiles import check_keys
 from trtkit.bundle.records import FileRecord
 from trtkit.config.targets import Target, load_target
 from trtkit.models.model import VISION
-from trtkit.network.onnx.io import TensorSpec
+from trtkit.network.onnx.io import OnnxTensorSpec
 from trtkit.quantization.by_part.choice import check_names
 from trtkit.resolve import resolve
 from trtkit.sources.huggingface.vision import torch_source
@@ -22,7 +22,7 @@ from trtkit.sources.labels import config_labels
 if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.runner import Runner
-    from trtkit.models.model import Model
+    from trtkit.models.model import StagedModel
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class BuildInputs:
     of classes.
     """
 
-    model: Model
+    model: StagedModel
     target: Target
     backend: str
     sources: tuple[FileRecord, ...]
@@ -59,15 +59,15 @@ def gather_inputs(config: ModelConfig, runner: Runner) -> BuildInputs:
     backend = choose_backend(target.backend)
     has_plugins = uses_plugins(config, backend)
     digests = runner.run(DIGEST, config)
-    sources, data = (tuple(FileRecord(**asdict(file)) for file in each) for each in (digests.files, digests.data))
+    sources, data = (tuple(FileRecord(**asdict(file)) for file in group) for group in (digests.files, digests.data))
     tools = cache.tool_versions()
     key = cache.build_key(model.config, target, backend, (*sources, *data), tools)
     return BuildInputs(model, target, backend, sources, tools, key, has_plugins, labels)
 
 
-def _check_profiles(model: Model) -> None:
+def _check_profiles(model: StagedModel) -> None:
     """Refuse profiles that name what a model to be exported lacks. Raises ConfigError."""
     config = model.config
     if model.interface == "arrays" and model.spec is None and config.source.onnx is None and config.profiles:
         inputs = torch_source(config).inputs
-        check_keys([TensorSpec(name, spec.dtype, spec.shape) for name, spec in inputs.items()], config.profiles)
+        check_keys([OnnxTensorSpec(name, spec.dtype, spec.shape) for name, spec in inputs.items()], config.profiles)

@@ -52,7 +52,7 @@ def progress_monitor(backend: Backend, report: Listener) -> Any:
 def parse_recorder(backend: Backend) -> Any:
     """Return a logger that prints nothing and keeps, as `last_node`, the name of the node that a parser came to."""
 
-    class Recorder(backend.trt.ILogger):  # type: ignore[misc, name-defined]
+    class LogRecorder(backend.trt.ILogger):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.last_node = ""
@@ -60,7 +60,7 @@ def parse_recorder(backend: Backend) -> Any:
         def log(self, _severity: Any, text: str) -> None:
             self.last_node = parsed_node(text) or self.last_node
 
-    return Recorder()
+    return LogRecorder()
 
 
 class FileWriter:

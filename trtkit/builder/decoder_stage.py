@@ -21,7 +21,7 @@ from trtkit.builder.decoders import (
 from trtkit.builder.embeddings import embedding_table, write_embeddings
 from trtkit.builder.plugins import register_plugins
 from trtkit.builder.reported import Reported, stored_names
-from trtkit.builder.room import Load, check_room
+from trtkit.builder.room import BuildLoad, check_room
 from trtkit.builder.stages import WrittenNetwork
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.builder.decoders import OpenedDecoder
     from trtkit.builder.stages import DecoderSize, StageRequest
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
 
 
-def write_decoder(request: StageRequest, backend: Backend, context: Context) -> WrittenNetwork:
+def write_decoder(request: StageRequest, backend: Backend, context: JobContext) -> WrittenNetwork:
     """Read the source and write the network; config, tokenizer and embeddings go into the bundle."""
     steps = Steps(context.report)
     context.report(Phase("read source"))
@@ -56,7 +56,7 @@ def write_decoder(request: StageRequest, backend: Backend, context: Context) -> 
     if request.rank == 0:
         _describe_source(opened, size, steps)
     ranks = grid_of(opened.config).ranks
-    load = Load(engine_bytes(opened.source, size, ranks), layer_bytes=converted_bytes(opened, ranks))
+    load = BuildLoad(engine_bytes(opened.source, size, ranks), layer_bytes=converted_bytes(opened, ranks))
     check_room(load, request.folder)
     graph = _write_network(Graph(backend, severity=context.severity), request, opened, steps)
     profiles = decoder_profiles(graph.inputs, llm_options(opened.config))
@@ -139,7 +139,7 @@ def use_plugin(graph: Graph, opened: OpenedDecoder, capabilities: Sequence[int])
     options = opened.options(graph.backend.name)
     if not options.has_pages_in_place:
         return ""
-    kept = obstacles(opened.own, options)
+    kept = obstacles(opened.rank_spec, options)
     others = _by_reason(kept)
     if others and opened.config.custom_ops.plugins == "always":
         fix = "set `auto`, which lets these layers copy their pages, or `never`"
@@ -149,13 +149,13 @@ def use_plugin(graph: Graph, opened: OpenedDecoder, capabilities: Sequence[int])
     if in_place:
         graph.plugins = register_plugins(graph.backend, ("PagedAttention",), capabilities)
     counted = f"{in_place} of {len(kept)} layers with attention read pages in place, by a plugin"
-    return "; copies of pages in ".join([counted, *others[:1]]) + "".join(f"; {each}" for each in others[1:])
+    return "; copies of pages in ".join([counted, *others[:1]]) + "".join(f"; {other}" for other in others[1:])
 
 
 def _by_reason(kept: Mapping[int, str]) -> list[str]:
     """Return which layers copy their pages, for each reason."""
     reasons = dict.fromkeys(reason for reason in kept.values() if reason)
-    layers = {reason: [index for index, own in kept.items() if own == reason] for reason in reasons}
+    layers = {reason: [index for index, layer_reason in kept.items() if layer_reason == reason] for reason in reasons}
     return [f"layers {', '.join(map(str, indices))} ({reason})" for reason, indices in layers.items()]
 
 
@@ -167,7 +167,7 @@ def check_sparse(opened: OpenedDecoder, weights: Mapping[str, Any]) -> str:
 
     weights: the rank's, by path. Raises ConfigError naming layers that are not.
     """
-    spec, options = opened.own, opened.config.quantize
+    spec, options = opened.rank_spec, opened.config.quantize
     layers = pruned_layers(spec, () if options is None else options.exclude)
     dense = []
     for layer in layers:

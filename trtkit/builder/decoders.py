@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.builder.plugins import reads_pages_in_place
-from trtkit.builder.speculators.head import Joined, open_head
+from trtkit.builder.speculators.head import JoinedWeights, open_head
 from trtkit.builder.stages import DecoderSize
 from trtkit.config.llm import LlmOptions
 from trtkit.dtypes import dtype_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from trtkit.builder.speculators.opened import OpenedSpeculator
     from trtkit.config.schema import ModelConfig
-    from trtkit.models.model import Model
+    from trtkit.models.model import StagedModel
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.graph import Graph
     from trtkit.network.input_spec import InputSpec, Role
@@ -48,7 +48,7 @@ class OpenedDecoder:
     spec: of the whole model. rank: the one of the config's grid that networks are written for.
     """
 
-    model: Model
+    model: StagedModel
     source: DecoderSource
     spec: DecoderSpec
     rank: int = 0
@@ -64,7 +64,7 @@ class OpenedDecoder:
         return takes_embeddings(self.model)
 
     @property
-    def own(self) -> DecoderSpec:
+    def rank_spec(self) -> DecoderSpec:
         """What the rank computes of the model."""
         return rank_spec(self.spec, grid_of(self.config), self.rank)
 
@@ -77,7 +77,7 @@ class OpenedDecoder:
     def weights(self) -> Mapping[str, Any]:
         """Return the rank's weights by path, read when asked for. Raises what `all_weights` does."""
         whole = self.all_weights()
-        return whole if grid_of(self.config) == SINGLE else RankWeights(self.spec, self.own, whole)
+        return whole if grid_of(self.config) == SINGLE else RankWeights(self.spec, self.rank_spec, whole)
 
     def all_weights(self) -> Mapping[str, Any]:
         """Return the whole model's weights. Raises SourceError, ProblemsError for those that are missing or differ."""
@@ -92,8 +92,8 @@ class OpenedDecoder:
         """Write the network into the empty `graph`. logits: in place of those that the config asks for."""
         graph_options = self.options(graph.backend.name, logits)
         if self.head is not None:
-            weights = Joined(weights, self.head.fusion)
-        build_decoder(graph, self.own, weights, graph_options)
+            weights = JoinedWeights(weights, self.head.fusion)
+        build_decoder(graph, self.rank_spec, weights, graph_options)
         return graph
 
     def options(self, backend: str, logits: Literal["all", "last"] | None = None) -> DecoderOptions:
@@ -115,11 +115,11 @@ class OpenedDecoder:
         head = self.head
         assert head is not None
         arrays = head.weights(self.all_weights() if head.borrowed else {})
-        build_speculator(graph, (head.spec, head.ids), arrays, network_options(self.model))
+        build_speculator(graph, head.spec, head.ids, arrays, network_options(self.model))
         return graph
 
 
-def open_decoder(model: Model, quantized: Path | None = None, rank: int = 0) -> OpenedDecoder:
+def open_decoder(model: StagedModel, quantized: Path | None = None, rank: int = 0) -> OpenedDecoder:
     """Open the source of a language model, or the checkpoint `quantized` made of it, for one rank of its grid.
 
     Raises ConfigError for options that the model or the method does not allow, SourceError, ProblemsError.
@@ -158,7 +158,9 @@ def rope_note(spec: DecoderSpec, options: LlmOptions) -> str:
     LongRoPE has factors for short and for long sequences. An engine has one of both, since keys in a cache cannot be
     turned again when a sequence grows.
     """
-    ropes = [rope for each in spec.attentions if (rope := each.rope) is not None and rope.scaling == "longrope"]
+    ropes = [
+        rope for attention in spec.attentions if (rope := attention.rope) is not None and rope.scaling == "longrope"
+    ]
     if not ropes:
         return ""
     original, length = original_length(ropes[0]), options.max_sequence_length
@@ -185,7 +187,7 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     if most is not None and options.max_prefill_length > most:
         what = f"{options.max_prefill_length} is above {most}, the most new tokens that recurrent layers take at once"
         problems.append(Problem(what, "llm.max_prefill_length", f"lower it to {most} or less"))
-    if options.latent_attention == "expanded" and not any(each.latent for each in spec.attentions):
+    if options.latent_attention == "expanded" and not any(attention.latent for attention in spec.attentions):
         what = "`expanded` does not apply to a model without latent attention"
         problems.append(Problem(what, "llm.latent_attention", "leave it out"))
     if options.kv == "paged" and not spec.attentions:
@@ -210,12 +212,12 @@ def llm_options(config: ModelConfig) -> LlmOptions:
     return config.llm or LlmOptions()
 
 
-def takes_embeddings(model: Model) -> bool:
+def takes_embeddings(model: StagedModel) -> bool:
     """Whether the engine takes vectors in place of ids: asked for, or because the model takes images."""
     return model.takes_images or llm_options(model.config).inputs == "embeds"
 
 
-def network_options(model: Model, logits: Literal["all", "last"] | None = None) -> DecoderOptions:
+def network_options(model: StagedModel, logits: Literal["all", "last"] | None = None) -> DecoderOptions:
     """Return how a model's network is written. logits: in place of those that the config asks for."""
     options = llm_options(model.config)
     return DecoderOptions(
@@ -275,18 +277,18 @@ def decoder_size(opened: OpenedDecoder) -> DecoderSize:
     Weight bytes are those of an unquantized network; linear caches have every layer at full length.
     """
     config, kv_cache = opened.config, opened.source.kv_cache
-    parameters, own = (
-        sum(math.prod(weight.shape) for weight in model_weights(spec)) for spec in (opened.spec, opened.own)
+    parameters, elements = (
+        sum(math.prod(weight.shape) for weight in model_weights(spec)) for spec in (opened.spec, opened.rank_spec)
     )
     dtype = dtype_of(config.precision)
     cached = dtype if kv_cache is None else dtype_of(kv_cache.format)
-    per_token = cached.size_bytes(opened.own.cached_elements)
+    per_token = cached.size_bytes(opened.rank_spec.cached_elements)
     per_slot = per_token * llm_options(config).max_sequence_length
-    states = opened.own.state_bytes(dtype)
+    states = opened.rank_spec.state_bytes(dtype)
     return DecoderSize(
         opened.spec.model_type,
         parameters,
-        dtype.size_bytes(own),
+        dtype.size_bytes(elements),
         per_token,
         per_slot,
         states,

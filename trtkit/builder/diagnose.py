@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     import onnx
 
     from trtkit.builder.jobs import DiagnoseRequest
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
 
 
 # Each round removes one refused node and parses again.
 _MOST_ROUNDS = 40
 
 
-def diagnose(request: DiagnoseRequest, context: Context) -> None:
+def diagnose(request: DiagnoseRequest, context: JobContext) -> None:
     """Raise UnsupportedOperatorsError with every node of `onnx` that the parser refuses.
 
     The parser stops at the first node it cannot import. So that node is cut out, what it made becomes an input, and

@@ -10,10 +10,10 @@ from trtkit.sources.digest import digest_data, digest_model
 
 if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
 
 
-def digest(request: ModelConfig, context: Context) -> Digests:
+def digest(request: ModelConfig, context: JobContext) -> Digests:
     """Return the files that the source of a config reads, and those of its calibration data, with their SHA-256."""
     context.report(Phase("read source"))
     return Digests(tuple(digest_model(request)), tuple(digest_data(request.quantize)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.bundle.records import AudioRecord, EncoderRecord
-from trtkit.config.schema import InputSpec, ModelConfig, Source, TorchSource
+from trtkit.config.schema import ModelConfig, ModuleInput, Source, TorchSource
 from trtkit.errors import SourceError, reader
 from trtkit.models.model import ENCODER
 from trtkit.models.registry import ENCODER_DECODERS
@@ -57,11 +57,11 @@ def _audio_record(folder: Path) -> EncoderRecord:
     if processor.get("feature_extractor_type") != "WhisperFeatureExtractor":
         what = f"`feature_extractor_type` is `{processor.get('feature_extractor_type')}`"
         raise SourceError(what, str(folder / PROCESSOR_FILES[0]), "give a folder of Whisper")
-    bins, places = int(fields.get("num_mel_bins", 80)), int(fields.get("max_source_positions", 1500))
+    bins, positions = int(fields.get("num_mel_bins", 80)), int(fields.get("max_source_positions", 1500))
     rate = int(processor.get("sampling_rate", 16_000))
-    audio = AudioRecord(mel_bins=bins, frames=places * _FRAMES_PER_PLACE, sampling_rate=rate)
+    audio = AudioRecord(mel_bins=bins, frames=positions * _FRAMES_PER_PLACE, sampling_rate=rate)
     layers = int(fields.get("decoder_layers", 4))
-    return EncoderRecord(model_type=str(fields["model_type"]), layers=layers, length=places, audio=audio)
+    return EncoderRecord(model_type=str(fields["model_type"]), layers=layers, length=positions, audio=audio)
 
 
 def _text_record(config: ModelConfig, folder: Path) -> EncoderRecord:
@@ -79,7 +79,7 @@ def _text_record(config: ModelConfig, folder: Path) -> EncoderRecord:
 
 def is_of_encoder(name: str) -> bool:
     """Whether a weight of the checkpoint is of the encoder's stage."""
-    return name.startswith(_OF_ENCODER) or any(each in name for each in _PROJECTIONS)
+    return name.startswith(_OF_ENCODER) or any(projection in name for projection in _PROJECTIONS)
 
 
 def output_names(layers: int) -> tuple[str, ...]:
@@ -91,9 +91,9 @@ def _encoder_config(config: ModelConfig, folder: Path, record: EncoderRecord) ->
     """Return the config that builds the encoder from a torch module."""
     profile: Profile = {"batch": (1, 1, 1)}  # type: ignore[dict-item]
     if record.audio is not None:
-        taken = InputSpec(shape=("batch", record.audio.mel_bins, record.audio.frames))
+        taken = ModuleInput(shape=("batch", record.audio.mel_bins, record.audio.frames))
     else:
-        taken = InputSpec(shape=(1, "tokens"), dtype="int64")
+        taken = ModuleInput(shape=(1, "tokens"), dtype="int64")
         profile = {"tokens": (1, max(1, record.length // 4), record.length)}  # type: ignore[dict-item]
     return ModelConfig(
         name=ENCODER,

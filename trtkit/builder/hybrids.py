@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.dtypes import dtype_of
 from trtkit.network.hybrid import input_name, port_dtype
-from trtkit.network.onnx.io import TensorSpec
+from trtkit.network.onnx.io import OnnxTensorSpec
 from trtkit.network.profile import ProfileShapes
 from trtkit.quantization.by_part.choice import hybrid_quantization
 from trtkit.sources.hybrid_source import HybridSource, open_hybrid_folder
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from trtkit.models.hybrids.spec import HybridSpec
-    from trtkit.models.model import Model, Stage
+    from trtkit.models.model import Stage, StagedModel
     from trtkit.network.profile import ResolvedProfile
     from trtkit.quantization.by_part.choice import HybridQuantization
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class OpenedHybrid:
     """A hybrid with its source. quantization: None if no part is quantized."""
 
-    model: Model
+    model: StagedModel
     spec: HybridSpec
     source: HybridSource
     quantization: HybridQuantization | None = None
@@ -41,12 +41,12 @@ class OpenedHybrid:
         """The form of written ops that sample."""
         return self.model.config.custom_ops.form
 
-    def stage_inputs(self, stage: Stage) -> list[TensorSpec]:
+    def stage_inputs(self, stage: Stage) -> list[OnnxTensorSpec]:
         """Return what a stage takes: the model's inputs, and tensors of other stages by `part.output`."""
         return list(_stage_inputs(self.spec, stage, self.precision))
 
     @property
-    def inputs(self) -> list[TensorSpec]:
+    def inputs(self) -> list[OnnxTensorSpec]:
         """The model's own inputs."""
         taken = {spec.name: spec for stage in self.model.stages for spec in self.stage_inputs(stage)}
         return [taken[port.name] for port in self.spec.inputs]
@@ -57,7 +57,7 @@ class OpenedHybrid:
         return [name.partition(".")[2] for name in self.spec.outputs]
 
 
-def open_hybrid(model: Model) -> OpenedHybrid:
+def open_hybrid(model: StagedModel) -> OpenedHybrid:
     """Open the source of a model of a family's parts. Raises ConfigError for quantization that a part cannot have."""
     config, spec = model.config, model.spec
     assert config.source.hf is not None
@@ -68,7 +68,7 @@ def open_hybrid(model: Model) -> OpenedHybrid:
 
 
 def stage_profiles(
-    inputs: Sequence[TensorSpec], model_inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]
+    inputs: Sequence[OnnxTensorSpec], model_inputs: Sequence[OnnxTensorSpec], profiles: Sequence[ResolvedProfile]
 ) -> list[ResolvedProfile]:
     """Return the shapes of a stage's dynamic inputs in every profile of the model."""
     resolved = []
@@ -84,12 +84,12 @@ def stage_profiles(
     return [profile for profile in resolved if profile]
 
 
-def opt_sizes(model_inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, int]:
+def opt_sizes(model_inputs: Sequence[OnnxTensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, int]:
     """Return the `opt` size of every symbol in the first profile."""
     return _sizes(model_inputs, profiles[0], "opt") if profiles else {}
 
 
-def _sizes(inputs: Sequence[TensorSpec], profile: ResolvedProfile, kind: str) -> dict[str, int]:
+def _sizes(inputs: Sequence[OnnxTensorSpec], profile: ResolvedProfile, kind: str) -> dict[str, int]:
     """Return the size of every symbol of the model's inputs."""
     return {
         dim: int(getattr(profile[spec.name], kind)[axis])
@@ -109,7 +109,7 @@ def _evaluated(dim: str, sizes: Mapping[str, int]) -> int:
     return int(factor or 1) * sizes[symbol]
 
 
-def _stage_inputs(spec: HybridSpec, stage: Stage, precision: str) -> Iterator[TensorSpec]:
+def _stage_inputs(spec: HybridSpec, stage: Stage, precision: str) -> Iterator[OnnxTensorSpec]:
     """Yield what a stage takes from outside, each once."""
     ports, seen = spec.output_ports(), set()
     for part in (spec.part(name) for name in stage.part_names):
@@ -120,4 +120,4 @@ def _stage_inputs(spec: HybridSpec, stage: Stage, precision: str) -> Iterator[Te
                 continue
             seen.add(name)
             source, owner = (ports[name], spec.part(giver)) if "." in name else (port, part)
-            yield TensorSpec(name, port_dtype(source, owner, dtype_of(precision)).name, source.shape)
+            yield OnnxTensorSpec(name, port_dtype(source, owner, dtype_of(precision)).name, source.shape)

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from trtkit.builder.stages import DecoderSize, OnnxFile, StageResult
     from trtkit.builder.write_stages import WrittenModel
     from trtkit.dtypes import DType
-    from trtkit.models.hybrids.spec import HybridSpec, Port
+    from trtkit.models.hybrids.spec import HybridSpec, PartPort
     from trtkit.models.hybrids.spec import Part as SpecPart
-    from trtkit.models.model import Model, Part
+    from trtkit.models.model import Part, StagedModel
     from trtkit.network.record import NetworkRecord, TensorRecord
 
 
@@ -72,7 +72,7 @@ def file_record(folder: Path, path: str) -> FileRecord | None:
     return FileRecord(path=path, size_bytes=file.stat().st_size, sha256=sha256_of(file))
 
 
-def joint_network(model: Model, written: WrittenModel) -> NetworkRecord:
+def joint_network(model: StagedModel, written: WrittenModel) -> NetworkRecord:
     """Return one record of the model: all stages' layers; of a vision-language model the LLM's, the tower alongside."""
     records = [result.network for result in written.results]
     if model.takes_images or model.has_encoder:
@@ -83,7 +83,7 @@ def joint_network(model: Model, written: WrittenModel) -> NetworkRecord:
     return join_records(records, (port.name for port in model.spec.inputs), outputs)
 
 
-def _stages(model: Model, written: WrittenModel, folder: Path) -> tuple[StageRecord, ...]:
+def _stages(model: StagedModel, written: WrittenModel, folder: Path) -> tuple[StageRecord, ...]:
     seams, names = _seams(model), plan_names(model)
     stages = enumerate(zip(model.stages, written.prepared.stages, written.results, strict=True))
     records = tuple(
@@ -104,7 +104,7 @@ def _stages(model: Model, written: WrittenModel, folder: Path) -> tuple[StageRec
     return (*records[:-1], _shared(records[-1], model, written, folder)) if written.ranks else records
 
 
-def _shared(stage: StageRecord, model: Model, written: WrittenModel, folder: Path) -> StageRecord:
+def _shared(stage: StageRecord, model: StagedModel, written: WrittenModel, folder: Path) -> StageRecord:
     """Return the record of a decoder that several ranks share."""
     engines = plan_names(model)[len(model.stages) - 1 :]
     sizes = [result.decoder for result in written.ranks if result.decoder is not None]
@@ -136,7 +136,7 @@ def _layers(engine: str, result: StageResult, folder: Path) -> LayersRecord | No
     return LayersRecord(layers=layers, weights=weights, sources=result.layer_sources)
 
 
-def _decoder(model: Model, written: WrittenModel, sizes: Sequence[DecoderSize], folder: Path) -> DecoderRecord:
+def _decoder(model: StagedModel, written: WrittenModel, sizes: Sequence[DecoderSize], folder: Path) -> DecoderRecord:
     head = written.results[0].decoder if model.has_speculator else None
     return DecoderRecord(
         vocab_size=sizes[0].vocab_size,
@@ -158,7 +158,7 @@ def _speculator(head: DecoderSize) -> SpeculatorRecord:
     return SpeculatorRecord(**{name: facts[name] for name in SpeculatorRecord.model_fields})
 
 
-def _seams(model: Model) -> set[str]:
+def _seams(model: StagedModel) -> set[str]:
     """Return the names of tensors that stages take from earlier ones."""
     return set() if model.spec is None else {seam.source for seam in model.spec.seams}
 
@@ -178,18 +178,18 @@ def _inputs(tensors: Iterable[TensorRecord], result: StageResult, seams: set[str
 
 
 def _outputs(tensors: Iterable[TensorRecord]) -> tuple[IoRecord, ...]:
-    return tuple(IoRecord(name=each.name, dtype=each.dtype, shape=each.shape) for each in tensors)
+    return tuple(IoRecord(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape) for tensor in tensors)
 
 
 def _onnx(onnx: OnnxFile, folder: Path) -> OnnxRecord:
     """Return a stage's ONNX file; paths relative to the bundle."""
     names = (str(path.relative_to(folder)) for path in onnx.files)
     files = tuple(record for name in names if (record := file_record(folder, name)) is not None)
-    path, parsed = (str(each.relative_to(folder)) for each in (onnx.path, onnx.parsed))
+    path, parsed = (str(file.relative_to(folder)) for file in (onnx.path, onnx.parsed))
     return OnnxRecord(path=path, parsed=parsed, files=files, grid_samples=onnx.grid_samples)
 
 
-def _part(model: Model, part: Part, result: StageResult) -> PartRecord:
+def _part(model: StagedModel, part: Part, result: StageResult) -> PartRecord:
     """Return a part. The ports of a stage of one part are the network's own, but for the caches of a decoder."""
     layers = result.part_layers.get(part.name, 0)
     if model.spec is not None:
@@ -197,9 +197,9 @@ def _part(model: Model, part: Part, result: StageResult) -> PartRecord:
     caches = {name for spec in result.inputs if spec.is_kept for name in (spec.name, spec.updated)}
     inputs, outputs = (
         tuple(
-            PortRecord(name=each.name, dtype=each.dtype, shape=each.shape)
-            for each in tensors
-            if each.name not in caches
+            PortRecord(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape)
+            for tensor in tensors
+            if tensor.name not in caches
         )
         for tensors in (result.network.inputs, result.network.outputs)
     )
@@ -210,14 +210,14 @@ def _part(model: Model, part: Part, result: StageResult) -> PartRecord:
 def _spec_part(spec: HybridSpec, part: SpecPart, layers: int, dtype: DType) -> PartRecord:
     """Return a part whose family says its ports. dtype: what the config computes in."""
 
-    def port(each: Port) -> PortRecord:
-        return PortRecord(name=each.name, dtype=port_dtype(each, part, dtype).name, shape=each.shape)
+    def port(tensor: PartPort) -> PortRecord:
+        return PortRecord(name=tensor.name, dtype=port_dtype(tensor, part, dtype).name, shape=tensor.shape)
 
     return PartRecord(
         name=part.name,
         kind=part.kind,
-        inputs=tuple(port(each) for each in part.inputs),
-        outputs=tuple(port(each) for each in part.outputs),
-        feeds={each.name: input_name(spec, part.name, each.name) for each in part.inputs},
+        inputs=tuple(port(tensor) for tensor in part.inputs),
+        outputs=tuple(port(tensor) for tensor in part.outputs),
+        feeds={tensor.name: input_name(spec, part.name, tensor.name) for tensor in part.inputs},
         layers=layers,
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trtkit.config.schema import ModelConfig, Profile
     from trtkit.jobs.steps import Steps
-    from trtkit.network.onnx.io import TensorSpec
+    from trtkit.network.onnx.io import OnnxTensorSpec
 
 
 def make_parseable(
@@ -69,7 +69,7 @@ def make_parseable(
     return model
 
 
-def _sample(model: onnx.ModelProto, config: ModelConfig) -> folding.Sample | None:
+def _sample(model: onnx.ModelProto, config: ModelConfig) -> folding.OnnxRun | None:
     """Run the model before it is folded; None if its shapes are not known here, as those of a hybrid's part."""
     inputs = graph_inputs(model)
     sample = _run(model, inputs, config.profiles)
@@ -88,7 +88,9 @@ def _sample(model: onnx.ModelProto, config: ModelConfig) -> folding.Sample | Non
         return None
 
 
-def _run(model: onnx.ModelProto, inputs: Sequence[TensorSpec], profiles: Sequence[Profile]) -> folding.Sample | None:
+def _run(
+    model: onnx.ModelProto, inputs: Sequence[OnnxTensorSpec], profiles: Sequence[Profile]
+) -> folding.OnnxRun | None:
     """Run the model at the smallest shapes of the first profile."""
     try:
         resolved, _ = resolve_profiles(inputs, profiles)

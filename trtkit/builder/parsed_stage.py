@@ -12,10 +12,10 @@ from trtkit.network.onnx.parse import check_grid_samples, parse_onnx
 if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.builder.stages import StageRequest
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
 
 
-def write_parsed(request: StageRequest, backend: Backend, context: Context) -> WrittenNetwork:
+def write_parsed(request: StageRequest, backend: Backend, context: JobContext) -> WrittenNetwork:
     """Parse the stage's ONNX file and compare the result with what the file says."""
     stage, onnx = request.stage, request.stage.onnx
     assert onnx is not None

@@ -11,7 +11,7 @@ from trtkit.builder.stages import WrittenNetwork
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
 from trtkit.jobs.events import Phase
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.network.hybrid import Material, StageNetwork, write_stage
 from trtkit.resolve import resolve
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trtkit.jobs.events import Listener
 
 
-def write_parts(request: StageRequest, backend: Backend, context: Context) -> WrittenNetwork:
+def write_parts(request: StageRequest, backend: Backend, context: JobContext) -> WrittenNetwork:
     """Write the stage's network as TensorRT builds it, custom ops as plugins where the file has them."""
     stage, onnx = request.stage, request.stage.onnx
     context.report(Phase(f"write network {stage.name}"))
@@ -49,11 +49,11 @@ def write_parts(request: StageRequest, backend: Backend, context: Context) -> Wr
 def parts_network(backend: Backend, opened: OpenedHybrid, stage: PreparedStage, report: Listener) -> StageNetwork:
     """Return a stage's network as the reference executor runs it: custom ops are functions."""
     onnx = None if stage.onnx is None else stage.onnx.path
-    return _network(backend, opened, stage, onnx, Context(report, severity="ERROR"))
+    return _network(backend, opened, stage, onnx, JobContext(report, severity="ERROR"))
 
 
 def _network(
-    backend: Backend, opened: OpenedHybrid, stage: PreparedStage, onnx: Path | None, context: Context
+    backend: Backend, opened: OpenedHybrid, stage: PreparedStage, onnx: Path | None, context: JobContext
 ) -> StageNetwork:
     """Return a stage's network. onnx: the file that TensorRT parses."""
     where = opened.source.where

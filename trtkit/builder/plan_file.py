@@ -29,7 +29,7 @@ _ALLOCATES = ("NON_ZERO", "NMS", "TRIP_LIMIT", "CONDITION")
 
 
 @dataclass(frozen=True)
-class PlanRequest:
+class PlanBuildRequest:
     """How to build, and where to. log: the file with what TensorRT prints in this process.
 
     is_detailed: whether the engine, and TensorRT's verbose log, tell of which layers each kernel was made.
@@ -43,7 +43,7 @@ class PlanRequest:
 
 
 def write_plan(
-    backend: Backend, network: WrittenNetwork, weight_bytes: int, request: PlanRequest, report: Listener
+    backend: Backend, network: WrittenNetwork, weight_bytes: int, request: PlanBuildRequest, report: Listener
 ) -> BuiltPlan:
     """Build `network` and write its plan. weight_bytes: about what the plan will hold.
 
@@ -97,7 +97,7 @@ def _stream(backend: Backend, network: WrittenNetwork, config: Any, writer: File
     return bool(built)
 
 
-def _builder_config(backend: Backend, network: WrittenNetwork, request: PlanRequest) -> Any:
+def _builder_config(backend: Backend, network: WrittenNetwork, request: PlanBuildRequest) -> Any:
     """Return TensorRT's builder config with options, target and profiles set."""
     trt, options, builder = backend.trt, request.options, network.builder
     config = builder.create_builder_config()

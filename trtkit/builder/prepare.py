@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 from trtkit.builder.hybrids import OpenedHybrid, open_hybrid, opt_sizes, stage_profiles
 from trtkit.builder.parseable import make_parseable, write_onnx
 from trtkit.builder.profiles import check_keys, opt_dims, opt_shapes, resolve_profiles, with_first_names
-from trtkit.builder.room import Load, check_room, hybrid_load
+from trtkit.builder.room import BuildLoad, check_room, hybrid_load
 from trtkit.builder.stages import Prepared, PreparedStage
-from trtkit.config.schema import InputSpec, TorchSource
+from trtkit.config.schema import ModuleInput, TorchSource
 from trtkit.dtypes import dtype_of
 from trtkit.files import scratch_folder
 from trtkit.jobs.events import Phase
@@ -26,7 +26,7 @@ from trtkit.network.onnx.io import graph_inputs
 from trtkit.network.onnx.merge import merged, prefixed
 from trtkit.network.onnx.nms import append_nms
 from trtkit.quantization.by_part.data import with_own_arrays
-from trtkit.quantization.vision.data import Place
+from trtkit.quantization.vision.data import QuantizationRun
 from trtkit.quantization.vision.onnx_model import quantized, quantized_part
 from trtkit.resolve import onnx_export, resolve
 from trtkit.sources import onnx_file, package_file
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from trtkit.builder.jobs import PrepareRequest
     from trtkit.builder.stages import OnnxFile
     from trtkit.config.schema import ModelConfig
-    from trtkit.jobs.job import Context
-    from trtkit.models.model import Model, Stage
+    from trtkit.jobs.job import JobContext
+    from trtkit.models.model import Stage, StagedModel
     from trtkit.quantization.by_part.choice import HybridQuantization
 
 
-def prepare(request: PrepareRequest, context: Context) -> Prepared:
+def prepare(request: PrepareRequest, context: JobContext) -> Prepared:
     """Write the ONNX files of a model of arrays, one for each stage that has ONNX parts, fit for TensorRT's parser."""
     context.report(Phase("prepare"))
     steps, model = Steps(context.report), resolve(request.config)
@@ -74,7 +74,7 @@ def _prepare_whole(request: PrepareRequest, stage: Stage, steps: Steps) -> Prepa
     shapes = opt_shapes(graph_inputs(onnx_model), profiles)
     if config.quantize is not None:
         steps.report(Phase("quantize"))
-        onnx_model = quantized(onnx_model, config, Place(shapes, folder, steps))
+        onnx_model = quantized(onnx_model, config, QuantizationRun(shapes, folder, steps))
     if config.precision != "fp32":
         keep = autocast.select_nodes(onnx_model, config.keep_fp32)
         keep += function.fp32_nodes(onnx_model)
@@ -129,7 +129,7 @@ def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
     return path
 
 
-def prepare_parts(request: PrepareRequest, model: Model, steps: Steps) -> Prepared:
+def prepare_parts(request: PrepareRequest, model: StagedModel, steps: Steps) -> Prepared:
     """Write `folder`/network/STAGE.onnx for every stage with ONNX parts."""
     config, opened = request.config, open_hybrid(model)
     steps.add("source", f"{opened.spec.model_type}, parts {', '.join(part.name for part in opened.spec.parts)}")
@@ -148,15 +148,15 @@ def prepare_parts(request: PrepareRequest, model: Model, steps: Steps) -> Prepar
     stages = []
     for stage in model.stages:
         inputs = opened.stage_inputs(stage)
-        own = stage_profiles(inputs, opened.inputs, profiles)
-        shapes = opt_shapes(inputs, own)
+        own_profiles = stage_profiles(inputs, opened.inputs, profiles)
+        shapes = opt_shapes(inputs, own_profiles)
         onnx_model = exported.pop(stage.name)
         file = None if onnx_model is None else exporter.write(stage, onnx_model, shapes)
-        stages.append(PreparedStage(stage.name, stage.writer, stage.part_names, file, tuple(own), shapes))
+        stages.append(PreparedStage(stage.name, stage.writer, stage.part_names, file, tuple(own_profiles), shapes))
     return Prepared(tuple(steps.done), tuple(profiles), tuple(stages))
 
 
-def _load(opened: OpenedHybrid) -> Load:
+def _load(opened: OpenedHybrid) -> BuildLoad:
     """Return what the build has to hold: written parts as their specs say, exported ones as they are stored."""
     written = [w for part in opened.spec.parts if isinstance(part, NetworkPart) for w in part.weights]
     parameters, names = sum(math.prod(weight.shape) for weight in written), {weight.name for weight in written}
@@ -192,14 +192,14 @@ class _Exporter:
     def write(self, stage: Stage, model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> OnnxFile:
         """Write what a stage exported, quantized and in its precision."""
         with scratch_folder() as scratch:
-            own = {spec.name: tuple(shapes[spec.name]) for spec in graph_inputs(model)}
+            input_shapes = {spec.name: tuple(shapes[spec.name]) for spec in graph_inputs(model)}
             if (quantization := self.opened.quantization) is not None:
                 for part in self._parts(stage):
-                    place = Place(own, scratch, self.steps)
+                    run = QuantizationRun(input_shapes, scratch, self.steps)
                     whole = [port.name for port in self.opened.spec.inputs]
-                    choice = with_own_arrays(quantization.choices[part.name], list(own), whole, scratch)
-                    model = quantized_part(model, self.config, choice, place)
-            model = self._in_precision(model, self._parts(stage), own, scratch)
+                    choice = with_own_arrays(quantization.choices[part.name], list(input_shapes), whole, scratch)
+                    model = quantized_part(model, self.config, choice, run)
+            model = self._in_precision(model, self._parts(stage), input_shapes, scratch)
         path = self.request.folder / "network" / f"{stage.name}.onnx"
         return write_onnx(model, path, self.steps, uses_plugins=self.request.has_plugins)
 
@@ -215,7 +215,7 @@ class _Exporter:
             item.name: item.dtype for stage in self.opened.model.stages for item in self.opened.stage_inputs(stage)
         }
         inputs = {
-            name: InputSpec(shape=port.shape, dtype=_exported(dtypes.get(name, "fp32")))
+            name: ModuleInput(shape=port.shape, dtype=_exported(dtypes.get(name, "fp32")))
             for port in part.inputs
             for name in [input_name(spec, part.name, port.name)]
         }

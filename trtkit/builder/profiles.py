@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from trtkit.config.schema import Profile
-    from trtkit.network.onnx.io import TensorSpec
-    from trtkit.network.profile import ResolvedProfile
+    from trtkit.network.onnx.io import OnnxTensorSpec
+    from trtkit.network.profile import MinOptMax, ResolvedProfile
 
 # Dimension 0 of an input, which is nearly always the batch, may be left out of a config.
 DEFAULT_BATCH = DimRange(min=1, opt=1, max=8)
@@ -34,9 +34,9 @@ class _Usual:
 
 
 def resolve_profiles(
-    inputs: Sequence[TensorSpec],
+    inputs: Sequence[OnnxTensorSpec],
     profiles: Sequence[Profile],
-    ranges: Mapping[str, tuple[int, int, int]] | None = None,
+    ranges: Mapping[str, MinOptMax] | None = None,
 ) -> tuple[list[ResolvedProfile], str]:
     """Return the shapes of every dynamic input in every profile, and what was assumed, in words.
 
@@ -61,7 +61,7 @@ def resolve_profiles(
     return resolved, "; ".join([f"{len(resolved)} profile{'s'[: len(resolved) != 1]}", *notes])
 
 
-def check_keys(inputs: Sequence[TensorSpec], profiles: Sequence[Profile]) -> None:
+def check_keys(inputs: Sequence[OnnxTensorSpec], profiles: Sequence[Profile]) -> None:
     """Refuse keys of profiles that a model cannot have, before it is exported or folded. Raises ConfigError."""
     faults = [
         _key_fault(key, value, inputs, f"profiles.{index}.{key}")
@@ -99,7 +99,7 @@ def opt_dims(profiles: Sequence[Profile]) -> dict[str, int]:
     return {name: value.opt for name, value in first.items() if isinstance(value, DimRange)}
 
 
-def opt_shapes(inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, tuple[int, ...]]:
+def opt_shapes(inputs: Sequence[OnnxTensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, tuple[int, ...]]:
     """Return the `opt` shape of every input in the first profile; static inputs have their own."""
     first = profiles[0] if profiles else {}
     return {
@@ -108,7 +108,7 @@ def opt_shapes(inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]
     }
 
 
-def small_shapes(inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, tuple[int, ...]]:
+def small_shapes(inputs: Sequence[OnnxTensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, tuple[int, ...]]:
     """Return the smallest shape of every input in the first profile, but 2 for 1 where a dimension may vary."""
     first = profiles[0] if profiles else {}
     shapes = opt_shapes(inputs, profiles)
@@ -118,7 +118,7 @@ def small_shapes(inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfil
 
 
 def _complete(
-    inputs: Sequence[TensorSpec],
+    inputs: Sequence[OnnxTensorSpec],
     profile: Profile,
     where: str,
     problems: list[Problem],
@@ -138,7 +138,7 @@ def _complete(
 
 
 def _beyond(
-    inputs: Sequence[TensorSpec], profile: ResolvedProfile, ranges: Mapping[str, tuple[int, int, int]], where: str
+    inputs: Sequence[OnnxTensorSpec], profile: ResolvedProfile, ranges: Mapping[str, MinOptMax], where: str
 ) -> Iterator[Problem]:
     """Yield the symbols that may become larger than the model takes."""
     for spec in inputs:
@@ -148,17 +148,17 @@ def _beyond(
                 yield Problem(what, where, f"lower it to {ranges[dim][2]}")
 
 
-def _axes(inputs: Sequence[TensorSpec]) -> dict[str, int | str]:
+def _axes(inputs: Sequence[OnnxTensorSpec]) -> dict[str, int | str]:
     """Map `<input>.<axis>` to the size or symbol there."""
     return {f"{spec.name}.{axis}": dim for spec in inputs for axis, dim in enumerate(spec.shape)}
 
 
-def _symbols(inputs: Sequence[TensorSpec]) -> list[str]:
+def _symbols(inputs: Sequence[OnnxTensorSpec]) -> list[str]:
     """Return the symbolic dimensions of all inputs."""
     return sorted({dim for spec in inputs for dim in spec.shape if isinstance(dim, str)})
 
 
-def _faults(inputs: Sequence[TensorSpec], profile: Profile, where: str) -> list[Problem]:
+def _faults(inputs: Sequence[OnnxTensorSpec], profile: Profile, where: str) -> list[Problem]:
     """Return what is wrong with the keys of one profile."""
     problems = [_key_fault(key, value, inputs, f"{where}.{key}") for key, value in profile.items()]
     problems += [_conflict(symbol, _axes(inputs), profile, where) for symbol in _symbols(inputs)]
@@ -174,7 +174,7 @@ def _conflict(symbol: str, axes: Mapping[str, int | str], profile: Profile, wher
     return Problem(f"dimension `{symbol}` has different ranges: {ranges}", where, "give it one range")
 
 
-def _key_fault(key: str, value: DimRange | ShapeRange, inputs: Sequence[TensorSpec], where: str) -> Problem | None:
+def _key_fault(key: str, value: DimRange | ShapeRange, inputs: Sequence[OnnxTensorSpec], where: str) -> Problem | None:
     """Return what is wrong with one key of a profile, None if it fits."""
     by_name = {spec.name: spec for spec in inputs}
     if isinstance(value, ShapeRange):
@@ -192,7 +192,7 @@ def _key_fault(key: str, value: DimRange | ShapeRange, inputs: Sequence[TensorSp
     return None
 
 
-def _shape_fault(spec: TensorSpec, value: ShapeRange, where: str) -> Problem | None:
+def _shape_fault(spec: OnnxTensorSpec, value: ShapeRange, where: str) -> Problem | None:
     """Return where the shapes contradict the input's own rank or static sizes."""
     if len(value.min) != len(spec.shape):
         return Problem(f"`{spec.name}` has rank {len(spec.shape)}, the shapes have rank {len(value.min)}", where)
@@ -215,7 +215,7 @@ def _ranges_of(symbol: str, axes: Mapping[str, int | str], profile: Profile) -> 
 
 
 def _by_dims(
-    spec: TensorSpec,
+    spec: OnnxTensorSpec,
     ranges: Mapping[str, DimRange | None],
     where: str,
     problems: list[Problem],
@@ -238,7 +238,7 @@ def _by_dims(
     )
 
 
-def _example(spec: TensorSpec) -> str:
+def _example(spec: OnnxTensorSpec) -> str:
     """Return a shape of an input as `--shapes` takes it, of usual sizes."""
     edge = 640 if len(spec.shape) == 4 else 128
     sizes = [dim if isinstance(dim, int) else edge if axis else 1 for axis, dim in enumerate(spec.shape)]
@@ -249,7 +249,7 @@ def _near(key: str, known: list[str]) -> str:
     return f"{did_you_mean(key, known)}known: {', '.join(known)}"
 
 
-def _describe(inputs: Sequence[TensorSpec]) -> str:
+def _describe(inputs: Sequence[OnnxTensorSpec]) -> str:
     """Return the model's inputs as one line."""
     shapes = (f"{spec.name} [{', '.join(str(dim) for dim in spec.shape)}]" for spec in inputs)
     return f"the model's inputs are {'; '.join(shapes)}"

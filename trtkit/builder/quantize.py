@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.runner import Runner
-    from trtkit.models.model import Model
+    from trtkit.models.model import StagedModel
     from trtkit.quantization.scoring.report import Scores
 
 RECORD = "quantization.json"
@@ -135,7 +135,7 @@ def _absolute(path: str | None) -> str | None:
     return path if path is None or path.startswith(SCHEME) else str(Path(path).resolve())
 
 
-def _check_scored(model: Model, fallback: str | None) -> None:
+def _check_scored(model: StagedModel, fallback: str | None) -> None:
     """Refuse models whose layers are not scored one by one, and unknown fallbacks. Raises ConfigError."""
     if model.interface == "arrays":
         fix = "remove --sensitivity, --budget and --html; `trtkit verify --layers` shows a vision model's losses"
@@ -153,7 +153,7 @@ def _check_target(config: ModelConfig, fallback: str | None, runner: Runner) -> 
         runner.run(CHECK_TARGET, TargetRequest(config, target, choose_backend(target.backend), fallback))
 
 
-def _check_whole(model: Model) -> None:
+def _check_whole(model: StagedModel) -> None:
     """Refuse models of several parts, which no one folder holds. Raises ConfigError."""
     options = model.config.quantize
     assert options is not None

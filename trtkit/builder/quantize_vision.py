@@ -11,11 +11,11 @@ from trtkit.quantization.vision.onnx_model import recorded_loss
 from trtkit.sources import onnx_file
 
 if TYPE_CHECKING:
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
     from trtkit.quantization.jobs import QuantizeRequest
 
 
-def quantize_vision(request: QuantizeRequest, context: Context) -> QuantizedVision:
+def quantize_vision(request: QuantizeRequest, context: JobContext) -> QuantizedVision:
     """Write the model of a config, quantized as its `quantize` section asks, to `folder`/model.onnx.
 
     It is the very file that a build of the config would give to TensorRT, but for NMS, which that build appends.

@@ -22,7 +22,7 @@ _FILE_FACTOR = 1.05
 
 
 @dataclass(frozen=True)
-class Load:
+class BuildLoad:
     """What a build has to hold.
 
     engine_bytes: weights in the engines' type. exported: how many go through ONNX. file_bytes: theirs in ONNX files.
@@ -46,16 +46,16 @@ class Load:
         return int(_FILE_FACTOR * (self.engine_bytes + self.file_bytes + self.layer_bytes))
 
 
-def hybrid_load(parameters: int, exported: int, dtype: DType, converted: int = 0) -> Load:
+def hybrid_load(parameters: int, exported: int, dtype: DType, converted: int = 0) -> BuildLoad:
     """Return what a model is, some of whose weights go through ONNX. dtype: of the engines.
 
     converted: how many of the others are stored in another type.
     """
     file_bytes = dtype.size_bytes(exported)
-    return Load(dtype.size_bytes(parameters), exported, file_bytes, dtype.size_bytes(exported + converted))
+    return BuildLoad(dtype.size_bytes(parameters), exported, file_bytes, dtype.size_bytes(exported + converted))
 
 
-def check_room(load: Load, folder: Path) -> None:
+def check_room(load: BuildLoad, folder: Path) -> None:
     """Refuse a build that memory or the disk of `folder` cannot hold, before it starts. Raises BuildError."""
     needed, available = load.memory_bytes, _available_memory_bytes()
     if available is not None and needed > available:

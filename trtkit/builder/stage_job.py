@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.backends import load_backend
-from trtkit.builder.plan_file import PlanRequest, write_plan
+from trtkit.builder.plan_file import PlanBuildRequest, write_plan
 from trtkit.builder.stages import StageResult, layers_file, quantized_files
 from trtkit.errors import ExecutionError
 from trtkit.network.describe import describe
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from trtkit.backends import Backend
     from trtkit.builder.stages import StageRequest, WrittenNetwork
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
 
 
-def build_stage(request: StageRequest, context: Context) -> StageResult:
+def build_stage(request: StageRequest, context: JobContext) -> StageResult:
     """Write a stage's network, describe it at its `opt` shapes, and build it if a plan is requested."""
     backend, options, write = load_backend(request.backend), request.options, stage_writer(request)
     started = time.perf_counter()
@@ -38,7 +38,7 @@ def build_stage(request: StageRequest, context: Context) -> StageResult:
     plan, layer_sources = None, None
     if request.plan is not None:
         layer_sources = _save_layers(request, backend, network)
-        plan_request = PlanRequest(network.profiles, options, request.plan, context.log)
+        plan_request = PlanBuildRequest(network.profiles, options, request.plan, context.log)
         plan = write_plan(backend, network, network.weight_bytes or weight_bytes, plan_request, context.report)
     return StageResult(
         record,
@@ -77,7 +77,7 @@ def _save_layers(request: StageRequest, backend: Backend, network: WrittenNetwor
     return save_layers(layers, files)
 
 
-def stage_writer(request: StageRequest) -> Callable[[StageRequest, Backend, Context], WrittenNetwork]:
+def stage_writer(request: StageRequest) -> Callable[[StageRequest, Backend, JobContext], WrittenNetwork]:
     """Return what writes the stage's network; the others are not imported."""
     match request.stage.writer:
         case "parser":

@@ -13,7 +13,7 @@ from trtkit.files import QUANTIZED
 from trtkit.jobs.events import Step
 from trtkit.models.model import Writer
 from trtkit.network.input_spec import InputSpec
-from trtkit.network.kernels import Kernel
+from trtkit.network.kernels import EngineKernel
 from trtkit.network.profile import ResolvedProfile
 from trtkit.network.record import NetworkRecord
 
@@ -181,7 +181,7 @@ class StageKernels:
     """What a stage's networks became. records: described at the `opt` shapes of each profile. kernels: of them all."""
 
     records: tuple[NetworkRecord, ...]
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[EngineKernel, ...]
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from trtkit.sources.safetensors_folder import json_object
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from trtkit.network.onnx.io import TensorSpec
+    from trtkit.network.onnx.io import OnnxTensorSpec
 
 Data = dict[str, object]
 
@@ -87,7 +87,7 @@ def _onnx(path: Path) -> Data:
     return {"precision": "fp32", **({"profiles": [ranges]} if ranges else {}), **sections}
 
 
-def _ranges(spec: TensorSpec) -> Iterator[tuple[str, object]]:
+def _ranges(spec: OnnxTensorSpec) -> Iterator[tuple[str, object]]:
     """Yield a range for each dynamic dimension, by its name if that says something."""
     is_image = len(spec.shape) == 4 and dtype_of(spec.dtype).is_float
     for axis, dim in enumerate(spec.shape):

@@ -9,17 +9,17 @@ from trtkit.builder import encoder, vision_language
 if TYPE_CHECKING:
     from trtkit.builder.encoder import OpenedEncoder
     from trtkit.builder.vision_language import OpenedVision
-    from trtkit.models.model import Model
+    from trtkit.models.model import StagedModel
 
 
-def open_tower(model: Model) -> OpenedVision | OpenedEncoder | None:
+def open_tower(model: StagedModel) -> OpenedVision | OpenedEncoder | None:
     """Open the stage before a model's decoder; None if there is none. Raises SourceError, ProblemsError."""
     if model.takes_images:
         return vision_language.open_vision(model.config)
     return encoder.open_encoder_source(model.config) if model.has_encoder else None
 
 
-def processor_files(model: Model) -> tuple[str, ...]:
+def processor_files(model: StagedModel) -> tuple[str, ...]:
     """Return the files of the source that say how images or audio become inputs."""
     if model.takes_images:
         return vision_language.PROCESSOR_FILES

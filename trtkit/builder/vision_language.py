@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.bundle.records import ImagesRecord
 from trtkit.config.llm import LlmOptions, VisionOptions
 from trtkit.config.quantize import QuantizeOptions, whole
-from trtkit.config.schema import InputSpec, ModelConfig, Source, TorchSource
+from trtkit.config.schema import ModelConfig, ModuleInput, Source, TorchSource
 from trtkit.errors import ConfigError, Problem, ProblemsError, SourceError, reader
 from trtkit.models.model import VISION
 from trtkit.models.vision_language.registry import vision_spec
@@ -91,7 +91,7 @@ def _tower_config(config: ModelConfig, spec: VisionSpec, limits: VisionLimits, f
             torch=TorchSource(
                 factory=spec.module,
                 kwargs={"folder": str(folder), **(spec.arguments or {})},
-                inputs={name: InputSpec(shape=item.shape, dtype=item.dtype) for name, item in spec.inputs.items()},
+                inputs={name: ModuleInput(shape=item.shape, dtype=item.dtype) for name, item in spec.inputs.items()},
                 outputs=("soft_tokens",),
             )
         ),
@@ -108,15 +108,15 @@ def _tower_config(config: ModelConfig, spec: VisionSpec, limits: VisionLimits, f
 
 def _tower_options(options: QuantizeOptions) -> QuantizeOptions | None:
     """Return how the tower is quantized; None if it stays as it is."""
-    own = options.parts.get(VISION)
-    return None if own is None or own.is_idle else whole(own)
+    vision = options.parts.get(VISION)
+    return None if vision is None or vision.is_idle else whole(vision)
 
 
 def _most_tokens(folder: Path, fields: dict[str, Any], config: ModelConfig) -> int:
     """Return the tokens of the largest image that the image processor lets through, as far as a slot holds them."""
     vision, room = fields["vision_config"], (config.llm or LlmOptions()).max_sequence_length
-    own, joint = (json_object(folder / name) for name in PROCESSOR_FILES)
-    processor = own or joint.get("image_processor", {})
+    image_fields, joint = (json_object(folder / name) for name in PROCESSOR_FILES)
+    processor = image_fields or joint.get("image_processor", {})
     size = processor.get("size")
     pixels = processor.get("max_pixels") or (size.get("longest_edge") if isinstance(size, dict) else None)
     if not pixels or "spatial_merge_size" not in vision:

@@ -15,7 +15,7 @@ from trtkit.builder.encoder import is_of_encoder, open_encoder_source
 from trtkit.builder.hybrids import open_hybrid
 from trtkit.builder.jobs import PREPARE, PrepareRequest
 from trtkit.builder.parsing import run_stage
-from trtkit.builder.room import Load, check_room
+from trtkit.builder.room import BuildLoad, check_room
 from trtkit.builder.stages import PlanOptions, Prepared, PreparedStage, StageRequest, StageResult
 from trtkit.builder.tower_data import measured_on_arrays
 from trtkit.builder.towers import open_tower, processor_files
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from trtkit.config.targets import Target
     from trtkit.jobs.events import Step
     from trtkit.jobs.runner import Runner
-    from trtkit.models.model import Model
+    from trtkit.models.model import StagedModel
     from trtkit.network.profile import ResolvedProfile
 
 _WRITTEN = ("decoder", "speculator")
@@ -82,7 +82,7 @@ def plan_name(stage: str, rank: int | None = None) -> str:
     return f"engines/{stage}.plan" if rank is None else f"engines/{stage}.rank{rank}.plan"
 
 
-def plan_names(model: Model) -> tuple[str, ...]:
+def plan_names(model: StagedModel) -> tuple[str, ...]:
     """Return where the plans of all stages and ranks lie, as `WrittenModel.all_results` lists them."""
     count, decoder = grid_of(model.config).ranks, model.stages[-1].name
     if count == 1:
@@ -216,7 +216,7 @@ def _is_of_tower(name: str) -> bool:
     return inner_name(name) is None
 
 
-def vision_language_load(model: Model, opened: OpenedVision | OpenedEncoder) -> Load:
+def vision_language_load(model: StagedModel, opened: OpenedVision | OpenedEncoder) -> BuildLoad:
     """Return what the build has to hold at least: both networks in their precision, quantized weights as they are.
 
     A language model that the build quantizes first is counted when it is written.
@@ -226,7 +226,7 @@ def vision_language_load(model: Model, opened: OpenedVision | OpenedEncoder) -> 
     exported = sum(math.prod(array.shape) for name, array in arrays.items() if is_exported(name))
     tower_bytes = dtype_of(opened.config.precision).size_bytes(exported)
     if makes_checkpoint(model.config):
-        return Load(tower_bytes, exported, tower_bytes, tower_bytes)
+        return BuildLoad(tower_bytes, exported, tower_bytes, tower_bytes)
     decoder = open_decoder(model)
     decoder_bytes = engine_bytes(decoder.source, decoder_size(decoder))
-    return Load(decoder_bytes + tower_bytes, exported, tower_bytes, converted_bytes(decoder) + tower_bytes)
+    return BuildLoad(decoder_bytes + tower_bytes, exported, tower_bytes, converted_bytes(decoder) + tower_bytes)

@@ -75,15 +75,15 @@ class Bundle:
         Raises BundleError if they, or a source that holds weights of them, have changed since the build.
         """
         record = self.manifest.stage(stage) if stage else self.manifest.stages[-1]
-        own = record.networks[rank].layers
-        if own is None:
+        layers_record = record.networks[rank].layers
+        if layers_record is None:
             return None
-        for file in (own.layers, own.weights):
+        for file in (layers_record.layers, layers_record.weights):
             if file is not None:
                 check_file(self.path, file)
         manifest = self.manifest
         holders = [*manifest.sources, *manifest.quantized]
-        for number in own.sources:
+        for number in layers_record.sources:
             if number < len(manifest.sources):
                 check_source(holders[number])
             else:
@@ -92,8 +92,8 @@ class Bundle:
             *(Path(file.path) for file in manifest.sources),
             *(self.path / file.path for file in manifest.quantized),
         ]
-        graph, holding = load_layers(LayerFiles(self.path / own.layers.path, paths))
-        if not holding <= set(own.sources):
+        graph, holding = load_layers(LayerFiles(self.path / layers_record.layers.path, paths))
+        if not holding <= set(layers_record.sources):
             raise BundleError("the layers name weights in a file that was not checked", str(self.path), _REBUILD)
         return graph
 
@@ -161,9 +161,9 @@ def is_bundle(path: Path) -> bool:
 
 def is_bundle_folder(path: str) -> bool:
     """Whether `path` is a folder that can only be a bundle: names of shipped configs and folders of models are not."""
-    place = Path(path)
-    is_model = path in shipped_configs() or (place / "config.json").is_file()
-    return is_bundle(place) or (place.is_dir() and not is_model)
+    folder = Path(path)
+    is_model = path in shipped_configs() or (folder / "config.json").is_file()
+    return is_bundle(folder) or (folder.is_dir() and not is_model)
 
 
 def open_bundle(path: Bundle | Path | str) -> Bundle:
@@ -206,7 +206,7 @@ def _no_bundle(path: Path) -> BundleError:
         return BundleError(f"this is a {kind}, not a bundle", name, fix)
     if is_hub_id(name):
         return BundleError(f"not a bundle: `{MANIFEST}` is missing", name, fetch_fix(name))
-    siblings = (str(each) for folder in (built, path.parent) for each in folder.glob("*") if is_bundle(each))
+    siblings = (str(entry) for folder in (built, path.parent) for entry in folder.glob("*") if is_bundle(entry))
     hint = did_you_mean(name, [*shipped_configs(), *siblings])
     return BundleError(f"not a bundle: `{MANIFEST}` is missing", name, f"{hint}give a folder that `trtkit build` wrote")
 

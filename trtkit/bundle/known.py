@@ -42,7 +42,9 @@ def read_known(bundle: Bundle, names: Collection[str] = (), outputs: Collection[
     Any where no names are given. Raises BundleError where the file is damaged.
     """
     requests = read_all_known(bundle)
-    return next((each for each in requests if _fits(each.inputs, names) and _fits(each.outputs, outputs)), None)
+    return next(
+        (request for request in requests if _fits(request.inputs, names) and _fits(request.outputs, outputs)), None
+    )
 
 
 def read_all_known(bundle: Bundle) -> list[KnownRequest]:
@@ -60,7 +62,7 @@ def read_all_known(bundle: Bundle) -> list[KnownRequest]:
         data = json.loads(file.read_text(encoding="utf-8"))
         if data["build_key"] != bundle.manifest.build_key:
             return []  # of an engine that was here before
-        return [_request(each) for each in data["requests"]]
+        return [_request(request) for request in data["requests"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BundleError(f"cannot be read: {error}", str(file), _FIX) from None
 
@@ -68,8 +70,8 @@ def read_all_known(bundle: Bundle) -> list[KnownRequest]:
 def write_known(bundle: Bundle, requests: list[KnownRequest]) -> None:
     """Put requests and answers into the bundle."""
     encoded = [
-        {"inputs": _encoded(each.inputs), "outputs": _encoded(each.outputs), "tolerance": each.tolerance}
-        for each in requests
+        {"inputs": _encoded(request.inputs), "outputs": _encoded(request.outputs), "tolerance": request.tolerance}
+        for request in requests
     ]
     write_json(bundle.path / FILE, {"build_key": bundle.manifest.build_key, "requests": encoded})
     list_known(bundle)
@@ -102,7 +104,7 @@ def _contents(value: Array) -> dict[str, Any]:
 
 
 def _decoded(data: Mapping[str, Any]) -> dict[str, Array]:
-    return {name: _array(each).reshape(each["shape"]) for name, each in data.items()}
+    return {name: _array(entry).reshape(entry["shape"]) for name, entry in data.items()}
 
 
 def _array(data: Mapping[str, Any]) -> Array:

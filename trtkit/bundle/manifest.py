@@ -112,21 +112,21 @@ class Manifest(ModelRecord):
     @property
     def needs_source(self) -> bool:
         """Whether the reference executor reads the source: weights that lie there, or to write a network again."""
-        own = [(stage.writer, each.layers) for stage in self.stages for each in stage.networks]
+        networks = [(stage.writer, network.layers) for stage in self.stages for network in stage.networks]
         return any(
             writer != "parser" if layers is None else any(number < len(self.sources) for number in layers.sources)
-            for writer, layers in own
+            for writer, layers in networks
         )
 
     def layers_read(self) -> set[str]:
         """Return the paths in the bundle that `Bundle.layers` reads, and checks, of all networks that it holds."""
-        own = [each.layers for stage in self.stages for each in stage.networks if each.layers is not None]
-        numbers = {number - len(self.sources) for layers in own for number in layers.sources}
+        records = [network.layers for stage in self.stages for network in stage.networks if network.layers is not None]
+        numbers = {number - len(self.sources) for layers in records for number in layers.sources}
         quantized = (self.quantized[number] for number in numbers if number >= 0)
         return {record.path for record in (*self._layer_files(), *quantized)}
 
     def _layer_files(self) -> Iterator[FileRecord]:
-        for record in (each for stage in self.stages for each in stage.networks):
+        for record in (network for stage in self.stages for network in stage.networks):
             if record.layers is not None:
                 yield record.layers.layers
                 if record.layers.weights is not None:

@@ -13,7 +13,7 @@ from trtkit.network.profile import ResolvedProfile
 from trtkit.network.record import Totals
 
 if TYPE_CHECKING:
-    from trtkit.network.onnx.io import TensorSpec
+    from trtkit.network.onnx.io import OnnxTensorSpec
 
 
 class FileRecord(StrictModel):
@@ -46,12 +46,12 @@ class IoRecord(StrictModel):
         axes = tuple(Axis(role, size) for role, size in zip(self.axes, self.shape, strict=True))
         return InputSpec(self.name, self.dtype, axes, self.feeder, self.updated)
 
-    def tensor_spec(self) -> TensorSpec:
+    def tensor_spec(self) -> OnnxTensorSpec:
         """Return it with a symbol of its own for every dynamic dimension."""
-        from trtkit.network.onnx.io import TensorSpec
+        from trtkit.network.onnx.io import OnnxTensorSpec
 
         shape = (f"{self.name}.{axis}" if size == -1 else size for axis, size in enumerate(self.shape))
-        return TensorSpec(self.name, self.dtype, tuple(shape))
+        return OnnxTensorSpec(self.name, self.dtype, tuple(shape))
 
 
 class BackendRecord(StrictModel):

@@ -105,7 +105,7 @@ def _mark(result: Result) -> str:
 
 def _ratios(ratios: Sequence[Ratio]) -> Text:
     """Compare ours with the others, metric by metric."""
-    return Text("\n".join(_ratio_text(each) for each in ratios))
+    return Text("\n".join(_ratio_text(ratio) for ratio in ratios))
 
 
 def _ratio_text(ratio: Ratio) -> str:
@@ -114,7 +114,7 @@ def _ratio_text(ratio: Ratio) -> str:
     how = "slower"
     if times < 1:
         times, low, high, how = 1 / times, 1 / high, 1 / low, "faster"
-    texts = [f"{each:.2f}" if each < 10 else f"{each:.1f}" for each in (times, low, high)]
+    texts = [f"{value:.2f}" if value < 10 else f"{value:.1f}" for value in (times, low, high)]
     interval = f"{100 * ratio.confidence:.0f} % CI {texts[1]} to {texts[2]}"
     return f"{ratio.metric}: {ratio.numerator} is {texts[0]}x {how} than {ratio.denominator} ({interval})"
 

@@ -63,7 +63,7 @@ def command(
 
 def _one_model(path: str | None, config: str | None) -> str:
     """Return the model that was given in one of two ways. Raises UsageError."""
-    models = [each for each in (path, config) if each is not None]
+    models = [model for model in (path, config) if model is not None]
     if len(models) == 1:
         return models[0]
     raise click.UsageError("MODEL and --config are the same: give one" if models else "Missing argument 'MODEL'.")

@@ -26,17 +26,17 @@ Examples:
 
 
 @dataclass(frozen=True)
-class Check:
-    """One thing of this machine. found: its version or description, empty if missing. fix: what adds it."""
+class MachineCheck:
+    """One thing of this machine. description: its version or kind, empty if missing. fix: what adds it."""
 
     name: str
-    found: str
+    description: str
     cost: str = ""
     fix: str = ""
 
 
 @dataclass(frozen=True)
-class Task:
+class UseCase:
     """One use of trtkit. problem: why it does not work here, empty if it does. fix: what makes it work."""
 
     task: str
@@ -74,11 +74,16 @@ def command(deep: bool, as_json: bool) -> None:
     with show_progress(quiet=not sys.stderr.isatty()) as runner, contextlib.redirect_stderr(io.StringIO()):
         runner.report(Phase("checking what each task needs"))
         backends = _backends()
-        checks = [Check("Python", f"{platform.python_version()} ({sys.executable})"), *backends, *_gpus(), _server()]
+        checks = [
+            MachineCheck("Python", f"{platform.python_version()} ({sys.executable})"),
+            *backends,
+            *_gpus(),
+            _server(),
+        ]
         tasks = [_task(*row, is_deep=deep) for row in _TASKS]
-    if not any(check.found for check in backends):
+    if not any(check.description for check in backends):
         no_backend = "no TensorRT library could be loaded"
-        tasks = [Task(task.task, no_backend, backends[0].fix) if task.task in _BUILDS else task for task in tasks]
+        tasks = [UseCase(task.task, no_backend, backends[0].fix) if task.task in _BUILDS else task for task in tasks]
     is_ready = any(not task.problem for task in tasks if task.task in _BUILDS)
     if as_json:
         rows = {"checks": [asdict(check) for check in checks], "tasks": [asdict(task) for task in tasks]}
@@ -88,15 +93,15 @@ def command(deep: bool, as_json: bool) -> None:
     sys.exit(0 if is_ready else 1)
 
 
-def _task(task: str, modules: tuple[str, ...], extras: tuple[str, ...], *, is_deep: bool) -> Task:
+def _task(task: str, modules: tuple[str, ...], extras: tuple[str, ...], *, is_deep: bool) -> UseCase:
     """Look for what `task` needs, or import it if `is_deep`; the first module that fails is its problem."""
     for module in modules:
         try:
             importlib.import_module(module) if is_deep else _look_for(module)
         except Exception as error:  # a broken library fails in any way it likes
             fix = install_command() if "dynamo" in extras else install(*extras)
-            return Task(task, f"`{module}`: {str(error).partition(chr(10))[0]}", fix)
-    return Task(task, "", "")
+            return UseCase(task, f"`{module}`: {str(error).partition(chr(10))[0]}", fix)
+    return UseCase(task, "", "")
 
 
 def _look_for(module: str) -> None:
@@ -110,7 +115,7 @@ def _look_for(module: str) -> None:
         path = spec.submodule_search_locations
 
 
-def _backends() -> list[Check]:
+def _backends() -> list[MachineCheck]:
     """Load both TensorRT libraries, the one that `auto` picks first."""
     from trtkit.backends import choose_backend, load_backend
     from trtkit.errors import BackendError
@@ -119,13 +124,13 @@ def _backends() -> list[Check]:
     default, checks = choose_backend(), []
     for name in sorted(costs, key=lambda name: name != default):
         try:
-            checks.append(Check(name, f"{load_backend(name).version}{' (default here)' * (name == default)}"))
+            checks.append(MachineCheck(name, f"{load_backend(name).version}{' (default here)' * (name == default)}"))
         except BackendError as error:
-            checks.append(Check(name, "", costs[name], error.fix))
+            checks.append(MachineCheck(name, "", costs[name], error.fix))
     return checks
 
 
-def _gpus() -> list[Check]:
+def _gpus() -> list[MachineCheck]:
     """Ask the driver for its GPUs."""
     from trtkit.backends import choose_backend, driver_version, list_gpus, refused_gpus
 
@@ -135,31 +140,31 @@ def _gpus() -> list[Check]:
         gpus += f": {refusal}"
     cost = "engines can be built and verified, but not run"
     return [
-        Check("CUDA driver", driver_version() or "", cost, "install NVIDIA's driver"),
-        Check("GPU", gpus, cost, "run on a machine with an NVIDIA GPU"),
+        MachineCheck("CUDA driver", driver_version() or "", cost, "install NVIDIA's driver"),
+        MachineCheck("GPU", gpus, cost, "run on a machine with an NVIDIA GPU"),
     ]
 
 
-def _server() -> Check:
+def _server() -> MachineCheck:
     """Look for Triton's server."""
     from trtkit.deployment.triton.server_files import find_server
     from trtkit.errors import DeployError
 
     try:
-        return Check("tritonserver", str(find_server().binary))
+        return MachineCheck("tritonserver", str(find_server().binary))
     except DeployError as error:
         fix = f"use NVIDIA's Triton container, or {error.fix}"
-        return Check("tritonserver", "", "models cannot be served from this machine", fix)
+        return MachineCheck("tritonserver", "", "models cannot be served from this machine", fix)
 
 
-def _render(checks: list[Check], tasks: list[Task], *, is_ready: bool) -> None:
+def _render(checks: list[MachineCheck], tasks: list[UseCase], *, is_ready: bool) -> None:
     """Print what is here, what is missing and what adds it, then what works."""
     from trtkit.cli.tables import console, pairs, show
 
     here, missing, works = pairs(), pairs("missing"), pairs("available tasks")
     for check in checks:
-        if check.found:
-            here.add_row(check.name, check.found)
+        if check.description:
+            here.add_row(check.name, check.description)
         else:
             missing.add_row(check.name, f"{check.cost}; {check.fix}")
     for task in tasks:

@@ -150,9 +150,11 @@ def _evaluate_tasks(bundle: str, request: TasksRequest, *, quiet: bool, as_json:
         click.echo(json.dumps(evaluation.to_json()))
         return
     table = listing("tasks", "task", "metric", "filter", "value", "standard error", "questions")
-    for each in evaluation.measures:
-        error = "" if each.error is None else f"{each.error:.4f}"
-        table.add_row(each.task, each.metric, each.filter, f"{each.value:.4f}", error, str(each.samples or ""))
+    for measure in evaluation.measures:
+        error = "" if measure.error is None else f"{measure.error:.4f}"
+        table.add_row(
+            measure.task, measure.metric, measure.filter, f"{measure.value:.4f}", error, str(measure.samples or "")
+        )
     console().print(table)
     facts = pairs()
     facts.add_row("runtime", evaluation.runtime)
@@ -189,5 +191,5 @@ def _add_questions(table: Table, questions: Questions) -> None:
     """Show how many answers are right, and those that are not."""
     other = "" if questions.compared_right is None else f", {questions.compared_right} before"
     table.add_row("answers", f"{questions.right} of {len(questions.answers)} right{other}")
-    for answer in (each for each in questions.answers if not each.is_right):
+    for answer in (item for item in questions.answers if not item.is_right):
         table.add_row("", f"{answer.question} {answer.text!r}")

@@ -16,7 +16,7 @@ from trtkit.cli.say import say
 from trtkit.cli.visible import echo
 
 if TYPE_CHECKING:
-    from trtkit.sources.needs import Need
+    from trtkit.sources.needs import Requirement
 
 EPILOG = """\b
 Examples:
@@ -53,7 +53,7 @@ def command(name: str, out: Path | None, dry_run: bool, as_json: bool, quiet: bo
         echo(f"{name} needs nothing else")
 
 
-def _needs(name: str, output: Path | None) -> list[Need]:
+def _needs(name: str, output: Path | None) -> list[Requirement]:
     """Return what a config or a hub id needs."""
     from trtkit.config import load_config
     from trtkit.config.load import is_hub_id
@@ -69,7 +69,7 @@ def _needs(name: str, output: Path | None) -> list[Need]:
     return [folder_need(output, config.source.hub)]
 
 
-def _fetch(missing: list[Need], *, is_quiet: bool) -> None:
+def _fetch(missing: list[Requirement], *, is_quiet: bool) -> None:
     """Install all packages in one call, then download the folder. Raises SourceError."""
     from trtkit.errors import SourceError
     from trtkit.sources.fetch import download, install_packages

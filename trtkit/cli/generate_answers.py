@@ -72,7 +72,7 @@ class Answers:
     def _warn_of_errors(self, output: RequestOutput) -> PromptLine:
         """Say why answers failed; return the prompt."""
         line = self._lines[int(output.request_id)]
-        errors = [each.stop_reason for each in output.outputs if each.finish_reason == "error"]
+        errors = [completion.stop_reason for completion in output.outputs if completion.finish_reason == "error"]
         self.failures += bool(errors)
         for error in errors:
             warn(f"error: {line.where}: {error}")
@@ -82,7 +82,7 @@ class Answers:
         """Print a prompt's first line, then its answers."""
         blank = "\n" if self._printed else ""
         click.echo(click.style(f"{blank}> {visible(line.heading)}", bold=True))
-        for each in completions:
-            number = f"[{each.index + 1}] " if len(completions) > 1 else ""
-            text = each.text if self._tokenizer is not None else " ".join(map(str, each.token_ids))
+        for completion in completions:
+            number = f"[{completion.index + 1}] " if len(completions) > 1 else ""
+            text = completion.text if self._tokenizer is not None else " ".join(map(str, completion.token_ids))
             answer(f"{number}{text}\n", sys.stdout)

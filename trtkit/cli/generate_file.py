@@ -59,8 +59,8 @@ class FileRun:
         rate = self._tokens / self._seconds if self._seconds else None
         summary: dict[str, object] = {"output": str(self._file.path), "prompts": self._total}
         summary |= {"answered_before": self._answered_before, "failed": len(self._file.failed)}
-        summary |= {"prompt_tokens": sum(each.prompt_tokens for each in self._metrics)}
-        summary |= {"reused_tokens": sum(each.reused_tokens for each in self._metrics)}
+        summary |= {"prompt_tokens": sum(metrics.prompt_tokens for metrics in self._metrics)}
+        summary |= {"reused_tokens": sum(metrics.reused_tokens for metrics in self._metrics)}
         summary |= {"output_tokens": self._tokens, "seconds": self._seconds, "tokens_per_second": rate}
         if as_json:
             click.echo(json.dumps(summary, ensure_ascii=False))

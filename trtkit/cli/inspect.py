@@ -87,8 +87,8 @@ def command(
     quantized = _quantized(model.config.quantize, network)
     if as_json:
         described = model.model_dump(mode="json")
-        own = {"manifest": described} if kind == "bundle" else {"backend": backend, **described}
-        click.echo(json.dumps({"kind": kind, **own, "network": network.to_json(), "quantized": quantized}))
+        fields = {"manifest": described} if kind == "bundle" else {"backend": backend, **described}
+        click.echo(json.dumps({"kind": kind, **fields, "network": network.to_json(), "quantized": quantized}))
         return
     show(inspect_tables(Inspected(kind, model, network, quantized), every_layer=layers))
 
@@ -142,8 +142,8 @@ def _quantized(options: QuantizeOptions | None, network: NetworkRecord) -> dict[
 
 def _methods(options: QuantizeOptions) -> str:
     """Return the method that a config asks for, and those of its parts."""
-    own = [] if options.method == "none" and options.parts else [options.method]
-    return ", ".join([*own, *(f"{name} {part.method}" for name, part in options.parts.items())])
+    whole = [] if options.method == "none" and options.parts else [options.method]
+    return ", ".join([*whole, *(f"{name} {part.method}" for name, part in options.parts.items())])
 
 
 def _network(config: ModelConfig, *, quiet: bool) -> tuple[str, str, ModelRecord, NetworkRecord]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.network.fusion import Fusion
-    from trtkit.report.fusion import Measured
+    from trtkit.report.fusion import LayerMeasurements
 
 
 def show_fusion(bundle: Bundle, html: Path | None, measured: Sequence[Path], *, as_json: bool, quiet: bool) -> None:
@@ -41,8 +41,10 @@ def show_fusion(bundle: Bundle, html: Path | None, measured: Sequence[Path], *, 
         # Of a language model's bundle, the model alone is measured; other networks have layers of the same names.
         stages = bundle.manifest.stages[-1:] if bundle.manifest.decoder is not None else bundle.manifest.stages
         names = {stage.name for stage in stages}
-        own = [(fusion, [each.name for each in network.layers]) for fusion, network in results if fusion.stage in names]
-        check_layers(reports, own)
+        chosen = [
+            (fusion, [layer.name for layer in network.layers]) for fusion, network in results if fusion.stage in names
+        ]
+        check_layers(reports, chosen)
         marks = [measured_of(reports if fusion.stage in names else (), fusion) for fusion in fusions]
         write_output(html, fusion_page(bundle.manifest.name, results, marks, page_origin(bundle)))
     if as_json:
@@ -78,9 +80,9 @@ def _tables(fusion: Fusion) -> Iterator[Table]:
     table.add_row("bytes", f"{apart} layer by layer, of which fusing saves {saved}{share}")
     yield table
     rows = listing("kernels in order", "count", "kind", "layers in it", "FLOP", "apart", "saved")
-    for each in grouped(fusion):
-        sizes = size_text(each.bytes_apart), size_text(each.bytes_saved)
-        rows.add_row(str(each.count), each.kind, each.text, count_text(each.flops), *sizes)
+    for group in grouped(fusion):
+        sizes = size_text(group.bytes_apart), size_text(group.bytes_saved)
+        rows.add_row(str(group.count), group.kind, group.text, count_text(group.flops), *sizes)
     yield rows
 
 
@@ -116,12 +118,12 @@ def read_layers(path: Path) -> LayerReport:
         raise click.UsageError(f"--measured: {path} cannot be read: {error}") from None
     try:
         layers = report.get("layers") or ()
-        errors = {each["layer"]: float(each["relative_rms_error"]) for each in layers}
+        errors = {layer["layer"]: float(layer["relative_rms_error"]) for layer in layers}
         calls = tuple(
             TimedLayers(
                 phase["name"],
                 {name: tuple(shape) for name, shape in case.get("shapes", {}).items()},
-                {each["layer"]: each["ms"] / max(1, each["layers"]) for each in phase["layers"]},
+                {layer["layer"]: layer["ms"] / max(1, layer["layers"]) for layer in phase["layers"]},
             )
             for case in report.get("cases") or ()
             for phase in case.get("phases", ())
@@ -130,21 +132,21 @@ def read_layers(path: Path) -> LayerReport:
         errors, calls = {}, ()
     if not errors and not calls:
         raise click.UsageError(f"--measured: {path} is not a report with layers; {_WRITE}")
-    return LayerReport(path, {name: each for name, each in errors.items() if math.isfinite(each)}, calls)
+    return LayerReport(path, {name: error for name, error in errors.items() if math.isfinite(error)}, calls)
 
 
-def measured_of(reports: Sequence[LayerReport], fusion: Fusion) -> Measured:
+def measured_of(reports: Sequence[LayerReport], fusion: Fusion) -> LayerMeasurements:
     """Return what reports say of a fusion's layers: of the calls, the one at its shapes, or else the first."""
-    from trtkit.report.fusion import Measured
+    from trtkit.report.fusion import LayerMeasurements
 
     errors = {name: error for report in reports for name, error in report.errors.items()}
     times: dict[str, float] = {}
     for report in reports:
-        calls = [each for each in report.calls if not fusion.phase or each.phase == fusion.phase]
-        at_shapes = [each for each in calls if each.shapes == fusion.shapes]
+        calls = [call for call in report.calls if not fusion.phase or call.phase == fusion.phase]
+        at_shapes = [call for call in calls if call.shapes == fusion.shapes]
         for call in (at_shapes or calls)[:1]:
             times |= call.times_ms
-    return Measured(errors, times)
+    return LayerMeasurements(errors, times)
 
 
 def check_layers(reports: Sequence[LayerReport], fusions: Sequence[tuple[Fusion, Sequence[str]]]) -> None:

@@ -27,13 +27,13 @@ def request_stats(metrics: RequestMetrics) -> str:
 def total_stats(llm: LLM, requests: Sequence[RequestMetrics], seconds: float) -> str:
     """Return what a run did as one line."""
     done = llm.statistics
-    tokens = sum(each.output_tokens for each in requests)
+    tokens = sum(request.output_tokens for request in requests)
     parts = [f"{plural(len(requests), 'request')} on {plural(llm.slots, 'slot')} in {seconds:.2f} s"]
     parts += [plural(tokens, "token"), f"{tokens / seconds:.1f} tokens/s"]
     first = sorted(one.ttft_s for one in requests if one.ttft_s is not None)
-    each = sorted(one.tpot_s for one in requests if one.tpot_s is not None)
+    tpots_s = sorted(one.tpot_s for one in requests if one.tpot_s is not None)
     parts += [f"TTFT {1000 * first[len(first) // 2]:.1f} ms (median)"] if first else []
-    parts += [f"TPOT {1000 * each[len(each) // 2]:.1f} ms (median)"] if each else []
+    parts += [f"TPOT {1000 * tpots_s[len(tpots_s) // 2]:.1f} ms (median)"] if tpots_s else []
     parts.append(f"prompts {plural(done.prompt_tokens + done.reused_tokens, 'token')}, {done.reused_tokens} from cache")
     parts += [f"{done.restored_tokens} of these from host memory"] if done.restored_tokens else []
     parts += [f"{done.file_tokens} read from files"] if done.file_tokens else []

@@ -72,7 +72,7 @@ def model_options(command: Command) -> Command:
             if not shapes:
                 raise
             raise ConfigError(
-                error.what, [replace(each, where=_option(each.where)) for each in error.problems], error.fix
+                error.what, [replace(problem, where=_option(problem.where)) for problem in error.problems], error.fix
             ) from None
 
     for option in reversed(_OPTIONS):

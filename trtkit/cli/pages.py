@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.bundle.bundle import Bundle
-    from trtkit.report.page import Origin
+    from trtkit.report.page import PageOrigin
 
 
 def check_page(path: Path | None) -> None:
@@ -24,9 +24,9 @@ def check_page(path: Path | None) -> None:
         importlib.import_module("trtkit.report.page")
 
 
-def page_origin(bundle: Bundle | None = None) -> Origin:
+def page_origin(bundle: Bundle | None = None) -> PageOrigin:
     """Return where the figures of a page come from: this command, and a bundle."""
-    from trtkit.report.page import Origin
+    from trtkit.report.page import PageOrigin
 
     command = shlex.join(["trtkit", *(click.get_current_context().find_root().obj or ())])
-    return Origin(command, "" if bundle is None else f"{bundle.path}, build key {bundle.manifest.build_key}")
+    return PageOrigin(command, "" if bundle is None else f"{bundle.path}, build key {bundle.manifest.build_key}")

@@ -198,9 +198,9 @@ def _loads(plan: Report) -> Iterator[Table]:
     load = rows[0][1].requests_per_second
     title = f"{load:g} requests/s at best; a month has {HOURS_PER_MONTH} hours"
     table = _numbers(title, ("gpu",), "requests/s each", "GPUs", "cost a month")
-    for key, each in sorted(rows, key=lambda row: row[1].cost_per_month or math.inf):
-        cost = "-" if each.cost_per_month is None else f"{each.cost_per_month:,.0f}"
-        table.add_row(key, _number(each.per_gpu), f"{each.gpus:,}", cost)
+    for key, per_load in sorted(rows, key=lambda row: row[1].cost_per_month or math.inf):
+        cost = "-" if per_load.cost_per_month is None else f"{per_load.cost_per_month:,.0f}"
+        table.add_row(key, _number(per_load.per_gpu), f"{per_load.gpus:,}", cost)
     yield table
 
 

@@ -47,7 +47,7 @@ def list_ops(op: str | None, as_json: bool) -> None:
     from trtkit.network.custom_op import find, load_ops
     from trtkit.verification.custom_ops.record import describe_op
 
-    descriptions = [describe_op(each) for each in ([find(op)] if op else load_ops().values())]
+    descriptions = [describe_op(custom_op) for custom_op in ([find(op)] if op else load_ops().values())]
     if as_json:
         click.echo(json.dumps(descriptions))
         return
@@ -68,7 +68,7 @@ def check_ops(op: str | None, as_json: bool, quiet: bool) -> None:
     from trtkit.network.custom_op import find, load_ops
 
     ops = [find(op)] if op else list(load_ops().values())
-    outcomes = [outcome for each in ops for outcome in _outcomes(each, is_quiet=quiet or as_json)]
+    outcomes = [outcome for custom_op in ops for outcome in _outcomes(custom_op, is_quiet=quiet or as_json)]
     if as_json:
         click.echo(json.dumps([asdict(outcome) | {"is_within": outcome.is_within} for outcome in outcomes]))
     else:

@@ -118,7 +118,7 @@ def command(
     keys = {"method": method, "block": block, "kv_cache": kv_cache, "calibration.data": calib}
     keys["sparsity"] = sparsity
     keys |= {"calibration.samples": None if samples is None else str(samples)}
-    model = _loaded(path, keys, (layers, exclude), overrides, target)
+    model = _loaded(path, keys, layers, exclude, overrides, target)
     with show_progress(quiet=quiet or as_json) as runner:
         scoring = ScoringRequest(sensitivity or html is not None, budget, fallback)
         result = quantize_model(model, out, runner, scoring)
@@ -138,21 +138,21 @@ def command(
 def _loaded(
     path: str,
     keys: dict[str, str | None],
-    globs: tuple[tuple[str, ...], tuple[str, ...]],
+    layers: tuple[str, ...],
+    exclude: tuple[str, ...],
     overrides: Overrides,
     target: str | None,
 ) -> ModelConfig:
     """Return the config with what the options ask for."""
     from trtkit.config.load import find_model_config
 
-    own = [f"quantize.{key}={value}" for key, value in keys.items() if value is not None]
-    layers, exclude = globs
+    settings = [f"quantize.{key}={value}" for key, value in keys.items() if value is not None]
     if layers:
         methods = dict(_parted(pair) for pair in layers)
-        own.append(f"quantize.layers={json.dumps(methods)}")
+        settings.append(f"quantize.layers={json.dumps(methods)}")
     if exclude:
-        own.append(f"quantize.exclude={json.dumps(list(exclude))}")
-    return find_model_config(path, (*own, *overrides), target)
+        settings.append(f"quantize.exclude={json.dumps(list(exclude))}")
+    return find_model_config(path, (*settings, *overrides), target)
 
 
 def _parted(pair: str) -> tuple[str, str]:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from trtkit.deployment.triton.server_files import ServerFiles
 
     Command = Callable[..., None]
-    from trtkit.deployment.dynamo.fleet import Fleet
-    from trtkit.deployment.dynamo.fleet_options import FleetOptions
+    from trtkit.deployment.dynamo.fleet import LocalFleet
+    from trtkit.deployment.dynamo.fleet_options import DynamoOptions
 
 
 _BUNDLE = (
@@ -151,12 +151,14 @@ def command(context: click.Context, /, path: str, as_json: bool, quiet: bool, **
 
     is_one = is_bundle(Path(path))
     _check_options(context, _OF_REPOSITORIES if is_one else _OF_BUNDLES, "a repository" if is_one else "a bundle")
-    own = {name: options[name] for name in ("host", "http_port", *(_OF_BUNDLES if is_one else _OF_REPOSITORIES))}
+    server_options = {
+        name: options[name] for name in ("host", "http_port", *(_OF_BUNDLES if is_one else _OF_REPOSITORIES))
+    }
     signal.signal(signal.SIGTERM, _interrupt)
     if is_one:
-        serve_bundle(Path(path), own, as_json=as_json, quiet=quiet)
+        serve_bundle(Path(path), server_options, as_json=as_json, quiet=quiet)
     else:
-        _serve_repository(Path(path), own, as_json=as_json, quiet=quiet)
+        _serve_repository(Path(path), server_options, as_json=as_json, quiet=quiet)
 
 
 def _check_options(context: click.Context, names: Sequence[str], of: str) -> None:
@@ -303,8 +305,8 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
     elif options["prefill_bundle"]:
         raise click.UsageError("--prefill-bundle needs --prefill-workers")
     from trtkit.bundle.bundle import open_bundle
-    from trtkit.deployment.dynamo.fleet import Fleet
-    from trtkit.deployment.dynamo.fleet_options import FleetOptions
+    from trtkit.deployment.dynamo.fleet import LocalFleet
+    from trtkit.deployment.dynamo.fleet_options import DynamoOptions
     from trtkit.deployment.dynamo.model_folder import read_model
     from trtkit.deployment.dynamo.prefill_bundle import check_prefill_bundle
     from trtkit.deployment.ports import free_ports
@@ -324,10 +326,10 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
         head_tokens(open_bundle(model.path), serving.speculate)
         check_adapters(open_bundle(model.path), serving.lora or {}, name)
     port = options.pop("http_port") or free_ports(1)[0]
-    fleet_options = FleetOptions(name, port=port, serving=serving, **options)
+    fleet_options = DynamoOptions(name, port=port, serving=serving, **options)
     show = server_log(lambda line: " INFO " in line, quiet=quiet)
     try:
-        with Fleet(model, fleet_options, lambda who, line: show(f"{who}: {line}")) as fleet:
+        with LocalFleet(model, fleet_options, lambda who, line: show(f"{who}: {line}")) as fleet:
             _warn(fleet)
             fleet.wait_ready()
             _print_fleet(fleet, as_json=as_json)
@@ -346,7 +348,7 @@ def _join(path: Path) -> NoReturn:
     sys.exit(0)
 
 
-def _warn(fleet: Fleet) -> None:
+def _warn(fleet: LocalFleet) -> None:
     from trtkit.deployment.ports import is_loopback
 
     options = fleet.options
@@ -360,7 +362,7 @@ def _warn(fleet: Fleet) -> None:
         warn("note: the tokenizer has no chat template, so there are completions but no chat")
 
 
-def _print_fleet(fleet: Fleet, *, as_json: bool) -> None:
+def _print_fleet(fleet: LocalFleet, *, as_json: bool) -> None:
     """Print where the model is, and a request to try."""
     options = fleet.options
     if as_json:
@@ -374,7 +376,7 @@ def _print_fleet(fleet: Fleet, *, as_json: bool) -> None:
     echo("Ctrl-C stops it")
 
 
-def _curl(options: FleetOptions, *, has_chat: bool) -> str:
+def _curl(options: DynamoOptions, *, has_chat: bool) -> str:
     question = "Why is the sky blue?"
     body = {"messages": [{"role": "user", "content": question}]} if has_chat else {"prompt": question}
     path = "chat/completions" if has_chat else "completions"

@@ -91,7 +91,7 @@ def _simulate(path: str | None, options: Mapping[str, Any], runner: Runner) -> S
     objectives = parse_objectives(options["objectives"])
     traffic = read_traffic_options(options)
     fleet, notes = read_fleet(path, traffic, options, runner)
-    run = _runner(traffic, fleet, objectives, (options["price_per_hour"], runner))
+    run = _runner(traffic, fleet, objectives, options["price_per_hour"], runner)
     if not options["find_gpus"]:
         return Simulation(run(fleet.replicas), (), objectives, notes)
     count, tried = find_replicas(run, options["attainment"])
@@ -100,19 +100,17 @@ def _simulate(path: str | None, options: Mapping[str, Any], runner: Runner) -> S
 
 
 def _runner(
-    traffic: Traffic, fleet: FleetOptions, objectives: Mapping[str, float], context: tuple[float | None, Runner]
+    traffic: Traffic, fleet: FleetOptions, objectives: Mapping[str, float], price: float | None, runner: Runner
 ) -> Callable[[int], Summary]:
-    """Return what simulates a number of replicas. context: the price of an hour, and who is told the progress."""
+    """Return what simulates a number of replicas. price: of an hour. runner: is told the progress."""
     from trtkit.jobs.events import Progress
     from trtkit.simulation.fleet import simulate
     from trtkit.simulation.summary import summarize
 
-    price, runner = context
-
     def run(replicas: int) -> Summary:
-        own = replace(fleet, replicas=replicas)
-        name = f"simulate {own.gpus} GPU{'s' if own.gpus > 1 else ''}"
-        record = simulate(traffic, own, lambda done: runner.report(Progress(name, done, len(traffic))))
-        return summarize(traffic, record, own, objectives, price)
+        sized_fleet = replace(fleet, replicas=replicas)
+        name = f"simulate {sized_fleet.gpus} GPU{'s' if sized_fleet.gpus > 1 else ''}"
+        record = simulate(traffic, sized_fleet, lambda done: runner.report(Progress(name, done, len(traffic))))
+        return summarize(traffic, record, sized_fleet, objectives, price)
 
     return run

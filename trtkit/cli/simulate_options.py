@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from trtkit.jobs.runner import Runner
-    from trtkit.planning.question import Question
+    from trtkit.planning.question import PlanningQuestion
     from trtkit.planning.source import PlannedModel
     from trtkit.simulation.fleet import FleetOptions
     from trtkit.simulation.machine import Caches
@@ -167,8 +167,8 @@ def _planned(
     kv, own_page_tokens = _caches(model, question, options["kv"])
     page_tokens = options["page_tokens"] or own_page_tokens
     share, overhead_s = options["efficiency"], options["overhead_ms"] / 1e3
-    own = MachineOptions(share, overhead_s, 1e9 * options["host_gb_per_s"], _slots(model, options["slots"]))
-    machine = machine_of(question, gpu, own, kv)
+    machine_options = MachineOptions(share, overhead_s, 1e9 * options["host_gb_per_s"], _slots(model, options["slots"]))
+    machine = machine_of(question, gpu, machine_options, kv)
     pages = options["pages"] or machine.cache_tokens // page_tokens
     host_gib = _HOST_GIB if options["host_cache_gib"] is None else options["host_cache_gib"]
     replica = ReplicaOptions(
@@ -185,16 +185,16 @@ def _planned(
         gpus=machine.gpus,
     )
     holds = "each with room for the longest" if kv == "linear" else f"{pages} pages of {page_tokens} tokens"
-    place = gpu.name if machine.gpus == 1 else f"{machine.gpus} {gpu.name}"
+    hardware = gpu.name if machine.gpus == 1 else f"{machine.gpus} {gpu.name}"
     notes = (
-        f"{question.model.name} in {question.model.dtype.name} on {place}: {machine.slots} sequences of at most "
+        f"{question.model.name} in {question.model.dtype.name} on {hardware}: {machine.slots} sequences of at most "
         f"{machine.slot_tokens} tokens at once, {holds}; the host for {replica.host_tokens:,} tokens",
         f"steps at {share:.0%} of the roofline of published figures" + (", a lower bound" if share == 1 else ""),
     )
     return replica, notes
 
 
-def _caches(model: PlannedModel, question: Question, kv: Caches | None) -> tuple[Caches, int]:
+def _caches(model: PlannedModel, question: PlanningQuestion, kv: Caches | None) -> tuple[Caches, int]:
     """Return the kind of caches, and the tokens of a page, by the options or by the config of the model."""
     from trtkit.builder.decoders import llm_options
     from trtkit.planning.paged import copied_pages

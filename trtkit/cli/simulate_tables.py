@@ -58,8 +58,10 @@ def _latencies(result: Summary) -> Table:
     table = Table("ms", box=None, pad_edge=False, header_style="cyan")
     for name in ("mean", "p50", "p90", "p99"):
         table.add_column(name, justify="right")
-    for name, each in (("TTFT", result.ttft), ("TPOT", result.tpot), ("latency", result.latency)):
-        table.add_row(name, *map(_ms, (each.mean_ms, each.p50_ms, each.p90_ms, each.p99_ms)))
+    for name, distribution in (("TTFT", result.ttft), ("TPOT", result.tpot), ("latency", result.latency)):
+        table.add_row(
+            name, *map(_ms, (distribution.mean_ms, distribution.p50_ms, distribution.p90_ms, distribution.p99_ms))
+        )
     table.add_row("gaps between tokens", _ms(result.itl.mean_ms), _ms(result.itl.p50_ms), "", _ms(result.itl.p99_ms))
     return table
 
@@ -69,11 +71,13 @@ def _tried(simulation: Simulation) -> Table:
     table = Table("GPUs", box=None, pad_edge=False, header_style="cyan")
     for name in ("goodput", "TTFT p99, ms", "TPOT p99, ms", "computing", "cost a month"):
         table.add_column(name, justify="right")
-    for each in simulation.tried:
-        share = "" if each.goodput is None else f"{each.goodput.share:.1%}"
-        cost = "" if each.cost_per_month is None else f"{each.cost_per_month:,.0f}"
-        mark = " *" if each.gpus == simulation.result.gpus else ""
-        table.add_row(f"{each.gpus}{mark}", share, _p99(each.ttft), _p99(each.tpot), f"{each.utilization:.0%}", cost)
+    for attempt in simulation.tried:
+        share = "" if attempt.goodput is None else f"{attempt.goodput.share:.1%}"
+        cost = "" if attempt.cost_per_month is None else f"{attempt.cost_per_month:,.0f}"
+        mark = " *" if attempt.gpus == simulation.result.gpus else ""
+        table.add_row(
+            f"{attempt.gpus}{mark}", share, _p99(attempt.ttft), _p99(attempt.tpot), f"{attempt.utilization:.0%}", cost
+        )
     return table
 
 

@@ -107,9 +107,9 @@ def _add_tensors(table: Table, model: ModelRecord) -> None:
     adapters = [tensor for tensor in model.inputs if tensor.feeder == "adapter"]
     held = {
         name
-        for each in model.inputs
-        if each.feeder in ("cache", "state", "encoder")
-        for name in (each.name, each.updated)
+        for tensor in model.inputs
+        if tensor.feeder in ("cache", "state", "encoder")
+        for name in (tensor.name, tensor.updated)
     }
     for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
         caches = [tensor for tensor in tensors if tensor.name in held]
@@ -160,9 +160,9 @@ def _add_tokens(table: Table, model: ModelRecord) -> None:
 def _add_vision(table: Table, images: ImagesRecord, tower: StageRecord) -> None:
     """Add what the vision tower before an LLM takes and gives."""
     inputs = ", ".join(f"{tensor.name} {shape_text(tensor.shape)}" for tensor in tower.inputs)
-    each = f"{images.tokens_per_image or 'a variable number of'} tokens per image"
+    tokens = f"{images.tokens_per_image or 'a variable number of'} tokens per image"
     limit = f"{images.max_tokens} tokens" if images.layout == "patches" else f"{images.max_images} images"
-    table.add_row("vision", f"{images.model_type}, {inputs}; {each}, at most {limit} per call")
+    table.add_row("vision", f"{images.model_type}, {inputs}; {tokens}, at most {limit} per call")
     totals = tower.totals
     work = f"{count_text(totals.flops)}FLOP, {size_text(totals.bytes_moved)} moved (opt shapes)"
     table.add_row("", f"{totals.layers} layers, weights {weights_text(totals.weight_bytes)}, {work}")
@@ -204,12 +204,12 @@ def inspect_tables(inspected: Inspected, *, every_layer: bool) -> Iterator[Rende
 
 def _layers_text(manifest: Manifest) -> str:
     """Return what the reference executor runs a bundle from."""
-    networks = [each.layers for stage in manifest.stages for each in stage.networks]
+    networks = [network.layers for stage in manifest.stages for network in stage.networks]
     records = [record for record in networks if record is not None]
     if len(records) < len(networks):
         return "the reference executor writes the networks again: they have plugins"
-    size = sum(file.size_bytes for each in records for file in (each.layers, each.weights) if file is not None)
-    sources = {number for each in records for number in each.sources if number < len(manifest.sources)}
+    size = sum(file.size_bytes for record in records for file in (record.layers, record.weights) if file is not None)
+    sources = {number for record in records for number in record.sources if number < len(manifest.sources)}
     mapped = f", weights mapped from {plural(len(sources), 'file')} of the source" if sources else ""
     return f"the reference executor runs the layers in the bundle, {size_text(size)}{mapped}"
 
@@ -290,7 +290,7 @@ def profiles_text(profiles: list[Json], inputs: Sequence[IoRecord] = ()) -> str:
     """
     lines, implied = (
         [],
-        {each.name for each in inputs if each.feeder in ("scheduler", "cache", "state", "encoder", "adapter")},
+        {tensor.name for tensor in inputs if tensor.feeder in ("scheduler", "cache", "state", "encoder", "adapter")},
     )
     for profile in profiles:
         for name in (name for name in profile if name not in implied):

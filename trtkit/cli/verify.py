@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.runner import Runner
     from trtkit.verification.report import Report
-    from trtkit.verification.verify import Request
+    from trtkit.verification.verify import VerifySettings
 
 EPILOG = """\b
 Examples:
@@ -88,11 +88,11 @@ def command(
     ONNX Runtime or PyTorch on the source model.
     """
     from trtkit.cli.progress import show_progress
-    from trtkit.verification.verify import Request
+    from trtkit.verification.verify import VerifySettings
 
     _check_outputs(path, html, fix)
     has_layers = True if fix is not None or (html is not None and layers is None) else layers
-    request = Request(inputs, against, has_layers, corners, text, trust_source)
+    request = VerifySettings(inputs, against, has_layers, corners, text, trust_source)
     with show_progress(quiet=quiet or as_json) as runner:
         report = _verify(path, request, overrides, target, runner)
         if fix is not None and not report.passed:
@@ -115,7 +115,7 @@ def _check_outputs(path: str, html: Path | None, fix: Path | None) -> None:
 
 def _verify(
     path: str,
-    request: Request,
+    request: VerifySettings,
     overrides: Overrides,
     target: str | None,
     runner: Runner,
@@ -135,7 +135,7 @@ def _fix(
     path: str,
     out: Path,
     report: Report,
-    request: Request,
+    request: VerifySettings,
     overrides: Overrides,
     target: str | None,
     runner: Runner,

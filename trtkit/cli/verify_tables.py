@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         Corner,
         LayerError,
         PartOutput,
-        Perplexity,
+        PerplexityCheck,
         QuantizationLoss,
         Report,
         Rows,
@@ -160,7 +160,7 @@ def _answers(task: Agreement) -> Table:
     return rows
 
 
-def _perplexity(text: Perplexity) -> Table:
+def _perplexity(text: PerplexityCheck) -> Table:
     rows = pairs("perplexity per token")
     rows.add_row("text", f"{text.text}, {plural(text.windows, 'window')}, {text.tokens} tokens")
     rows.add_row("ours", f"{text.perplexity:.4f}")

@@ -68,7 +68,7 @@ def _model_at(model: type[BaseModel], key_path: KeyPath) -> type[BaseModel] | No
     """Return the model class found at `key_path` below `model`."""
     current: Any = model
     for part in key_path:
-        fields = {name: field.annotation for each in _models(current) for name, field in each.model_fields.items()}
+        fields = {name: field.annotation for model in _models(current) for name, field in model.model_fields.items()}
         if part in fields:
             current = fields[str(part)]
         else:

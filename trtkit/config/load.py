@@ -121,11 +121,11 @@ def find_model_config(path: str, overrides: Sequence[str | Override] = (), targe
     Raises ConfigError, also for a folder of a model whose name is a shipped config's; SourceError; BundleError for a
     bundle, which is built already.
     """
-    place = Path(_anchor(path, Path())) if path.startswith("~") else Path(path)
+    local_path = Path(_anchor(path, Path())) if path.startswith("~") else Path(path)
     is_shipped = path in shipped_configs()
-    if place.suffix in _FILE_KINDS or (place.is_dir() and not is_shipped):
-        return config_for_source(source_kind(place), place, overrides, target)
-    if is_shipped and (place / "config.json").is_file():
+    if local_path.suffix in _FILE_KINDS or (local_path.is_dir() and not is_shipped):
+        return config_for_source(source_kind(local_path), local_path, overrides, target)
+    if is_shipped and (local_path / "config.json").is_file():
         what = f"`{path}` is a shipped config and a model's folder here"
         fix = f"give ./{path} for the folder; start in another folder for the shipped config"
         raise ConfigError(what, [], fix)

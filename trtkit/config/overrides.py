@@ -35,7 +35,7 @@ class Override:
 def read_overrides(overrides: Sequence[str | Override]) -> list[Override]:
     """Return overrides, texts of `--set` parsed. Raises ConfigError."""
     return [
-        each if isinstance(each, Override) else Override(*parse_override(each), f"--set {each}") for each in overrides
+        item if isinstance(item, Override) else Override(*parse_override(item), f"--set {item}") for item in overrides
     ]
 
 
@@ -45,7 +45,7 @@ def keyword_overrides(keys: Mapping[str, object]) -> tuple[Override, ...]:
     A name may hold dots (`llm.logits`). A mapping sets the keys that it has and leaves the others; an empty one, like
     any other value, replaces what is there.
     """
-    return tuple(each for name, value in keys.items() for each in _nested(_key_path(name), value))
+    return tuple(override for name, value in keys.items() for override in _nested(_key_path(name), value))
 
 
 def _nested(key_path: KeyPath, value: object) -> Iterator[Override]:

@@ -140,10 +140,10 @@ class QuantizeOptions(PartOptions):
 
     def of(self, part: str) -> PartOptions:
         """Return the options of a hybrid's part; data that it does not name itself is the section's."""
-        own = self.parts.get(part, self)
-        if own.calibration.data is not None:
-            return own
-        return own.model_copy(update={"calibration": self.calibration})
+        options = self.parts.get(part, self)
+        if options.calibration.data is not None:
+            return options
+        return options.model_copy(update={"calibration": self.calibration})
 
 
 def whole(options: PartOptions) -> QuantizeOptions:

@@ -71,7 +71,7 @@ Range = Annotated[DimRange | ShapeRange, BeforeValidator(_read_range, json_schem
 Profile = dict[str, Range]
 
 
-class InputSpec(StrictModel):
+class ModuleInput(StrictModel):
     """An input of a PyTorch module: sizes and names of dynamic dimensions, such as `[batch, 3, 224, 224]`."""
 
     shape: SymbolicShape = Field(description="Sizes; names for dynamic dimensions.")
@@ -87,7 +87,7 @@ class TorchSource(StrictModel):
     factory: str = Field(pattern=r"^[\w.]+:[\w.]+$", description=_FACTORY)
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the factory.")
     checkpoint: str | None = Field(None, description="safetensors, or a .pt/.pth state dict, read with `weights_only`.")
-    inputs: dict[str, InputSpec] = Field(min_length=1, description="In the order of the module's arguments.")
+    inputs: dict[str, ModuleInput] = Field(min_length=1, description="In the order of the module's arguments.")
     outputs: tuple[str, ...] = Field((), description="Names of the outputs, in order.")
     opset: StrictInt = Field(20, ge=18, le=23, description="ONNX opset to export to.")
 

@@ -8,14 +8,14 @@ import numpy as np
 
 from trtkit.config.task import Task
 from trtkit.errors import SourceError
-from trtkit.inputs.images import Placement
-from trtkit.runtime.tasks.answers import Boxes, Classes, ClassMap, DepthMap, Embedding, Text
-from trtkit.runtime.tasks.reader import Reader
+from trtkit.inputs.images import PicturePlacement
+from trtkit.runtime.tasks.answers import Classes, ClassMap, DepthMap, DetectedBoxes, Embedding, Text
+from trtkit.runtime.tasks.reader import TaskReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trtkit.arrays import Array, Arrays
+    from trtkit.arrays import Array, Arrays, WidthHeight
     from trtkit.runtime.tasks.answers import Answer, Box
 
 MAP_TENSORS = {"segmentation": ("class_id", "int32"), "depth": ("depth", "fp32")}
@@ -24,7 +24,7 @@ PLACEMENT = "placement"
 """What goes from the preprocessing to the reading of boxes and maps: a row of eight numbers for each picture."""
 
 
-def reader_settings(reader: Reader) -> dict[str, Any]:
+def reader_settings(reader: TaskReader) -> dict[str, Any]:
     """Return a reader as a version's settings.json holds it."""
     assert reader.task is not None
     task = reader.task.model_dump(mode="json")
@@ -37,10 +37,10 @@ def reader_settings(reader: Reader) -> dict[str, Any]:
     }
 
 
-def reader_from(settings: Mapping[str, Any]) -> Reader:
+def reader_from(settings: Mapping[str, Any]) -> TaskReader:
     """Return the reader that `reader_settings` wrote down."""
     task = Task.model_validate(settings["task"])
-    return Reader(
+    return TaskReader(
         task, tuple(settings["labels"]), tuple(settings["characters"]), settings["top_k"], settings["keypoints"]
     )
 
@@ -50,27 +50,27 @@ def is_placed(task: Task | None) -> bool:
     return task is not None and (task.boxes is not None or task.kind in MAP_TENSORS)
 
 
-def placement_row(placed: Placement, size: tuple[int, int]) -> list[float]:
+def placement_row(placed: PicturePlacement, size: WidthHeight) -> list[float]:
     """Return a placement as numbers: picture, scale, offset; and the (width, height) of the input."""
     return [*placed.size, *placed.scale, *placed.offset, *size]
 
 
-def answer_tensors(reader: Reader, outputs: Arrays, placements: Array | None = None) -> Arrays:
+def answer_tensors(reader: TaskReader, outputs: Arrays, placements: Array | None = None) -> Arrays:
     """Return the tensors that outputs [N, ...] become.
 
     placements: [N, 8], as `placement_row` makes them, if `is_placed`.
     """
     count = len(next(iter(outputs.values())))
     rows = np.tile([1, 1, 1, 1, 0, 0, 1, 1], (count, 1)) if placements is None else placements
-    placed = [Placement((int(row[0]), int(row[1])), (row[2], row[3]), (row[4], row[5])) for row in rows.tolist()]
+    placed = [PicturePlacement((int(row[0]), int(row[1])), (row[2], row[3]), (row[4], row[5])) for row in rows.tolist()]
     size = (int(rows[0, 6]), int(rows[0, 7])) if len(rows) else (1, 1)
     return _tensors(reader, reader.read(outputs, placed, size))
 
 
-def _tensors(reader: Reader, answers: Sequence[Answer]) -> Arrays:
+def _tensors(reader: TaskReader, answers: Sequence[Answer]) -> Arrays:
     assert reader.task is not None
     if reader.task.boxes is not None:
-        return _boxes(reader, [answer.boxes for answer in answers if isinstance(answer, Boxes)])
+        return _boxes(reader, [answer.boxes for answer in answers if isinstance(answer, DetectedBoxes)])
     if reader.task.kind in MAP_TENSORS:
         return {MAP_TENSORS[reader.task.kind][0]: _one_size([_map(answer) for answer in answers])}
     if reader.task.kind == "embedding":
@@ -101,7 +101,7 @@ def _map(answer: Answer) -> Array:
 
 def _one_size(maps: Sequence[Array]) -> Array:
     """Return maps as one array. Raises SourceError for pictures of different sizes."""
-    sizes = sorted({each.shape for each in maps})
+    sizes = sorted({array.shape for array in maps})
     if len(sizes) > 1:
         listed = ", ".join(f"{height}x{width}" for height, width in sizes)
         raise SourceError(
@@ -110,7 +110,7 @@ def _one_size(maps: Sequence[Array]) -> Array:
     return np.stack(maps)
 
 
-def _boxes(reader: Reader, pictures: Sequence[tuple[Box, ...]]) -> Arrays:
+def _boxes(reader: TaskReader, pictures: Sequence[tuple[Box, ...]]) -> Arrays:
     """Return boxes [N, M, ...] padded to the most there can be; padding has class_id -1 and score 0."""
     assert reader.task is not None
     assert reader.task.boxes is not None

@@ -88,22 +88,22 @@ def resources(cpus: int, memory_gib: int, gpus: int) -> Manifest:
     return {"requests": {"cpu": cpus, "memory": memory, **devices}, "limits": {"memory": memory, **devices}}
 
 
-def autoscaler(name: str, replicas: tuple[int, int], metric: str, average: int) -> Manifest:
-    """Return what keeps a metric of the pods at `average` by their number. replicas: fewest and most."""
+def autoscaler(name: str, replicas: int, max_replicas: int, metric: str, average: int) -> Manifest:
+    """Return what keeps a metric of the pods at `average` by their number. replicas: at least."""
     target = {"type": "AverageValue", "averageValue": str(average)}
     spec = {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
-        "minReplicas": replicas[0],
-        "maxReplicas": max(replicas),
+        "minReplicas": replicas,
+        "maxReplicas": max(replicas, max_replicas),
         "metrics": [{"type": "Pods", "pods": {"metric": {"name": metric}, "target": target}}],
         "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
     }
     return named_object("autoscaling/v2", "HorizontalPodAutoscaler", name, spec)
 
 
-def network_policy(name: str, own: Sequence[str], everybody: Sequence[str] = ()) -> Manifest:
-    """Return who reaches which ports, by name: pods of the namespace their `own`, others those for `everybody`."""
-    ports = [[{"port": port, "protocol": "TCP"} for port in of_them] for of_them in (own, everybody)]
+def network_policy(name: str, own_ports: Sequence[str], everybody: Sequence[str] = ()) -> Manifest:
+    """Return who reaches which ports, by name: pods of the namespace `own_ports`, others those for `everybody`."""
+    ports = [[{"port": port, "protocol": "TCP"} for port in of_them] for of_them in (own_ports, everybody)]
     ingress: list[Manifest] = [{"from": [{"podSelector": {}}], "ports": ports[0]}]
     ingress += [{"ports": ports[1]}] if everybody else []
     spec = {"podSelector": {"matchLabels": labels(name)}, "policyTypes": ["Ingress"], "ingress": ingress}
@@ -124,7 +124,7 @@ def claim(name: str, storage_gib: int) -> Manifest:
 
 def service(name: str, ports: Mapping[str, int]) -> Manifest:
     """Return a Service for the cluster only, by the names of the pods' ports."""
-    listed = [{"name": each, "port": port, "targetPort": each} for each, port in ports.items()]
+    listed = [{"name": port_name, "port": port, "targetPort": port_name} for port_name, port in ports.items()]
     return named_object("v1", "Service", name, {"type": "ClusterIP", "selector": labels(name), "ports": listed})
 
 

@@ -15,7 +15,7 @@ from trtkit.inputs.samples import random_sample
 from trtkit.jobs.events import Phase
 from trtkit.models.parallel import SINGLE
 from trtkit.network.onnx.facts import widest_rounding
-from trtkit.network.onnx.io import TensorSpec
+from trtkit.network.onnx.io import OnnxTensorSpec
 from trtkit.network.onnx.quantize import likely_method
 from trtkit.quantization_methods import METHODS
 from trtkit.runtime.model import open_model
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.model import Model
     from trtkit.serving_options import Runtime
     from trtkit.verification.report import Report
-    from trtkit.verification.verify import Request
+    from trtkit.verification.verify import VerifySettings
 
 MAX_FLOPS = 2e11
 """A known answer is computed on a CPU where no GPU is: larger networks are left out."""
@@ -74,7 +74,7 @@ def ensure_known(bundle: Bundle, answer: ImageAnswer | None, on_progress: Callab
     return f"known requests: {len(requests)}, answered by the runtime that is here"
 
 
-def verify_and_remember(bundle: Bundle, request: Request, runner: Runner) -> Report:
+def verify_and_remember(bundle: Bundle, request: VerifySettings, runner: Runner) -> Report:
     """Verify a bundle; give one of several ranks a known request, which its ranks answer whenever they start.
 
     Engines whose collectives do nothing compute without an error; their answer tells.
@@ -101,7 +101,7 @@ def _vision_requests(bundle: Bundle, answer: ImageAnswer | None, there: list[Kno
     """Return those that are there and still hold, with what is missing."""
     names = {record.name for record in bundle.manifest.inputs}
     outputs = {record.name for record in bundle.manifest.outputs}
-    tensors = [each for each in there if set(each.inputs) == names and set(each.outputs) == outputs]
+    tensors = [known for known in there if set(known.inputs) == names and set(known.outputs) == outputs]
     image = None if answer is None else _sample_image(bundle)
     if tensors and image is None:
         return there
@@ -109,7 +109,7 @@ def _vision_requests(bundle: Bundle, answer: ImageAnswer | None, there: list[Kno
     requests = tensors or [_tensor_request(model, _smallest_shapes(bundle))]
     if answer is not None and image is not None:
         requests = [*requests, _image_request(model, image, answer)]
-    kept = [each for each in there if all(set(each.outputs) != set(new.outputs) for new in requests)]
+    kept = [known for known in there if all(set(known.outputs) != set(new.outputs) for new in requests)]
     return [*requests, *kept]
 
 
@@ -122,7 +122,7 @@ def _smallest_shapes(bundle: Bundle) -> dict[str, tuple[int, ...]]:
 def _tensor_request(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> KnownRequest:
     """Return random inputs of the smallest shapes with their outputs."""
     manifest = model.bundle.manifest
-    specs = [TensorSpec(record.name, record.dtype, record.shape) for record in manifest.inputs]
+    specs = [OnnxTensorSpec(record.name, record.dtype, record.shape) for record in manifest.inputs]
     inputs = random_sample("known", shapes, manifest.config, specs).inputs
     return KnownRequest(inputs, model.run(inputs), _tolerance(model.bundle))
 
@@ -133,7 +133,7 @@ def _tolerance(bundle: Bundle) -> float:
     if config.verify.max_relative_rms_error is not None:
         return config.verify.max_relative_rms_error
     options = () if config.quantize is None else (config.quantize, *config.quantize.parts.values())
-    methods: set[str] = {each.method for each in options}
+    methods: set[str] = {part_options.method for part_options in options}
     roundings: set[str] = {config.precision}
     for stage in manifest.stages:
         if stage.onnx is not None:

@@ -53,12 +53,12 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return ports that nobody listens on now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for each in sockets:
-            each.bind((host, 0))
-        return [each.getsockname()[1] for each in sockets]
+        for listener in sockets:
+            listener.bind((host, 0))
+        return [listener.getsockname()[1] for listener in sockets]
     finally:
-        for each in sockets:
-            each.close()
+        for listener in sockets:
+            listener.close()
 
 
 def free_ports_below(limit: int, count: int, host: str = "127.0.0.1") -> list[int]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-    from trtkit.arrays import Array
+    from trtkit.arrays import Array, WidthHeight
     from trtkit.config.task import Preprocess, Resize
 
 
@@ -125,13 +125,13 @@ def input_size(array: Array, preprocess: Preprocess) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Placement:
+class PicturePlacement:
     """Where a picture lies in its input: `input = picture * scale + offset`, per axis (x, y), in pixels.
 
     size: (width, height) of the picture.
     """
 
-    size: tuple[int, int]
+    size: WidthHeight
     scale: tuple[float, float]
     offset: tuple[float, float]
 
@@ -141,7 +141,7 @@ class Placement:
         return np.asarray(placed.clip(0, np.array(self.size)))
 
 
-def placement(size: tuple[int, int], preprocess: Preprocess) -> Placement:
+def placement(size: WidthHeight, preprocess: Preprocess) -> PicturePlacement:
     """Return where a picture of `size` (width, height) lies in the input that `image_input` makes of it."""
     scaled = _scaled_size(size, preprocess)
     offset = (0, 0)
@@ -150,10 +150,10 @@ def placement(size: tuple[int, int], preprocess: Preprocess) -> Placement:
     elif preprocess.crop is not None:
         left, top = _cut(scaled, *preprocess.crop)
         offset = (-left, -top)
-    return Placement(size, (scaled[0] / size[0], scaled[1] / size[1]), offset)
+    return PicturePlacement(size, (scaled[0] / size[0], scaled[1] / size[1]), offset)
 
 
-def _scaled_size(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, int]:
+def _scaled_size(size: WidthHeight, preprocess: Preprocess) -> tuple[int, int]:
     """Return (width, height) after resizing and rounding to multiples."""
     width, height = _resized(size, preprocess.resize)
     if preprocess.crop is None and preprocess.multiple_of > 1:
@@ -162,7 +162,7 @@ def _scaled_size(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, in
     return max(1, round(width)), max(1, round(height))
 
 
-def _resized(size: tuple[int, int], resize: Resize | None) -> tuple[float, float]:
+def _resized(size: WidthHeight, resize: Resize | None) -> tuple[float, float]:
     """Return (width, height) with the aspect kept, but for `exact`."""
     width, height = size
     if resize is None:
@@ -192,7 +192,7 @@ def _letterboxed(image: Image.Image, height: int, width: int) -> Image.Image:
     return canvas
 
 
-def _bars(size: tuple[int, int], height: int, width: int) -> tuple[int, int]:
+def _bars(size: WidthHeight, height: int, width: int) -> tuple[int, int]:
     """Return the left and the top bar of a letterbox; of an odd pixel the right and the bottom one have more."""
     return (width - size[0]) // 2, (height - size[1]) // 2
 
@@ -203,6 +203,6 @@ def _centre_crop(image: Image.Image, height: int, width: int) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-def _cut(size: tuple[int, int], height: int, width: int) -> tuple[int, int]:
+def _cut(size: WidthHeight, height: int, width: int) -> tuple[int, int]:
     """Return left and top of a centre crop."""
     return round((size[0] - width) / 2), round((size[1] - height) / 2)

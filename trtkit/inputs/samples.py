@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array, Arrays
     from trtkit.config.schema import ModelConfig
     from trtkit.config.task import Preprocess
-    from trtkit.network.onnx.io import TensorSpec
+    from trtkit.network.onnx.io import OnnxTensorSpec
     from trtkit.network.profile import ResolvedProfile
 
 
@@ -45,7 +45,7 @@ class Sample:
     inputs: Arrays
 
 
-def read_samples(paths: Sequence[str], config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[Sample]:
+def read_samples(paths: Sequence[str], config: ModelConfig, inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
     """Read files and folders of images, .npz arrays or Polygraphy JSON data.
 
     Raises SourceError for what cannot be read, does not fit the inputs or is not finite.
@@ -81,12 +81,12 @@ def sample_files(path: Path) -> list[Path]:
 
 def sample_pictures(paths: Sequence[str], config: ModelConfig) -> dict[str, Path]:
     """Return the images among files and folders of inputs, by the names that their samples have."""
-    places = [package_file.resolve(path, config.verify.requires) for path in paths]
-    files = [file for place in places for file in sample_files(place)]
+    roots = [package_file.resolve(path, config.verify.requires) for path in paths]
+    files = [file for root in roots for file in sample_files(root)]
     return {file.name: file for file in files if file.suffix.lower() in IMAGES}
 
 
-def check_samples(samples: Sequence[Sample], inputs: Sequence[TensorSpec]) -> None:
+def check_samples(samples: Sequence[Sample], inputs: Sequence[OnnxTensorSpec]) -> None:
     """Refuse names, types, shapes and values that the network does not take. Raises SourceError."""
     for sample in samples:
         check_names(sample, inputs)
@@ -94,7 +94,7 @@ def check_samples(samples: Sequence[Sample], inputs: Sequence[TensorSpec]) -> No
             _check_array(sample.inputs[spec.name], spec, sample.name)
 
 
-def check_names(sample: Sample, inputs: Sequence[TensorSpec]) -> None:
+def check_names(sample: Sample, inputs: Sequence[OnnxTensorSpec]) -> None:
     """Refuse inputs that the network does not have, and missing ones. Raises SourceError."""
     known = [spec.name for spec in inputs]
     wrong = [f"unknown input `{name}`" for name in sample.inputs if name not in known]
@@ -139,7 +139,7 @@ def random_sample(
     name: str,
     shapes: Mapping[str, tuple[int, ...]],
     config: ModelConfig,
-    inputs: Sequence[TensorSpec],
+    inputs: Sequence[OnnxTensorSpec],
     seed: int = 0,
 ) -> Sample:
     """Return seeded random inputs: normal floats, bytes, integers of 0..1, or values of the config's ranges.
@@ -207,7 +207,7 @@ def as_dtype(values: Array, dtype: str) -> Array:
     return values.astype(name)
 
 
-def _read(text: str, config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[Sample]:
+def _read(text: str, config: ModelConfig, inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
     """Read one path: a folder's files in order, or one file."""
     path = package_file.resolve(text, config.verify.requires)
     if path.is_dir():
@@ -232,7 +232,7 @@ def _preprocess(config: ModelConfig, path: Path) -> Preprocess:
     return config.preprocess
 
 
-def _image_sample(path: Path, config: ModelConfig, inputs: Sequence[TensorSpec]) -> Sample:
+def _image_sample(path: Path, config: ModelConfig, inputs: Sequence[OnnxTensorSpec]) -> Sample:
     """Preprocess an image into the model's only input."""
     preprocess = _preprocess(config, path)
     if len(inputs) != 1:
@@ -261,7 +261,7 @@ def _polygraphy_samples(path: Path) -> list[Sample]:
     ]
 
 
-def _check_array(array: Array, spec: TensorSpec, where: str) -> None:
+def _check_array(array: Array, spec: OnnxTensorSpec, where: str) -> None:
     expected = dtype_of(spec.dtype).numpy
     if array.dtype.name != expected:
         raise SourceError(f"`{spec.name}` has type {array.dtype.name}, {expected} is needed", where, "convert it")

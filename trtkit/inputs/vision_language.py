@@ -15,7 +15,7 @@ from trtkit.inputs.images import read_image
 if TYPE_CHECKING:
     from PIL import Image
 
-    from trtkit.arrays import Array
+    from trtkit.arrays import Array, HeightWidth
 
 # Prefix keys are signed 64-bit numbers, and each of an image's tokens adds its place to one.
 _KEY_BITS = 62
@@ -34,7 +34,7 @@ class PreparedImage:
     inputs: dict[str, Array]
     tokens: int
     key: int
-    tiles: tuple[int, int] = (0, 0)
+    tiles: HeightWidth = (0, 0)
     grid: tuple[int, int, int] = (0, 0, 0)
 
 
@@ -104,7 +104,7 @@ class ImageReader:
         pixels = self._processor(images=[image], crop_to_patches=True, return_tensors="np")["pixel_values"]
         return self._of_pixels(pixels, where)
 
-    def _of_pixels(self, pixels: Array, where: str, tiles: tuple[int, int] = (0, 0)) -> PreparedImage:
+    def _of_pixels(self, pixels: Array, where: str, tiles: HeightWidth = (0, 0)) -> PreparedImage:
         """Return pictures [N, C, H, W] of the tower's one size."""
         pixels = np.ascontiguousarray(pixels, np.float32)
         wanted = self._form.pixels
@@ -131,7 +131,7 @@ class ImageReader:
         if self._form.position_side:
             inputs |= position_taps(inputs["positions"], (rows, columns), self._form.position_side)
         if self._form.window_size:
-            inputs["windows"] = _windows(grid, self._form.window_size).astype(np.int32)
+            inputs["windows"] = _windows(*grid[1:], self._form.window_size).astype(np.int32)
         return PreparedImage(inputs, tokens, array_key(patches, np.array(grid)), grid=grid)
 
 
@@ -142,7 +142,7 @@ def patch_positions(rows: int, columns: int, merge: int) -> Array:
     return blocks.reshape(-1, merge**2, 2)
 
 
-def position_taps(positions: Array, size: tuple[int, int], side: int) -> dict[str, Array]:
+def position_taps(positions: Array, size: HeightWidth, side: int) -> dict[str, Array]:
     """Return the four learned positions around every patch, and what each counts: [tokens, merge * merge, 4].
 
     positions: [tokens, merge * merge, 2], rows and columns of an image of `size` patches, whose corners are those of a
@@ -158,9 +158,8 @@ def position_taps(positions: Array, size: tuple[int, int], side: int) -> dict[st
     return {"taps": taps.reshape(shape).astype(np.int32), "tap_weights": products.reshape(shape).astype(np.float32)}
 
 
-def _windows(grid: tuple[int, int, int], size: int) -> Array:
+def _windows(rows: int, columns: int, size: int) -> Array:
     """Return the number of each token's window [tokens]: squares of `size` tokens from the upper left on."""
-    _, rows, columns = grid
     row, column = np.meshgrid(np.arange(rows) // size, np.arange(columns) // size, indexing="ij")
     return (row * (columns // size + 1) + column).reshape(-1)
 

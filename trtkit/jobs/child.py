@@ -15,7 +15,7 @@ from trtkit.files import scratch_folder
 from trtkit.jobs.child_log import followed
 from trtkit.jobs.events import event_from_json
 from trtkit.jobs.faults import error_from_json
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.jobs.json_form import from_json, to_json
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def run_child(job: Job[Request, Result], request: Request, report: Listener, sev
     with scratch_folder() as folder:
         log = folder / "log"
         data = json.dumps(to_json(request))
-        answer, returncode = _converse(job, data, Context(report, log, severity))
+        answer, returncode = _converse(job, data, JobContext(report, log, severity))
         if answer is None:
             raise ChildCrashError(returncode, log.read_text(errors="replace"))
     return result_of(job, answer)
@@ -63,7 +63,7 @@ def result_of(job: Job[Request, Result], answer: dict[str, Any]) -> Result:
     return from_json(job.result, answer["result"])
 
 
-def _converse(job: Job[Request, Result], request: str, context: Context) -> tuple[dict[str, Any] | None, int]:
+def _converse(job: Job[Request, Result], request: str, context: JobContext) -> tuple[dict[str, Any] | None, int]:
     """Start the child, pass its events on, and return its last word and exit code."""
     read_end, write_end = os.pipe()
     names = (job.function, job.request_name, str(write_end))

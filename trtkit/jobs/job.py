@@ -44,7 +44,7 @@ class Job(Generic[Request, Result]):
 
 
 @dataclass(frozen=True)
-class Context:
+class JobContext:
     """What a running job gets in addition to its request.
 
     report: takes its events. log: the file with all that its process has printed so far, TensorRT's log among it.

@@ -58,14 +58,16 @@ def _wrong(kind: Any, data: object, where: str) -> TypeError:
 
 def _union(kind: Any, data: object, where: str) -> object:
     """Return the value of the first type that the data is of."""
-    for each in get_args(kind):
+    for member in get_args(kind):
         try:
-            return _read(each, data, where)
+            return _read(member, data, where)
         except (TypeError, ValueError):
             continue
-    classes = [each for each in get_args(kind) if dataclasses.is_dataclass(each)]
+    classes = [member for member in get_args(kind) if dataclasses.is_dataclass(member)]
     if classes and isinstance(data, dict):
-        _read(max(classes, key=lambda each: len(_names(each) & set(data))), data, where)  # says which field is wrong
+        _read(
+            max(classes, key=lambda member: len(_names(member) & set(data))), data, where
+        )  # says which field is wrong
     raise _wrong(kind, data, where)
 
 

@@ -18,7 +18,7 @@ from trtkit.files import scratch_folder
 from trtkit.jobs.child import ChildCrashError, result_of, run_child
 from trtkit.jobs.child_log import is_followed, log_lines
 from trtkit.jobs.events import Phase, ignore
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.jobs.json_form import to_json
 from trtkit.jobs.trt_log import error_lines, last_lines, last_parsed_node
 from trtkit.jobs.worker import answer
@@ -67,7 +67,7 @@ class InlineRunner(Runner):
         with scratch_folder() as folder:
             log = folder / "log"
             with Printed(log) as printed, restored():
-                context = Context(printed.outside(self.report), log, _severity(job))
+                context = JobContext(printed.outside(self.report), log, _severity(job))
                 reply = answer(job.function, job.request_name, data, context)
             log_lines(log, job.name)
         return result_of(job, json.loads(json.dumps(reply)))
@@ -113,15 +113,15 @@ def explain_crash(crash: ChildCrashError, job: Job[Request, Result], request: Re
     phase, log = _rerun_verbosely(crash, job, request)
     node, errors = last_parsed_node(log), error_lines(log)
     if phase == "parse":
-        place = f"while parsing {node}"
+        moment = f"while parsing {node}"
     else:
-        place = "while building" if phase == "build" else f"in the phase `{phase}`"
-        place += f", the last node parsed was {node}" if node else ""
+        moment = "while building" if phase == "build" else f"in the phase `{phase}`"
+        moment += f", the last node parsed was {node}" if node else ""
     last = f"; TensorRT's last error: {errors[-1]}" if errors else ""
     if log.strip() and not errors:
         last = f"; last log line: {last_lines(log, 1)}"
     return BuildError(
-        f"TensorRT died with {crash.cause} {place}{last}",
+        f"TensorRT died with {crash.cause} {moment}{last}",
         fix="replace that part of the model; `trtkit inspect` on parts of it narrows it down",
     )
 

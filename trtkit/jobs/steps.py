@@ -40,7 +40,7 @@ class Steps:
 
         return report
 
-    def each(self, name: str, items: Sequence[T]) -> Iterator[T]:
+    def track(self, name: str, items: Sequence[T]) -> Iterator[T]:
         """Yield the items, and report how many are done."""
         report = self.counted(name, len(items))
         for index, item in enumerate(items):

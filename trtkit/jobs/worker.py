@@ -18,7 +18,7 @@ from typing import Any
 
 from trtkit.jobs.events import event_to_json, ignore
 from trtkit.jobs.faults import error_to_json, internal_error, user_error
-from trtkit.jobs.job import Context, load
+from trtkit.jobs.job import JobContext, load
 from trtkit.jobs.json_form import from_json, to_json
 from trtkit.threads import wait_briefly
 
@@ -26,7 +26,7 @@ from trtkit.threads import wait_briefly
 _GC_THRESHOLDS = (20_000, 50, 100)
 
 
-def main(function: str, request: str, events: int, context: Context) -> None:
+def main(function: str, request: str, events: int, context: JobContext) -> None:
     """Do the job of `function` and answer on the file descriptor `events`."""
     data = json.loads(sys.stdin.readline())
     wait_briefly()
@@ -39,7 +39,7 @@ def main(function: str, request: str, events: int, context: Context) -> None:
     send(answer(function, request, data, replace(context, report=lambda event: send(event_to_json(event)))))
 
 
-def answer(function: str, request: str, data: Any, context: Context) -> dict[str, Any]:
+def answer(function: str, request: str, data: Any, context: JobContext) -> dict[str, Any]:
     """Do the job; return its result as JSON, or its error. data: the request as JSON."""
     try:
         result = load(function)(from_json(load(request), data), context)
@@ -65,4 +65,4 @@ def exit_with_parent() -> None:
 
 if __name__ == "__main__":
     words = sys.argv[1:]
-    main(words[0], words[1], int(words[2]), Context(ignore, Path(words[3]), *words[4:]))
+    main(words[0], words[1], int(words[2]), JobContext(ignore, Path(words[3]), *words[4:]))

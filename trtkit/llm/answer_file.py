@@ -36,12 +36,15 @@ class AnswerSource:
         """Return that of prompts, images and recordings by content. Raises RequestError for a file that is gone."""
         manifest, as_json = bundle.manifest, json.loads(json.dumps(settings))
         files = sorted(file.sha256 for file in manifest.files if file.path != "network.json")
-        lines = [[each.id, each.kind, each.content, each.settings, each.language, each.task] for each in prompts]
-        paths = {path for each in prompts for path in each.images}
-        paths |= {str(each.content) for each in prompts if each.kind == "audio"}
+        lines = [
+            [prompt.id, prompt.kind, prompt.content, prompt.settings, prompt.language, prompt.task]
+            for prompt in prompts
+        ]
+        paths = {path for prompt in prompts for path in prompt.images}
+        paths |= {str(prompt.content) for prompt in prompts if prompt.kind == "audio"}
         contents = {path: _file_digest(path) for path in sorted(paths)}
-        images = [[contents[path] for path in each.images] for each in prompts]
-        heard = [contents.get(str(each.content)) for each in prompts if each.kind == "audio"]
+        images = [[contents[path] for path in prompt.images] for prompt in prompts]
+        heard = [contents.get(str(prompt.content)) for prompt in prompts if prompt.kind == "audio"]
         return cls(_digest([manifest.build_key, files]), _digest([lines, images, heard]), as_json)
 
     def changes_from(self, earlier: AnswerSource) -> list[str]:
@@ -167,7 +170,7 @@ class AnswerFile:
         self._is_in_order &= index == len(self.done)
         self.done.add(index)
         answers = line.get("outputs", [line])
-        if any(each["finish_reason"] == "error" for each in answers):
+        if any(answer["finish_reason"] == "error" for answer in answers):
             self.failed.add(index)
 
     def _sort(self) -> None:
@@ -194,12 +197,12 @@ class AnswerFile:
 
 def _in_order(file: BufferedReader) -> Iterator[bytes]:
     """Return a file's lines by their `index`."""
-    places, place = {}, 0
+    offsets, offset = {}, 0
     for line in file:
-        places[json.loads(line)["index"]] = place
-        place += len(line)
-    for index in sorted(places):
-        file.seek(places[index])
+        offsets[json.loads(line)["index"]] = offset
+        offset += len(line)
+    for index in sorted(offsets):
+        file.seek(offsets[index])
         yield file.readline()
 
 

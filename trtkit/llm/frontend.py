@@ -13,7 +13,7 @@ from trtkit.errors import GenerationError, RankError, RequestError
 from trtkit.llm.adapters import Adapters, bundle_adapters, no_adapters
 from trtkit.llm.distributed.world import launched_count
 from trtkit.llm.engine import CacheFolder, EngineOptions, LLMEngine, Request
-from trtkit.llm.job import Job
+from trtkit.llm.job import PromptJob
 from trtkit.llm.networks import open_networks
 from trtkit.llm.sampling.params import SamplingParams
 from trtkit.llm.scheduler import DEFAULT_SCHEDULING, ScheduleOptions
@@ -46,9 +46,9 @@ class Frontend:
         self.text, self.tokenizer, self.reader = text, text.tokenizer, text.reader
         self._words = text.tokenizer if options.detokenizes else None
         self.vocabulary = text.vocabulary  # here, since two threads will prepare prompts by it
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, PromptJob] = {}
         self._numbers = itertools.count()
-        self._news: dict[tuple[str, int], Job] = {}
+        self._news: dict[tuple[str, int], PromptJob] = {}
         self.adapters: Adapters | None = None
         self._begin()
 
@@ -106,7 +106,7 @@ class Frontend:
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         *,
         is_streamed: bool = False,
-    ) -> Job:
+    ) -> PromptJob:
         """Take a prompt. Raises RequestError where it cannot be served; then nothing of it is kept."""
         return self.start(self.text.prepare(prompt, params), request_id, scheduling, is_streamed=is_streamed)
 
@@ -135,7 +135,7 @@ class Frontend:
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         *,
         is_streamed: bool = False,
-    ) -> Job:
+    ) -> PromptJob:
         """Take a prompt that was prepared. Raises as `add` does."""
         name = request_id or prepared.request_id or f"request-{next(self._numbers)}"
         if name in self.jobs:
@@ -143,7 +143,7 @@ class Frontend:
         params = prepared.settings.params
         self.engine.check_room(1 if params.num_beams > 1 else params.n)
         read, adapter = self.check(prepared).read, self._adapter_of(prepared)
-        job = Job(name, read.text, read.ids, params, self._words, is_streamed)
+        job = PromptJob(name, read.text, read.ids, params, self._words, is_streamed)
         self._submit(job.start(prepared.settings, scheduling), read, adapter)
         self.jobs[name] = job
         if is_streamed:
@@ -151,7 +151,7 @@ class Frontend:
                 answer.on_news = partial(self._news_of, job, index)
         return job
 
-    def step(self) -> list[Job]:
+    def step(self) -> list[PromptJob]:
         """Run the engine one step; return the jobs that are done."""
         done = []
         for finished in self._engine.step() if self._engine is not None else ():
@@ -162,7 +162,7 @@ class Frontend:
             job.finish(finished)
             if job.is_streamed:
                 indexes = list(job.completions) if job.params.num_beams > 1 else [int(index)]
-                self._news |= {(name, each): job for each in indexes}
+                self._news |= {(name, index): job for index in indexes}
             if job.is_done:
                 del self.jobs[name]
                 done.append(job)
@@ -261,7 +261,7 @@ class Frontend:
             self.step()
         return job.completions[0]
 
-    def _news_of(self, job: Job, index: int) -> None:
+    def _news_of(self, job: PromptJob, index: int) -> None:
         self._news[job.id, index] = job
 
     def _submit(self, requests: list[Request], read: ReadPrompt, adapter: LoadedAdapter | None) -> None:
@@ -292,7 +292,9 @@ def _bytes_of(gib: float, name: str) -> int:
 
 def check_known_answer(bundle: Bundle, answer: Callable[[str | list[int], SamplingParams], CompletionOutput]) -> None:
     """Ask the bundle's known request, if it has one. Raises RankError if the ranks answer something else."""
-    known = next((each for each in read_all_known(bundle) if {"text_output", "output_ids"} & each.outputs.keys()), None)
+    known = next(
+        (request for request in read_all_known(bundle) if {"text_output", "output_ids"} & request.outputs.keys()), None
+    )
     if known is None:
         return
     params = SamplingParams(temperature=0.0, max_tokens=int(known.inputs["max_tokens"].item()))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.text import Tokenizer
 
 
-class Answer:
+class AnswerText:
     """The text of one answer; the engine's Watcher where a stream or stop strings need every token.
 
     on_news: told when a stream has something to say.
@@ -65,7 +65,7 @@ class Answer:
 
 
 @dataclass(eq=False)
-class Job:
+class PromptJob:
     """A prompt, its answers so far, and those that have ended, by index."""
 
     id: str
@@ -74,7 +74,7 @@ class Job:
     params: SamplingParams
     tokenizer: Tokenizer | None
     is_streamed: bool = False
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[AnswerText] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     completions: dict[int, CompletionOutput] = field(default_factory=dict)
     _has_ended: bool = False
@@ -137,8 +137,8 @@ class Job:
         prompt_logprobs = tuple(self.requests[0].prompt_logprobs) if has_logprobs else None
         return RequestOutput(self.id, self.prompt, tuple(self.prompt_ids), completions, metrics, prompt_logprobs)
 
-    def _answer(self) -> Answer:
-        return Answer(self.tokenizer, self.prompt_ids, self.params)
+    def _answer(self) -> AnswerText:
+        return AnswerText(self.tokenizer, self.prompt_ids, self.params)
 
     def _last_index(self) -> int:
         return next(reversed(self.completions))

@@ -111,7 +111,7 @@ class LLM:
         """Answer a conversation, or several: lists of `{"role": ..., "content": ...}`."""
         if messages and not isinstance(messages[0], (list, tuple)):
             return self.generate({"messages": list(messages)}, sampling_params)
-        return self.generate([{"messages": list(each)} for each in messages], sampling_params)
+        return self.generate([{"messages": list(conversation)} for conversation in messages], sampling_params)
 
     def stream(
         self,

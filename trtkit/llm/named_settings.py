@@ -28,13 +28,13 @@ def default_params() -> SamplingParams:
 
 
 def sampling_params(
-    model: TextBundle, shared: Mapping[str, Any], own: Mapping[str, Any] | None = None
+    model: TextBundle, shared: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> SamplingParams:
     """Return settings: a prompt's own before those that it shares with others, greedy unless one asks for draws.
 
     Raises SettingsError that lists every problem.
     """
-    settings, problems = _with_ids(_merged(shared, own or {}), model)
+    settings, problems = _with_ids(_merged(shared, overrides or {}), model)
     try:
         params = SamplingParams.from_mapping(settings)
     except SettingsError as error:
@@ -44,12 +44,12 @@ def sampling_params(
     return params
 
 
-def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    names = _own_names(own)
+def _merged(shared: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    names = _own_names(overrides)
     if names & {"do_sample", "temperature"}:
         names |= {"do_sample", "temperature"}  # one of them would contradict the other's inherited value
     inherited = {name: value for name, value in {"max_tokens": MOST_TOKENS, **shared}.items() if name not in names}
-    merged = inherited | dict(own)
+    merged = inherited | dict(overrides)
     is_drawn = _own_names(name for name, value in merged.items() if value is not None) & DRAWS
     return merged if is_drawn else {**merged, "temperature": 0.0}
 

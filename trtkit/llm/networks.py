@@ -81,7 +81,7 @@ def _draft(path: Path, options: ServingOptions, execution: DecoderExecution) -> 
     """Open the draft model with as many slots. Raises RequestError where its tokens are others."""
     draft = open_execution(open_bundle(path), options.runtime, execution.slots)
     if draft.vocab_size != execution.vocab_size:
-        own = execution.vocab_size
-        what = f"the draft model's vocabulary has {draft.vocab_size} tokens, the model's has {own}"
+        vocab_size = execution.vocab_size
+        what = f"the draft model's vocabulary has {draft.vocab_size} tokens, the model's has {vocab_size}"
         raise RequestError(what, str(path), "use a draft model with the same tokenizer")
     return draft

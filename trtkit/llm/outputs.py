@@ -142,14 +142,14 @@ def combined_metrics(prompt_tokens: int, output_tokens: int, answers: list[Metri
     )
 
 
-def _logprobs_json(places: Iterable[TokenLogprobs], tokenizer: Tokenizer | None) -> list[JsonObject]:
+def _logprobs_json(entries: Iterable[TokenLogprobs], tokenizer: Tokenizer | None) -> list[JsonObject]:
     return [
         {
-            **_token_json(place.token, place.logprob, tokenizer),
-            "rank": place.rank,
-            "top": [_token_json(token, logprob, tokenizer) for token, logprob in place.top],
+            **_token_json(entry.token, entry.logprob, tokenizer),
+            "rank": entry.rank,
+            "top": [_token_json(token, logprob, tokenizer) for token, logprob in entry.top],
         }
-        for place in places
+        for entry in entries
     ]
 
 

@@ -123,8 +123,8 @@ def prepare_prompts(
     shared = None if all(line.settings for line in lines.prompts) else sampling_params(model, settings)
     for index, line in enumerate(lines.prompts):
         try:
-            own = shared if shared and not line.settings else sampling_params(model, settings, line.settings)
-            prepared = model.check(model.prepare(_prompt_of(line, model, is_chat=is_chat, system=system), own))
+            params = shared if shared and not line.settings else sampling_params(model, settings, line.settings)
+            prepared = model.check(model.prepare(_prompt_of(line, model, is_chat=is_chat, system=system), params))
             prompts.append(replace(prepared, request_id=str(index), where=line.where))
         except RequestError as error:
             lines.add_problems(error, line)

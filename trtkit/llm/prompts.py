@@ -76,7 +76,7 @@ def raise_prompt_problems(problems: list[Problem]) -> None:
 def problems_of(error: RequestError, where: str) -> list[Problem]:
     """Return the problems of one prompt, each after the place of the prompt."""
     problems = error.problems if isinstance(error, ProblemsError) else [Problem(error.what, error.where, error.fix)]
-    return [replace(each, where=f"{where}: {each.where}" if each.where else where) for each in problems]
+    return [replace(problem, where=f"{where}: {problem.where}" if problem.where else where) for problem in problems]
 
 
 class PromptReader:
@@ -183,7 +183,7 @@ class PromptReader:
 def characters(value: Any) -> int:
     """Return how much text a prompt or its messages hold, keys of objects too; anything but text counts as one."""
     if isinstance(value, Mapping):
-        return sum(len(str(key)) + characters(each) for key, each in value.items())
+        return sum(len(str(key)) + characters(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
         return sum(map(characters, value))
     return len(value) if isinstance(value, str) else 1

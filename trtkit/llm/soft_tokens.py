@@ -67,10 +67,10 @@ class SoftTokens:
         return np.concatenate([known, np.broadcast_to(rest, (3, len(rest)))], 1)
 
 
-def run_ends(places: Ints) -> Ints:
-    """Return for each of ascending `places` [P] the position after the last one of its run of neighbours."""
-    last = np.append(np.diff(places) > 1, np.ones(min(len(places), 1), np.bool_))
-    ends: Ints = places[last][np.cumsum(last) - last] + 1
+def run_ends(indices: Ints) -> Ints:
+    """Return for each of ascending `indices` [P] the position after the last one of its run of neighbours."""
+    last = np.append(np.diff(indices) > 1, np.ones(min(len(indices), 1), np.bool_))
+    ends: Ints = indices[last][np.cumsum(last) - last] + 1
     return ends
 
 
@@ -94,6 +94,6 @@ def shared_length(one: SoftTokens | None, other: SoftTokens | None) -> int | Non
     ends = []
     for mine, theirs in ((one, other), (other, one)):
         keys = {} if theirs is None else dict(zip(theirs.places.tolist(), theirs.keys.tolist(), strict=True))
-        own = [] if mine is None else zip(mine.places.tolist(), mine.keys.tolist(), strict=True)
-        ends += [place for place, key in own if keys.get(place) != key][:1]
+        pairs = [] if mine is None else zip(mine.places.tolist(), mine.keys.tolist(), strict=True)
+        ends += [index for index, key in pairs if keys.get(index) != key][:1]
     return min(ends, default=None)

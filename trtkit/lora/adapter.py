@@ -72,7 +72,7 @@ class LowRank:
 
     def matrices(self) -> tuple[Array, Array]:
         """Return a [rank, in], and b [out, rank] times the scale, in fp32. Raises SourceError if not finite."""
-        a, b = (np.asarray(each.read(), np.float32) for each in (self.a, self.b))
+        a, b = (np.asarray(factor.read(), np.float32) for factor in (self.a, self.b))
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             what = f"the adapter of `{self.module.path}` has values that are NaN or infinite"
             raise SourceError(what, fix="copy or download the adapter again")
@@ -105,13 +105,13 @@ def open_adapter(folder: Path, spec: DecoderSpec) -> Adapter:
     modules = model_modules(spec)
     tensors, problems = _by_module(read_safetensors(files[1]), modules)
     parts = {}
-    for name, own in tensors.items():
+    for name, factors in tensors.items():
         module = modules[name]
-        problem = _problem(name, own, module, config)
+        problem = _problem(name, factors, module, config)
         problems += [problem] if problem else []
         a, b = ("table_a", "table_b") if module.is_table else ("a", "b")
         if problem is None:
-            parts[module.path] = LowRank(module, own[a], own[b], config.scale_of(name), own.get("base"))
+            parts[module.path] = LowRank(module, factors[a], factors[b], config.scale_of(name), factors.get("base"))
     problems += (
         _without_matrices(config, modules, tensors) if tensors else [Problem("the file has no adapter matrices")]
     )
@@ -129,7 +129,7 @@ def model_modules(spec: DecoderSpec) -> dict[str, Module]:
     for weight in model_weights(spec):
         if not weight.path.endswith(".weight") or len(weight.shape) != 2:
             continue
-        path, name = (each.removesuffix(".weight") for each in (weight.path, weight.name))
+        path, name = (text.removesuffix(".weight") for text in (weight.path, weight.name))
         rows, columns = weight.shape
         is_turned = spec.is_in_out and path.startswith("layers.")
         modules[name] = Module(path, (columns, rows) if is_turned else (rows, columns), path == "embedding")
@@ -158,23 +158,23 @@ def _by_module(
     return tensors, problems
 
 
-def _problem(name: str, own: Mapping[str, StoredArray], module: Module, config: AdapterConfig) -> Problem | None:
+def _problem(name: str, factors: Mapping[str, StoredArray], module: Module, config: AdapterConfig) -> Problem | None:
     """Return what is wrong with a module's tensors; None if nothing is."""
     kinds = ("table_a", "table_b") if module.is_table else ("a", "b")
-    if set(own) - {"base"} != set(kinds):
-        listed = ", ".join(f"`{end}`" for end, kind in _ENDS.items() if kind in own)
+    if set(factors) - {"base"} != set(kinds):
+        listed = ", ".join(f"`{end}`" for end, kind in _ENDS.items() if kind in factors)
         return Problem(
             f"`{name}` has {listed}; expected the two matrices of {'a table' if module.is_table else 'a layer'}"
         )
     rank, (rows, columns) = config.rank_of(name), module.shape
     inputs, outputs = (rows, columns) if module.is_table else (columns, rows)
-    shapes = [list(own[kind].shape) for kind in kinds]
+    shapes = [list(factors[kind].shape) for kind in kinds]
     if shapes != [[rank, inputs], [outputs, rank]] or rank < 1:
         expected = f"{[rank, inputs]} and {[outputs, rank]}"
         return Problem(f"`{name}` has matrices of {shapes[0]} and {shapes[1]}; expected {expected}")
     if not config.targets(name):
         return Problem(f"`{name}` has matrices, but `target_modules` and `layers_to_transform` leave it out")
-    types = {str(own[kind].read().dtype) for kind in kinds}
+    types = {str(factors[kind].read().dtype) for kind in kinds}
     if not types <= set(_FLOATS):
         return Problem(f"`{name}` holds {', '.join(sorted(types))}; expected one of {', '.join(_FLOATS)}")
     return None
@@ -284,7 +284,7 @@ class AdapterConfig:
         patterns = self.fields.get("layers_pattern") or ()
         patterns = [patterns] if isinstance(patterns, str) else patterns
         forms = [rf"(?:^|.*?\.){one}\.(\d+)\." for one in patterns] or [r".*?\.[^.]*\.(\d+)\."]
-        matched = next((each for form in forms if (each := self._match(form, module))), None)
+        matched = next((match for form in forms if (match := self._match(form, module))), None)
         return matched is not None and int(matched[1]) in ([layers] if isinstance(layers, int) else layers)
 
     def _by_pattern(self, field: str, module: str, default: float) -> float:

@@ -49,19 +49,21 @@ def check_stages(spec: DecoderSpec, options: LoraOptions, grid: Grid) -> None:
     """Raise ConfigError for a pipeline stage without a layer that adapters may change, and for unknown targets."""
     paths = adapted_layers(spec, options)
     for stage in range(grid.pipeline):
-        own = rank_spec(spec, grid, stage * grid.stage_ranks)
-        if paths.isdisjoint(module.path for module in model_modules(own).values()):
+        stage_spec = rank_spec(spec, grid, stage * grid.stage_ranks)
+        if paths.isdisjoint(module.path for module in model_modules(stage_spec).values()):
             what = f"stage {stage} of {grid.pipeline} has no layer that takes adapters"
             problem = Problem(what, "llm.lora.targets", "use fewer pipeline stages, or more targets")
             raise ConfigError(f"the config does not fit a `{spec.model_type}`", [problem])
 
 
-def adapter_bytes(spec: DecoderSpec, options: LoraOptions | None, dtype: DType, own: DecoderSpec | None = None) -> int:
-    """Return the memory that a model, or `own` part of it, keeps for adapters: two matrices for each layer."""
+def adapter_bytes(
+    spec: DecoderSpec, options: LoraOptions | None, dtype: DType, own_spec: DecoderSpec | None = None
+) -> int:
+    """Return the memory that a model, or its part `own_spec`, keeps for adapters: two matrices for each layer."""
     if options is None:
         return 0
     paths = adapted_layers(spec, options)
-    sizes = sum(sum(module.shape) for module in model_modules(own or spec).values() if module.path in paths)
+    sizes = sum(sum(module.shape) for module in model_modules(own_spec or spec).values() if module.path in paths)
     return options.max_rank_sum * (dtype.size_bytes(sizes) + INT32.size_bytes(1))
 
 

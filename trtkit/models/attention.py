@@ -170,8 +170,8 @@ class AttentionSpec:
     @property
     def output_size(self) -> int:
         """Elements of all heads' outputs, which the output projection reads."""
-        own = self.head_dim if self.value_dim is None else self.value_dim
-        return self.num_attention_heads * (own if self.latent is None else self.latent.value_dim)
+        value_size = self.head_dim if self.value_dim is None else self.value_dim
+        return self.num_attention_heads * (value_size if self.latent is None else self.latent.value_dim)
 
     @property
     def gate_size(self) -> int:

@@ -24,12 +24,15 @@ def chunked_attentions(config: HfConfig) -> list[AttentionSpec]:
     turns = list(config.get("no_rope_layers", default) or default)  # 1 where a layer turns
     if len(turns) < count:
         raise SourceError(f"`no_rope_layers` has {len(turns)} entries for {count} layers", config.where)
-    kinds = layer_types(config, [TYPES[bool(each)] for each in turns[:count]], TYPES)
+    kinds = layer_types(config, [TYPES[bool(turn)] for turn in turns[:count]], TYPES)
     rotated, plain, chunk = _rotated(config), _plain(config), config.get("attention_chunk_size")
     if TYPES[1] in kinds and (chunk is None or int(chunk) < 1):
         raise SourceError(f"`attention_chunk_size` is `{chunk}`; expected at least 1", config.where)
     pairs = zip(turns, kinds, strict=False)
-    return [replace(rotated if each else plain, chunk=int(chunk) if kind == TYPES[1] else None) for each, kind in pairs]
+    return [
+        replace(rotated if is_rotated else plain, chunk=int(chunk) if kind == TYPES[1] else None)
+        for is_rotated, kind in pairs
+    ]
 
 
 def _rotated(config: HfConfig) -> AttentionSpec:

@@ -94,11 +94,11 @@ def laguna_attentions(config: HfConfig, norm: NormSpec) -> list[AttentionSpec]:
     return [
         replace(
             attention,
-            num_attention_heads=int(own),
+            num_attention_heads=int(count),
             rope=ropes[kind],
             sliding_window=window if kind == "sliding_attention" else None,
         )
-        for own, kind in zip(heads, types, strict=True)
+        for count, kind in zip(heads, types, strict=True)
     ]
 
 

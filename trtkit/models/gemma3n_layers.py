@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
 
 STREAMS = {
-    f"streams.{ours}.{{i}}": f"model.altup_{own}projections.{{i}}" for ours, own in (("in", ""), ("out", "unembed_"))
+    f"streams.{ours}.{{i}}": f"model.altup_{prefix}projections.{{i}}"
+    for ours, prefix in (("in", ""), ("out", "unembed_"))
 }
 NAMES = {
     "streams.router": "altup.modality_router",

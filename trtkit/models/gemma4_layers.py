@@ -98,6 +98,6 @@ def _sizes(config: HfConfig, types: list[str]) -> list[tuple[int, int]]:
             )
         sizes[int(name)] = int(changes.get("head_dim", head_dim)), int(changes.get("num_key_value_heads", heads))
     for kind in dict.fromkeys(types):
-        if len({size for size, own in zip(sizes, types, strict=True) if own == kind}) > 1:
+        if len({size for size, layer_kind in zip(sizes, types, strict=True) if layer_kind == kind}) > 1:
             raise SourceError(f"`per_layer_config` gives layers of type `{kind}` several sizes", config.where)
     return sizes

@@ -80,11 +80,11 @@ class HfConfig:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a field. Where it is null: `default`; where it is missing: the family's default, else `default`."""
-        stated = [own for own in (name, self._aliases.get(name)) if own in self._fields]
+        stated = [key for key in (name, self._aliases.get(name)) if key in self._fields]
         if not stated:
             return self._defaults.get(name, default)
         value = self._fields[stated[0]]
-        self._read.update(own for own in stated if self._fields[own] == value)
+        self._read.update(key for key in stated if self._fields[key] == value)
         if value is None:
             return default
         self._check(stated[0], value, default)
@@ -97,18 +97,18 @@ class HfConfig:
             raise SourceError(f"field `{name}` is missing", self.where, FIX)
         return value
 
-    def _check(self, own: str, value: Any, default: Any) -> None:
+    def _check(self, key: str, value: Any, default: Any) -> None:
         """Raise SourceError for a value of another kind than the default's, or a size that no model has.
 
         Python would take `"false"` for true and true for 1.
         """
-        usual = {alias: name for name, alias in self._aliases.items()}.get(own, own)
+        usual = {alias: name for name, alias in self._aliases.items()}.get(key, key)
         if usual in _SIZES:
             least = 0 if usual == "num_local_experts" else 1  # Granite 4 has models without experts
             sizes = value if isinstance(value, list) and value else [value]  # of each layer
             is_right = all(_is_integer(size) and least <= size <= _SIZES[usual] for size in sizes)
             wanted = f"an integer from {least} to {_SIZES[usual]}"
-        elif isinstance(value, int | float) and not isinstance(default, bool) and _COUNTS.search(own):
+        elif isinstance(value, int | float) and not isinstance(default, bool) and _COUNTS.search(key):
             is_right, wanted = _is_integer(value) and 0 <= value <= _MAX_LAYERS, f"an integer up to {_MAX_LAYERS}"
         elif isinstance(default, bool):
             is_right, wanted = value in (True, False), "true or false"
@@ -119,7 +119,7 @@ class HfConfig:
         else:
             return
         if not is_right:
-            raise SourceError(f"`{own}` is `{str(value)[:60]}`; expected {wanted}", self.where, FIX)
+            raise SourceError(f"`{key}` is `{str(value)[:60]}`; expected {wanted}", self.where, FIX)
 
     def refuse(self, name: str, *supported: Any) -> None:
         """Raise SourceError unless a field is missing, null or one of `supported`."""

@@ -46,7 +46,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Model:
+class StagedModel:
     """What a config builds.
 
     interface: `arrays` takes and gives tensors, `tokens` is a decoder with caches.

@@ -116,8 +116,8 @@ def _layer(layer: LayerSpec, grid: Grid, rank: int) -> LayerSpec:
         return replace(layer, feed_forward=None if feed_forward is None else _mlp(feed_forward, tensor))
     experts, inner = grid.expert_shares(rank)
     shared = None if feed_forward.shared is None else _mlp(feed_forward.shared, tensor)
-    own = replace(feed_forward, expert=_mlp(feed_forward.expert, inner), shared=shared, share=experts)
-    return replace(layer, feed_forward=own)
+    part = replace(feed_forward, expert=_mlp(feed_forward.expert, inner), shared=shared, share=experts)
+    return replace(layer, feed_forward=part)
 
 
 def _mixer(mixer: AttentionSpec | RecurrentSpec | None, share: Share) -> AttentionSpec | RecurrentSpec | None:
@@ -153,7 +153,9 @@ def _problems(spec: DecoderSpec, grid: Grid) -> Iterator[Problem]:
         yield _problem(
             "pipeline", grid.pipeline, f"the model has {len(spec.layers)} layers", range(1, len(spec.layers) + 1)
         )
-    if grid.pipeline > 1 and (spec.block.per_layer or any(each.cache_of is not None for each in spec.attentions)):
+    if grid.pipeline > 1 and (
+        spec.block.per_layer or any(attention.cache_of is not None for attention in spec.attentions)
+    ):
         what = "its layers read vectors of the first stage, and caches of other layers"
         yield Problem(what, f"{SECTION}.pipeline", "set it to 1")
     if grid.expert > 1 and not mixtures:
@@ -167,7 +169,7 @@ def _problems(spec: DecoderSpec, grid: Grid) -> Iterator[Problem]:
 
 
 def _tensor_problems(spec: DecoderSpec, grid: Grid, mixtures: list[MoeSpec]) -> Iterator[Problem]:
-    attentions = {(each.num_attention_heads, each.num_key_value_heads) for each in spec.attentions}
+    attentions = {(attention.num_attention_heads, attention.num_key_value_heads) for attention in spec.attentions}
     counts = {count for layer in spec.layers if layer.recurrent is not None for count in layer.recurrent.counts}
     sizes = {layer.feed_forward.intermediate_size for layer in spec.layers if isinstance(layer.feed_forward, MlpSpec)}
     sizes |= {moe.shared.intermediate_size for moe in mixtures if moe.shared is not None}
@@ -199,4 +201,4 @@ def _problem(key: str, value: int, what: str, allowed: range | list[int]) -> Pro
 
 
 def _divisors(counts: list[int]) -> list[int]:
-    return [count for count in range(1, min(counts) + 1) if not any(each % count for each in counts)]
+    return [count for count in range(1, min(counts) + 1) if not any(total % count for total in counts)]

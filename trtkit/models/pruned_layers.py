@@ -33,10 +33,10 @@ def pruned_layers(config: HfConfig, attention: AttentionSpec, mlp: MlpSpec) -> t
     if not isinstance(blocks, list) or len(blocks) != count:
         number = len(blocks) if isinstance(blocks, list) else 0
         raise SourceError(f"`block_configs` has {number} entries for {count} layers", config.where)
-    return tuple(_layer(_Reader(config, index, block), attention, mlp) for index, block in enumerate(blocks))
+    return tuple(_layer(_PrunedLayerReader(config, index, block), attention, mlp) for index, block in enumerate(blocks))
 
 
-def _layer(block: _Reader, attention: AttentionSpec, mlp: MlpSpec) -> LayerSpec:
+def _layer(block: _PrunedLayerReader, attention: AttentionSpec, mlp: MlpSpec) -> LayerSpec:
     mixer, feed_forward = block.part("attention"), block.part("ffn")
     return LayerSpec(
         None if mixer is None else replace(attention, num_key_value_heads=_kv_heads(block, mixer, attention)),
@@ -44,7 +44,7 @@ def _layer(block: _Reader, attention: AttentionSpec, mlp: MlpSpec) -> LayerSpec:
     )
 
 
-def _kv_heads(block: _Reader, part: _Block, attention: AttentionSpec) -> int:
+def _kv_heads(block: _PrunedLayerReader, part: _Block, attention: AttentionSpec) -> int:
     """Return a layer's key/value heads, by how many query heads share one or by their number."""
     heads, group = attention.num_attention_heads, block.size(part, "n_heads_in_group")
     number = heads // group if group and heads % group == 0 else block.size(part, "num_key_value_heads")
@@ -53,7 +53,7 @@ def _kv_heads(block: _Reader, part: _Block, attention: AttentionSpec) -> int:
     return number
 
 
-def _mlp(block: _Reader, part: _Block, mlp: MlpSpec) -> MlpSpec:
+def _mlp(block: _PrunedLayerReader, part: _Block, mlp: MlpSpec) -> MlpSpec:
     """Return a layer's MLP, its width by `intermediate_size` or as a multiple of the hidden size."""
     width, multiple = block.size(part, "intermediate_size"), part.get("ffn_mult")
     if width is None:
@@ -65,7 +65,7 @@ def _mlp(block: _Reader, part: _Block, mlp: MlpSpec) -> MlpSpec:
     return replace(mlp, intermediate_size=width, activation=str(part.get("hidden_act") or mlp.activation))
 
 
-class _Reader:
+class _PrunedLayerReader:
     """One layer's entry. Errors name its place."""
 
     def __init__(self, config: HfConfig, index: int, block: Mapping[str, object]) -> None:
@@ -77,8 +77,8 @@ class _Reader:
 
     def error(self, name: str, what: str) -> SourceError:
         """Return an error about a part."""
-        place = f"block_configs[{self._index}]" + (f".{name}" if name else "")
-        return SourceError(f"`{place}` {what}", self._where)
+        key = f"block_configs[{self._index}]" + (f".{name}" if name else "")
+        return SourceError(f"`{key}` {what}", self._where)
 
     def part(self, name: str) -> _Block | None:
         """Return a part's fields; None if it was pruned. Raises SourceError for one that computes something else."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtkit.models.recurrent import RecurrentWeight
     from trtkit.models.share import Share
     from trtkit.models.spec import DecoderSpec, LayerSpec
-    from trtkit.models.weights import Stored
+    from trtkit.models.weights import StoredWeight
 
 
 Weight = Array | QuantizedMatrix
@@ -32,14 +32,14 @@ MatrixShare = tuple[Array | None, range | None]
 class RankWeights(Mapping[str, Weight]):
     """One rank's weights by path, each cut out of the whole model's when asked for.
 
-    spec: of the whole model. own: what the rank computes. weights: the whole model's, by path.
+    spec: of the whole model. own_spec: what the rank computes. weights: the whole model's, by path.
     """
 
-    def __init__(self, spec: DecoderSpec, own: DecoderSpec, weights: Mapping[str, Weight]) -> None:
+    def __init__(self, spec: DecoderSpec, own_spec: DecoderSpec, weights: Mapping[str, Weight]) -> None:
         self._spec, self._weights = spec, weights
-        self._shapes = {weight.path: weight.shape for weight in model_weights(own)}
-        self._layers = dict(zip((number for number, _ in own.numbered_layers), own.layers, strict=True))
-        self._vocab = own.vocab_share
+        self._shapes = {weight.path: weight.shape for weight in model_weights(own_spec)}
+        self._layers = dict(zip((number for number, _ in own_spec.numbered_layers), own_spec.layers, strict=True))
+        self._vocab = own_spec.vocab_share
 
     def __getitem__(self, path: str) -> Weight:
         """Return a weight. Raises ConfigError where a share would split what is quantized together."""
@@ -103,16 +103,16 @@ class RankWeights(Mapping[str, Weight]):
             is_by_vocabulary = path.startswith(("embedding.", "lm_head."))
             return _Cut(rows=_vocab_rows(self._vocab, self._spec.vocab_size)) if is_by_vocabulary else _Cut()
         number, part, name = int(matched[1]), matched[2], matched[3]
-        own, whole = self._layers[number], self._spec.layers[number]
+        own_layer, whole = self._layers[number], self._spec.layers[number]
         if part in ("mlp", "moe"):
-            return _feed_forward_cut(own, whole, f"{part}.{name}")
+            return _feed_forward_cut(own_layer, whole, f"{part}.{name}")
         if part == "attention":
-            is_whole = own.attention.share.count == 1
+            is_whole = own_layer.attention.share.count == 1
             return _Cut() if is_whole else _attention_cut(whole.attention, *self._heads(number), name)
-        if own.recurrent is None or whole.recurrent is None or own.recurrent.share.count == 1:
+        if own_layer.recurrent is None or whole.recurrent is None or own_layer.recurrent.share.count == 1:
             return _Cut()
         weights = whole.recurrent.weights(self._spec.hidden_size)
-        return _recurrent_cut(next(weight for weight in weights if weight.name == name), own.recurrent.share)
+        return _recurrent_cut(next(weight for weight in weights if weight.name == name), own_layer.recurrent.share)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ class _Cut:
     rows: Array | None = None
     columns: range | None = None
 
-    def within(self, stored: Stored) -> tuple[Stored, _Cut] | None:
+    def within(self, stored: StoredWeight) -> tuple[StoredWeight, _Cut] | None:
         """Return the part of an array [out, in] or [out] that holds the cut, and the cut there; None if none does."""
         if stored.axis == 0 and self.rows is not None:
             part = stored.part_with(0, int(self.rows.min()), int(self.rows.max()) + 1)
@@ -185,9 +185,9 @@ def _recurrent_cut(weight: RecurrentWeight, share: Share) -> _Cut:
     return _Cut(rows=np.concatenate([np.asarray(span) for span in spans]))
 
 
-def _feed_forward_cut(own: LayerSpec, whole: LayerSpec, name: str) -> _Cut:
+def _feed_forward_cut(own_layer: LayerSpec, whole: LayerSpec, name: str) -> _Cut:
     """Return the cut of a weight of a feed-forward block. name: such as `mlp.gate.weight` or `moe.router.weight`."""
-    part, mixture = own.feed_forward, whole.feed_forward
+    part, mixture = own_layer.feed_forward, whole.feed_forward
     if isinstance(part, MlpSpec) and isinstance(mixture, MlpSpec):
         return _mlp_cut(part.share, mixture.intermediate_size, name)
     assert isinstance(part, MoeSpec)
@@ -204,12 +204,12 @@ def _mlp_cut(share: Share, size: int, name: str) -> _Cut:
     if share.count == 1:
         return _Cut()
     module, kind = name.split(".")[-2:]
-    own = share.of(size)
+    span = share.of(size)
     if module == "act":
         return _Cut()
     if module == "down":
-        return _Cut() if kind == "bias" else _Cut(columns=own)
-    rows = np.asarray(own)
+        return _Cut() if kind == "bias" else _Cut(columns=span)
+    rows = np.asarray(span)
     return _Cut(rows=np.concatenate([rows, rows + size]) if module == "gate_up" else rows)
 
 

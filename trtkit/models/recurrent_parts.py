@@ -102,7 +102,9 @@ def kimi_delta_part(config: HfConfig) -> DeltaNetSpec:
     if unknown:
         raise SourceError(f"`linear_attn_config` has `{unknown[0]}`, which is not known", config.where)
     usual = (config.get(f"linear_{name}", size) for name, size in (("head_dim", 128), ("num_heads", 32)))
-    size, heads = (int(stated.get(name, own)) for name, own in zip(("head_dim", "num_heads"), usual, strict=True))
+    size, heads = (
+        int(stated.get(name, usual_value)) for name, usual_value in zip(("head_dim", "num_heads"), usual, strict=True)
+    )
     usual_kernel = _kernel(config, "linear_conv_kernel_dim", 4)
     kernel = int(stated.get("short_conv_kernel_size", usual_kernel))
     if min(size, heads, kernel - 1) < 1:
@@ -191,7 +193,7 @@ def with_mixer(
 ) -> tuple[LayerSpec, ...]:
     """Return layers with another mixer in those of one type."""
     pairs = zip(layers, types, strict=True)
-    return tuple(replace(layer, mixer=mixer) if each == kind else layer for layer, each in pairs)
+    return tuple(replace(layer, mixer=mixer) if layer_kind == kind else layer for layer, layer_kind in pairs)
 
 
 def factor(config: HfConfig, name: str) -> float:
@@ -204,7 +206,7 @@ def factor_list(config: HfConfig, name: str, count: int) -> tuple[float, ...]:
     stated = config.get(name, [1.0] * count)
     if len(stated) != count:
         raise SourceError(f"`{name}` has {len(stated)} entries; expected {count}", config.where)
-    return tuple(float(each) for each in stated)
+    return tuple(float(value) for value in stated)
 
 
 def _need(config: HfConfig, name: str) -> int:

@@ -45,7 +45,7 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
     fixed: `theta` to use where the config states none, `partial` likewise in families that rotate a part of each head,
     `is_interleaved`, `layer_type`, whose own parameters are taken where the config has some for each layer type,
     `parameters` for a config that states none, `has_sections` for M-RoPE, `default_sections` of
-    interleaved ones, `own`, names of parameters that the family
+    interleaved ones, `read_elsewhere`, names of parameters that the family
     reads itself, and `ignored` ones.
     Raises SourceError for a method or a parameter that is not known.
     """
@@ -67,7 +67,7 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
     if "partial" not in fixed:
         partial = _whole(config, kind, partial)
     limit = int(config.need("max_position_embeddings"))
-    parameters = _parameters(config, kind, stated, limit, fixed.get("own", ()))
+    parameters = _parameters(config, kind, stated, limit, fixed.get("read_elsewhere", ()))
     dim = int(head_dim * partial)
     if dim < 2 or dim % 2:
         layers = f" in {fixed['layer_type']}" if fixed.get("layer_type") else ""
@@ -199,7 +199,7 @@ def _stated(config: HfConfig, layer_type: str | None, usual: Mapping[str, object
 
 
 def _parameters(
-    config: HfConfig, kind: str, stated: Mapping[str, Any], limit: int, own: tuple[str, ...]
+    config: HfConfig, kind: str, stated: Mapping[str, Any], limit: int, extra: tuple[str, ...]
 ) -> dict[str, float | tuple[float, ...]]:
     """Return the method's own numbers. Raises SourceError for those that are missing or not its own."""
     parameters = {name: value for name, value in stated.items() if value is not None}
@@ -207,7 +207,7 @@ def _parameters(
         parameters.setdefault("original_max_position_embeddings", limit)
     if kind == "longrope":
         parameters.setdefault("factor", limit / float(parameters["original_max_position_embeddings"]))
-    known = {*_NEEDED[kind], *_OPTIONAL[kind], *own}
+    known = {*_NEEDED[kind], *_OPTIONAL[kind], *extra}
     if "original_max_position_embeddings" not in known:
         parameters.pop("original_max_position_embeddings", None)
     missing, unknown = sorted(set(_NEEDED[kind]) - set(parameters)), sorted(set(parameters) - known)

@@ -11,6 +11,7 @@ from trtkit.models.spec import LearnedPositions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trtkit.arrays import MatrixShape
     from trtkit.models.attention import NormSpec
     from trtkit.models.feed_forward import MlpSpec
     from trtkit.models.latent import LatentSpec
@@ -98,7 +99,7 @@ def _norm(path: str, norm: NormSpec | None, *shape: int) -> Iterator[_Part]:
         yield f"{path}.bias", shape
 
 
-def _linear(path: str, spec: DecoderSpec, shape: tuple[int, int], has_bias: bool) -> Iterator[_Part]:
+def _linear(path: str, spec: DecoderSpec, shape: MatrixShape, has_bias: bool) -> Iterator[_Part]:
     """Yield a matrix of shape [out, in] and its bias."""
     yield f"{path}.weight", shape[::-1] if spec.is_in_out else shape
     if has_bias:
@@ -114,8 +115,8 @@ def _attention(path: str, attention: AttentionSpec, spec: DecoderSpec) -> Iterat
     if attention.qkv in ("separate", "no_values"):
         queries = 2 * N if attention.is_gated else N
         for name in attention.projections:
-            own = attention.value_dim if name == "v" and attention.value_dim is not None else H
-            rows = (queries if name == "q" else K) * own
+            width = attention.value_dim if name == "v" and attention.value_dim is not None else H
+            rows = (queries if name == "q" else K) * width
             yield from _linear(f"{path}.{name}", spec, (rows, D), attention.has_bias(name))
     else:
         yield from _linear(f"{path}.qkv", spec, ((N + 2 * K) * H, D), attention.has_qkv_bias)

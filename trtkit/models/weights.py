@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
 
 
-class Stored(Protocol):
+class StoredWeight(Protocol):
     """A weight that was not read yet. parts: what it is joined from along `axis`; none for one of its own."""
 
     axis: int
 
     @property
-    def parts(self) -> Sequence[Stored]:
+    def parts(self) -> Sequence[StoredWeight]:
         """What it is joined from."""
         ...
 
-    def part_with(self, axis: int, start: int, stop: int) -> tuple[Stored, int] | None:
+    def part_with(self, axis: int, start: int, stop: int) -> tuple[StoredWeight, int] | None:
         """Return the part that holds all of these rows or columns, and where it begins; None if no one part does."""
         ...
 
@@ -69,7 +69,7 @@ class WeightArrays(Mapping[str, Any]):
     def __getitem__(self, path: str) -> Any:
         return self._source[self._names[path]]
 
-    def stored(self, path: str) -> Stored | None:
+    def stored(self, path: str) -> StoredWeight | None:
         """Return a weight without reading it, where the source can tell."""
         stored = getattr(self._source, "stored", None)
         return stored(self._names[path]) if stored else None
@@ -114,7 +114,7 @@ def _is_same(source: Mapping[str, Any], name: str, other: str) -> bool:
     if _is_quantized(source, name) or _is_quantized(source, other) or _shape(source, name) != _shape(source, other):
         return False
     rows = zip(_row_blocks(source[name]), _row_blocks(source[other]), strict=True)
-    return all(np.array_equal(np.asarray(own, np.float32), np.asarray(others, np.float32)) for own, others in rows)
+    return all(np.array_equal(np.asarray(mine, np.float32), np.asarray(others, np.float32)) for mine, others in rows)
 
 
 def _row_blocks(array: Any) -> Iterator[Any]:

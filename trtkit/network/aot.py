@@ -47,7 +47,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TritonKernel:
     """A kernel to compile. signature: Triton's type of each argument, in order."""
 
     function: Any
@@ -103,7 +103,7 @@ def pointer(dtype: DType) -> str:
     return _POINTERS[dtype.name]
 
 
-def compile_kernel(kernel: Kernel, compute_capability: int) -> Compiled:
+def compile_kernel(kernel: TritonKernel, compute_capability: int) -> Compiled:
     """Compile for one of `COMPUTE_CAPABILITIES` to PTX and cubin; registers and spills as the assembler tells.
 
     The PTX has the kernel's own parameters only, and names a target that later GPUs take. Raises BackendError.
@@ -114,7 +114,7 @@ def compile_kernel(kernel: Kernel, compute_capability: int) -> Compiled:
 
     names = list(kernel.signature)
     aligned = {
-        (place,): [["tt.divisibility", 16]] for place, kind in enumerate(kernel.signature.values()) if kind[0] == "*"
+        (index,): [["tt.divisibility", 16]] for index, kind in enumerate(kernel.signature.values()) if kind[0] == "*"
     }
     source = ASTSource(kernel.function, dict(kernel.signature), dict(kernel.constants), aligned)
     options = {

@@ -49,7 +49,7 @@ def _plugin_layer(
     call = plugin(*(x.trt for x in inputs), **attributes)
     layer = graph.network.add_plugin(call, aot=True)
     first = graph.add(layer, "plugin")
-    others = [layer.get_output(place) for place in range(1, len(op.outputs))]
+    others = [layer.get_output(index) for index in range(1, len(op.outputs))]
     for port, tensor in zip(op.outputs[1:], others, strict=True):
         tensor.name = f"{first.name}/{port.name}"
     return [first, *map(graph.tensor, others)]

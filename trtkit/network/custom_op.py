@@ -32,7 +32,7 @@ X = TypeVar("X")
 
 
 @dataclass(frozen=True)
-class Port:
+class OpPort:
     """An input or output. dims: a word for each axis, `N C H W`; equal words are equal sizes.
 
     Words that are not names, such as `2*K`, say what an axis holds and are not compared.
@@ -62,7 +62,7 @@ class Native:
 
 
 @dataclass(frozen=True)
-class Case:
+class OpCase:
     """Attributes and inputs that every implementation of an op is tried on.
 
     make: fp32 or int32 arrays, one for each port, None if one is missing. dynamic: words of ports' dims that are
@@ -99,8 +99,8 @@ class CustomOp:
     """
 
     name: str
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[OpPort, ...]
+    outputs: tuple[OpPort, ...]
     attributes: type[Any]
     infer: Callable[[Sequence[Fact | None], Any], list[Fact]]
     lower: Lowering
@@ -223,18 +223,18 @@ def _add_package(name: str, path: list[str]) -> None:
     sys.modules[name] = importlib.util.module_from_spec(spec)
 
 
-def _pairs(ports: Sequence[Port], facts: Sequence[Fact | None]) -> Iterator[tuple[Port, Fact | None]]:
+def _pairs(ports: Sequence[OpPort], facts: Sequence[Fact | None]) -> Iterator[tuple[OpPort, Fact | None]]:
     """Yield each port with its tensors. Raises Refusal for too many or too few of them."""
     is_open = bool(ports) and ports[-1].is_variadic
     least = sum(not port.is_optional for port in ports)
     if len(facts) < least or (len(facts) > len(ports) and not is_open):
         count = f"at least {least}" if is_open else str(least) if least == len(ports) else f"{least} to {len(ports)}"
         raise Refusal(f"{len(facts)} inputs, {count} wanted: {', '.join(port.name for port in ports)}")
-    for place, fact in enumerate(facts):
-        yield ports[min(place, len(ports) - 1)], fact
+    for index, fact in enumerate(facts):
+        yield ports[min(index, len(ports) - 1)], fact
 
 
-def _check_port(port: Port, fact: Fact | None, sizes: dict[str, int]) -> None:
+def _check_port(port: OpPort, fact: Fact | None, sizes: dict[str, int]) -> None:
     """Compare a tensor with its port, and its sizes with those seen before. Raises Refusal."""
     if fact is None:
         if not port.is_optional:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trtkit.network.decoder_options import DecoderOptions
     from trtkit.network.graph import Graph, Tensor
     from trtkit.network.host_array import Array
-    from trtkit.network.scheduled_inputs import Scheduled
+    from trtkit.network.scheduled_inputs import ScheduledInputs
 
 
 EMBEDS = "inputs_embeds"
@@ -98,7 +98,7 @@ def _layers(weights: Weights, spec: DecoderSpec, options: DecoderOptions, embedd
         memory = read.of(index, layer)
         befores.append(x)
         with graph.scope(f"layers.{index}"):
-            x, present = decoder_layer(weights, x, (spec.block, layer), memory, vectors[index] if vectors else None)
+            x, present = decoder_layer(weights, x, spec.block, layer, memory, vectors[index] if vectors else None)
             x = x + embedded.added[index] if index < len(embedded.added) else x
         for name, tensor in present.items():
             graph.output(tensor, f"present_{name}_{index}")
@@ -121,7 +121,9 @@ def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
     ):
         counts = f"{len(options.kv_cache.key_scales)} layers' caches have scales, the model has {last} layers"
         raise NetworkError(counts, spec.model_type, "quantize the caches again")
-    if options.kv_cache is not None and (spec.states or not all(each.has_own_pairs for each in spec.attentions)):
+    if options.kv_cache is not None and (
+        spec.states or not all(attention.has_own_pairs for attention in spec.attentions)
+    ):
         kind = "models with recurrent states do" if spec.states else "latent attention and shared caches do"
         what = f"the checkpoint's caches are quantized, which {kind} not support"
         raise NetworkError(what, spec.model_type, "use a checkpoint whose caches are not quantized")
@@ -146,7 +148,7 @@ class _Embedded:
 
     x: Tensor
     table: Tensor | None
-    inputs: Scheduled
+    inputs: ScheduledInputs
     vectors: list[Tensor]
     added: list[Tensor]
 
@@ -174,7 +176,7 @@ def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> _Emb
             table = weights.get("weight")
         if takes_ids and table is not None:
             x = _rows_of(tokens, table, spec)
-    x = _position(weights, x, (spec, options), inputs) if spec.is_first_stage else x
+    x = _position(weights, x, spec, options, inputs) if spec.is_first_stage else x
     vectors = per_layer_vectors(weights, tokens, x, spec) if takes_ids else []
     return _Embedded(x, table, inputs, vectors, added)
 
@@ -186,9 +188,10 @@ def _rows_of(tokens: Tensor, table: Tensor, spec: DecoderSpec) -> Tensor:
     return x * spec.embedding.scale if spec.embedding.scale != 1 else x
 
 
-def _position(weights: Weights, x: Tensor, specs: tuple[DecoderSpec, DecoderOptions], inputs: Scheduled) -> Tensor:
+def _position(
+    weights: Weights, x: Tensor, spec: DecoderSpec, options: DecoderOptions, inputs: ScheduledInputs
+) -> Tensor:
     """Add learned or sinusoidal positions and norm the embedding, where the model does."""
-    spec, options = specs
     added, ids = spec.embedding.positions, inputs.position_ids
     with x.graph.scope("position_embedding"):
         if isinstance(added, LearnedPositions) and ids is not None:

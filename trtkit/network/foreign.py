@@ -74,19 +74,19 @@ class ForeignNode:
     opset: int
     _read: set[str] = field(default_factory=set)
 
-    def input(self, place: int) -> str:
+    def input(self, index: int) -> str:
         """Return an input's name, "" where it is missing."""
-        return self.inputs[place] if place < len(self.inputs) else ""
+        return self.inputs[index] if index < len(self.inputs) else ""
 
-    def fact(self, place: int) -> Fact | None:
+    def fact(self, index: int) -> Fact | None:
         """Return what is known of an input."""
-        return self.facts[place] if place < len(self.facts) else None
+        return self.facts[index] if index < len(self.facts) else None
 
-    def constant(self, place: int, name: str) -> np.ndarray[Any, Any]:
+    def constant(self, index: int, name: str) -> np.ndarray[Any, Any]:
         """Return the value of an input. Raises NotYetKnownError where it is computed."""
-        value = self.constants[place] if place < len(self.constants) else None
+        value = self.constants[index] if index < len(self.constants) else None
         if value is None:
-            raise NotYetKnownError(f"input {place} (`{name}`) must be a constant")
+            raise NotYetKnownError(f"input {index} (`{name}`) must be a constant")
         return value
 
     def number(self, name: str, default: float | None = None) -> Any:

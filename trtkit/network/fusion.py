@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from trtkit.network.kernels import Kernel
+    from trtkit.network.kernels import EngineKernel
     from trtkit.network.record import LayerRecord, NetworkRecord
 
 
@@ -67,9 +67,9 @@ class Fusion:
         return ", ".join(filter(None, (self.stage, self.phase, rank)))
 
 
-def fuse(stage: str, network: NetworkRecord, kernels: Sequence[Kernel], phase: str = "") -> Fusion:
+def fuse(stage: str, network: NetworkRecord, kernels: Sequence[EngineKernel], phase: str = "") -> Fusion:
     """Return what the kernels of one profile made of a network that is described at its shapes."""
-    computing = [replace(each, layers=_with_inputs(each.layers, network)) for each in kernels if each.computes]
+    computing = [replace(kernel, layers=_with_inputs(kernel.layers, network)) for kernel in kernels if kernel.computes]
     of_layer: dict[int, set[int]] = defaultdict(set)
     for number, kernel in enumerate(computing):
         for index in kernel.layers:
@@ -78,8 +78,8 @@ def fuse(stage: str, network: NetworkRecord, kernels: Sequence[Kernel], phase: s
     first = {index: min(numbers) for index, numbers in of_layer.items()}
     fused = []
     for number, kernel in enumerate(computing):
-        own = [index for index in kernel.layers if first[index] == number]
-        layers = [network.layers[index] for index in own]
+        own_layers = [index for index in kernel.layers if first[index] == number]
+        layers = [network.layers[index] for index in own_layers]
         fused.append(
             FusedKernel(
                 kernel.name,
@@ -88,7 +88,7 @@ def fuse(stage: str, network: NetworkRecord, kernels: Sequence[Kernel], phase: s
                 tuple(network.layers[index].name for index in kernel.layers),
                 sum(layer.flops for layer in layers),
                 sum(layer.bytes_moved for layer in layers),
-                sum(saved[index] for index in own),
+                sum(saved[index] for index in own_layers),
             )
         )
     absent = tuple(layer.name for index, layer in enumerate(network.layers) if index not in of_layer)
@@ -140,30 +140,30 @@ class _Traffic:
         return [self._saved(index, layer) for index, layer in enumerate(self._layers)]
 
     def _saved(self, index: int, layer: LayerRecord) -> int:
-        own = self._of_layer.get(index)
-        if not own:
+        own_kernels = self._of_layer.get(index)
+        if not own_kernels:
             return 0
-        reads = sum(each.size_bytes for each in layer.inputs if own & self._sources.get(each.name, set()))
-        return reads + sum(each.size_bytes for each in layer.outputs if self._stays(each.name, own))
+        reads = sum(tensor.size_bytes for tensor in layer.inputs if own_kernels & self._sources.get(tensor.name, set()))
+        return reads + sum(tensor.size_bytes for tensor in layer.outputs if self._stays(tensor.name, own_kernels))
 
-    def _stays(self, name: str, own: set[int]) -> bool:
+    def _stays(self, name: str, own_kernels: set[int]) -> bool:
         """Whether whatever reads a tensor is in a kernel that made it."""
-        return name not in self._outputs and all(own & kernels for kernels in self._sinks[name])
+        return name not in self._outputs and all(own_kernels & kernels for kernels in self._sinks[name])
 
     def _makers_of(self, name: str) -> set[int]:
         """Return the kernels in which a tensor is made; none for constants and inputs."""
         maker = self._makers.get(name)
         if maker is None:
             return set()
-        own = self._of_layer.get(maker)
-        return own or _union(self._sources.get(each.name, set()) for each in self._layers[maker].inputs)
+        own_kernels = self._of_layer.get(maker)
+        return own_kernels or _union(self._sources.get(tensor.name, set()) for tensor in self._layers[maker].inputs)
 
     def _read_by(self, name: str) -> list[set[int]]:
         """Return the kernels of each reader of a tensor, an empty set if the network gives it."""
         readers: list[set[int]] = []
         for reader in self._readers[name]:
-            if own := self._of_layer.get(reader):
-                readers.append(own)
+            if own_kernels := self._of_layer.get(reader):
+                readers.append(own_kernels)
                 continue
             for tensor in self._layers[reader].outputs:
                 readers += [set()] if tensor.name in self._outputs else self._sinks.get(tensor.name, [])

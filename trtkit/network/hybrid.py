@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trtkit.backends import Backend
     from trtkit.dtypes import DType
-    from trtkit.models.hybrids.spec import HybridSpec, Part, Port
+    from trtkit.models.hybrids.spec import HybridSpec, Part, PartPort
     from trtkit.network.host_array import Array
 
 
@@ -63,10 +63,10 @@ def input_name(spec: HybridSpec, part: str, port: str) -> str:
     return spec.source_of(part, port) or port
 
 
-def port_dtype(port: Port, part: Part, dtype: DType) -> DType:
+def port_dtype(port: PartPort, part: Part, dtype: DType) -> DType:
     """Return a port's type. dtype: what the config computes in."""
-    own = dtype if part.dtype == "compute" else dtype_of(part.dtype)
-    return own if port.dtype == "compute" else dtype_of(port.dtype)
+    part_dtype = dtype if part.dtype == "compute" else dtype_of(part.dtype)
+    return part_dtype if port.dtype == "compute" else dtype_of(port.dtype)
 
 
 def write_stage(backend: Backend, spec: HybridSpec, names: Sequence[str], material: Material) -> StageNetwork:
@@ -77,7 +77,7 @@ def write_stage(backend: Backend, spec: HybridSpec, names: Sequence[str], materi
     """
     parts = [spec.part(name) for name in names]
     _check_order(spec, parts)
-    writer = _Writer(backend, spec, material, parts)
+    writer = _NetworkWriter(backend, spec, material, parts)
     for part in parts:
         writer.add(part)
     writer.finish()
@@ -86,7 +86,7 @@ def write_stage(backend: Backend, spec: HybridSpec, names: Sequence[str], materi
     return StageNetwork(writer.graph, writer.layers, tensors, writer.held)
 
 
-class _Writer:
+class _NetworkWriter:
     """A network under construction, and its tensors by name."""
 
     def __init__(self, backend: Backend, spec: HybridSpec, material: Material, parts: Sequence[Part]) -> None:
@@ -154,7 +154,7 @@ class _Writer:
             raise NetworkError(f"the writer gives no output `{missing[0]}`", f"part `{part.name}`")
         self.tensors |= {f"{part.name}.{port.name}": written[port.name] for port in part.outputs}
 
-    def _input(self, part: NetworkPart, port: Port) -> Tensor:
+    def _input(self, part: NetworkPart, port: PartPort) -> Tensor:
         """Return an input in the type that the part needs: a tensor that is there, or a new network input."""
         name = input_name(self.spec, part.name, port.name)
         wanted = port_dtype(port, part, self.material.dtype)
@@ -175,7 +175,7 @@ class _Writer:
             return wanted
         return port_dtype(source, self.spec.part(name.partition(".")[0]), self.material.dtype)
 
-    def _check_output(self, part: Part, port: Port) -> None:
+    def _check_output(self, part: Part, port: PartPort) -> None:
         """Compare a tensor that a part gave with its port. Raises NetworkError."""
         name = f"{part.name}.{port.name}"
         seams = [str(seam) for seam in self.spec.seams if seam.source == name]
@@ -190,7 +190,7 @@ class _Writer:
             raise NetworkError(what, where, "change the port: only floating-point types are cast")
 
 
-def _check_shape(shape: tuple[int, ...], port: Port, where: str) -> None:
+def _check_shape(shape: tuple[int, ...], port: PartPort, where: str) -> None:
     """Raise NetworkError where a tensor is not of the shape that a port says."""
     wanted = tuple(
         dim if isinstance(dim, int) or have != -1 else -1
@@ -214,7 +214,7 @@ def _check_order(spec: HybridSpec, parts: Sequence[Part]) -> None:
                 raise NetworkError(what, f"seam `{source} -> {part.name}.{port.name}`", fix)
 
 
-def _name_dimensions(tensor: Tensor, port: Port) -> None:
+def _name_dimensions(tensor: Tensor, port: PartPort) -> None:
     """Give an input's axes the names of their symbols: TensorRT takes equal names for equal sizes.
 
     Without, TensorRT-RTX 1.7.1 fails to build layers that join tensors of two inputs (`_Map_base::at`).

@@ -23,7 +23,7 @@ _NOT_KERNELS = {"shape_call", "signal", "wait", "NoOp"}
 
 
 @dataclass(frozen=True)
-class Kernel:
+class EngineKernel:
     """A step of an engine. kind: TensorRT's word, such as `gemm`. layers: indices of the network's layers in it.
 
     code: the name of the code that TensorRT generated for it; empty if it takes code from a library.
@@ -47,12 +47,12 @@ def tag_layers(network: Any) -> None:
         network.get_layer(index).metadata = f"<{index}>"
 
 
-def kernels_of(log: str) -> tuple[Kernel, ...]:
+def kernels_of(log: str) -> tuple[EngineKernel, ...]:
     """Return the kernels that a log lists, in the order of each profile; empty if it lists none."""
     return tuple(kernel for listing in _LISTING.finditer(log) for kernel in _kernels(listing[1].splitlines()))
 
 
-def _kernels(lines: list[str]) -> Iterator[Kernel]:
+def _kernels(lines: list[str]) -> Iterator[EngineKernel]:
     """Yield the kernels of one listing. Only some lines name their profile; those of one compiled graph share it."""
     matches = [match for line in lines if (match := _LINE.match(line))]
     profiles: dict[str, int] = {}
@@ -63,7 +63,7 @@ def _kernels(lines: list[str]) -> Iterator[Kernel]:
         tags = dict.fromkeys(int(tag) for tag in _TAG.findall(match["tags"]))
         name = _PROFILE.sub("", match["name"])
         code = _CODE.search(match["tensors"])
-        yield Kernel(
+        yield EngineKernel(
             name, match["kind"], profiles.get(_graph(match["name"]), 0), tuple(tags), "" if code is None else code[1]
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from trtkit.network.layer_graph import MISSING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.network.layer_graph import Bytes, LayerGraph, Node, TensorSpec, Weights
+    from trtkit.network.layer_graph import Bytes, LayerGraph, LayerNode, LayerWeights, TensorSpec
 
 _CHUNK = 64 << 20  # bytes compared at a time
 
@@ -26,29 +26,38 @@ class LayerDifference:
     what: str
 
 
+class _Tensors(NamedTuple):
+    """Tensors of a network, by their slots."""
+
+    graph: LayerGraph
+    slots: Sequence[int]
+
+
 def first_difference(ours: LayerGraph, theirs: LayerGraph) -> LayerDifference | None:
     """Return the first layer of `ours` that differs from `theirs`; None if equal data computes equal bits.
 
     Constants that both map from the same bytes of a file are equal without being read.
     """
-    if (what := _tensors_differ("network's inputs", (ours, ours.inputs), (theirs, theirs.inputs))) is not None:
+    if (
+        what := _tensors_differ("network's inputs", _Tensors(ours, ours.inputs), _Tensors(theirs, theirs.inputs))
+    ) is not None:
         return LayerDifference(_first_name(ours, ours.inputs), what)
     mapped = MappedFiles()
     for one, other in zip(ours.nodes, theirs.nodes, strict=False):
         if (one.kind, one.name) != (other.kind, other.name):
             return _other_layer(ours, theirs, one, other)
-        if (what := _layers_differ((ours, one), (theirs, other), mapped)) is not None:
+        if (what := _layers_differ(ours, one, theirs, other, mapped)) is not None:
             return LayerDifference(one.name, what)
     count = len(theirs.nodes)
     if len(ours.nodes) > count:
         return LayerDifference(ours.nodes[count].name, "the layer was added")
     if len(ours.nodes) < count:
         return LayerDifference(theirs.nodes[len(ours.nodes)].name, "the layer is missing")
-    what = _tensors_differ("network's outputs", (ours, ours.outputs), (theirs, theirs.outputs))
+    what = _tensors_differ("network's outputs", _Tensors(ours, ours.outputs), _Tensors(theirs, theirs.outputs))
     return None if what is None else LayerDifference(_first_name(ours, ours.outputs), what)
 
 
-def _other_layer(ours: LayerGraph, theirs: LayerGraph, one: Node, other: Node) -> LayerDifference:
+def _other_layer(ours: LayerGraph, theirs: LayerGraph, one: LayerNode, other: LayerNode) -> LayerDifference:
     """Return what is wrong where another layer is expected."""
     if one.name == other.name:
         return LayerDifference(one.name, f"the layer is {one.kind}, expected {other.kind}")
@@ -59,12 +68,13 @@ def _other_layer(ours: LayerGraph, theirs: LayerGraph, one: Node, other: Node) -
     return LayerDifference(one.name, f"the layer is where `{other.name}` is expected")
 
 
-def _layers_differ(ours: tuple[LayerGraph, Node], theirs: tuple[LayerGraph, Node], mapped: MappedFiles) -> str | None:
+def _layers_differ(
+    ours: LayerGraph, one: LayerNode, theirs: LayerGraph, other: LayerNode, mapped: MappedFiles
+) -> str | None:
     """Return how two layers of one kind and name differ."""
-    one, other = ours[1], theirs[1]
-    for place in ("inputs", "outputs"):
-        slots = (ours[0], getattr(one, place)), (theirs[0], getattr(other, place))
-        if (what := _tensors_differ(place, *slots)) is not None:
+    for side in ("inputs", "outputs"):
+        tensors = _Tensors(ours, getattr(one, side)), _Tensors(theirs, getattr(other, side))
+        if (what := _tensors_differ(side, *tensors)) is not None:
             return what
     if one.construct != other.construct:
         return f"part of loop or conditional {one.construct}, expected {other.construct}"
@@ -79,17 +89,15 @@ def _layers_differ(ours: tuple[LayerGraph, Node], theirs: tuple[LayerGraph, Node
     return None
 
 
-def _tensors_differ(
-    place: str, ours: tuple[LayerGraph, Sequence[int]], theirs: tuple[LayerGraph, Sequence[int]]
-) -> str | None:
+def _tensors_differ(side: str, ours: _Tensors, theirs: _Tensors) -> str | None:
     """Return how the tensors in two lists of slots differ: their numbers, names, types or shapes."""
-    mine, expected = ([_facts(graph, slot) for slot in slots] for graph, slots in (ours, theirs))
+    mine, expected = ([_facts(tensors.graph, slot) for slot in tensors.slots] for tensors in (ours, theirs))
     if mine == expected:
-        return None if tuple(ours[1]) == tuple(theirs[1]) else f"{place}: other tensors of the same names"
+        return None if tuple(ours.slots) == tuple(theirs.slots) else f"{side}: other tensors of the same names"
     if len(mine) != len(expected):
-        return f"{len(mine)} {place}, expected {len(expected)}"
+        return f"{len(mine)} {side}, expected {len(expected)}"
     one, other = next(pair for pair in zip(mine, expected, strict=True) if pair[0] != pair[1])
-    return f"{place}: {one}, expected {other}"
+    return f"{side}: {one}, expected {other}"
 
 
 def _facts(graph: LayerGraph, slot: int) -> str:
@@ -105,14 +113,14 @@ def _first_name(graph: LayerGraph, slots: Sequence[int]) -> str:
     return ", ".join(graph.spec(slot).name for slot in slots)
 
 
-def _weights_differ(one: Weights | None, other: Weights | None, mapped: MappedFiles) -> str | None:
+def _weights_differ(one: LayerWeights | None, other: LayerWeights | None, mapped: MappedFiles) -> str | None:
     """Return how two constants differ."""
     if one is None or other is None:
         return "missing" if one is None else "added"
     if (one.dtype, one.count) != (other.dtype, other.count):
         return f"{one.count} {one.dtype}, expected {other.count} {other.dtype}"
-    place = mapped.find(one.raw)
-    if place is not None and place == mapped.find(other.raw):
+    span = mapped.find(one.raw)
+    if span is not None and span == mapped.find(other.raw):
         return None
     count = _different_bytes(one.raw, other.raw)
     return f"{count} of {other.raw.size} bytes differ" if count else None

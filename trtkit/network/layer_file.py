@@ -18,7 +18,7 @@ import numpy as np
 from trtkit.dtypes import DTYPES
 from trtkit.errors import BundleError
 from trtkit.files import read_text
-from trtkit.network.layer_graph import LayerGraph, Node, TensorSpec, Weights
+from trtkit.network.layer_graph import LayerGraph, LayerNode, LayerWeights, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -97,21 +97,21 @@ def load_layers(files: LayerFiles) -> tuple[LayerGraph, frozenset[int]]:
     return LayerGraph(nodes, (None, *specs), inputs, outputs, library), frozenset(reader.read - {_OWN})
 
 
-def _encoded(node: Node, writer: _WeightsWriter) -> list[Any]:
+def _encoded(node: LayerNode, writer: _WeightsWriter) -> list[Any]:
     """Return a layer as JSON holds it; what is empty at the end is left out."""
-    weights = {key: [held.dtype.name, held.count, *writer.place(held.raw)] for key, held in node.weights.items()}
+    weights = {key: [held.dtype.name, held.count, *writer.locate(held.raw)] for key, held in node.weights.items()}
     row = [node.kind, node.name, node.inputs, node.outputs, dict(node.attributes), weights, node.construct]
     while not row[-1]:
         row.pop()
     return row
 
 
-def _node(row: list[Any], reader: _WeightsReader, tensors: int) -> Node:
+def _node(row: list[Any], reader: _WeightsReader, tensors: int) -> LayerNode:
     kind, name, inputs, outputs, attributes, weights, construct = [*row, *_EMPTY[len(row) - 2 :]]
     _check_slots(inputs, tensors, 0)
     _check_slots(outputs, tensors, 1)
-    held = {key: reader.weights(*place) for key, place in weights.items()}
-    return Node(kind, name, tuple(inputs), tuple(outputs), _attributes(attributes), held, construct)
+    held = {key: reader.weights(*location) for key, location in weights.items()}
+    return LayerNode(kind, name, tuple(inputs), tuple(outputs), _attributes(attributes), held, construct)
 
 
 def _attributes(data: dict[str, Any]) -> dict[str, Attribute]:
@@ -135,11 +135,11 @@ class _WeightsWriter:
         self._written: dict[tuple[int, int], int] = {}
         self.sources: set[int] = set()
 
-    def place(self, raw: Bytes) -> tuple[int, int]:
+    def locate(self, raw: Bytes) -> tuple[int, int]:
         """Return the number of the source that holds bytes, or `_OWN`, and their offset in that file."""
-        if (place := self._mapped.find(raw)) is not None:
-            self.sources.add(place[0])
-            return place
+        if (location := self._mapped.find(raw)) is not None:
+            self.sources.add(location[0])
+            return location
         address = raw.ctypes.data
         offset = self._written.get((address, raw.nbytes))
         if offset is None:
@@ -159,8 +159,8 @@ class _MappedSources:
 
     def find(self, raw: Bytes) -> tuple[int, int] | None:
         """Return the source and the offset in it of bytes; None if they are not a source's."""
-        place = self._files.find(raw)
-        return None if place is None else (self._numbers[place[0]], place[1])
+        location = self._files.find(raw)
+        return None if location is None else (self._numbers[location[0]], location[1])
 
 
 class MappedFiles:
@@ -181,10 +181,10 @@ class MappedFiles:
     def find(self, raw: Bytes) -> tuple[str, int] | None:
         """Return the file and the offset in it of bytes; None if they are not a file's."""
         address = raw.ctypes.data
-        place = bisect.bisect_right(self._regions, (address, math.inf, "", 0)) - 1
-        if place < 0:
+        index = bisect.bisect_right(self._regions, (address, math.inf, "", 0)) - 1
+        if index < 0:
             return None
-        start, end, path, offset = self._regions[place]
+        start, end, path, offset = self._regions[index]
         return (path, offset + address - int(start)) if address + raw.nbytes <= end else None
 
 
@@ -197,7 +197,7 @@ def _regions() -> Iterator[tuple[float, float, str, int, bool]]:
     for line in lines:
         addresses, rights, offset, _device, _inode, *path = line.split(maxsplit=5)
         if path and path[0].startswith("/"):
-            start, end = (int(each, 16) for each in addresses.split("-"))
+            start, end = (int(address, 16) for address in addresses.split("-"))
             yield start, end, path[0], int(offset, 16), "w" in rights
 
 
@@ -213,7 +213,7 @@ class _WeightsReader:
         """The numbers of the files that hold weights."""
         return set(self._memory)
 
-    def weights(self, dtype: str, count: int, source: int, offset: int) -> Weights:
+    def weights(self, dtype: str, count: int, source: int, offset: int) -> LayerWeights:
         """Return weights that share the memory of their file. Raises ValueError outside it."""
         if source not in self._memory:
             path = self._files.weights if source == _OWN else self._files.sources[source]
@@ -221,4 +221,4 @@ class _WeightsReader:
         memory, size = self._memory[source], DTYPES[dtype].size_bytes(count)
         if min(count, offset) < 0 or offset + size > memory.size:
             raise ValueError("weights lie outside their file")
-        return Weights(DTYPES[dtype], np.asarray(memory)[offset : offset + size], count)
+        return LayerWeights(DTYPES[dtype], np.asarray(memory)[offset : offset + size], count)

@@ -31,7 +31,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
+class LayerWeights:
     """Numbers that a layer holds. raw: their bytes, [bytes]; 4-bit types have two elements a byte, low nibble first.
 
     count: elements.
@@ -57,7 +57,7 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class LayerNode:
     """One layer and the slots of its tensors, `MISSING` for inputs left out.
 
     construct: number of the loop or conditional that a boundary layer belongs to; 0 for all others.
@@ -68,7 +68,7 @@ class Node:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
-    weights: Mapping[str, Weights] = field(default_factory=dict)
+    weights: Mapping[str, LayerWeights] = field(default_factory=dict)
     construct: int = 0
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class LayerGraph:
     library: the TensorRT that wrote it, with its version. owner: what the memory of the weights lives with.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[LayerNode, ...]
     specs: tuple[TensorSpec | None, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -156,7 +156,7 @@ class _LayerReader:
         self._names: dict[type, tuple[str, ...]] = {}
         self._held: list[Any] = []  # whose identity must last
 
-    def nodes(self, untyped: Any) -> Iterator[Node]:
+    def nodes(self, untyped: Any) -> Iterator[LayerNode]:
         """Yield a layer's node. An attention is one node with the inputs of its first layer and the second's output."""
         kind, layer, name = self._backend.layer_type(untyped), self._backend.typed(untyped), untyped.name
         inputs = tuple(self._slots.of(untyped.get_input(index)) for index in range(untyped.num_inputs))
@@ -171,7 +171,7 @@ class _LayerReader:
         attributes, weights = self._parameters(layer, kind, name, outputs)
         if untyped.metadata:  # the ONNX node; a collective's parameters, which TensorRT does not hand out
             attributes["metadata"] = str(untyped.metadata)
-        yield Node(kind, name, inputs, outputs, attributes, weights, self._construct(layer))
+        yield LayerNode(kind, name, inputs, outputs, attributes, weights, self._construct(layer))
 
     def _construct(self, layer: Any) -> int:
         """Return the number of the loop or conditional that a layer belongs to."""
@@ -183,10 +183,10 @@ class _LayerReader:
 
     def _parameters(
         self, layer: Any, kind: str, name: str, outputs: tuple[int, ...]
-    ) -> tuple[dict[str, Attribute], dict[str, Weights]]:
+    ) -> tuple[dict[str, Attribute], dict[str, LayerWeights]]:
         """Return a layer's attributes and weights."""
         attributes: dict[str, Attribute] = {}
-        weights: dict[str, Weights] = {}
+        weights: dict[str, LayerWeights] = {}
         layer_class = type(layer)
         if (names := self._names.get(layer_class)) is None:
             names = self._names[layer_class] = _parameter_names(layer_class)
@@ -197,8 +197,8 @@ class _LayerReader:
                 continue  # of another form of this layer
             if isinstance(value, np.ndarray) or type(value).__name__ == "Weights":
                 spec = self._slots.specs[outputs[0]] if kind == "CONSTANT" else None
-                place = name if kind == "CONSTANT" else f"{name}/{key}"
-                held = _weights(value, self._constants.get(place), place, None if spec is None else spec.dtype)
+                path = name if kind == "CONSTANT" else f"{name}/{key}"
+                held = _weights(value, self._constants.get(path), path, None if spec is None else spec.dtype)
                 if held is not None:
                     weights[key] = held
             elif _is_attribute(value):
@@ -228,7 +228,7 @@ def _attribute(value: Any) -> Attribute:
         return None
 
 
-def _weights(held: Any, side: Array | None, key: str, dtype: DType | None) -> Weights | None:
+def _weights(held: Any, side: Array | None, key: str, dtype: DType | None) -> LayerWeights | None:
     """Return weights that share the memory of what holds them, None if they are empty.
 
     side: the value of `key` in the constants, which comes first. dtype: what the layer says they are, if it does.
@@ -236,7 +236,7 @@ def _weights(held: Any, side: Array | None, key: str, dtype: DType | None) -> We
     if side is not None:
         return _of_side(side, dtype)
     if isinstance(held, np.ndarray):
-        return Weights(array_dtype(held), held.reshape(-1).view(np.uint8), held.size) if held.size else None
+        return LayerWeights(array_dtype(held), held.reshape(-1).view(np.uint8), held.size) if held.size else None
     if held.size == 0:
         return None
     stored = from_tensorrt(held.dtype.name)
@@ -245,22 +245,22 @@ def _weights(held: Any, side: Array | None, key: str, dtype: DType | None) -> We
         what = f"TensorRT does not let {stored} weights be read back"
         raise ExecutionError(what, key, f"pass them as constants[`{key}`]")
     raw = (ctypes.c_uint8 * stored.size_bytes(held.size)).from_address(address)
-    return Weights(stored, np.ctypeslib.as_array(raw), held.size)
+    return LayerWeights(stored, np.ctypeslib.as_array(raw), held.size)
 
 
-def _of_side(side: Array, dtype: DType | None) -> Weights:
+def _of_side(side: Array, dtype: DType | None) -> LayerWeights:
     """Return a value of the constants: packed bytes of `dtype`, or elements of a type of their own."""
     if not hasattr(side, "dtype"):
         side = np.asarray(side)
     array = host_array(side)
     if dtype is None or dtype == array.dtype or (array.dtype != UINT8 and dtype.bits != INT4.bits):
         raw = array.raw_bytes()
-        return Weights(array.dtype, _packed(raw) if array.dtype.bits == INT4.bits else raw, array.size)
+        return LayerWeights(array.dtype, _packed(raw) if array.dtype.bits == INT4.bits else raw, array.size)
     raw = array.raw_bytes()
     if array.dtype == UINT8:
-        return Weights(dtype, raw, array.size * 8 // dtype.bits)
+        return LayerWeights(dtype, raw, array.size * 8 // dtype.bits)
     values = np.asarray(side.float() if array.dtype == BF16 else side).reshape(-1)
-    return Weights(dtype, _packed(values.astype(_four_bit_type(dtype)).view(np.uint8)), array.size)
+    return LayerWeights(dtype, _packed(values.astype(_four_bit_type(dtype)).view(np.uint8)), array.size)
 
 
 def _four_bit_type(dtype: DType) -> Any:

@@ -15,7 +15,7 @@ from trtkit.network.blocks.positions import Positions
 from trtkit.network.blocks.states import States
 from trtkit.network.input_spec import BATCH, ENCODED, ENCODED_MASK, Axis, InputSpec
 from trtkit.network.ops.arithmetic import cast, select
-from trtkit.network.ops.chunk import Chunk
+from trtkit.network.ops.chunk import TokenChunk
 from trtkit.network.ops.gather import embedding, pick
 from trtkit.network.ops.kv_cache import head_tables
 from trtkit.network.ops.mask import (
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.decoder_options import DecoderOptions
     from trtkit.network.graph import Tensor
-    from trtkit.network.scheduled_inputs import Scheduled
+    from trtkit.network.scheduled_inputs import ScheduledInputs
 
     _MaskKind = tuple[int | None, int | None, tuple[int, Share, float] | None, RelativeSpec | None]
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 class LayerInputs:
     """Adds each layer's caches and states, and what all layers share: masks and rotary tables, one of a kind."""
 
-    def __init__(self, weights: Weights, options: DecoderOptions, inputs: Scheduled) -> None:
+    def __init__(self, weights: Weights, options: DecoderOptions, inputs: ScheduledInputs) -> None:
         self._weights, self._graph, self._options, self._inputs = weights, weights.graph, options, inputs
         self._masks: dict[_MaskKind, Tensor] = {}
         self._encoded_mask: Tensor | None = None
@@ -62,7 +62,7 @@ class LayerInputs:
         self._cached: Tensor | None = None
         self._branches: tuple[Tensor, Tensor] | None = None
         self._has_begun: Tensor | None = None
-        self._chunks: dict[int, Chunk] = {}
+        self._chunks: dict[int, TokenChunk] = {}
         self._page_tables: dict[int, Tensor] = {}
         self._page_rows: PageRows | None = None
         self._pools: dict[int, Mapping[str, Tensor]] = {}
@@ -122,10 +122,10 @@ class LayerInputs:
         """Add the inputs for one layer's cache."""
         options, kv = self._options, self._options.kv_cache
         heads, head_dim = Axis("key_value_heads", attention.num_key_value_heads), Axis("head_dim", attention.head_dim)
-        place, tokens = BATCH, Axis("cached_tokens", options.max_sequence_length)
+        row_axis, tokens = BATCH, Axis("cached_tokens", options.max_sequence_length)
         if options.page_tokens is not None:
-            place, tokens = Axis("pages"), Axis("page_tokens", options.page_tokens)
-        axes = (place, heads, tokens, head_dim)
+            row_axis, tokens = Axis("pages"), Axis("page_tokens", options.page_tokens)
+        axes = (row_axis, heads, tokens, head_dim)
         dtype = options.dtype if kv is None else DTYPES[kv.format]
         scales = None if kv is None else {"key": kv.key_scales[index], "value": kv.value_scales[index]}
         caches = {
@@ -182,11 +182,11 @@ class LayerInputs:
             axes_of_state = range(1, 1 + len(state.shape))
             return select(unsqueeze(self._has_begun, *axes_of_state), past, 0.0)
 
-    def _chunk(self, most: int | None) -> Chunk:
+    def _chunk(self, most: int | None) -> TokenChunk:
         """Return the new tokens of a call, shared by all layers that take as many."""
         assert self._inputs.token_counts is not None
         size = most or 1
-        return self._chunks.setdefault(size, Chunk(self._inputs.token_counts, size))
+        return self._chunks.setdefault(size, TokenChunk(self._inputs.token_counts, size))
 
     def _mask(self, attention: AttentionSpec) -> Tensor:
         length = self._options.max_sequence_length
@@ -204,9 +204,9 @@ class LayerInputs:
                 keys = self._key_positions(ids)
                 mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, self._inputs.visible_lengths)
             else:
-                places, branches = self._tree(self._inputs.branch_ends)
-                keys = self._key_positions(places)
-                mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, places + 1) & branches
+                positions, branches = self._tree(self._inputs.branch_ends)
+                keys = self._key_positions(positions)
+                mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, positions + 1) & branches
             mask = mask if chunk is None else mask & chunk_mask(ids, keys, chunk)
             if alibi is not None:
                 slopes = alibi_slopes(heads)[share.of(heads)] * attention.alibi_scale
@@ -226,16 +226,16 @@ class LayerInputs:
         """Return where new tokens of a tree lie in the cache [B, S], and false where they do not see a key."""
         if self._branches is None:
             starts, is_appended = self._inputs.write_indices, self._options.has_read_only_caches
-            places = tree_places(starts, branch_ends, self._options.max_sequence_length)
-            mask = tree_mask(places, branch_ends, self._cached_positions(), starts, is_appended=is_appended)
-            self._branches = places, mask
+            positions = tree_places(starts, branch_ends, self._options.max_sequence_length)
+            mask = tree_mask(positions, branch_ends, self._cached_positions(), starts, is_appended=is_appended)
+            self._branches = positions, mask
         return self._branches
 
-    def _key_positions(self, places: Tensor) -> Tensor:
-        """Return the positions of the keys that attention reads: cached ones, and new ones, which are at `places`."""
+    def _key_positions(self, positions: Tensor) -> Tensor:
+        """Return the positions of the keys that attention reads: cached ones, and new ones at `positions`."""
         if self._keys is None:
             cached, is_appended = self._cached_positions(), self._options.has_read_only_caches
-            self._keys = appended_positions(places, self._inputs.write_indices, cached) if is_appended else cached
+            self._keys = appended_positions(positions, self._inputs.write_indices, cached) if is_appended else cached
         return self._keys
 
     def _cached_positions(self) -> Tensor:

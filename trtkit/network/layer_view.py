@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trtkit.network.layer_graph import Node
+    from trtkit.network.layer_graph import LayerNode
 
 
 @dataclass(frozen=True, eq=False)
 class LayerView:
     """One layer. What reads a parameter that the layer does not have raises the error that `lacks` returns."""
 
-    node: Node
+    node: LayerNode
 
     @abstractmethod
     def lacks(self, attribute: str) -> Exception:

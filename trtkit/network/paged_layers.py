@@ -27,12 +27,15 @@ def obstacles(spec: DecoderSpec, options: DecoderOptions) -> dict[int, str]:
     Layers that share caches read them alike.
     """
     attentions = {index: layer.mixer for index, layer in spec.numbered_layers if isinstance(layer.mixer, AttentionSpec)}
-    own = {index: _obstacle(each, options) for index, each in attentions.items()}
+    reasons = {index: _obstacle(attention, options) for index, attention in attentions.items()}
     of_cache: dict[int, str] = {}
-    for index, each in attentions.items():
-        owner = index if each.cache_of is None else each.cache_of
-        of_cache[owner] = of_cache.get(owner, "") or own[index]
-    return {index: of_cache[index if each.cache_of is None else each.cache_of] for index, each in attentions.items()}
+    for index, attention in attentions.items():
+        owner = index if attention.cache_of is None else attention.cache_of
+        of_cache[owner] = of_cache.get(owner, "") or reasons[index]
+    return {
+        index: of_cache[index if attention.cache_of is None else attention.cache_of]
+        for index, attention in attentions.items()
+    }
 
 
 def op_attributes(attention: AttentionSpec, options: DecoderOptions) -> dict[str, float | str]:

@@ -233,8 +233,8 @@ def _launch_params(trtp: Any, started: Launch, shared_bytes: int) -> Any:
 def _scalars(trtp: Any, started: Launch) -> Any:
     """Return the kernel's int32 arguments."""
     scalars = trtp.SymExprs(len(started.scalars))
-    for place, value in enumerate(started.scalars.values()):
-        scalars[place] = trtp.SymInt32(plain(value))
+    for index, value in enumerate(started.scalars.values()):
+        scalars[index] = trtp.SymInt32(plain(value))
     return scalars
 
 

@@ -16,3 +16,5 @@ class ProfileShapes:
 
 # By dynamic input.
 ResolvedProfile = dict[str, ProfileShapes]
+# The smallest, the typical and the largest size.
+MinOptMax = tuple[int, int, int]

@@ -108,8 +108,8 @@ def record_from_json(data: Any) -> NetworkRecord:
     """Return the record that `NetworkRecord.to_json` wrote. Raises TypeError and ValueError with the place."""
     if not isinstance(data, dict):
         raise TypeError(f"expected an object, got {str(data)[:100]!r}")
-    own = {key: value for key, value in data.items() if key not in {"totals", "vision"}}
-    record = from_json(NetworkRecord, {**own, "vision": None})
+    fields = {key: value for key, value in data.items() if key not in {"totals", "vision"}}
+    record = from_json(NetworkRecord, {**fields, "vision": None})
     if data.get("totals") != asdict(record.totals()):
         raise ValueError("totals: they are not those of the layers")
     return replace(record, vision=record_from_json(data["vision"])) if "vision" in data else record

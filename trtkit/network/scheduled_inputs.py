@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Scheduled:
+class ScheduledInputs:
     """The inputs that say where tokens stand, of which a network has those that it reads.
 
     position_ids, kv_lengths: where a layer attends; position_ids also where positions are added to embeddings, and
@@ -41,11 +41,11 @@ class Scheduled:
     in_place: frozenset[int] = frozenset()
 
 
-def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -> Scheduled:
+def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -> ScheduledInputs:
     """Add the inputs that say where tokens stand."""
     ids = options.ids_dtype
     has_sections = options.has_rope_positions and any(
-        each.rope is not None and each.rope.sections for each in spec.attentions
+        attention.rope is not None and attention.rope.sections for attention in spec.attentions
     )
 
     def scheduled(name: str, dtype: DType, *axes: Axis) -> Tensor:
@@ -55,11 +55,12 @@ def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -
     gathers = len(in_place) < len(spec.attentions)
     has_window = options.has_kv_window or options.page_tokens is not None
     turns = any(
-        each.query_growth or (each.rope and not (has_sections and each.rope.sections)) for each in spec.attentions
+        attention.query_growth or (attention.rope and not (has_sections and attention.rope.sections))
+        for attention in spec.attentions
     )
     has_positions = gathers or turns or (spec.is_first_stage and spec.embedding.positions is not None)
     position_ids = scheduled("position_ids", ids, BATCH, NEW_TOKENS) if has_positions else None
-    return Scheduled(
+    return ScheduledInputs(
         scheduled("write_indices", INT32, BATCH),
         position_ids,
         scheduled("kv_lengths", INT32, BATCH) if attends else None,

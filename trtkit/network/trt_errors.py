@@ -27,7 +27,7 @@ def error_recorder(backend: Backend, *, has_gpu: bool = False) -> Any:
     """
     trt = backend.trt
 
-    class Recorder(trt.IErrorRecorder):  # type: ignore[name-defined, misc]
+    class ErrorRecorder(trt.IErrorRecorder):  # type: ignore[name-defined, misc]
         """Remembers each error's description."""
 
         def __init__(self) -> None:
@@ -54,7 +54,7 @@ def error_recorder(backend: Backend, *, has_gpu: bool = False) -> Any:
         def clear(self) -> None:
             self.texts.clear()
 
-    return Recorder()
+    return ErrorRecorder()
 
 
 def _is_noise(text: str) -> bool:

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
     from trtkit.backends import Backend
     from trtkit.dtypes import DType
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.decoder_options import DecoderOptions
     from trtkit.network.input_spec import Role
     from trtkit.network.record import LayerRecord, NetworkRecord, TensorRecord
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import NetworkCounts
     from trtkit.planning.jobs import CountRequest
     from trtkit.planning.multilinear import Point
     from trtkit.planning.traffic import NetworkCost
@@ -60,12 +60,12 @@ _ATTENTION_GROUPS = {
 }
 
 
-def count_decoder(request: CountRequest, context: Context) -> Counts:
+def count_decoder(request: CountRequest, context: JobContext) -> NetworkCounts:
     """Count the network of a config.
 
-    Caches are linear; `Counts.with_gathered_pages` is what pages change. If the network takes a limited number of new
-    tokens, counts are exact for one and for that many, and for multiples what so many calls take; layers of which some
-    numbers grow with its square or cube lie on a line between.
+    Caches are linear; `NetworkCounts.with_gathered_pages` is what pages change. If the network takes a limited number
+    of new tokens, counts are exact for one and for that many, and for multiples what so many calls take; layers of
+    which some numbers grow with its square or cube lie on a line between.
     """
     backend, spec = load_backend(request.backend), decoder_spec(request.fields, request.where)
     options, first = network_options(resolve(request.config)), _first_length(spec, request.length)
@@ -138,8 +138,8 @@ def _mixture(spec: DecoderSpec, options: DecoderOptions, quantized: QuantizedMod
         for moe in moes
     )
     layers = [layer for layer in linear_layers(spec) if EXPERTS_PATH in layer.name and layer.name in quantized.layers]
-    stored = sum(quantized.layers[each.name].size_bytes(each.rows, each.size, options.dtype) for each in layers)
-    wide = sum(options.dtype.size_bytes(each.rows * each.size) for each in layers)
+    stored = sum(quantized.layers[layer.name].size_bytes(layer.rows, layer.size, options.dtype) for layer in layers)
+    wide = sum(options.dtype.size_bytes(layer.rows * layer.size) for layer in layers)
     return Mixture(experts, top_k, options.dtype.size_bytes(experts * widest), wide / stored if stored else 1.0)
 
 
@@ -235,11 +235,11 @@ def _fp4_inputs(record: NetworkRecord) -> set[str]:
 
 def _layer(layer: LayerRecord, types: Mapping[str, str], cache: str | None) -> LayerRecord:
     """Return a layer with tensors in other types; what is written to a cache in the cache's."""
-    own = dict(types)
+    own_types = dict(types)
     if cache is not None and layer.type == "KV_CACHE_UPDATE":
-        own[layer.inputs[1].name] = cache
-    return replace(layer, inputs=_typed(layer.inputs, own), outputs=_typed(layer.outputs, own))
+        own_types[layer.inputs[1].name] = cache
+    return replace(layer, inputs=_typed(layer.inputs, own_types), outputs=_typed(layer.outputs, own_types))
 
 
 def _typed(tensors: tuple[TensorRecord, ...], types: Mapping[str, str]) -> tuple[TensorRecord, ...]:
-    return tuple(replace(each, dtype=types.get(each.name, each.dtype)) for each in tensors)
+    return tuple(replace(tensor, dtype=types.get(tensor.name, tensor.dtype)) for tensor in tensors)

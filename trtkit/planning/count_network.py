@@ -12,7 +12,7 @@ from trtkit.builder.parsing import run_stage
 from trtkit.builder.stages import bundle_stages
 from trtkit.builder.write_stages import prepare_stages, stage_request, write_stages
 from trtkit.jobs.events import Phase
-from trtkit.planning.counts import Counts, counts_of
+from trtkit.planning.counts import NetworkCounts, counts_of
 from trtkit.planning.multilinear import fit_batch
 from trtkit.planning.traffic import network_cost
 
@@ -42,7 +42,7 @@ _ATTENTION_ENDS = re.compile(r"_Attention(Input|Output)$")
 class CountedNetwork:
     """A network's counts as functions of the batch. batches: the smallest and largest of its first profile."""
 
-    counts: Counts
+    counts: NetworkCounts
     batches: tuple[int, int]
     shapes: Mapping[str, tuple[int, ...]]
 
@@ -86,7 +86,7 @@ def _counted(request: StageRequest, runner: Runner) -> CountedNetwork:
     return CountedNetwork(counts_of(costs, fit_batch), (low, high), record.shapes)
 
 
-def count_layers(bundle: Bundle, shapes: Mapping[str, Sequence[int]], runner: Runner) -> Counts | None:
+def count_layers(bundle: Bundle, shapes: Mapping[str, Sequence[int]], runner: Runner) -> NetworkCounts | None:
     """Count every layer of a vision bundle's network at exactly these input shapes, whatever point is requested.
 
     None for a hybrid at other shapes than it was described at when it was built.

@@ -29,7 +29,7 @@ class Mixture:
     """Experts of which a step reads the chosen ones only.
 
     copied_bytes: of copies of all experts of the largest layer. growth: bytes of a copy for each byte that is stored.
-    Groups and bytes of `Counts` are those of a step that reads all experts.
+    Groups and bytes of `NetworkCounts` are those of a step that reads all experts.
     """
 
     num_experts: int
@@ -43,7 +43,7 @@ class Mixture:
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupCounts:
     """Layers of one kind, each taken on its own. products: operations on tensor cores, by type.
 
     has_experts: all that it does, it does for each expert.
@@ -57,7 +57,7 @@ class Group:
     weight_bytes: int
     has_experts: bool = False
 
-    def of_chosen(self, share: Fraction, growth: float) -> Group:
+    def of_chosen(self, share: Fraction, growth: float) -> GroupCounts:
         """Return the work of a share of the experts, whose weights are copied too. growth: see `Mixture`."""
         products = {name: poly.scaled(share) for name, poly in self.products.items()}
         weight_bytes = round(self.weight_bytes * share)
@@ -67,7 +67,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Counts:
+class NetworkCounts:
     """A whole network.
 
     fused_bytes: the fewest bytes it can move; cache_bytes: the part that is read from caches. alive: bytes of results
@@ -75,7 +75,7 @@ class Counts:
     copied_bytes: of caches in pages, which a step copies before attention reads them; largest_copy: those of one layer.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[GroupCounts, ...]
     fused_bytes: Multilinear
     cache_bytes: Multilinear
     alive: tuple[Multilinear, ...]
@@ -83,7 +83,7 @@ class Counts:
     copied_bytes: Multilinear = NOTHING
     largest_copy: Multilinear = NOTHING
 
-    def of_step(self, point: Point) -> Counts:
+    def of_step(self, point: Point) -> NetworkCounts:
         """Return what a step at (B, S, T) costs, which reads chosen experts only."""
         if self.mixture is None:
             return self
@@ -96,10 +96,10 @@ class Counts:
         )
         return replace(self, groups=groups, fused_bytes=fused, mixture=None)
 
-    def with_gathered_pages(self, pages: CopiedPages) -> Counts:
+    def with_gathered_pages(self, pages: CopiedPages) -> NetworkCounts:
         """Return the counts of a network whose layers copy pages: what they cached is read, written and read."""
         copied = self.cache_bytes.scaled(pages.share)
-        group = Group(PAGE_COPIES, pages.layers, NOTHING, {}, copied + copied, 0)
+        group = GroupCounts(PAGE_COPIES, pages.layers, NOTHING, {}, copied + copied, 0)
         groups = (*self.groups, *([group] if pages.layers else []))
         largest = self.cache_bytes.scaled(pages.largest)
         return replace(self, groups=groups, copied_bytes=copied, largest_copy=largest)
@@ -140,7 +140,7 @@ def counts_of(
     costs: Mapping[_Point, NetworkCost],
     fit: Callable[[Mapping[_Point, int]], Multilinear],
     mixture: Mixture | None = None,
-) -> Counts:
+) -> NetworkCounts:
     """Return the functions through costs of one network at several points."""
     first = next(iter(costs.values()))
 
@@ -149,7 +149,7 @@ def counts_of(
 
     steps = range(len(first.alive_bytes))
     alive = dict.fromkeys(by_point(lambda cost, i=step: cost.alive_bytes[i]) for step in steps)  # type: ignore[misc]
-    return Counts(
+    return NetworkCounts(
         tuple(_group(name, [(p, cost.groups[name]) for p, cost in costs.items()], fit) for name in first.groups),
         by_point(lambda cost: cost.fused_bytes),
         by_point(lambda cost: cost.cache_bytes),
@@ -160,11 +160,11 @@ def counts_of(
 
 def _group(
     name: str, costs: Sequence[tuple[_Point, GroupCost]], fit: Callable[[Mapping[_Point, int]], Multilinear]
-) -> Group:
+) -> GroupCounts:
     first = costs[0][1]
     products = {dtype: fit({point: group.products[dtype] for point, group in costs}) for dtype in first.products}
     weights = {group.weight_bytes for _, group in costs}
     assert len(weights) == 1, f"weights of {name} that depend on the inputs"
     flops, moved = (fit({point: getattr(group, key) for point, group in costs}) for key in ("flops", "bytes"))
     has_experts = name == EXPERTS or "/moe/experts/" in name
-    return Group(name, first.layers, flops, products, moved, first.weight_bytes, has_experts)
+    return GroupCounts(name, first.layers, flops, products, moved, first.weight_bytes, has_experts)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trtkit.dtypes import DType
     from trtkit.models.attention import AttentionSpec
     from trtkit.models.spec import DecoderSpec
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import NetworkCounts
     from trtkit.planning.formats import Format
     from trtkit.planning.multilinear import Point
     from trtkit.quantization_methods import CacheFormat
@@ -208,13 +208,18 @@ def decoder_model(name: str, spec: DecoderSpec, dtype: DType, max_length: int = 
 
 
 def workload(
-    model: DecoderModel, lengths: tuple[int | None, int | None], *, concurrency: int, chunk: int, slot_length: int = 0
+    model: DecoderModel,
+    input_len: int | None,
+    output_len: int | None,
+    *,
+    concurrency: int,
+    chunk: int,
+    slot_length: int = 0,
 ) -> Workload:
     """Return the work. Raises PlanError for lengths that the model does not have.
 
-    lengths: of prompts and answers; None for the defaults. slot_length: the engine's, where it is known.
+    input_len, output_len: of prompts and answers; None for the defaults. slot_length: the engine's, where it is known.
     """
-    input_len, output_len = lengths
     limit = model.max_length or math.inf
     room = int(min(DEFAULT_INPUT + DEFAULT_OUTPUT, limit))
     output_len = min(DEFAULT_OUTPUT, max(1, room // 4)) if output_len is None else output_len
@@ -251,7 +256,7 @@ class Formulas:
     kv_bytes_per_token: CacheBytes
 
 
-def formulas(model: DecoderModel, counts: Counts, work: Workload) -> Formulas:
+def formulas(model: DecoderModel, counts: NetworkCounts, work: Workload) -> Formulas:
     """Return what the published formulas say, to compare with what was counted.
 
     One decode step: 2 operations for each weight that is read but those that are looked up, and 4 N H for each cached

@@ -10,7 +10,7 @@ from trtkit.quantization_methods import weight_bits
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
-    from trtkit.planning.counts import Counts, Group
+    from trtkit.planning.counts import GroupCounts, NetworkCounts
     from trtkit.planning.gpus import PlannedGpu
 
 # Groups whose matrices are quantized; embedding, head and norms stay.
@@ -53,31 +53,31 @@ FORMATS = (
 )
 
 
-def quantized_bytes(counts: Counts, dtype: DType, bits: float | None) -> int:
+def quantized_bytes(counts: NetworkCounts, dtype: DType, bits: float | None) -> int:
     """Return the bytes that quantized matrices save."""
     matrices = sum(group.weight_bytes for group in counts.groups if group.name in QUANTIZED)
     return 0 if bits is None else matrices - round(matrices * bits / dtype.bits)
 
 
-def in_format(counts: Counts, dtype: DType, form: Format) -> Counts:
+def in_format(counts: NetworkCounts, dtype: DType, form: Format) -> NetworkCounts:
     """Return the counts with weights and cache in another format. dtype: the network's own."""
     saved = quantized_bytes(counts, dtype, form.weight_bits)
     kept = 1.0 if form.kv_bits is None else form.kv_bits / dtype.bits
     cache = _scaled(counts.cache_bytes, kept)
     rest = tuple(
-        all_ - own - (saved if index == 0 else 0)
-        for index, (all_, own) in enumerate(
+        all_ - part - (saved if index == 0 else 0)
+        for index, (all_, part) in enumerate(
             zip(counts.fused_bytes.coefficients, counts.cache_bytes.coefficients, strict=True)
         )
     )
     groups = tuple(_group(group, dtype, form) for group in counts.groups)
     mixture = counts.mixture if form.weight_bits is None else None  # quantized experts are all read
-    own = replace(counts, groups=groups, fused_bytes=Multilinear(rest) + cache, cache_bytes=cache, mixture=mixture)
+    changed = replace(counts, groups=groups, fused_bytes=Multilinear(rest) + cache, cache_bytes=cache, mixture=mixture)
     copied, largest = (_scaled(poly, kept) for poly in (counts.copied_bytes, counts.largest_copy))
-    return replace(own, copied_bytes=copied, largest_copy=largest)
+    return replace(changed, copied_bytes=copied, largest_copy=largest)
 
 
-def _group(group: Group, dtype: DType, form: Format) -> Group:
+def _group(group: GroupCounts, dtype: DType, form: Format) -> GroupCounts:
     """Return a group's counts in another format."""
     if group.name in QUANTIZED and form.weight_bits is not None:
         saved = group.weight_bytes - round(group.weight_bytes * form.weight_bits / dtype.bits)

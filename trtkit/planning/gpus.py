@@ -112,7 +112,7 @@ def find_gpus(names: Sequence[str]) -> tuple[PlannedGpu, ...]:
     for name in wanted:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-            hint = "did you mean " + " or ".join(f"`{each}`" for each in near) + "? " if near else ""
+            hint = "did you mean " + " or ".join(f"`{name}`" for name in near) + "? " if near else ""
             raise PlanError(f"unknown GPU `{name}`", "--gpu", f"{hint}known: {', '.join(known)}")
     return tuple(known[name] for name in dict.fromkeys(wanted))
 

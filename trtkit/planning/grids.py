@@ -14,14 +14,14 @@ from trtkit.planning.roofline import floor
 
 if TYPE_CHECKING:
     from trtkit.planning.gpus import PlannedGpu
-    from trtkit.planning.question import Question
+    from trtkit.planning.question import PlanningQuestion
     from trtkit.planning.roofline import Floor
     from trtkit.planning.shares import GridShare
 
 _NETWORK = "infiniband"
 
 
-def plan_grids(question: Question, gpu: PlannedGpu) -> tuple[GridPlan, ...]:
+def plan_grids(question: PlanningQuestion, gpu: PlannedGpu) -> tuple[GridPlan, ...]:
     """Return the grids of 2 to 16 GPUs that can share the model, with the best of each number of GPUs marked.
 
     None for GPUs whose link is not known.
@@ -29,10 +29,10 @@ def plan_grids(question: Question, gpu: PlannedGpu) -> tuple[GridPlan, ...]:
     if not gpu.link:
         return ()
     plans = [_plan(question, gpu, share) for share in question.shares if share.grid != SINGLE]
-    return tuple(_marked(plan, [each for each in plans if each.gpus == plan.gpus]) for plan in plans)
+    return tuple(_marked(plan, [other for other in plans if other.gpus == plan.gpus]) for plan in plans)
 
 
-def tensor_pays_up_to(question: Question, gpu: PlannedGpu) -> int | None:
+def tensor_pays_up_to(question: PlanningQuestion, gpu: PlannedGpu) -> int | None:
     """Return the most GPUs that make a decode step faster than half of them do; None if the link is not known."""
     if not gpu.link:
         return None
@@ -44,22 +44,22 @@ def tensor_pays_up_to(question: Question, gpu: PlannedGpu) -> int | None:
     return shares[best].grid.tensor
 
 
-def own_share(question: Question) -> GridShare:
+def own_share(question: PlanningQuestion) -> GridShare:
     """Return what one GPU of the model's own grid holds and computes; of experts, what tensor parallelism gives it."""
     grid = question.grid
     return next(
-        each for each in question.shares if (each.grid.tensor, each.grid.pipeline) == (grid.tensor, grid.pipeline)
+        share for share in question.shares if (share.grid.tensor, share.grid.pipeline) == (grid.tensor, grid.pipeline)
     )
 
 
-def footprint_on(question: Question, share: GridShare) -> Footprint:
+def footprint_on(question: PlanningQuestion, share: GridShare) -> Footprint:
     """Return what the model keeps on one GPU of a grid."""
     model, sizes = question.model, (share.weight_bytes, share.kv_per_token)
     adapters = adapter_bytes(question.spec, question.lora, model.dtype, rank_spec(question.spec, share.grid, 0))
     chunk = question.work.chunk
-    own = Footprint(share.counts, *sizes, chunk, model.vocab_size, model.keeps_new, share.state_bytes)
+    footprint = Footprint(share.counts, *sizes, chunk, model.vocab_size, model.keeps_new, share.state_bytes)
     head, per_token = model.head_bytes, model.head_kv_bytes_per_token
-    return replace(own, adapters=adapters, page_tokens=model.page_tokens, head=head, head_per_token=per_token)
+    return replace(footprint, adapters=adapters, page_tokens=model.page_tokens, head=head, head_per_token=per_token)
 
 
 def passed_s(least: Floor, stages: int, tokens: int) -> float:
@@ -71,7 +71,9 @@ def passed_s(least: Floor, stages: int, tokens: int) -> float:
     return max((least.compute_s or 0.0) / parts, least.memory_s) / stages * (parts + stages - 1)
 
 
-def link_seconds(question: Question, gpu: PlannedGpu, share: GridShare, tokens: int, rows: int) -> tuple[float, int]:
+def link_seconds(
+    question: PlanningQuestion, gpu: PlannedGpu, share: GridShare, tokens: int, rows: int
+) -> tuple[float, int]:
     """Return how long links take in a step of `tokens` new tokens, logits of `rows`, and what each GPU sends.
 
     Of tensor parallelism: all-reduces of hidden states after attention, feed-forward and embedding, and an all-gather
@@ -89,7 +91,7 @@ def link_seconds(question: Question, gpu: PlannedGpu, share: GridShare, tokens: 
     return seconds, sent + (hidden if grid.pipeline > 1 else 0)
 
 
-def _times(question: Question, gpu: PlannedGpu, share: GridShare) -> tuple[float, float]:
+def _times(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare) -> tuple[float, float]:
     """Return TTFT of one request, and the time of a decode step.
 
     A prompt passes the stages in parts, of which each reads the weights; a decode step passes them whole.
@@ -102,7 +104,7 @@ def _times(question: Question, gpu: PlannedGpu, share: GridShare) -> tuple[float
     return first + first_links, decode + decode_links
 
 
-def _plan(question: Question, gpu: PlannedGpu, share: GridShare) -> GridPlan:
+def _plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare) -> GridPlan:
     """Return what a grid gives."""
     work, grid = question.work, share.grid
     footprint = footprint_on(question, share)
@@ -128,10 +130,10 @@ def _marked(plan: GridPlan, others: list[GridPlan]) -> GridPlan:
     """Return a plan with what it is the best at among those that fit, of as many GPUs."""
     if not plan.fits:
         return plan
-    fitting = [each for each in others if each.fits]
+    fitting = [other for other in others if other.fits]
     is_best = {
-        "TTFT": plan.ttft_s == min(each.ttft_s for each in fitting),
-        "TPOT": plan.tpot_s == min(each.tpot_s for each in fitting),
-        "batch": plan.largest_batch == max(each.largest_batch for each in fitting),
+        "TTFT": plan.ttft_s == min(other.ttft_s for other in fitting),
+        "TPOT": plan.tpot_s == min(other.tpot_s for other in fitting),
+        "batch": plan.largest_batch == max(other.largest_batch for other in fitting),
     }
     return replace(plan, best_at=tuple(name for name, holds in is_best.items() if holds))

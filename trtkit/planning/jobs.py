@@ -7,7 +7,7 @@ from typing import Any
 
 from trtkit.config.schema import ModelConfig
 from trtkit.jobs.job import Job
-from trtkit.planning.counts import Counts
+from trtkit.planning.counts import NetworkCounts
 from trtkit.quantized_model import QuantizedModel
 
 
@@ -28,4 +28,4 @@ class CountRequest:
     by_layer: bool = False
 
 
-COUNT_DECODER = Job("trtkit.planning.count_decoder:count_decoder", CountRequest, Counts)
+COUNT_DECODER = Job("trtkit.planning.count_decoder:count_decoder", CountRequest, NetworkCounts)

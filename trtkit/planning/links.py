@@ -73,21 +73,27 @@ class Ring:
     def _seconds(self, rounds: int, size_bytes: int) -> float:
         if self.gpus == 1:
             return 0.0
-        slowest = min(each.gb_per_s for each in (self.link, *([self.network] if self.nodes > 1 else [])))
+        slowest = min(link.gb_per_s for link in (self.link, *([self.network] if self.nodes > 1 else [])))
         sent = rounds * (self.gpus - 1) / self.gpus * size_bytes
         between, within = rounds * (self.nodes - 1), rounds * (self.gpus - self.nodes)
         return min(
-            1e-6 * (each.base_us + within * each.hop_us[self.link.kind] + between * each.hop_us[self.network.kind])
-            + 1e-9 * sent / (each.bandwidth_share * slowest)
-            for each in known_links().protocols.values()
+            1e-6
+            * (
+                protocol.base_us
+                + within * protocol.hop_us[self.link.kind]
+                + between * protocol.hop_us[self.network.kind]
+            )
+            + 1e-9 * sent / (protocol.bandwidth_share * slowest)
+            for protocol in known_links().protocols.values()
         )
 
 
 def send_s(link: Link, size_bytes: int) -> float:
     """Return how long one GPU takes to send `size_bytes` to another."""
     return min(
-        1e-6 * (each.base_us + each.hop_us[link.kind]) + 1e-9 * size_bytes / (each.bandwidth_share * link.gb_per_s)
-        for each in known_links().protocols.values()
+        1e-6 * (protocol.base_us + protocol.hop_us[link.kind])
+        + 1e-9 * size_bytes / (protocol.bandwidth_share * link.gb_per_s)
+        for protocol in known_links().protocols.values()
     )
 
 

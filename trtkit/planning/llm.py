@@ -14,18 +14,18 @@ from trtkit.planning.roofline import compute_bound_batch, floor, unfused_s
 from trtkit.planning.streaming import plan_streaming
 
 if TYPE_CHECKING:
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import NetworkCounts
     from trtkit.planning.decoder_model import DecoderModel
     from trtkit.planning.formats import Format
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.load import Demand
-    from trtkit.planning.question import Question
+    from trtkit.planning.question import PlanningQuestion
 
 _NO_LIMIT = 2**24
 """Where the search for a context ends, for models without a limit of their own."""
 
 
-def plan_llm(question: Question, gpu: PlannedGpu, demand: Demand = NO_DEMAND) -> LlmGpu:
+def plan_llm(question: PlanningQuestion, gpu: PlannedGpu, demand: Demand = NO_DEMAND) -> LlmGpu:
     """Return everything about one GPU. Times are floors: nothing that runs this network there can be faster."""
     model, counts, work = question.model, question.counts, question.work
     footprint = footprint_of(model, counts, work.chunk)
@@ -60,7 +60,7 @@ def plan_llm(question: Question, gpu: PlannedGpu, demand: Demand = NO_DEMAND) ->
     )
 
 
-def speeds(question: Question, gpu: PlannedGpu, batch: int, price_per_hour: float | None = None) -> LlmSpeed:
+def speeds(question: PlanningQuestion, gpu: PlannedGpu, batch: int, price_per_hour: float | None = None) -> LlmSpeed:
     """Return times and throughput of `batch` requests at once: all prompts, then every token of all answers."""
     work, counts = question.work, question.counts
     first, prefill = (floor(counts, work.prefill(size), gpu) for size in (1, batch))
@@ -86,13 +86,13 @@ def cost_per_million(price_per_hour: float | None, per_second: float) -> float |
     return None if price_per_hour is None else price_per_hour / 3600 / per_second * 1e6
 
 
-def footprint_of(model: DecoderModel, counts: Counts, chunk: int) -> Footprint:
+def footprint_of(model: DecoderModel, counts: NetworkCounts, chunk: int) -> Footprint:
     """Return what the model keeps on one GPU. chunk: new tokens of each slot in a prefill step."""
     sizes = model.weight_bytes, model.kv_bytes_per_token
-    own = Footprint(counts, *sizes, chunk, model.vocab_size, model.keeps_new, model.state_bytes)
+    footprint = Footprint(counts, *sizes, chunk, model.vocab_size, model.keeps_new, model.state_bytes)
     head, per_token = model.head_bytes, model.head_kv_bytes_per_token
-    own = replace(own, head=head, head_per_token=per_token)
-    return replace(own, adapters=model.adapter_bytes, page_tokens=model.page_tokens)
+    footprint = replace(footprint, head=head, head_per_token=per_token)
+    return replace(footprint, adapters=model.adapter_bytes, page_tokens=model.page_tokens)
 
 
 def _batches(most: int) -> list[int]:
@@ -101,7 +101,7 @@ def _batches(most: int) -> list[int]:
     return sorted({*powers, *([most] if most else [])})
 
 
-def _in_format(question: Question, gpu: PlannedGpu, form: Format) -> FormatPlan:
+def _in_format(question: PlanningQuestion, gpu: PlannedGpu, form: Format) -> FormatPlan:
     """Return what a format of weights and cache gives."""
     model, work = question.model, question.work
     counts = in_format(question.counts, model.dtype, form)
@@ -109,8 +109,8 @@ def _in_format(question: Question, gpu: PlannedGpu, form: Format) -> FormatPlan:
     kv = model.kv_bytes_per_token * (form.kv_bits or model.dtype.bits) // model.dtype.bits
     keeps_new = form.kv_bits is not None or model.keeps_new
     weights = model.weight_bytes - saved
-    own = footprint_of(model, counts, work.chunk)
-    footprint = replace(own, weights=weights, kv_per_token=kv, keeps_new=keeps_new)
+    whole = footprint_of(model, counts, work.chunk)
+    footprint = replace(whole, weights=weights, kv_per_token=kv, keeps_new=keeps_new)
     return FormatPlan(
         name=form.name,
         weight_bytes=footprint.weights,

@@ -10,7 +10,7 @@ from trtkit.planning.paged import whole_pages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import NetworkCounts
 
 Json = dict[str, Any]
 RESERVE_BYTES = 2**30
@@ -20,7 +20,7 @@ LARGEST_BATCH = 2**20
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """Bytes that a model takes on a GPU."""
 
     weights: int
@@ -54,7 +54,7 @@ class Footprint:
     head, head_per_token: bytes of the draft head.
     """
 
-    counts: Counts
+    counts: NetworkCounts
     weights: int
     kv_per_token: int
     chunk: int
@@ -66,7 +66,7 @@ class Footprint:
     head: int = 0
     head_per_token: int = 0
 
-    def need(self, batch: int, length: int) -> Need:
+    def need(self, batch: int, length: int) -> MemoryNeed:
         """Return what `batch` slots of `length` tokens need."""
         new = min(self.chunk, length)
         activations = self.counts.activation_bytes((batch, new, length))
@@ -77,7 +77,7 @@ class Footprint:
         tokens += batch * new if self.keeps_new else 0
         caches = self.kv_per_token * tokens + 2 * self.state_bytes * batch
         sampling = sampling_bytes(batch, self.vocab_size)
-        return Need(self.weights, caches, activations, sampling, self.adapters, head)
+        return MemoryNeed(self.weights, caches, activations, sampling, self.adapters, head)
 
     def largest_batch(self, length: int, memory_bytes: int) -> int:
         """Return the most slots of `length` tokens that fit, 0 where not even one does."""

@@ -57,7 +57,7 @@ def copied_pages(
 def page_copies(spec: DecoderSpec, in_place: frozenset[int] = frozenset()) -> CopiedPages:
     """Return what steps copy if all layers copy their pages, but those with the numbers `in_place`."""
     attentions = {index: layer.mixer for index, layer in spec.numbered_layers if isinstance(layer.mixer, AttentionSpec)}
-    cached = {index: each.cached_elements for index, each in attentions.items() if each.caches}
-    copied = [each for index, each in cached.items() if index not in in_place]
+    cached = {index: attention.cached_elements for index, attention in attentions.items() if attention.caches}
+    copied = [elements for index, elements in cached.items() if index not in in_place]
     all_ = sum(cached.values()) or 1
     return CopiedPages(len(copied), Fraction(sum(copied), all_), Fraction(max(copied, default=0), all_))

@@ -20,10 +20,10 @@ from trtkit.planning.jobs import COUNT_DECODER, CountRequest
 from trtkit.planning.links import GPUS_PER_NODE
 from trtkit.planning.llm import cost_per_million, plan_llm
 from trtkit.planning.load import NO_DEMAND, Demand
-from trtkit.planning.memory import LARGEST_BATCH, RESERVE_BYTES, Need, largest
+from trtkit.planning.memory import LARGEST_BATCH, RESERVE_BYTES, MemoryNeed, largest
 from trtkit.planning.paged import copied_pages
 from trtkit.planning.quantized_by import quantized_of
-from trtkit.planning.question import Question
+from trtkit.planning.question import PlanningQuestion
 from trtkit.planning.report import (
     CacheRead,
     LayerGroup,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from trtkit.jobs.runner import Runner
     from trtkit.models.spec import DecoderSpec
     from trtkit.planning.count_network import CountedNetwork
-    from trtkit.planning.counts import Counts, Group, Mixture
+    from trtkit.planning.counts import GroupCounts, Mixture, NetworkCounts
     from trtkit.planning.decoder_model import DecoderModel, Workload
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.multilinear import Point
@@ -81,7 +81,7 @@ def make_plan(model: PlannedModel, request: PlanRequest, runner: Runner) -> Repo
     return _plan_vision(model, request, runner) if model.fields is None else _plan_llm(model, request, runner)
 
 
-def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Question:
+def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) -> PlanningQuestion:
     """Count a language model's network, and return it with the work it is to do, caches as if they were linear.
 
     Raises TrtkitError.
@@ -99,7 +99,8 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
     is_sized = planned.config.llm is not None and bool(planned.config.llm.model_fields_set)
     work = workload(
         model,
-        (request.input_len, request.output_len),
+        request.input_len,
+        request.output_len,
         concurrency=request.concurrency or (options.max_batch_size if is_sized else 1),
         chunk=min(options.max_prefill_length, spec.most_new_tokens or options.max_prefill_length),
         slot_length=options.max_sequence_length if is_sized else 0,
@@ -108,7 +109,7 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
     if grid != SINGLE:
         check_grid(spec, grid, planned.where)
     counts = _count(planned, quantized, work.length, runner)
-    return Question(model, counts, work, spec, grid, options.lora)
+    return PlanningQuestion(model, counts, work, spec, grid, options.lora)
 
 
 def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> LlmReport:
@@ -156,7 +157,7 @@ def _notes(planned: PlannedModel) -> list[str]:
     return notes
 
 
-def _in_pages(question: Question, planned: PlannedModel) -> tuple[Question, CopiedPages | None]:
+def _in_pages(question: PlanningQuestion, planned: PlannedModel) -> tuple[PlanningQuestion, CopiedPages | None]:
     """Return the question with caches in pages, and what steps copy of them, if the config has such caches."""
     model, spec = question.model, question.spec
     pages = copied_pages(planned.config, planned.backend, spec, model.cache_format)
@@ -198,7 +199,7 @@ def _plan_vision(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
     )
 
 
-def _count(planned: PlannedModel, quantized: QuantizedModel | None, length: int, runner: Runner) -> Counts:
+def _count(planned: PlannedModel, quantized: QuantizedModel | None, length: int, runner: Runner) -> NetworkCounts:
     """Count a decoder's network in a process of its own."""
     fields = dict(planned.fields or {})
     return runner.run(
@@ -206,7 +207,7 @@ def _count(planned: PlannedModel, quantized: QuantizedModel | None, length: int,
     )
 
 
-def _layers(counts: Counts, points: Mapping[str, Point]) -> tuple[LayerGroup, ...]:
+def _layers(counts: NetworkCounts, points: Mapping[str, Point]) -> tuple[LayerGroup, ...]:
     """Return each group's work and arithmetic intensity, by phase."""
     by_phase = {phase: counts.of_step(point).groups for phase, point in points.items()}
     return tuple(
@@ -220,13 +221,13 @@ def _layers(counts: Counts, points: Mapping[str, Point]) -> tuple[LayerGroup, ..
     )
 
 
-def _work(group: Group, point: Point) -> LayerWork:
+def _work(group: GroupCounts, point: Point) -> LayerWork:
     """Return a group's work at (B, S, T)."""
     products = {dtype: poly.at(point) for dtype, poly in group.products.items()}
     return LayerWork(group.flops.at(point), products, group.bytes.at(point), intensity(group, point))
 
 
-def _step(counts: Counts, point: Point) -> StepWork:
+def _step(counts: NetworkCounts, point: Point) -> StepWork:
     """Return the whole network's work at (B, S, T)."""
     activation_bytes, counts = counts.activation_bytes(point), counts.of_step(point)
     return StepWork(
@@ -308,8 +309,8 @@ def _experts_note(model: DecoderModel, mixture: Mixture | None) -> str:
     share = f"{model.active_parameters / model.parameters:.0%} of all weights"
     if mixture is None:
         return f"a step reads all experts, which compute every token; those that one token needs are {share}"
-    each = f"a step reads {mixture.top_k} experts for each new token, at most all {mixture.num_experts}"
-    return f"{each}; what one token needs is {share}"
+    text = f"a step reads {mixture.top_k} experts for each new token, at most all {mixture.num_experts}"
+    return f"{text}; what one token needs is {share}"
 
 
 def vision_assumptions(network: CountedNetwork) -> list[str]:
@@ -362,7 +363,7 @@ def plan_vision(question: VisionQuestion, gpu: PlannedGpu, demand: Demand = NO_D
     )
 
 
-def speed(counts: Counts, batch: int, gpu: PlannedGpu, price_per_hour: float | None) -> VisionSpeed:
+def speed(counts: NetworkCounts, batch: int, gpu: PlannedGpu, price_per_hour: float | None) -> VisionSpeed:
     """Return latency and throughput of one batch."""
     latency = floor(counts, (batch, 0, 0), gpu)
     per_s = batch / latency.seconds
@@ -370,6 +371,6 @@ def speed(counts: Counts, batch: int, gpu: PlannedGpu, price_per_hour: float | N
     return VisionSpeed(batch, latency, unfused_ms, per_s, cost_per_million(price_per_hour, per_s))
 
 
-def memory_need(counts: Counts, batch: int) -> Need:
+def memory_need(counts: NetworkCounts, batch: int) -> MemoryNeed:
     """Return the bytes of weights, and of results that are alive at once, nothing fused."""
-    return Need(counts.weight_bytes, 0, counts.activation_bytes((batch, 0, 0)))
+    return MemoryNeed(counts.weight_bytes, 0, counts.activation_bytes((batch, 0, 0)))

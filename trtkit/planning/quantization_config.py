@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from trtkit.models.spec import DecoderSpec
-    from trtkit.quantization.llm.choice import Layer
+    from trtkit.quantization.llm.choice import LinearLayer
 
 Json = dict[str, Any]
 _HEAD = "lm_head"
@@ -60,7 +60,7 @@ def by_config(spec: DecoderSpec, section: Json, where: str) -> QuantizedModel:
     return QuantizedModel(layers, _kv_cache(section, where))
 
 
-def _is_left(layer: Layer, section: Json) -> bool:
+def _is_left(layer: LinearLayer, section: Json) -> bool:
     """Whether a layer stays as it is: by name, by a part of it, by glob or, after `re:`, by pattern."""
     left: list[str] = []
     for key in ("ignore", "exclude_modules", "modules_to_not_convert"):
@@ -74,22 +74,22 @@ def _matches(module: str, name: str) -> bool:
     return fnmatch.fnmatchcase(module, name) or f".{name}." in f".{module}."
 
 
-def _check(layer: Layer, form: LayerForm, where: str) -> None:
+def _check(layer: LinearLayer, form: LayerForm, where: str) -> None:
     if form.block and layer.size % form.block:
         what = f"a block size of {form.block} does not divide the {layer.size} columns of `{layer.module}`"
         raise PlanError(what, where, "correct `quantization_config`")
 
 
-def _modelopt(section: Json, where: str) -> Callable[[Layer], LayerForm | None]:
-    whole, each = _algorithm(section), section.get("quantized_layers") or {}
-    if not each and whole != "NONE":
+def _modelopt(section: Json, where: str) -> Callable[[LinearLayer], LayerForm | None]:
+    whole, of_layers = _algorithm(section), section.get("quantized_layers") or {}
+    if not of_layers and whole != "NONE":
         _modelopt_form(section, where)
 
-    def form_of(layer: Layer) -> LayerForm | None:
-        own = each.get(layer.module)
-        if own is None and (each or whole == "NONE" or layer.module == _HEAD):
+    def form_of(layer: LinearLayer) -> LayerForm | None:
+        stated = of_layers.get(layer.module)
+        if stated is None and (of_layers or whole == "NONE" or layer.module == _HEAD):
             return None
-        return _modelopt_form({**section, **(own or {})}, where)
+        return _modelopt_form({**section, **(stated or {})}, where)
 
     return form_of
 
@@ -107,7 +107,7 @@ def _modelopt_form(section: Json, where: str) -> LayerForm:
     return replace(form, block=int(section.get("group_size") or form.block or 128)) if form.format == "int4" else form
 
 
-def _grouped(section: Json, where: str) -> Callable[[Layer], LayerForm | None]:
+def _grouped(section: Json, where: str) -> Callable[[LinearLayer], LayerForm | None]:
     """Return the forms of AWQ and GPTQ: all linear layers but the head alike."""
     bits = int(section.get("bits") or section.get("w_bit") or 4)
     group = int(section.get("group_size") or section.get("q_group_size") or 128)
@@ -115,7 +115,7 @@ def _grouped(section: Json, where: str) -> Callable[[Layer], LayerForm | None]:
         raise PlanError(f"TensorRT does not support {bits}-bit weights", where, "use 4 or 8 bits")
     has_offsets = not section["sym"] if "sym" in section else section.get("zero_point", True)
 
-    def form_of(layer: Layer) -> LayerForm | None:
+    def form_of(layer: LinearLayer) -> LayerForm | None:
         block = layer.size if group < 0 else group
         form = LayerForm("int4" if bits == 4 else "int8", block, has_offsets=bool(has_offsets))
         return None if layer.module == _HEAD and not section.get("lm_head") else form
@@ -123,22 +123,22 @@ def _grouped(section: Json, where: str) -> Callable[[Layer], LayerForm | None]:
     return form_of
 
 
-def _fp8(section: Json, _where: str) -> Callable[[Layer], LayerForm | None]:
+def _fp8(section: Json, _where: str) -> Callable[[LinearLayer], LayerForm | None]:
     _, columns = section.get("weight_block_size") or (0, None)
     form = LayerForm("fp8", columns, "fp8" if section.get("activation_scheme") == "static" else None)
     return lambda layer: None if layer.module == _HEAD else form
 
 
-def _mxfp4(_section: Mapping[str, object], _where: str) -> Callable[[Layer], LayerForm | None]:
+def _mxfp4(_section: Mapping[str, object], _where: str) -> Callable[[LinearLayer], LayerForm | None]:
     """Return the forms of gpt-oss: experts alone."""
     form = LayerForm("mxfp4", FORMATS["mxfp4"].block)
     return lambda layer: form if EXPERTS_PATH in layer.name else None
 
 
-def _bitnet(section: Mapping[str, object], _where: str) -> Callable[[Layer], LayerForm | None]:
+def _bitnet(section: Mapping[str, object], _where: str) -> Callable[[LinearLayer], LayerForm | None]:
     """Return the forms of ternary layers, which stay in int4, or in int8 if no block divides their columns."""
 
-    def form_of(layer: Layer) -> LayerForm | None:
+    def form_of(layer: LinearLayer) -> LayerForm | None:
         if layer.module == _HEAD and not section.get("modules_to_not_convert"):
             return None
         block = largest_block([layer.size])
@@ -147,21 +147,21 @@ def _bitnet(section: Mapping[str, object], _where: str) -> Callable[[Layer], Lay
     return form_of
 
 
-def _compressed(section: Json, where: str) -> Callable[[Layer], LayerForm | None]:
+def _compressed(section: Json, where: str) -> Callable[[LinearLayer], LayerForm | None]:
     groups = [dict(group) for group in (section.get("config_groups") or {}).values()]
 
-    def form_of(layer: Layer) -> LayerForm | None:
+    def form_of(layer: LinearLayer) -> LayerForm | None:
         return next((_scheme_form(group, layer, where) for group in groups if _targets(group, layer)), None)
 
     return form_of
 
 
-def _targets(group: Mapping[str, Any], layer: Layer) -> bool:
+def _targets(group: Mapping[str, Any], layer: LinearLayer) -> bool:
     names: Sequence[str] = group.get("targets") or ()
     return bool(group.get("weights")) and any(name == "Linear" or _matches(layer.module, name) for name in names)
 
 
-def _scheme_form(group: Json, layer: Layer, where: str) -> LayerForm:
+def _scheme_form(group: Json, layer: LinearLayer, where: str) -> LayerForm:
     """Return the form of one group of compressed-tensors."""
     weights, inputs = group["weights"], group.get("input_activations") or {}
     kind, bits, strategy = weights.get("type", "int"), int(weights.get("num_bits", 8)), weights.get("strategy")
@@ -194,7 +194,7 @@ def _kv_cache(section: Json, where: str) -> Any:
     return kind.lower()
 
 
-_FORMS: dict[str, Callable[[Json, str], Callable[[Layer], LayerForm | None]]] = {
+_FORMS: dict[str, Callable[[Json, str], Callable[[LinearLayer], LayerForm | None]]] = {
     "modelopt": _modelopt,
     "awq": _grouped,
     "gptq": _grouped,

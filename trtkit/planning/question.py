@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from trtkit.config.llm import LoraOptions
     from trtkit.models.parallel import Grid
     from trtkit.models.spec import DecoderSpec
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import NetworkCounts
     from trtkit.planning.decoder_model import DecoderModel, Workload
     from trtkit.planning.shares import GridShare
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanningQuestion:
     """A model with its counts, and the work it is to do. grid: the ranks of its config. lora: its adapters."""
 
     model: DecoderModel
-    counts: Counts
+    counts: NetworkCounts
     work: Workload
     spec: DecoderSpec
     grid: Grid = SINGLE

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtkit.jobs.json_form import to_json
-from trtkit.planning.memory import Need
+from trtkit.planning.memory import MemoryNeed
 from trtkit.planning.roofline import Floor
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class GridPlan:
     tensor: int
     pipeline: int
     gpus: int
-    memory_per_gpu: Need
+    memory_per_gpu: MemoryNeed
     fits: bool
     largest_batch: int
     ttft_s: float
@@ -134,7 +134,7 @@ class LlmGpu:
 
     gpu: PlannedGpu
     takes_precision: bool
-    memory: Need
+    memory: MemoryNeed
     fits: bool
     largest_batch: int
     largest_context: int
@@ -156,7 +156,7 @@ class VisionGpu:
     """A network of images or arrays on one GPU model. Times are floors. load: as of a language model."""
 
     gpu: PlannedGpu
-    memory: Need
+    memory: MemoryNeed
     fits: bool
     takes_precision: bool
     largest_batch: int
@@ -166,7 +166,7 @@ class VisionGpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Report(ABC):
+class _PlanReport(ABC):
     """What both reports have. step: the whole network's work, by phase."""
 
     source: str
@@ -187,7 +187,7 @@ class _Report(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlmReport(_Report):
+class LlmReport(_PlanReport):
     """The plan of a language model. windowed_slot_bytes: of a slot if sliding layers kept only their window.
 
     kv_window: what attention is given to read, by `llm.kv_window`.
@@ -226,7 +226,7 @@ class LlmReport(_Report):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisionReport(_Report):
+class VisionReport(_PlanReport):
     """The plan of a vision model, or of any network of arrays. profile: the smallest and largest batch."""
 
     model_name: str
@@ -278,8 +278,8 @@ def gpu_facts(gpu: PlannedGpu) -> Json:
 
 def _gpu(plan: LlmGpu | VisionGpu) -> Json:
     """Return a GPU's row with the plan and its speed."""
-    own: Json = _form(plan)
-    return {**gpu_facts(plan.gpu), **own.pop("speed"), **own}
+    fields: Json = _form(plan)
+    return {**gpu_facts(plan.gpu), **fields.pop("speed"), **fields}
 
 
 def _form(value: Any) -> Any:
@@ -288,7 +288,7 @@ def _form(value: Any) -> Any:
         compute_ms = None if value.compute_s is None else 1e3 * value.compute_s
         times = {"bound": value.bound, "compute_ms": compute_ms, "memory_ms": 1e3 * value.memory_s}
         return {"ms": 1e3 * value.seconds, **times}
-    if isinstance(value, Need):
+    if isinstance(value, MemoryNeed):
         return value.to_json()
     if isinstance(value, VisionSpeed):
         latency = _form(value.latency)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.planning.counts import Counts, Group
+    from trtkit.planning.counts import GroupCounts, NetworkCounts
     from trtkit.planning.multilinear import Multilinear, Point
 
 
@@ -45,30 +45,30 @@ class Floor:
         return "compute" if self.compute_s > self.memory_s else "memory"
 
 
-def floor(counts: Counts, point: Point, gpu: Roof) -> Floor:
+def floor(counts: NetworkCounts, point: Point, gpu: Roof) -> Floor:
     """Return the least time of a network that is fused as well as can be, at (B, S, T)."""
     counts = counts.of_step(point)
     memory_s = counts.moved_bytes.at(point) / gpu.bandwidth_bytes_per_s
     return Floor(_compute_s(counts.products, point, gpu), memory_s)
 
 
-def group_floor(group: Group, point: Point, gpu: Roof) -> Floor:
+def group_floor(group: GroupCounts, point: Point, gpu: Roof) -> Floor:
     """Return the least time of a group's layers on their own, each reading and writing its tensors."""
     return Floor(_compute_s(group.products, point, gpu), group.bytes.at(point) / gpu.bandwidth_bytes_per_s)
 
 
-def unfused_s(counts: Counts, point: Point, gpu: Roof) -> float:
+def unfused_s(counts: NetworkCounts, point: Point, gpu: Roof) -> float:
     """Return the sum of all groups' least times: what to expect where TensorRT fuses nothing."""
     return sum(group_floor(group, point, gpu).seconds for group in counts.of_step(point).groups)
 
 
-def intensity(group: Group, point: Point) -> float:
+def intensity(group: GroupCounts, point: Point) -> float:
     """Return operations per byte moved."""
     moved = group.bytes.at(point)
     return group.flops.at(point) / moved if moved else 0.0
 
 
-def compute_bound_batch(counts: Counts, length: int, gpu: Roof) -> int | None:
+def compute_bound_batch(counts: NetworkCounts, length: int, gpu: Roof) -> int | None:
     """Return the batch from which on decoding at `length` cached tokens is bound by compute; None if it never is.
 
     Never: each sequence's cache takes longer to read than its tokens take to compute, at any batch. Both sides are
@@ -85,7 +85,7 @@ def compute_bound_batch(counts: Counts, length: int, gpu: Roof) -> int | None:
     return bends_at + 1 + int(behind / slope) if slope > 0 else None
 
 
-def _is_compute_bound(counts: Counts, point: Point, gpu: Roof) -> bool:
+def _is_compute_bound(counts: NetworkCounts, point: Point, gpu: Roof) -> bool:
     least = floor(counts, point, gpu)
     return (least.compute_s or 0.0) > least.memory_s
 

@@ -16,7 +16,7 @@ from trtkit.planning.multilinear import Multilinear
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
     from trtkit.models.spec import DecoderSpec, LayerSpec
-    from trtkit.planning.counts import Counts, Group
+    from trtkit.planning.counts import GroupCounts, NetworkCounts
     from trtkit.planning.decoder_model import DecoderModel
 
 # Groups that tensor parallelism divides; norms, element-wise layers and lookups are done by all.
@@ -44,19 +44,19 @@ class GridShare:
     """
 
     grid: Grid
-    counts: Counts
+    counts: NetworkCounts
     weight_bytes: int
     kv_per_token: int
     state_bytes: int
     reduces: int
 
 
-def grid_shares(model: DecoderModel, counts: Counts, spec: DecoderSpec, own: Grid) -> tuple[GridShare, ...]:
+def grid_shares(model: DecoderModel, counts: NetworkCounts, spec: DecoderSpec, own_grid: Grid) -> tuple[GridShare, ...]:
     """Return the shares of one GPU, of the model's own grid, and of those of 2 to 16 GPUs that can share the model."""
-    by_tensor: dict[int, Counts] = {}
+    by_tensor: dict[int, NetworkCounts] = {}
     shares = []
-    grids = {SINGLE, Grid(own.tensor, pipeline=own.pipeline), *_grids(spec)}
-    for grid in sorted(grids, key=lambda each: (each.ranks, each.tensor)):
+    grids = {SINGLE, Grid(own_grid.tensor, pipeline=own_grid.pipeline), *_grids(spec)}
+    for grid in sorted(grids, key=lambda candidate: (candidate.ranks, candidate.tensor)):
         if grid.tensor not in by_tensor:
             by_tensor[grid.tensor] = tensor_share(counts, spec, grid.tensor, model.dtype)
         weights, cache = rank_bytes(model, spec, grid)
@@ -66,20 +66,20 @@ def grid_shares(model: DecoderModel, counts: Counts, spec: DecoderSpec, own: Gri
     return tuple(shares)
 
 
-def tensor_share(counts: Counts, spec: DecoderSpec, gpus: int, dtype: DType) -> Counts:
+def tensor_share(counts: NetworkCounts, spec: DecoderSpec, gpus: int, dtype: DType) -> NetworkCounts:
     """Return what one GPU of a tensor parallel model computes and moves, if it did all layers. dtype: the network's."""
     if gpus == 1:
         return counts
     divided = sum(group.weight_bytes for group in counts.groups if group.name in _DIVIDED)
     saved = divided - divided // gpus
-    own = rank_spec(spec, Grid(gpus), 0)
-    kept = own.cached_elements / spec.cached_elements if spec.cached_elements else 1.0
+    own_spec = rank_spec(spec, Grid(gpus), 0)
+    kept = own_spec.cached_elements / spec.cached_elements if spec.cached_elements else 1.0
     cache, copied, largest = (
         Multilinear(tuple(round(kept * c) for c in poly.coefficients))
         for poly in (counts.cache_bytes, counts.copied_bytes, counts.largest_copy)
     )
     rest = tuple(a - b for a, b in zip(counts.fused_bytes.coefficients, counts.cache_bytes.coefficients, strict=True))
-    states = 2 * (spec.state_bytes(dtype) - own.state_bytes(dtype))  # each row's are read and written
+    states = 2 * (spec.state_bytes(dtype) - own_spec.state_bytes(dtype))  # each row's are read and written
     fused = Multilinear((rest[0] - saved, *rest[1:4], rest[4] - states, *rest[5:])) + cache
     groups = tuple(_divided(group, gpus) if group.name in _DIVIDED else group for group in counts.groups)
     mixture = counts.mixture and replace(counts.mixture, copied_bytes=counts.mixture.copied_bytes // gpus)
@@ -125,7 +125,7 @@ def _parameters(spec: DecoderSpec) -> int:
     return sum(math.prod(weight.shape) for weight in model_weights(spec))
 
 
-def _divided(group: Group, gpus: int) -> Group:
+def _divided(group: GroupCounts, gpus: int) -> GroupCounts:
     """Return one GPU's part of a group's work."""
     products = {name: _over(poly, gpus) for name, poly in group.products.items()}
     weights = group.weight_bytes // gpus

@@ -60,19 +60,19 @@ def find_model(path: str, overrides: Sequence[str | Override] = (), target: str 
 
     Raises ConfigError, SourceError, BundleError, PlanError.
     """
-    place = Path(path).expanduser()
-    if is_bundle(place):
+    local_path = Path(path).expanduser()
+    if is_bundle(local_path):
         if overrides or target:
             raise PlanError(
                 "a bundle is already built",
                 "--set, --precision, --shapes, --target",
                 "give its config instead",
             )
-        return model_of_bundle(open_bundle(place))
-    if place.is_dir() and path not in shipped_configs() and not _is_built_as_it_stands(path, place):
-        return _of_config_json(place / CONFIG, overrides)
-    if place.is_file() and place.name.endswith(".json"):
-        return _of_config_json(place, overrides)
+        return model_of_bundle(open_bundle(local_path))
+    if local_path.is_dir() and path not in shipped_configs() and not _is_built_as_it_stands(path, local_path):
+        return _of_config_json(local_path / CONFIG, overrides)
+    if local_path.is_file() and local_path.name.endswith(".json"):
+        return _of_config_json(local_path, overrides)
     if path in architectures() and path not in shipped_configs():
         return _of_architecture(path, overrides)
     return _of_config(path, overrides, target)
@@ -191,7 +191,7 @@ def _bare_config(folder: str, name: str, precision: str, overrides: Sequence[str
     try:
         return ModelConfig.model_validate(data)
     except ValidationError as error:
-        origins = {each.key_path: each.origin for each in overrides if isinstance(each, Override)}
+        origins = {override.key_path: override.origin for override in overrides if isinstance(override, Override)}
 
         def where(key: KeyPath) -> str:
             return origins.get(key) or f"--set {'.'.join(map(str, key))}"

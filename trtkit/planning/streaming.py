@@ -12,7 +12,7 @@ from trtkit.planning.roofline import floor
 if TYPE_CHECKING:
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.memory import Footprint
-    from trtkit.planning.question import Question
+    from trtkit.planning.question import PlanningQuestion
 
 _SHARES = (0, 25, 50, 75, 100)
 """Budgets that are planned, in percent of the weights."""
@@ -37,7 +37,7 @@ class StreamingPlan:
     free_from_batch: int | None
 
 
-def plan_streaming(question: Question, gpu: PlannedGpu, footprint: Footprint) -> tuple[StreamingPlan, ...]:
+def plan_streaming(question: PlanningQuestion, gpu: PlannedGpu, footprint: Footprint) -> tuple[StreamingPlan, ...]:
     """Return what budgets give on a GPU, from none of the weights to all, and the largest that lets the requests fit.
 
     footprint: with all weights on the GPU. Nothing if the GPU's link to the host is unknown.
@@ -50,7 +50,7 @@ def plan_streaming(question: Question, gpu: PlannedGpu, footprint: Footprint) ->
     return tuple(_plan(question, gpu, replace(footprint, weights=budget), weights) for budget in sorted(budgets))
 
 
-def _plan(question: Question, gpu: PlannedGpu, footprint: Footprint, weights: int) -> StreamingPlan:
+def _plan(question: PlanningQuestion, gpu: PlannedGpu, footprint: Footprint, weights: int) -> StreamingPlan:
     """Return what one budget gives. A step takes as long as its copies or as the GPU, whichever is longer."""
     work, streamed = question.work, weights - footprint.weights
     stream_s = 1e-9 * streamed / known_links().links[gpu.host_link].gb_per_s

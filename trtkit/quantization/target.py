@@ -11,11 +11,11 @@ from trtkit.quantization.vision.onnx_model import check_options
 from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
     from trtkit.quantization.jobs import TargetRequest
 
 
-def check_target(request: TargetRequest, context: Context) -> None:
+def check_target(request: TargetRequest, context: JobContext) -> None:
     """Refuse methods that are not for vision models, and types that a target's GPUs cannot compute in.
 
     Raises ConfigError.

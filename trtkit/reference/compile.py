@@ -10,12 +10,12 @@ import torch
 
 from trtkit.dtypes import BOOL, INT32, INT64
 from trtkit.errors import ExecutionError
-from trtkit.network.layer_graph import MISSING, LayerGraph, Node
+from trtkit.network.layer_graph import MISSING, LayerGraph, LayerNode
 from trtkit.reference.control_flow import Construct, live_nodes, outermost
 from trtkit.reference.flow import conditional_op, loop_op
-from trtkit.reference.layer import Layer, Lowered, Op, Settings
+from trtkit.reference.layer import CompileSettings, Layer, Lowered, Op
 from trtkit.reference.layers import LOWERINGS, OWNING
-from trtkit.reference.program import Program, Step, failed
+from trtkit.reference.program import Instruction, Program, failed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ _NEVER_FOLDED = ("FILL", "ASSERTION", "KV_CACHE_UPDATE", "DIST_COLLECTIVE")
 class _Unit:
     """What runs as one step: a layer, or a whole loop or conditional."""
 
-    nodes: list[Node]
+    nodes: list[LayerNode]
     construct: Construct | None
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -62,14 +62,14 @@ class _Unit:
 class Compiler:
     """Turns blocks of nodes into programs; the blocks of one network share tensors and known values."""
 
-    def __init__(self, graph: LayerGraph, settings: Settings) -> None:
+    def __init__(self, graph: LayerGraph, settings: CompileSettings) -> None:
         self.graph, self.settings = graph, settings
         self.alias = _aliases(graph, settings.precision)
         self.known: dict[int, torch.Tensor] = {}
         self.nodes = [self._renamed(node) for node in graph.nodes if not self.alias.keys() & node.outputs]
         self.owned: set[int] = set()
         self.host = {slot for slot in graph.inputs if graph.spec(slot).is_shape}
-        self.joined: dict[int, Joined] = {}
+        self.joined: dict[int, JoinedConstants] = {}
 
     def slot(self, slot: int) -> int:
         """Return the slot that holds the value of `slot`."""
@@ -82,7 +82,7 @@ class Compiler:
         outputs = tuple(self.slot(slot) for slot in self.graph.outputs)
         return self.block(live_nodes(self.nodes, outputs), outputs)
 
-    def block(self, nodes: list[Node], outputs: tuple[int, ...]) -> Program:
+    def block(self, nodes: list[LayerNode], outputs: tuple[int, ...]) -> Program:
         """Compile nodes, all of whose other inputs come from outside, into a program that yields `outputs`."""
         units = _sorted_units(_units(nodes, set(outputs)))
         read_by = _count_readers(units, outputs)
@@ -95,23 +95,23 @@ class Compiler:
             initial[slot] = self.known.get(slot)
         return Program(tuple(steps), initial, outputs)
 
-    def _renamed(self, node: Node) -> Node:
+    def _renamed(self, node: LayerNode) -> LayerNode:
         """Return the node with its inputs' aliases resolved."""
         if self.alias.keys().isdisjoint(node.inputs):
             return node
         return replace(node, inputs=tuple(self.slot(slot) for slot in node.inputs))
 
-    def _step(self, unit: _Unit, once: set[int]) -> Step | None:
+    def _step(self, unit: _Unit, once: set[int]) -> Instruction | None:
         """Return the unit's step, None if its value is known now. once: slots made in this block and read once."""
         if unit.construct is not None:
             make = loop_op if unit.construct.is_loop else conditional_op
             run = make(self, unit.construct, unit.inputs, unit.outputs)
             boundary = unit.construct.boundary[0]
-            return Step(run, run, unit.inputs, unit.outputs, (), boundary.kind, boundary.name)
+            return Instruction(run, run, unit.inputs, unit.outputs, (), boundary.kind, boundary.name)
         node = unit.nodes[0]
         layer = self.layer(node)
         lowered = self._lower(node, layer)
-        step = Step(lowered.run, lowered.run, node.inputs, node.outputs, (), node.kind, node.name)
+        step = Instruction(lowered.run, lowered.run, node.inputs, node.outputs, (), node.kind, node.name)
         if self._fold(step):
             return None
         if (joined := joined_constants(step, layer, self.known)) is not None:
@@ -124,7 +124,7 @@ class Compiler:
             step = replace(step, fast=lowered.overwrite)
         return step
 
-    def _lower(self, node: Node, layer: Layer) -> Lowered:
+    def _lower(self, node: LayerNode, layer: Layer) -> Lowered:
         """Return the node as torch code. layer: what lowerings read of it."""
         lowering = LOWERINGS.get(node.kind)
         if lowering is None:
@@ -139,7 +139,7 @@ class Compiler:
     def _is_on_cpu(self) -> bool:
         return self.settings.precision.device.type == "cpu"
 
-    def layer(self, node: Node) -> Layer:
+    def layer(self, node: LayerNode) -> Layer:
         """Return the view of the node that lowerings read."""
         specs, settings = self.graph.specs, self.settings
         if not self._is_on_cpu and self._is_host(node):
@@ -153,7 +153,7 @@ class Compiler:
             settings,
         )
 
-    def _is_host(self, node: Node) -> bool:
+    def _is_host(self, node: LayerNode) -> bool:
         """Whether a layer is shape arithmetic: what follows from sizes and small constants alone."""
         if node.kind == "SHAPE":
             return True
@@ -166,23 +166,25 @@ class Compiler:
         inputs = [slot for slot in node.inputs if slot != MISSING]
         return node.kind in LOWERINGS and not is_random and bool(inputs) and self.host.issuperset(inputs)
 
-    def _on_device(self, node: Node, run: Op) -> Lowered:
+    def _on_device(self, node: LayerNode, run: Op) -> Lowered:
         """Return `run` with each input moved to where the layer reads it, those that are known now at once."""
         if node.kind == "SHAPE":
             return Lowered(run)
         host, device = torch.device("cpu"), self.settings.precision.device
         reads = range(len(node.inputs)) if self.host.issuperset(node.outputs) else _HOST_INPUTS.get(node.kind, ())
-        targets = [host if place in reads else device for place in range(len(node.inputs))]
+        targets = [host if index in reads else device for index in range(len(node.inputs))]
         pairs = [(self.known.get(slot), target) for slot, target in zip(node.inputs, targets, strict=True)]
         ready = [value if value is None else value.to(target) for value, target in pairs]
 
         def on_device(*inputs: Any) -> Any:
             items = zip(inputs, ready, targets, strict=True)
-            return run(*[item.to(to) if item is not None and own is None else own for item, own, to in items])
+            return run(
+                *[item.to(to) if item is not None and constant is None else constant for item, constant, to in items]
+            )
 
         return Lowered(on_device)
 
-    def _fold(self, step: Step) -> bool:
+    def _fold(self, step: Instruction) -> bool:
         """Compute a step whose inputs are all known; return whether its value is known now."""
         if step.kind == "SHAPE" and step.inputs[0] not in self.known:
             shape = self._static_shape(step)
@@ -203,7 +205,7 @@ class Compiler:
         self.known.update(zip(step.outputs, result if len(step.outputs) > 1 else (result,), strict=False))
         return True
 
-    def _static_shape(self, step: Step) -> tuple[int, ...] | None:
+    def _static_shape(self, step: Instruction) -> tuple[int, ...] | None:
         """Return the shape that a SHAPE layer yields where it is the same in every run."""
         shape = self.graph.spec(step.inputs[0]).shape
         return shape if shape and min(shape) >= 0 else None
@@ -228,7 +230,7 @@ def _aliases(graph: LayerGraph, precision: Precision) -> dict[int, int]:
     return alias
 
 
-def _units(nodes: list[Node], kept: set[int]) -> list[_Unit]:
+def _units(nodes: list[LayerNode], kept: set[int]) -> list[_Unit]:
     """Group the nodes of each outermost loop or conditional."""
     index = {node: position for position, node in enumerate(nodes)}
     units, inside = [], set()
@@ -274,7 +276,7 @@ def _count_readers(units: list[_Unit], outputs: tuple[int, ...]) -> dict[int, in
     return count
 
 
-def _with_frees(steps: list[Step], outputs: tuple[int, ...]) -> list[Step]:
+def _with_frees(steps: list[Instruction], outputs: tuple[int, ...]) -> list[Instruction]:
     """Return the steps, each freeing what none after it reads."""
     needed = set(outputs)
     finished = []
@@ -286,22 +288,22 @@ def _with_frees(steps: list[Step], outputs: tuple[int, ...]) -> list[Step]:
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
+class JoinedConstants:
     """Constants of size 1 along the axis that they are joined along."""
 
     axis: int
     parts: tuple[Tensor, ...]
 
 
-def joined_constants(step: Step, layer: Layer, known: Mapping[int, Tensor]) -> Joined | None:
+def joined_constants(step: Instruction, layer: Layer, known: Mapping[int, Tensor]) -> JoinedConstants | None:
     """Return what a step joins, if these are constants and each is one element of the axis."""
     if step.kind != "CONCATENATION" or not all(slot in known for slot in step.inputs):
         return None
     axis, parts = layer.number("axis"), tuple(known[slot] for slot in step.inputs)
-    return Joined(axis, parts) if all(part.shape[axis] == 1 for part in parts) else None
+    return JoinedConstants(axis, parts) if all(part.shape[axis] == 1 for part in parts) else None
 
 
-def picking(step: Step, layer: Layer, joined: Mapping[int, Joined]) -> Step:
+def picking(step: Instruction, layer: Layer, joined: Mapping[int, JoinedConstants]) -> Instruction:
     """Return a gather of joined constants as a step that reads only those that it picks; other steps as they are."""
     whole = joined.get(step.inputs[0]) if step.kind == "GATHER" else None
     if whole is None or layer.number("num_elementwise_dims") or layer.option("mode") != "DEFAULT":
@@ -310,12 +312,12 @@ def picking(step: Step, layer: Layer, joined: Mapping[int, Joined]) -> Step:
         return step
 
     def run(_unread: None, index: Tensor) -> Tensor:
-        return torch.cat([whole.parts[place] for place in index.tolist()], whole.axis)
+        return torch.cat([whole.parts[number] for number in index.tolist()], whole.axis)
 
     return replace(step, run=run, fast=run, inputs=(MISSING, step.inputs[1]))
 
 
-def without_unread(steps: Sequence[Step], outputs: Sequence[int]) -> list[Step]:
+def without_unread(steps: Sequence[Instruction], outputs: Sequence[int]) -> list[Instruction]:
     """Leave out joins that nothing reads any more."""
     read = {slot for step in steps for slot in step.inputs}.union(outputs)
     return [step for step in steps if step.kind != "CONCATENATION" or read.intersection(step.outputs)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from trtkit.network.layer_graph import Node
+    from trtkit.network.layer_graph import LayerNode
 
 LOOP_KINDS = ("TRIP_LIMIT", "ITERATOR", "RECURRENCE", "LOOP_OUTPUT")
 CONDITIONAL_KINDS = ("CONDITION", "CONDITIONAL_INPUT", "CONDITIONAL_OUTPUT")
@@ -22,11 +22,11 @@ class Construct:
     """
 
     is_loop: bool
-    boundary: list[Node]
-    branches: list[set[Node]] = field(default_factory=list)
+    boundary: list[LayerNode]
+    branches: list[set[LayerNode]] = field(default_factory=list)
 
     @property
-    def members(self) -> set[Node]:
+    def members(self) -> set[LayerNode]:
         """Every layer that belongs to it."""
         return set(self.boundary).union(*self.branches)
 
@@ -35,13 +35,13 @@ class Construct:
 class _Scope:
     """The layers searched. kept: slots read from outside. owned: boundary layers by the identity of their owner."""
 
-    producer: dict[int, Node]
-    readers: dict[int, list[Node]]
-    owned: dict[int, list[Node]]
+    producer: dict[int, LayerNode]
+    readers: dict[int, list[LayerNode]]
+    owned: dict[int, list[LayerNode]]
     kept: set[int]
 
 
-def outermost(nodes: list[Node], kept: set[int]) -> list[Construct]:
+def outermost(nodes: list[LayerNode], kept: set[int]) -> list[Construct]:
     """Return the constructs among `nodes` that no other encloses. kept: slots read from outside `nodes`."""
     scope = _scope(nodes, kept)
     constructs = [_construct(boundary, scope) for boundary in scope.owned.values()]
@@ -49,22 +49,22 @@ def outermost(nodes: list[Node], kept: set[int]) -> list[Construct]:
     members = [construct.members for construct in constructs]
     return [
         construct
-        for construct, own in zip(constructs, members, strict=True)
-        if not any(own < other for other in members)
+        for construct, inner in zip(constructs, members, strict=True)
+        if not any(inner < other for other in members)
     ]
 
 
-def live_nodes(nodes: Iterable[Node], outputs: Iterable[int]) -> list[Node]:
+def live_nodes(nodes: Iterable[LayerNode], outputs: Iterable[int]) -> list[LayerNode]:
     """Return, in their order, the nodes that outputs and assertions depend on."""
     nodes = list(nodes)
     producer = {slot: node for node in nodes for slot in node.outputs}
-    owners: dict[int, list[Node]] = {}
+    owners: dict[int, list[LayerNode]] = {}
     for node in nodes:
         if node.construct:
             owners.setdefault(node.construct, []).append(node)
     pending = [producer[slot] for slot in outputs if slot in producer]
     pending += [node for node in nodes if node.kind == "ASSERTION"]
-    live: set[Node] = set()
+    live: set[LayerNode] = set()
     while pending:
         node = pending.pop()
         if node in live:
@@ -76,15 +76,15 @@ def live_nodes(nodes: Iterable[Node], outputs: Iterable[int]) -> list[Node]:
     return [node for node in nodes if node in live]
 
 
-def _steers(node: Node) -> bool:
+def _steers(node: LayerNode) -> bool:
     """Whether the construct needs this layer whatever its outputs are read for."""
     return node.kind in ("TRIP_LIMIT", "CONDITION")
 
 
-def _scope(nodes: list[Node], kept: set[int]) -> _Scope:
+def _scope(nodes: list[LayerNode], kept: set[int]) -> _Scope:
     """Index producers, readers and owners."""
-    readers: dict[int, list[Node]] = {}
-    owned: dict[int, list[Node]] = {}
+    readers: dict[int, list[LayerNode]] = {}
+    owned: dict[int, list[LayerNode]] = {}
     for node in nodes:
         for slot in node.inputs:
             readers.setdefault(slot, []).append(node)
@@ -93,7 +93,7 @@ def _scope(nodes: list[Node], kept: set[int]) -> _Scope:
     return _Scope({slot: node for node in nodes for slot in node.outputs}, readers, owned, kept)
 
 
-def _construct(boundary: list[Node], scope: _Scope) -> Construct:
+def _construct(boundary: list[LayerNode], scope: _Scope) -> Construct:
     """Find the layers inside one loop or conditional."""
     if boundary[0].kind in LOOP_KINDS:
         return Construct(True, boundary, [_loop_body(boundary, scope)])
@@ -101,26 +101,26 @@ def _construct(boundary: list[Node], scope: _Scope) -> Construct:
     return Construct(False, boundary, [_branch(ends, index, scope) for index in (0, 1)])
 
 
-def _loop_body(boundary: list[Node], scope: _Scope) -> set[Node]:
+def _loop_body(boundary: list[LayerNode], scope: _Scope) -> set[LayerNode]:
     """Return the layers that depend on a recurrence or iterator; others run once, before the loop."""
-    own = set(boundary)
+    boundary_nodes = set(boundary)
     pending = [slot for node in boundary if node.kind in ("RECURRENCE", "ITERATOR") for slot in node.outputs]
-    body: set[Node] = set()
+    body: set[LayerNode] = set()
     while pending:
         for reader in scope.readers.get(pending.pop(), ()):
-            if reader not in body and reader not in own:
+            if reader not in body and reader not in boundary_nodes:
                 body.add(reader)
                 pending += reader.outputs
     return body
 
 
-def _branch(ends: list[Node], index: int, scope: _Scope) -> set[Node]:
+def _branch(ends: list[LayerNode], index: int, scope: _Scope) -> set[LayerNode]:
     """Return the layers that only input `index` of the conditional's outputs needs."""
 
-    def takes_result(slot: int, reader: Node) -> bool:
+    def takes_result(slot: int, reader: LayerNode) -> bool:
         return reader in ends and reader.inputs[1 - index] != slot
 
-    branch: set[Node] = set()
+    branch: set[LayerNode] = set()
     pending = [scope.producer[end.inputs[index]] for end in ends if end.inputs[index] in scope.producer]
     while pending:
         node = pending.pop()
@@ -135,9 +135,9 @@ def _branch(ends: list[Node], index: int, scope: _Scope) -> set[Node]:
     return branch.union(asserts)
 
 
-def _unit(node: Node, scope: _Scope) -> set[Node]:
+def _unit(node: LayerNode, scope: _Scope) -> set[LayerNode]:
     """Return the layers that go where this one goes: all of a loop, the boundary of a conditional."""
-    unit: set[Node] = set()
+    unit: set[LayerNode] = set()
     pending = [node]
     while pending:
         member = pending.pop()
@@ -153,7 +153,7 @@ def _unit(node: Node, scope: _Scope) -> set[Node]:
 
 
 def _is_read_only_by(
-    unit: set[Node], branch: set[Node], scope: _Scope, takes_result: Callable[[int, Node], bool]
+    unit: set[LayerNode], branch: set[LayerNode], scope: _Scope, takes_result: Callable[[int, LayerNode], bool]
 ) -> bool:
     """Whether every reader of the unit is in the branch or takes the branch's result."""
     for node in unit:

@@ -11,7 +11,7 @@ import torch
 from trtkit.errors import ExecutionError
 from trtkit.reference.arrays import to_tensor
 from trtkit.reference.compile import Compiler
-from trtkit.reference.layer import Settings, Tensor
+from trtkit.reference.layer import CompileSettings, Tensor
 from trtkit.reference.precision import Precision
 from trtkit.reference.program import execute, observe, timed
 
@@ -66,7 +66,7 @@ class Executor:
         self._ranks = options.ranks
         self._graph = layers
         self._precision = Precision(options.widen, torch.device(options.device))
-        settings = Settings(self._precision, options.in_place_caches, options.ranks)
+        settings = CompileSettings(self._precision, options.in_place_caches, options.ranks)
         self._memo = settings.memo
         compiler = Compiler(self._graph, settings)
         with torch.inference_mode():
@@ -161,8 +161,8 @@ class Executor:
         """Return one input as a tensor. Raises ExecutionError where its type or shape does not fit."""
         tensor = to_tensor(value, spec.name)
         where = f"input `{spec.name}`"
-        own, storage = Precision().storage(spec.dtype), self._precision.storage(spec.dtype)
-        if tensor.dtype not in (own, storage):
+        own_dtype, storage = Precision().storage(spec.dtype), self._precision.storage(spec.dtype)
+        if tensor.dtype not in (own_dtype, storage):
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise ExecutionError(f"got type {dtype}; expected {spec.dtype}", where, f"convert it to {spec.dtype.numpy}")
         fits = len(tensor.shape) == len(spec.shape) and all(
@@ -191,9 +191,9 @@ class Executor:
 def run_ranks(executors: Sequence[Executor], inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Tensor]]:
     """Run one executor per rank at once and return their outputs. The first rank's error is raised."""
 
-    def run(executor: Executor, own: Mapping[str, Any]) -> dict[str, Tensor]:
+    def run(executor: Executor, rank_inputs: Mapping[str, Any]) -> dict[str, Tensor]:
         try:
-            return executor.run(own)
+            return executor.run(rank_inputs)
         except Exception:
             executor.leave_group()
             raise

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from trtkit.network.layer_graph import MISSING, Node
+from trtkit.network.layer_graph import MISSING, LayerNode
 from trtkit.reference.control_flow import Construct, live_nodes
 from trtkit.reference.program import Program, execute
 
@@ -20,11 +20,11 @@ Values = list[Any]
 class BlockCompiler(Protocol):
     """Compiles the layers inside a construct."""
 
-    def block(self, nodes: list[Node], outputs: tuple[int, ...]) -> Program:
+    def block(self, nodes: list[LayerNode], outputs: tuple[int, ...]) -> Program:
         """Compile nodes into a program that yields `outputs`."""
         ...
 
-    def layer(self, node: Node) -> Layer:
+    def layer(self, node: LayerNode) -> Layer:
         """Return the view of the node that lowerings read."""
         ...
 
@@ -39,11 +39,11 @@ def conditional_op(
         compiler.block(_in_order(construct, branch), tuple(ends[slot].inputs[index] for slot in outputs))
         for index, branch in enumerate(construct.branches)
     ]
-    place = inputs.index(condition) if condition in inputs else None
-    constant = None if place is not None else _initial(programs, condition)
+    index = inputs.index(condition) if condition in inputs else None
+    constant = None if index is not None else _initial(programs, condition)
 
     def run(*arguments: Any) -> Any:
-        chosen = arguments[place] if place is not None else constant
+        chosen = arguments[index] if index is not None else constant
         program = programs[0] if bool(chosen) else programs[1]
         values = list(program.initial)
         _fill(values, inputs, arguments)
@@ -57,14 +57,14 @@ def conditional_op(
 class _End:
     """A loop's output. shape: of one iteration's value, 0 where it is dynamic."""
 
-    node: Node
+    node: LayerNode
     kind: str
     axis: int
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
-def _end(node: Node, layer: Layer) -> _End:
+def _end(node: LayerNode, layer: Layer) -> _End:
     """Read a loop output layer."""
     shape = tuple(max(size, 0) for size in layer.input_shape(0))
     return _End(node, layer.option("kind"), layer.number("axis"), shape, layer.output_dtype())
@@ -79,8 +79,8 @@ class _Loop:
 
     count: int | None
     condition: int | None
-    iterators: tuple[tuple[Node, int, bool], ...]
-    recurrences: tuple[Node, ...]
+    iterators: tuple[tuple[LayerNode, int, bool], ...]
+    recurrences: tuple[LayerNode, ...]
     ends: tuple[_End, ...]
     test: Program
     body: Program
@@ -172,10 +172,10 @@ def _loop_output(end: _End, values: Values, collected: dict[int, list[Any]]) -> 
     return torch.stack(items + [torch.zeros_like(items[0])] * (length - len(items)), end.axis)
 
 
-def _in_order(construct: Construct, branch: set[Node]) -> list[Node]:
+def _in_order(construct: Construct, branch: set[LayerNode]) -> list[LayerNode]:
     """Return the branch without the construct's own boundary, in a fixed order."""
-    own = set(construct.boundary)
-    return sorted((node for node in branch if node not in own), key=lambda node: (node.outputs or (0,))[0])
+    boundary_nodes = set(construct.boundary)
+    return sorted((node for node in branch if node not in boundary_nodes), key=lambda node: (node.outputs or (0,))[0])
 
 
 def _fill(values: Values, slots: tuple[int, ...], arguments: tuple[Any, ...]) -> None:

@@ -14,7 +14,7 @@ from trtkit.network.layer_view import LayerView
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
-    from trtkit.network.layer_graph import TensorSpec, Weights
+    from trtkit.network.layer_graph import LayerWeights, TensorSpec
     from trtkit.reference.precision import Precision
     from trtkit.reference.ranks import Rank
 
@@ -73,7 +73,7 @@ class Lowered:
 
 
 @dataclass(frozen=True)
-class Settings:
+class CompileSettings:
     """How to compile. in_place_caches: KV caches are updated where they are.
 
     ranks: the other ranks of a multi-device network, None for a single one. memo: what layers share during a run.
@@ -96,7 +96,7 @@ class Layer(LayerView):
     inputs: tuple[TensorSpec | None, ...]
     outputs: tuple[TensorSpec, ...]
     known: tuple[Tensor | None, ...]
-    settings: Settings
+    settings: CompileSettings
 
     @property
     def kind(self) -> str:
@@ -177,7 +177,7 @@ def sizes(value: Tensor) -> list[int]:
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
-def weights_tensor(weights: Weights) -> torch.Tensor:
+def weights_tensor(weights: LayerWeights) -> torch.Tensor:
     """Return weights as a flat tensor: a view of their bytes, or unpacked for 4-bit types (int8, fp16)."""
     raw = torch.from_numpy(weights.raw)
     if weights.dtype.bits != INT4.bits:

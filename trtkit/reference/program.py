@@ -20,7 +20,7 @@ LayerTimer = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class Instruction:
     """One layer ready to run.
 
     run: leaves its inputs as they are. fast: may reuse the memory of an input that nothing else needs.
@@ -43,7 +43,7 @@ class Program:
     initial: a value per slot, constants filled in. outputs: the slots of the results.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[Instruction, ...]
     initial: list[Any]
     outputs: tuple[int, ...]
 
@@ -71,7 +71,7 @@ def timed(program: Program, timer: LayerTimer) -> Program:
     return replace(program, steps=tuple(replace(step, fast=_timed(step, timer)) for step in program.steps))
 
 
-def _timed(step: Step, timer: LayerTimer) -> Op:
+def _timed(step: Instruction, timer: LayerTimer) -> Op:
     def run(*inputs: Any) -> Any:
         started = time.perf_counter()
         result = step.fast(*inputs)
@@ -95,7 +95,7 @@ def observe(program: Program, values: list[Any], observer: Observer) -> None:
             values[slot] = None
 
 
-def failed(step: Step, values: list[Any], error: Exception) -> ExecutionError:
+def failed(step: Instruction, values: list[Any], error: Exception) -> ExecutionError:
     """Return the error for a layer that torch could not compute."""
     if isinstance(error, ExecutionError):
         return error

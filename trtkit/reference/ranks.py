@@ -45,7 +45,7 @@ class Rank(Protocol):
 
 
 @dataclass
-class Group:
+class ThreadGroup:
     """Ranks that exchange tensors, as threads. count: how many."""
 
     count: int
@@ -63,7 +63,7 @@ class Group:
 class ThreadRank:
     """A rank of a group of threads."""
 
-    group: Group
+    group: ThreadGroup
     rank: int
 
     @property
@@ -127,8 +127,8 @@ class GlooRank:
 
         Raises RankError if another rank is at another layer or has another shape, is gone, or does not arrive in time.
         """
-        place = f"{key} {tensor.dtype} {list(tensor.shape)}"
-        mark = torch.tensor([zlib.crc32(place.encode())]).view(torch.uint8)
+        layer = f"{key} {tensor.dtype} {list(tensor.shape)}"
+        mark = torch.tensor([zlib.crc32(layer.encode())]).view(torch.uint8)
         data = torch.cat([mark, tensor.contiguous().reshape(-1).view(torch.uint8)])
         parts = [torch.empty_like(data) for _ in range(self.count)]
         try:
@@ -137,7 +137,7 @@ class GlooRank:
             raise RankError(f"rank {self.rank} waited for the others in vain: {_first_line(error)}", key) from error
         for rank, part in enumerate(parts):
             if not torch.equal(part[: len(mark)], mark):
-                what = f"rank {rank} is at another layer than rank {self.rank}, or brings another shape than `{place}`"
+                what = f"rank {rank} is at another layer than rank {self.rank}, or brings another shape than `{layer}`"
                 raise RankError(what, key, "give every rank the same bundle and the same calls")
         return [part[len(mark) :].clone().view(tensor.dtype).view(tensor.shape) for part in parts]
 

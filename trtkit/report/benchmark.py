@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from trtkit.benchmarking.ceiling_report import MeasuredRates, PublishedRates
 from trtkit.benchmarking.report import ServedResult, TextResult, TimedResult
 from trtkit.report import charts
-from trtkit.report.cells import Number, milliseconds, number, percent, quantity, size
-from trtkit.report.page import Origin, facts, page, section, table
+from trtkit.report.cells import NumberCell, milliseconds, number, percent, quantity, size
+from trtkit.report.page import PageOrigin, facts, page, section, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ def html_report(report: Report) -> str:
         parts += [part for result in case.results for part in _timeline(result)]
     provenance, bundle = report.provenance, report.bundle
     versions = ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
-    origin = Origin(
+    origin = PageOrigin(
         provenance.command, f"{bundle.path}, build key {bundle.build_key}", provenance.measured_at, versions
     )
     return page(title, parts, origin)
@@ -74,12 +74,15 @@ def _loads(report: Report) -> Iterator[str]:
             cells = milliseconds(latency.p50), milliseconds(latency.p99), _with_unit(throughput.avg, throughput)
             rows.append((case.name, _title(result), *cells))
             texts = {"Load": case.name, "Contender": _title(result), "Latency, p50": cells[0].text}
-            place: Row = {"x": latency.p50, "y": throughput.avg, "order": latency.p50, "contender": _title(result)}
-            points.append({**place, **texts, "Throughput": cells[2].text})
+            point: Row = {"x": latency.p50, "y": throughput.avg, "order": latency.p50, "contender": _title(result)}
+            points.append({**point, **texts, "Throughput": cells[2].text})
     if points:
         unit = next(_unit(result.metrics[rate]) for case in report.cases for result in case.results
                     if rate in result.metrics)  # fmt: skip
-        axes = charts.Axis("x", f"{_words(name)} p50, ms", is_log=True), charts.Axis("y", f"{_words(rate)}, {unit}")
+        axes = (
+            charts.ChartAxis("x", f"{_words(name)} p50, ms", is_log=True),
+            charts.ChartAxis("y", f"{_words(rate)}, {unit}"),
+        )
         drawn = charts.with_legend(charts.lines(points, axes, charts.colour("contender", "contender")), "contender")
         headers = ("load", "contender", f"{_words(name)} p50", "p99", _words(rate))
         yield from section("Throughput and latency", charts.figure(drawn), table(headers, rows))
@@ -90,16 +93,16 @@ def _figures(case: Case) -> str:
     for result in case.results:
         steady = "" if result.is_steady else "not steady"
         for name, metric in result.metrics.items():
-            values = [_with_unit(getattr(metric, each), metric) if hasattr(metric, each) else None
-                      for each in _STATISTICS]  # fmt: skip
+            values = [_with_unit(getattr(metric, statistic), metric) if hasattr(metric, statistic) else None
+                      for statistic in _STATISTICS]  # fmt: skip
             rows.append((_words(name), _title(result), *values, steady))
     return table(("metric", "contender", *_STATISTICS, ""), rows)
 
 
-def _with_unit(value: float, metric: Metric) -> Number:
+def _with_unit(value: float, metric: Metric) -> NumberCell:
     if metric.unit == "ms":
         return milliseconds(value)
-    return Number(value, f"{number(value).text} {_unit(metric)}")
+    return NumberCell(value, f"{number(value).text} {_unit(metric)}")
 
 
 def _unit(metric: Metric) -> str:
@@ -110,14 +113,14 @@ def _ratios(case: Case) -> Iterator[str]:
     """Yield how much longer the first contender takes than each other one, with 95 % confidence intervals."""
     rows: list[Row] = [
         {
-            "row": f"{_words(each.metric)}: {each.numerator} / {each.denominator}",
-            "value": each.ratio,
-            "low": each.low,
-            "high": each.high,
-            "Ratio": f"{each.ratio:.3f}",
-            "95 % interval": f"{each.low:.3f} to {each.high:.3f}",
+            "row": f"{_words(ratio.metric)}: {ratio.numerator} / {ratio.denominator}",
+            "value": ratio.ratio,
+            "low": ratio.low,
+            "high": ratio.high,
+            "Ratio": f"{ratio.ratio:.3f}",
+            "95 % interval": f"{ratio.low:.3f} to {ratio.high:.3f}",
         }
-        for each in case.ratios
+        for ratio in case.ratios
     ]
     if rows:
         drawn = charts.intervals(rows, "ratio of times, with its 95 % interval; above 1 is slower")
@@ -129,11 +132,16 @@ def _ratios(case: Case) -> Iterator[str]:
 def _ceilings(case: Case) -> Iterator[str]:
     """Yield the figures that have a ceiling, with it, and the layers that lose the most time to theirs."""
     figures = [
-        (result.contender, _words(metric), _with_unit(each.ceiling, result.metrics[metric]), percent(each.reached),
-         each.bound)
+        (
+            result.contender,
+            _words(metric),
+            _with_unit(ceiling.ceiling, result.metrics[metric]),
+            percent(ceiling.reached),
+            ceiling.bound,
+        )
         for result in case.results
-        for metric, each in result.ceilings.items()
-    ]  # fmt: skip
+        for metric, ceiling in result.ceilings.items()
+    ]
     gaps = [
         (phase.name, gap.layer, milliseconds(gap.ms), milliseconds(gap.floor_ms), percent(gap.reached), gap.bound)
         for phase in case.phases
@@ -149,8 +157,8 @@ def _distributions(case: Case) -> Iterator[str]:
     for metric in case.results[0].samples:
         rows = [row for result in case.results for row in _cumulated(result, metric)]
         if rows:
-            axes = charts.Axis("ms", f"{_words(metric)}, ms", is_log=True), charts.Axis("share", "share of samples",
-                                                                                      ticks=".0%")  # fmt: skip
+            milliseconds = charts.ChartAxis("ms", f"{_words(metric)}, ms", is_log=True)
+            axes = milliseconds, charts.ChartAxis("share", "share of samples", ticks=".0%")
             drawn = charts.lines(rows, axes, charts.colour("contender", "contender"), has_points=False)
             shown = charts.figure(charts.with_legend(drawn, "contender"))
             yield from section(f"Distribution of {_words(metric)}", shown, level=3)
@@ -179,10 +187,12 @@ def _timeline(result: Result) -> Iterator[str]:
     """Yield when each request waited, was computed and gave tokens; or when each call ran."""
     rows: list[Row] = []
     if isinstance(result, TextResult | ServedResult):
-        rows = [bar for index, each in enumerate(result.requests[:_MOST_ROWS]) for bar in _request(f"#{index}", each)]
+        rows = [
+            bar for index, request in enumerate(result.requests[:_MOST_ROWS]) for bar in _request(f"#{index}", request)
+        ]
     elif isinstance(result, TimedResult):
         calls = list(zip(result.starts_ms, result.samples["latency"], strict=True))[:_MOST_ROWS]
-        rows = [_bar("calls", "call", (start, start + ms), milliseconds(ms).text) for start, ms in calls]
+        rows = [_bar("calls", "call", start, start + ms, milliseconds(ms).text) for start, ms in calls]
     if rows:
         count = len({row["row"] for row in rows})
         stages = {name: hue for name, hue in _STAGES.items() if name in {row["stage"] for row in rows}}
@@ -195,19 +205,19 @@ def _request(name: str, request: RequestTimes) -> list[Row]:
     """Return the wait until it was sent, the time to the first token, and each token after it."""
     due, sent, ended, tokens = request.due_ms, request.sent_ms, request.ended_ms, request.token_ms
     if request.error:
-        return [_bar(name, "failed", (due, ended), request.error)]
+        return [_bar(name, "failed", due, ended, request.error)]
     first = tokens[0] if tokens else ended
-    shown = [_bar(name, "waiting to be sent", (due, sent), milliseconds(sent - due).text)] if sent > due else []
+    shown = [_bar(name, "waiting to be sent", due, sent, milliseconds(sent - due).text)] if sent > due else []
     stage = "until the first token" if tokens else "until the answer"
-    shown.append(_bar(name, stage, (sent, first), f"{milliseconds(first - due).text} since due"))
+    shown.append(_bar(name, stage, sent, first, f"{milliseconds(first - due).text} since due"))
     if len(tokens) > 1:
         text = f"{len(tokens)} tokens, {milliseconds(ended - due).text} in all"
-        shown.append(_bar(name, "tokens", (first, tokens[-1]), text))
+        shown.append(_bar(name, "tokens", first, tokens[-1], text))
     return shown
 
 
-def _bar(row: str, stage: str, span: tuple[float, float], text: str) -> Row:
-    return {"row": row, "stage": stage, "start": span[0], "end": span[1], "Request": row, "Stage": stage, "Time": text}
+def _bar(row: str, stage: str, start: float, end: float, text: str) -> Row:
+    return {"row": row, "stage": stage, "start": start, "end": end, "Request": row, "Stage": stage, "Time": text}
 
 
 def _words(metric: str) -> str:
@@ -239,27 +249,26 @@ def roofline_plots(ceiling: Ceiling, phases: Sequence[PhaseLayers]) -> Iterator[
 def _roofline(phase: PhaseLayers, ceiling: PublishedRates | MeasuredRates, total_ms: float) -> str:
     """Return the roofs, a point for each layer that computes, and a large one for the whole network."""
     points = [
-        _point(layer.layer, layer.bound, (layer.flops, layer.bytes, layer.ms))
+        _point(layer.layer, layer.bound, layer.flops, layer.bytes, layer.ms)
         for layer in phase.layers
         if layer.flops and layer.bytes
     ]
-    points.append({**_point(_NETWORK, _NETWORK, (phase.flops, phase.bytes, total_ms)), "size": 220.0})
+    points.append({**_point(_NETWORK, _NETWORK, phase.flops, phase.bytes, total_ms), "size": 220.0})
     by = charts.colour("bound", "measured layers, bound by", {**_BOUNDS, _NETWORK: charts.GREEN})
     return charts.roofline(ceiling.operations_per_s, ceiling.bandwidth_bytes_per_s, points, by)
 
 
-def _point(name: str, bound: str, work: tuple[int, int, float]) -> Row:
-    flops, moved, ms = work
+def _point(name: str, bound: str, flops: int, moved_bytes: int, ms: float) -> Row:
     rate = flops / ms * 1e3
     return {
-        "intensity": flops / moved,
+        "intensity": flops / moved_bytes,
         "rate": rate,
         "bound": bound,
         "size": 45.0,
         "Layer": name,
         "Time": milliseconds(ms).text,
         "Rate": quantity(rate, "OP/s").text,
-        "Operations per byte": f"{flops / moved:.3g}",
+        "Operations per byte": f"{flops / moved_bytes:.3g}",
     }
 
 
@@ -269,8 +278,8 @@ def _layers_timeline(phase: PhaseLayers) -> str:
     start = 0.0
     for layer in phase.layers[:_MOST_BARS]:
         times = {"Time": milliseconds(layer.ms).text, "At best": milliseconds(layer.floor_ms).text}
-        place: Row = {"row": "layers", "start": start, "end": start + layer.ms, "bound": layer.bound}
-        rows.append({**place, "Layer": layer.layer, **times, "Bound by": layer.bound})
+        bar: Row = {"row": "layers", "start": start, "end": start + layer.ms, "bound": layer.bound}
+        rows.append({**bar, "Layer": layer.layer, **times, "Bound by": layer.bound})
         start += layer.ms
     return charts.figure(charts.bars(rows, "time, ms", charts.colour("bound", "bound by", _BOUNDS)), height=40)
 
@@ -279,14 +288,14 @@ def _table(phase: PhaseLayers) -> str:
     headers = ("layer", "time", "at best", "reached", "bound by", "operations", "bytes moved")
     rows = [
         (
-            each.layer,
-            milliseconds(each.ms),
-            milliseconds(each.floor_ms),
-            percent(each.floor_ms / each.ms) if each.ms else None,
-            each.bound,
-            quantity(each.flops, "OP"),
-            size(each.bytes),
+            layer.layer,
+            milliseconds(layer.ms),
+            milliseconds(layer.floor_ms),
+            percent(layer.floor_ms / layer.ms) if layer.ms else None,
+            layer.bound,
+            quantity(layer.flops, "OP"),
+            size(layer.bytes),
         )
-        for each in phase.layers
+        for layer in phase.layers
     ]
     return table(headers, rows)

@@ -11,7 +11,7 @@ _LONG = 40
 
 
 @dataclass(frozen=True)
-class Number:
+class NumberCell:
     """A number as text, and the value to sort by."""
 
     value: float
@@ -19,7 +19,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerdictCell:
     """Whether a check passed, in words."""
 
     passed: bool
@@ -27,13 +27,13 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkCell:
     """A link by its host's name."""
 
     url: str
 
 
-Value = str | int | float | Number | Verdict | Link | None
+Value = str | int | float | NumberCell | VerdictCell | LinkCell | None
 
 
 def cell(value: Value) -> str:
@@ -43,36 +43,36 @@ def cell(value: Value) -> str:
     match value:
         case None:
             return "<td class='number'>-</td>"
-        case Number(value=amount, text=text):
+        case NumberCell(value=amount, text=text):
             sort = f" data-value='{amount!r}'" if math.isfinite(amount) else " data-value='1e999'"
             return f"<td class='number'{sort}>{escape(text)}</td>"
-        case Verdict(passed=passed, text=text):
+        case VerdictCell(passed=passed, text=text):
             return f"<td class='{'pass' if passed else 'fail'}'>{escape(text)}</td>"
-        case Link(url=url):
+        case LinkCell(url=url):
             return f"<td><a href='{escape(url)}'>{escape(url.split('/')[2])}</a></td>"
         case str():
             return f"<td class='{'text long' if len(value) > _LONG else 'text'}'>{escape(value)}</td>"
 
 
-def number(value: float) -> Number:
+def number(value: float) -> NumberCell:
     """Return a number: a count with commas, others with three digits."""
-    return Number(value, f"{value:,}" if isinstance(value, int) else _three(value))
+    return NumberCell(value, f"{value:,}" if isinstance(value, int) else _three(value))
 
 
-def percent(share: float) -> Number:
+def percent(share: float) -> NumberCell:
     """Return a share as a percentage."""
-    return Number(share, f"{100 * share:.1f} %")
+    return NumberCell(share, f"{100 * share:.1f} %")
 
 
-def milliseconds(ms: float) -> Number:
+def milliseconds(ms: float) -> NumberCell:
     """Return a time in s, ms or µs."""
     factor, unit = (1e-3, "s") if ms >= 1000 else (1.0, "ms") if ms >= 0.1 or ms == 0 else (1e3, "µs")
-    return Number(ms, f"{_three(factor * ms)} {unit}")
+    return NumberCell(ms, f"{_three(factor * ms)} {unit}")
 
 
-def size(count: float) -> Number:
+def size(count: float) -> NumberCell:
     """Return bytes with a binary prefix."""
-    return Number(count, size_text(count))
+    return NumberCell(count, size_text(count))
 
 
 def size_text(count: float) -> str:
@@ -84,13 +84,13 @@ def size_text(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def quantity(value: float, unit: str) -> Number:
+def quantity(value: float, unit: str) -> NumberCell:
     """Return a value with an SI prefix before its unit."""
     scaled, prefixes = value, iter("kMGTP")
     prefix = ""
     while abs(scaled) >= 1000 and prefix != "P":
         scaled, prefix = scaled / 1000, next(prefixes)
-    return Number(value, f"{_three(scaled)} {prefix}{unit}".strip())
+    return NumberCell(value, f"{_three(scaled)} {prefix}{unit}".strip())
 
 
 def _three(value: float) -> str:

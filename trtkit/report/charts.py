@@ -30,7 +30,7 @@ Row = dict[str, str | float | None]
 
 
 @dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """A field of the rows and what it is, with its unit. ticks: a format of d3."""
 
     field: str
@@ -84,7 +84,11 @@ def colour(field: str, title: str, colours: Mapping[str, str] | None = None) -> 
     return alt.Color(f"{field}:N", title=title, scale=scale, sort=None)
 
 
-def points(rows: Sequence[Row], axes: tuple[Axis, Axis], by: alt.Color, *, size: int = 45) -> alt.Chart:
+Axes = tuple[ChartAxis, ChartAxis]
+"""Across and up."""
+
+
+def points(rows: Sequence[Row], axes: Axes, by: alt.Color, *, size: int = 45) -> alt.Chart:
     """Return a point for each row, with a tooltip of all its texts; a click on the legend dims the others."""
     x, y = axes
     drawn: alt.Chart = (
@@ -100,7 +104,7 @@ def points(rows: Sequence[Row], axes: tuple[Axis, Axis], by: alt.Color, *, size:
     return drawn
 
 
-def lines(rows: Sequence[Row], axes: tuple[Axis, Axis], by: alt.Color, *, has_points: bool = True) -> alt.Chart:
+def lines(rows: Sequence[Row], axes: Axes, by: alt.Color, *, has_points: bool = True) -> alt.Chart:
     """Return a line per color through its rows in order; steps if points are not drawn."""
     x, y = axes
     drawn: alt.Chart = (
@@ -180,7 +184,10 @@ def roofline(rates: Mapping[str, float], bandwidth: float, layers: Sequence[Row]
         for dtype, rate in rates.items()
         for index, (x, y) in enumerate(((low, bandwidth * low), (rate / bandwidth, rate), (high, rate)))
     ]
-    axes = Axis("intensity", "operations per byte", True, "~g"), Axis("rate", "operations per second", True, "~s")
+    axes = (
+        ChartAxis("intensity", "operations per byte", True, "~g"),
+        ChartAxis("rate", "operations per second", True, "~s"),
+    )
     roof = alt.Color(
         "roof:N", title=f"roofs, {bandwidth / 1e9:,.0f} GB/s and", sort=None, scale=alt.Scale(range=_ROOFS)
     )

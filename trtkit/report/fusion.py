@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trtkit.network.fusion import Fusion
     from trtkit.network.record import LayerRecord, NetworkRecord
     from trtkit.report.cells import Value
-    from trtkit.report.page import Origin
+    from trtkit.report.page import PageOrigin
 
 
 _NUMBERED = re.compile(r"\blayers\.\d+\b")
@@ -28,7 +28,7 @@ _HALF = re.compile(r"_Attention(Input|Output)$")
 
 
 @dataclass(frozen=True)
-class Measured:
+class LayerMeasurements:
     """What other commands measured of layers, by their names: relative RMS errors, and the time of one call."""
 
     errors: Mapping[str, float] = field(default_factory=dict)
@@ -40,12 +40,16 @@ class Measured:
 
     def time_ms(self, layer: str) -> float | None:
         """Return a layer's time, None if it was not measured. Repeated layers and an attention's halves share one."""
-        own = self.times_ms.get(layer)
-        return own if own is not None else self.times_ms.get(_HALF.sub("", _NUMBERED.sub("layers.*", layer)))
+        stated = self.times_ms.get(layer)
+        return stated if stated is not None else self.times_ms.get(_HALF.sub("", _NUMBERED.sub("layers.*", layer)))
 
     def knows(self, layer: str) -> bool:
         """Whether anything was measured of a layer."""
         return self.error(layer) is not None or self.time_ms(layer) is not None
+
+
+Position = tuple[int, int]
+"""Column and row of a layer in the figure."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,17 @@ class _Node:
 
 
 def fusion_page(
-    name: str, fusions: Sequence[tuple[Fusion, NetworkRecord]], measured: Sequence[Measured], origin: Origin
+    name: str,
+    fusions: Sequence[tuple[Fusion, NetworkRecord]],
+    measured: Sequence[LayerMeasurements],
+    origin: PageOrigin,
 ) -> str:
     """Return a self-contained page. measured: for each fusion."""
     parts = [f"<h1>{escape(f'Kernels of {name}')}</h1>"]
-    for (fusion, network), each in zip(fusions, measured, strict=True):
-        parts += section(_title(fusion), facts(_summary(fusion)), _graph(fusion, network, each), _kernels(fusion))
+    for (fusion, network), measurements in zip(fusions, measured, strict=True):
+        parts += section(
+            _title(fusion), facts(_summary(fusion)), _graph(fusion, network, measurements), _kernels(fusion)
+        )
     code = Path(__file__).with_name("graph.js").read_text(encoding="utf-8")
     return page(f"kernels of {name}", [*parts, f"<script>{code}</script>"], origin)
 
@@ -99,13 +108,20 @@ def _summary(fusion: Fusion) -> dict[str, Value]:
 def _kernels(fusion: Fusion) -> str:
     headers = ("kernels", "kind", "layers", "operations", "bytes apart", "bytes saved")
     rows = [
-        (each.count, each.kind, each.text, quantity(each.flops, "OP"), size(each.bytes_apart), size(each.bytes_saved))
-        for each in grouped(fusion)
+        (
+            group.count,
+            group.kind,
+            group.text,
+            quantity(group.flops, "OP"),
+            size(group.bytes_apart),
+            size(group.bytes_saved),
+        )
+        for group in grouped(fusion)
     ]
     return table(headers, rows)
 
 
-def _graph(fusion: Fusion, network: NetworkRecord, measured: Measured) -> str:
+def _graph(fusion: Fusion, network: NetworkRecord, measured: LayerMeasurements) -> str:
     """Return a network as a figure that graph.js draws; constants are left out."""
     kernels: dict[str, list[int]] = {}
     for number, kernel in enumerate(fusion.kernels):
@@ -116,8 +132,8 @@ def _graph(fusion: Fusion, network: NetworkRecord, measured: Measured) -> str:
     reads = [sorted({makers[t.name] for t in layer.inputs if makers.get(t.name, index) < index})
              for index, layer in enumerate(layers)]  # fmt: skip
     nodes = [
-        _node(layer, place, kernels.get(layer.name, []), measured)
-        for layer, place in zip(layers, layered(reads), strict=True)
+        _node(layer, position, kernels.get(layer.name, []), measured)
+        for layer, position in zip(layers, layered(reads), strict=True)
     ]
     edges = [[source, index] for index, sources in enumerate(reads) for source in sources]
     named = [{"name": kernel.name, "kind": kernel.kind} for kernel in fusion.kernels]
@@ -137,9 +153,9 @@ def _graph(fusion: Fusion, network: NetworkRecord, measured: Measured) -> str:
     )
 
 
-def _node(layer: LayerRecord, place: tuple[int, int], kernels: list[int], measured: Measured) -> _Node:
+def _node(layer: LayerRecord, position: Position, kernels: list[int], measured: LayerMeasurements) -> _Node:
     return _Node(
-        *place,
+        *position,
         kernels,
         layer.name,
         layer.type.lower(),
@@ -162,7 +178,7 @@ def _color_keys(nodes: Sequence[_Node]) -> Iterator[tuple[str, str]]:
         yield "error", "error"
 
 
-def layered(reads: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+def layered(reads: Sequence[Sequence[int]]) -> list[Position]:
     """Return a column and a row for each node, no two alike. reads: the nodes, all earlier, that each one reads."""
     rows = _rows(reads)
     in_row: dict[int, list[int]] = {}
@@ -173,7 +189,7 @@ def layered(reads: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
         wanted = {node: round(_mean([columns[source] for source in reads[node]])) for node in in_row[row]}
         last = None
         # Nodes that read nothing are to the right of the others.
-        for node in sorted(in_row[row], key=lambda each: (not reads[each], wanted[each], each)):
+        for node in sorted(in_row[row], key=lambda candidate: (not reads[candidate], wanted[candidate], candidate)):
             columns[node] = wanted[node] if last is None else max(last + 1, wanted[node])
             last = columns[node]
     return list(zip(columns, rows, strict=True))

@@ -22,7 +22,7 @@ _FOLDED = 40
 
 
 @dataclass(frozen=True)
-class Origin:
+class PageOrigin:
     """Where a page's figures come from. bundle: its path and build key, empty if there is none."""
 
     command: str
@@ -36,7 +36,7 @@ class Origin:
         return {name: value for name, value in rows.items() if value}
 
 
-def page(title: str, parts: Iterable[str], origin: Origin) -> str:
+def page(title: str, parts: Iterable[str], origin: PageOrigin) -> str:
     """Return a page. title: as text. parts: as HTML."""
     body = "\n".join([*parts, "<h2>Provenance</h2>", facts(origin.rows())])
     style, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -54,7 +54,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
     if not cells:
         return ""
     lines = [f"<tr>{''.join(row)}</tr>" for row in cells]
-    kinds = (" class='number'" if each.startswith("<td class='number'") else "" for each in cells[0])
+    kinds = (" class='number'" if cell.startswith("<td class='number'") else "" for cell in cells[0])
     head = "".join(f"<th tabindex='0'{kind}>{escape(text)}</th>" for text, kind in zip(headers, kinds, strict=True))
     whole = f"<table class='sortable'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     scrolled = f"<div class='scroll'>{whole}</div>"

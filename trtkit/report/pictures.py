@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.inputs.samples import IMAGES
-from trtkit.runtime.tasks.answers import Boxes, Classes, ClassMap, DepthMap, Embedding, Outputs, Text
+from trtkit.runtime.tasks.answers import Classes, ClassMap, DepthMap, DetectedBoxes, Embedding, Outputs, Text
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw
@@ -50,7 +50,7 @@ def _portable(outputs: dict[str, Array]) -> dict[str, Any]:
 def draw(picture: Image.Image, answer: Answer) -> Image.Image | None:
     """Return the picture with the answer on it; None for answers that nobody sees, such as an embedding."""
     match answer:
-        case Boxes():
+        case DetectedBoxes():
             return _with_boxes(picture, answer)
         case ClassMap():
             return _with_map(picture, answer)
@@ -62,7 +62,7 @@ def draw(picture: Image.Image, answer: Answer) -> Image.Image | None:
             return None
 
 
-def _with_boxes(picture: Image.Image, answer: Boxes) -> Image.Image:
+def _with_boxes(picture: Image.Image, answer: DetectedBoxes) -> Image.Image:
     from PIL import ImageDraw
 
     drawn = picture.copy()

@@ -10,7 +10,7 @@ from trtkit.planning.links import known_links
 from trtkit.planning.load import HOURS_PER_MONTH
 from trtkit.planning.report import LlmGpu, LlmReport, LlmSpeed
 from trtkit.report import charts
-from trtkit.report.cells import Link, Number, Verdict, milliseconds, number, quantity, size
+from trtkit.report.cells import LinkCell, NumberCell, VerdictCell, milliseconds, number, quantity, size
 from trtkit.report.page import facts, page, section, table
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from trtkit.planning.roofline import Floor
     from trtkit.report.cells import Value
     from trtkit.report.charts import Row
-    from trtkit.report.page import Origin
+    from trtkit.report.page import PageOrigin
 
 _PHASES = {"prefill": charts.ORANGE, "decode": charts.BLUE, "run": charts.BLUE}
 
 
-def plan_page(plan: Report, origin: Origin) -> str:
+def plan_page(plan: Report, origin: PageOrigin) -> str:
     """Return a plan as a self-contained page."""
     parts = [f"<h1>plan {escape(plan.name)}</h1>", f"<p>{_NOTE}</p>", facts(_model(plan))]
     parts += section("GPUs at best", _gpus(plan), f"<p class='note'>{_UNKNOWN}</p>")
@@ -54,7 +54,7 @@ def _model(plan: Report) -> dict[str, Value]:
     model, work = plan.model, plan.work
     types = f"{model.dtype.name}, caches {model.kv_dtype.name}" + (f", {model.quantized}" if model.quantized else "")
     rows |= {
-        "parameters": Number(model.parameters, _millions(model.parameters)),
+        "parameters": NumberCell(model.parameters, _millions(model.parameters)),
         "weights": size(model.weight_bytes),
         "types": types,
     }
@@ -101,16 +101,16 @@ def _figures(plan: LlmGpu | VisionGpu) -> tuple[Value, ...]:
     return (*needs, *times, number(rate), None if price is None else number(price))
 
 
-def _fits(plan: LlmGpu | VisionGpu) -> Verdict:
+def _fits(plan: LlmGpu | VisionGpu) -> VerdictCell:
     if not plan.takes_precision:
-        return Verdict(False, "no: type")
-    return Verdict(plan.fits, "yes" if plan.fits else "no")
+        return VerdictCell(False, "no: type")
+    return VerdictCell(plan.fits, "yes" if plan.fits else "no")
 
 
-def _ms(time: Floor) -> Number:
+def _ms(time: Floor) -> NumberCell:
     """Return a floor, with a question mark if it is memory's alone."""
     ms = milliseconds(1e3 * time.seconds)
-    return ms if time.compute_s is not None else Number(ms.value, f"{ms.text} ?")
+    return ms if time.compute_s is not None else NumberCell(ms.value, f"{ms.text} ?")
 
 
 def _bound(time: Floor) -> str:
@@ -126,9 +126,9 @@ def _gpu(plan: Report, gpu: LlmGpu | VisionGpu) -> Iterator[str]:
     if isinstance(gpu, LlmGpu):
         headers = ("format", "weights", "KV cache of a token", "fits", "largest batch", "TTFT", "TPOT")
         rows = [
-            (each.name, size(each.weight_bytes), size(each.kv_bytes_per_token), _yes(each.fits), each.largest_batch,
-             _ms(each.ttft), _ms(each.tpot))
-            for each in gpu.formats
+            (row.name, size(row.weight_bytes), size(row.kv_bytes_per_token), _yes(row.fits), row.largest_batch,
+             _ms(row.ttft), _ms(row.tpot))
+            for row in gpu.formats
         ]  # fmt: skip
         yield from section("Formats of weights and caches", table(headers, rows), level=3)
         if gpu.grids:
@@ -143,20 +143,20 @@ def _measured(gpu: PlannedGpu) -> str:
     return f"Measured in PyTorch: {efficiency_text(gpu)}; see the last of this GPU's sources."
 
 
-def _yes(fits: bool) -> Verdict:
-    return Verdict(fits, "yes" if fits else "no")
+def _yes(fits: bool) -> VerdictCell:
+    return VerdictCell(fits, "yes" if fits else "no")
 
 
 def _batches(gpu: LlmGpu | VisionGpu) -> str:
     headers = ["batch", *(["TTFT of all"] if isinstance(gpu, LlmGpu) else []), *_SPEED[isinstance(gpu, LlmGpu)]]
     rows: list[tuple[Value, ...]] = []
-    for each in gpu.curve:
-        if isinstance(each, LlmSpeed):
-            rate, price = each.output_tokens_per_second, each.cost_per_million_output_tokens
-            rows.append((each.batch, _ms(each.ttft_of_all), _ms(each.tpot), _bound(each.tpot), number(rate), price))
+    for speed in gpu.curve:
+        if isinstance(speed, LlmSpeed):
+            rate, price = speed.output_tokens_per_second, speed.cost_per_million_output_tokens
+            rows.append((speed.batch, _ms(speed.ttft_of_all), _ms(speed.tpot), _bound(speed.tpot), number(rate), price))
         else:
-            rate, price = each.images_per_second, each.cost_per_million_images
-            rows.append((each.batch, _ms(each.latency), _bound(each.latency), number(rate), price))
+            rate, price = speed.images_per_second, speed.cost_per_million_images
+            rows.append((speed.batch, _ms(speed.latency), _bound(speed.latency), number(rate), price))
     return table(headers, rows)
 
 
@@ -170,10 +170,10 @@ def _grids(gpu: LlmGpu) -> str:
     headers = ("tensor", "pipeline", "GPUs", "memory of each", "fits", "largest batch", "TTFT",
                "TPOT", "links in TPOT", "output tokens/s while decoding", "sent per step", "best at")  # fmt: skip
     rows: list[tuple[Value, ...]] = [
-        (each.tensor, each.pipeline, each.gpus, size(each.memory_per_gpu.total), _yes(each.fits),
-         each.largest_batch, *(milliseconds(1e3 * s) for s in (each.ttft_s, each.tpot_s, each.links_s_per_step)),
-         number(each.decode_tokens_per_second), size(each.sent_bytes_per_step), ", ".join(each.best_at))
-        for each in gpu.grids
+        (grid.tensor, grid.pipeline, grid.gpus, size(grid.memory_per_gpu.total), _yes(grid.fits),
+         grid.largest_batch, *(milliseconds(1e3 * s) for s in (grid.ttft_s, grid.tpot_s, grid.links_s_per_step)),
+         number(grid.decode_tokens_per_second), size(grid.sent_bytes_per_step), ", ".join(grid.best_at))
+        for grid in gpu.grids
     ]  # fmt: skip
     note = f"<p>Largest tensor-parallel size that makes a decode step faster: {gpu.tensor_pays_up_to}.</p>"
     return note + table(headers, rows)
@@ -183,11 +183,11 @@ def _streaming(gpu: LlmGpu) -> str:
     headers = ("budget", "streamed per step", "fits", "copies", "TPOT", "output tokens/s while decoding",
                "largest batch", "output tokens/s with it", "free from batch")  # fmt: skip
     rows: list[tuple[Value, ...]] = [
-        (size(each.budget_bytes), size(each.streamed_bytes), _yes(each.fits),
-         milliseconds(1e3 * each.stream_s_per_step), milliseconds(1e3 * each.tpot_s),
-         number(each.decode_tokens_per_second), each.largest_batch,
-         number(each.most_decode_tokens_per_second), each.free_from_batch)
-        for each in gpu.streaming
+        (size(row.budget_bytes), size(row.streamed_bytes), _yes(row.fits),
+         milliseconds(1e3 * row.stream_s_per_step), milliseconds(1e3 * row.tpot_s),
+         number(row.decode_tokens_per_second), row.largest_batch,
+         number(row.most_decode_tokens_per_second), row.free_from_batch)
+        for row in gpu.streaming
     ]  # fmt: skip
     return table(headers, rows)
 
@@ -218,8 +218,8 @@ def _points(plan: Report, gpu: PlannedGpu, rates: dict[str, float]) -> Iterator[
 
 
 def _point(phase: str, name: str, intensity: float, rate: float) -> Row:
-    place: Row = {"phase": phase, "intensity": intensity, "rate": rate, "size": 45.0, "Layer": name, "Phase": phase}
-    return {**place, "Operations per byte": f"{intensity:.1f}", "Rate at best": quantity(rate, "OP/s").text}
+    point: Row = {"phase": phase, "intensity": intensity, "rate": rate, "size": 45.0, "Layer": name, "Phase": phase}
+    return {**point, "Operations per byte": f"{intensity:.1f}", "Rate at best": quantity(rate, "OP/s").text}
 
 
 def _layers(plan: Report) -> str:
@@ -239,13 +239,16 @@ def _layers(plan: Report) -> str:
 
 def _curves(plan: Report) -> Iterator[str]:
     """Yield throughput over the time of a step, a line for each GPU with a point for each batch."""
-    rows = [_on_curve(gpu.gpu, each) for gpu in plan.gpus for each in gpu.curve]
+    rows = [_on_curve(gpu.gpu, speed) for gpu in plan.gpus for speed in gpu.curve]
     if not rows:
         yield "<p>No batch fits, or counts are known at one batch only.</p>"
         return
     is_llm = isinstance(plan, LlmReport)
     x = "time per output token, ms" if is_llm else "latency, ms"
-    axes = charts.Axis("ms", x, is_log=True, ticks="~g"), charts.Axis("rate", _RATES[is_llm], is_log=True, ticks="~s")
+    axes = (
+        charts.ChartAxis("ms", x, is_log=True, ticks="~g"),
+        charts.ChartAxis("rate", _RATES[is_llm], is_log=True, ticks="~s"),
+    )
     drawn = charts.with_legend(charts.lines(rows, axes, charts.colour("gpu", "GPU")), "gpu")
     yield charts.figure(drawn, "A point for each batch, at best. Click the legend to dim the others.", height=360)
 
@@ -258,14 +261,14 @@ def _on_curve(gpu: PlannedGpu, row: LlmSpeed | VisionSpeed) -> Row:
         time, rate = row.tpot, row.output_tokens_per_second
     else:
         time, rate = row.latency, row.images_per_second
-    place: Row = {"gpu": gpu.name, "ms": 1e3 * time.seconds, "rate": rate, "order": float(row.batch)}
+    point: Row = {"gpu": gpu.name, "ms": 1e3 * time.seconds, "rate": rate, "order": float(row.batch)}
     shown: Row = {"GPU": gpu.name, "Batch": f"{row.batch:,}", "Time": _ms(time).text, "Rate": f"{rate:,.0f} per second"}
-    return {**place, **shown, "Bound by": time.bound}
+    return {**point, **shown, "Bound by": time.bound}
 
 
 def _sources(gpus: Sequence[PlannedGpu]) -> str:
     rows: list[tuple[Value, ...]] = []
     for gpu in gpus:
-        rows += [(gpu.name, Link(url), f"read {gpu.read}", gpu.note) for url in gpu.sources]
-        rows += [(gpu.name, Link(gpu.data_sheet), "data sheet, not read", "")] if gpu.data_sheet else []
+        rows += [(gpu.name, LinkCell(url), f"read {gpu.read}", gpu.note) for url in gpu.sources]
+        rows += [(gpu.name, LinkCell(gpu.data_sheet), "data sheet, not read", "")] if gpu.data_sheet else []
     return table(("GPU", "source", "", "note"), rows)

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 import altair as alt
 
 from trtkit.report import charts
-from trtkit.report.cells import Number, number, size
+from trtkit.report.cells import NumberCell, number, size
 from trtkit.report.page import page, section, table
 
 if TYPE_CHECKING:
     from trtkit.quantization.scoring.report import LayerLoss, Scores
     from trtkit.report.charts import Row
-    from trtkit.report.page import Origin
+    from trtkit.report.page import PageOrigin
 
 _LEAST = 1e-9
-_LOSS = charts.Axis("loss", "loss, nats per token", is_log=True)
+_LOSS = charts.ChartAxis("loss", "loss, nats per token", is_log=True)
 
 
-def sensitivity_page(name: str, scores: Scores, origin: Origin) -> str:
+def sensitivity_page(name: str, scores: Scores, origin: PageOrigin) -> str:
     """Return a page of scores. name: of the model."""
     kept, count = len(scores.kept), len(scores.layers)
     rest = f", {kept} {_left(scores)}" if kept else ""
@@ -45,7 +45,7 @@ def _ranked(scores: Scores) -> str:
         }
         for rank, row in enumerate(scores.layers, 1)
     ]
-    axes = charts.Axis("rank", "layers, the costliest first"), _LOSS
+    axes = charts.ChartAxis("rank", "layers, the costliest first"), _LOSS
     drawn = charts.points(rows, axes, charts.colour("method", "method"), size=60)
     return charts.figure(charts.with_legend(drawn, "method"), "Hover to name a layer; click the legend to dim others.")
 
@@ -54,24 +54,24 @@ def _by_size(scores: Scores) -> str:
     """Return loss over the size of all linear layers, as budgets would leave the costliest alone."""
     rows: list[Row] = [
         {
-            "mib": each.mib,
-            "loss": max(each.loss, _LEAST),
+            "mib": point.mib,
+            "loss": max(point.loss, _LEAST),
             "order": float(index),
             "series": "budgets",
-            "Layers left": f"{each.kept:,}",
-            "Size": f"{each.mib:.1f} MiB",
-            "Loss": f"{each.loss:.3g} nats per token",
+            "Layers left": f"{point.kept:,}",
+            "Size": f"{point.mib:.1f} MiB",
+            "Loss": f"{point.loss:.3g} nats per token",
         }
-        for index, each in enumerate(scores.curve)
+        for index, point in enumerate(scores.curve)
     ]
-    axes = charts.Axis("mib", "size of all linear layers, MiB"), _LOSS
+    axes = charts.ChartAxis("mib", "size of all linear layers, MiB"), _LOSS
     return charts.figure(
         charts.lines(rows, axes, alt.Color("series:N", legend=None, scale=alt.Scale(range=[charts.BLUE])))
     )
 
 
 def _budgets(scores: Scores) -> str:
-    rows = [(each.kept, size(each.mib * 2**20), each.loss) for each in scores.curve]
+    rows = [(point.kept, size(point.mib * 2**20), point.loss) for point in scores.curve]
     return table((f"layers {_left(scores)}", "linear layers", "loss, nats per token"), rows)
 
 
@@ -80,7 +80,7 @@ def _layers(scores: Scores) -> str:
     return table(headers, [_row(scores, rank, row) for rank, row in enumerate(scores.layers, 1)])
 
 
-def _row(scores: Scores, rank: int, row: LayerLoss) -> tuple[int, str, str, Number, Number, Number, str]:
+def _row(scores: Scores, rank: int, row: LayerLoss) -> tuple[int, str, str, NumberCell, NumberCell, NumberCell, str]:
     kept = _left(scores) if row.layer in scores.kept else ""
     return rank, row.layer, row.method, number(row.loss), number(row.bits), number(row.weights), kept
 

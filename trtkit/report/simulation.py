@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from trtkit.report.cells import Value
     from trtkit.report.charts import Row
-    from trtkit.report.page import Origin
+    from trtkit.report.page import PageOrigin
     from trtkit.simulation.report import Simulation
     from trtkit.simulation.summary import Summary
 
 _NAMES = {"TTFT": charts.BLUE, "TPOT": charts.ORANGE, "latency": charts.GREEN}
 
 
-def simulation_page(simulation: Simulation, origin: Origin) -> str:
+def simulation_page(simulation: Simulation, origin: PageOrigin) -> str:
     """Return a simulation as a self-contained page."""
     result = simulation.result
     parts = ["<h1>simulation</h1>", facts(_figures(result))]
@@ -54,9 +54,12 @@ def _figures(result: Summary) -> dict[str, Value]:
 
 def _latencies(result: Summary) -> str:
     rows: list[tuple[Value, ...]] = [
-        (name, *map(milliseconds, (each.mean_ms, each.p50_ms, each.p90_ms, each.p99_ms)))
-        for name, each in (("TTFT", result.ttft), ("TPOT", result.tpot), ("latency", result.latency))
-        if each.curve
+        (
+            name,
+            *map(milliseconds, (distribution.mean_ms, distribution.p50_ms, distribution.p90_ms, distribution.p99_ms)),
+        )
+        for name, distribution in (("TTFT", result.ttft), ("TPOT", result.tpot), ("latency", result.latency))
+        if distribution.curve
     ]
     return table(("", "mean", "p50", "p90", "p99"), rows)
 
@@ -64,11 +67,14 @@ def _latencies(result: Summary) -> str:
 def _curves(result: Summary) -> str:
     """Draw which share of the requests is within each time."""
     rows: list[Row] = [
-        {"ms": max(value, 1e-3), "share": index / (len(each.curve) - 1), "metric": name, "order": float(index)}
-        for name, each in (("TTFT", result.ttft), ("TPOT", result.tpot), ("latency", result.latency))
-        for index, value in enumerate(each.curve)
+        {"ms": max(value, 1e-3), "share": index / (len(distribution.curve) - 1), "metric": name, "order": float(index)}
+        for name, distribution in (("TTFT", result.ttft), ("TPOT", result.tpot), ("latency", result.latency))
+        for index, value in enumerate(distribution.curve)
     ]
-    axes = charts.Axis("ms", "milliseconds", True, "~s"), charts.Axis("share", "share of requests", ticks=".0%")
+    axes = (
+        charts.ChartAxis("ms", "milliseconds", True, "~s"),
+        charts.ChartAxis("share", "share of requests", ticks=".0%"),
+    )
     by = charts.colour("metric", "", _NAMES)
     return charts.figure(charts.lines(rows, axes, by, has_points=False), "Share of the requests within each time.")
 
@@ -79,7 +85,7 @@ def _load(result: Summary) -> str:
         for moment in result.moments
         for state, value in (("running", moment.running), ("waiting", moment.waiting))
     ]
-    axes = charts.Axis("s", "seconds"), charts.Axis("requests", "requests, of all GPUs")
+    axes = charts.ChartAxis("s", "seconds"), charts.ChartAxis("requests", "requests, of all GPUs")
     by = charts.colour("state", "", {"running": charts.BLUE, "waiting": charts.RED})
     return charts.figure(charts.lines(rows, axes, by, has_points=False), "Means of intervals, until the last arrival.")
 
@@ -87,9 +93,16 @@ def _load(result: Summary) -> str:
 def _tried(simulation: Simulation) -> Iterator[str]:
     """Yield the numbers of GPUs that were simulated."""
     rows = [
-        (each.gpus, f"{each.goodput.share:.1%}", milliseconds(each.ttft.p99_ms), milliseconds(each.tpot.p99_ms),
-         f"{each.utilization:.0%}", each.cost_per_month)
-        for each in simulation.tried if each.goodput is not None
-    ]  # fmt: skip
+        (
+            attempt.gpus,
+            f"{attempt.goodput.share:.1%}",
+            milliseconds(attempt.ttft.p99_ms),
+            milliseconds(attempt.tpot.p99_ms),
+            f"{attempt.utilization:.0%}",
+            attempt.cost_per_month,
+        )
+        for attempt in simulation.tried
+        if attempt.goodput is not None
+    ]
     if rows:
         yield table(("GPUs", "goodput", "TTFT p99", "TPOT p99", "computing", "cost a month"), rows)

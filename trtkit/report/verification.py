@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.inputs.images import read_image
 from trtkit.report import charts
-from trtkit.report.cells import Verdict, percent
+from trtkit.report.cells import VerdictCell, percent
 from trtkit.report.page import facts, page, section, table, verdict_title
 from trtkit.verification.verdict import PASS, fix, reason, slice_text, verdict
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from trtkit.report.cells import Value
     from trtkit.report.charts import Row
-    from trtkit.report.page import Origin
+    from trtkit.report.page import PageOrigin
     from trtkit.verification.report import Agreement, Answer, Comparison, LayerError, Report
 
 _MOST_PICTURES = 24
@@ -31,7 +31,7 @@ _ERRORS = {"equal": charts.GREY, "within tolerance": charts.BLUE, "above toleran
 _RANGES = {"fits fp16": charts.BLUE, "beyond fp16, in a wider type": charts.ORANGE, "overflows fp16": charts.RED}
 
 
-def html_report(report: Report, origin: Origin, pictures: Mapping[str, Path] = MappingProxyType({})) -> str:
+def html_report(report: Report, origin: PageOrigin, pictures: Mapping[str, Path] = MappingProxyType({})) -> str:
     """Return the report of `trtkit verify` as a self-contained page. pictures: by the names of samples."""
     parts = [
         verdict_title(f"verify {report.name}", verdict(report), passed=report.passed),
@@ -77,25 +77,31 @@ def _summary(report: Report) -> dict[str, Value]:
 
 def _outputs(report: Report) -> str:
     rows = []
-    for name, each in report.outputs.items():
-        note = each.problem or (f"{each.equal_nans} NaNs on both sides" if each.equal_nans else "")
-        rows.append((name, *_figures(each), Verdict(each.passed, ": ".join(filter(None, (_word(each.passed), note))))))
+    for name, comparison in report.outputs.items():
+        note = comparison.problem or (f"{comparison.equal_nans} NaNs on both sides" if comparison.equal_nans else "")
+        rows.append(
+            (
+                name,
+                *_figures(comparison),
+                VerdictCell(comparison.passed, ": ".join(filter(None, (_word(comparison.passed), note)))),
+            )
+        )
     return table(("output", *_HEADERS, "verdict"), rows)
 
 
 _HEADERS = ("relative RMS error", "max abs error", "cosine similarity", "worst slice")
 
 
-def _figures(each: Comparison) -> tuple[Value, ...]:
-    return each.relative_rms_error, each.max_abs_error, f"{each.cosine:.8f}", slice_text(each)
+def _figures(comparison: Comparison) -> tuple[Value, ...]:
+    return comparison.relative_rms_error, comparison.max_abs_error, f"{comparison.cosine:.8f}", slice_text(comparison)
 
 
 def _compared(outputs: dict[str, Comparison]) -> str:
-    return table(("output", *_HEADERS), [(name, *_figures(each)) for name, each in outputs.items()])
+    return table(("output", *_HEADERS), [(name, *_figures(comparison)) for name, comparison in outputs.items()])
 
 
-def _yes(is_equal: bool) -> Verdict:
-    return Verdict(is_equal, "yes" if is_equal else "no")
+def _yes(is_equal: bool) -> VerdictCell:
+    return VerdictCell(is_equal, "yes" if is_equal else "no")
 
 
 def _word(passed: bool) -> str:
@@ -127,7 +133,7 @@ def _answers(report: Report) -> Iterator[str]:
                 item,
                 _answer(task, ours),
                 _answer(task, theirs),
-                Verdict(ours == theirs, "yes" if ours == theirs else "no"),
+                VerdictCell(ours == theirs, "yes" if ours == theirs else "no"),
             )
             for item, (ours, theirs) in zip(items, task.answers, strict=True)
         ]
@@ -143,24 +149,28 @@ def _answer(task: Agreement, answer: Answer) -> str:
 
 
 def _perplexity(report: Report) -> Iterator[str]:
-    if (each := report.perplexity) is not None:
-        rows: dict[str, Value] = {"text": each.text, "tokens": each.tokens, "perplexity": f"{each.perplexity:.4f}"}
-        rows |= {"reference": f"{each.reference:.4f}", "relative change": percent(each.relative_change)}
-        yield from section("Perplexity", facts({**rows, "allowed change": percent(each.allowed)}))
+    if (perplexity := report.perplexity) is not None:
+        rows: dict[str, Value] = {
+            "text": perplexity.text,
+            "tokens": perplexity.tokens,
+            "perplexity": f"{perplexity.perplexity:.4f}",
+        }
+        rows |= {"reference": f"{perplexity.reference:.4f}", "relative change": percent(perplexity.relative_change)}
+        yield from section("Perplexity", facts({**rows, "allowed change": percent(perplexity.allowed)}))
 
 
 def _corners(report: Report) -> str:
     rows = []
-    for each in report.corners:
-        shapes = "; ".join(f"{name} {list(shape)}" for name, shape in each.shapes.items())
-        text = _word(True) if each.passed else each.problem or slice_text(each) or "out of tolerance"
-        rows.append((each.name, shapes, each.relative_rms_error, Verdict(each.passed, text)))
+    for corner in report.corners:
+        shapes = "; ".join(f"{name} {list(shape)}" for name, shape in corner.shapes.items())
+        text = _word(True) if corner.passed else corner.problem or slice_text(corner) or "out of tolerance"
+        rows.append((corner.name, shapes, corner.relative_rms_error, VerdictCell(corner.passed, text)))
     return table(("corner", "shapes", "relative RMS error", "verdict"), rows)
 
 
 def _parts(report: Report) -> str:
-    rows = [(each.name, each.module, *_figures(each), Verdict(each.passed, _word(each.passed)))
-            for each in report.parts]  # fmt: skip
+    rows = [(part.name, part.module, *_figures(part), VerdictCell(part.passed, _word(part.passed)))
+            for part in report.parts]  # fmt: skip
     return table(("part", "module of the reference", *_HEADERS, "verdict"), rows)
 
 
@@ -173,27 +183,27 @@ def _layers(report: Report) -> Iterator[str]:
     headers = ("#", "layer", "type", "precision", "relative RMS error", "smallest", "largest", "fp16 headroom, bits",
                "flushed to 0 in fp16")  # fmt: skip
     rows = [
-        (index, each.layer, each.kind, each.dtype, each.relative_rms_error, each.smallest, each.largest,
-         f"{each.headroom_bits['fp16']:.1f}", percent(each.flushed["fp16"]))
-        for index, each in enumerate(report.layers)
+        (index, layer.layer, layer.kind, layer.dtype, layer.relative_rms_error, layer.smallest, layer.largest,
+         f"{layer.headroom_bits['fp16']:.1f}", percent(layer.flushed["fp16"]))
+        for index, layer in enumerate(report.layers)
     ]  # fmt: skip
     yield from section("Layers", table(headers, rows))
 
 
 def _error_chart(report: Report) -> str:
     """Return the errors in the network's order; a layer without an error is on the floor."""
-    positive = [each.relative_rms_error for each in report.layers if 0 < each.relative_rms_error < math.inf]
+    positive = [layer.relative_rms_error for layer in report.layers if 0 < layer.relative_rms_error < math.inf]
     low, high = min([*positive, report.tolerance]) / 10, 10 * max([*positive, report.tolerance])
     rows: list[Row] = [
         {
-            **_named(index, each),
-            "error": min(max(each.relative_rms_error, low), high),
-            "kind": _error_kind(each, report.tolerance),
-            "Relative RMS error": f"{each.relative_rms_error:.3g}",
+            **_named(index, layer),
+            "error": min(max(layer.relative_rms_error, low), high),
+            "kind": _error_kind(layer, report.tolerance),
+            "Relative RMS error": f"{layer.relative_rms_error:.3g}",
         }
-        for index, each in enumerate(report.layers)
+        for index, layer in enumerate(report.layers)
     ]
-    axes = _ORDER, charts.Axis("error", "relative RMS error", is_log=True, ticks=".0e")
+    axes = _ORDER, charts.ChartAxis("error", "relative RMS error", is_log=True, ticks=".0e")
     drawn = charts.points(rows, axes, charts.colour("kind", "error", _ERRORS))
     caption = "Against the same network in fp32. Hover to name a layer; click the legend to dim the others."
     line = charts.limit(report.tolerance, f"tolerance {report.tolerance:g}")
@@ -204,17 +214,17 @@ def _range_chart(report: Report) -> str:
     """Return each layer's range from the smallest to the largest magnitude that is not zero."""
     rows: list[Row] = [
         {
-            **_named(index, each),
-            "largest": min(each.largest, 1e38),
-            "smallest": each.smallest if 0 < each.smallest <= each.largest else min(each.largest, 1e38),
-            "kind": _range_kind(each),
-            "Largest": f"{each.largest:.3g}",
-            "Smallest": f"{each.smallest:.3g}",
+            **_named(index, layer),
+            "largest": min(layer.largest, 1e38),
+            "smallest": layer.smallest if 0 < layer.smallest <= layer.largest else min(layer.largest, 1e38),
+            "kind": _range_kind(layer),
+            "Largest": f"{layer.largest:.3g}",
+            "Smallest": f"{layer.smallest:.3g}",
         }
-        for index, each in enumerate(report.layers)
-        if each.largest > 0
+        for index, layer in enumerate(report.layers)
+        if layer.largest > 0
     ]
-    axes = _ORDER, charts.Axis("largest", "magnitude", is_log=True, ticks=".0e")
+    axes = _ORDER, charts.ChartAxis("largest", "magnitude", is_log=True, ticks=".0e")
     drawn = charts.points(rows, axes, charts.colour("kind", "largest value", _RANGES), size=30)
     spans = drawn.mark_rule(opacity=0.35).encode(y2="smallest:Q")
     limits = charts.limit(_LARGEST_FP16, "largest fp16") + charts.limit(_SMALLEST_FP16, "smallest fp16")
@@ -222,22 +232,22 @@ def _range_chart(report: Report) -> str:
     return charts.figure(spans + drawn + limits, caption)
 
 
-_ORDER = charts.Axis("index", "layer, in the network's order")
+_ORDER = charts.ChartAxis("index", "layer, in the network's order")
 
 
-def _named(index: int, each: LayerError) -> Row:
-    return {"index": float(index), "Layer": each.layer, "Type": each.kind, "Precision": each.dtype}
+def _named(index: int, layer: LayerError) -> Row:
+    return {"index": float(index), "Layer": layer.layer, "Type": layer.kind, "Precision": layer.dtype}
 
 
-def _range_kind(each: LayerError) -> str:
-    if each.largest <= _LARGEST_FP16:
+def _range_kind(layer: LayerError) -> str:
+    if layer.largest <= _LARGEST_FP16:
         return "fits fp16"
-    return "overflows fp16" if each.dtype == "fp16" else "beyond fp16, in a wider type"
+    return "overflows fp16" if layer.dtype == "fp16" else "beyond fp16, in a wider type"
 
 
-def _error_kind(each: LayerError, tolerance: float) -> str:
-    if not math.isfinite(each.relative_rms_error):
+def _error_kind(layer: LayerError, tolerance: float) -> str:
+    if not math.isfinite(layer.relative_rms_error):
         return "not finite"
-    if each.relative_rms_error == 0:
+    if layer.relative_rms_error == 0:
         return "equal"
-    return "within tolerance" if each.relative_rms_error <= tolerance else "above tolerance"
+    return "within tolerance" if layer.relative_rms_error <= tolerance else "above tolerance"

@@ -47,10 +47,10 @@ class NcclCommunicator:
     def __init__(self, ranks: Rank) -> None:
         self._nccl = _library()
         self._nccl.ncclGetErrorString.restype = ctypes.c_char_p
-        own = _UniqueId()
+        unique_id = _UniqueId()
         if ranks.rank == 0:
-            self._check(self._nccl.ncclGetUniqueId(ctypes.byref(own)), ranks)
-        data = torch.frombuffer(bytearray(bytes(own)), dtype=torch.uint8)
+            self._check(self._nccl.ncclGetUniqueId(ctypes.byref(unique_id)), ranks)
+        data = torch.frombuffer(bytearray(bytes(unique_id)), dtype=torch.uint8)
         first = ranks.exchange("NCCL's unique id", data)[0]
         unique = _UniqueId.from_buffer_copy(bytes(first.tolist()))
         self._communicator: ctypes.c_void_p | None = ctypes.c_void_p()

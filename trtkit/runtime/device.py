@@ -28,7 +28,7 @@ ALIGNMENT = 256
 """What TensorRT asks of every address, in bytes. Source: `IExecutionContext::setTensorAddress`, NvInferRuntime.h."""
 
 
-class Graph(Protocol):
+class CapturedGraph(Protocol):
     """Work that was captured once, with the addresses it had."""
 
     def replay(self) -> None:
@@ -92,7 +92,7 @@ class Stream(Protocol):
         """Return host memory [size_bytes] uint8 that is copied to and from while the caller does something else."""
         ...
 
-    def capture(self, work: Callable[[], object]) -> Graph:
+    def capture(self, work: Callable[[], object]) -> CapturedGraph:
         """Return what `work` launches as a graph, without running it. Nothing may be allocated or waited for in it."""
         ...
 
@@ -150,7 +150,7 @@ def check_device(device: Device, manifest: Manifest) -> None:
         what = f"`{backend}` runs on GPUs of compute capability {supported_gpus(backend)}"
         fix = "use `--runtime reference`, or build with full TensorRT on this GPU: `--target local-gpu`"
     elif targets and device.compute_capability not in (None, *targets):
-        what = f"the engine was built for compute capability {', '.join(f'{each / 10:.1f}' for each in targets)}"
+        what = f"the engine was built for compute capability {', '.join(f'{target / 10:.1f}' for target in targets)}"
         fix = "build it with this GPU's `--target`, or use `--runtime reference`"
     else:
         return

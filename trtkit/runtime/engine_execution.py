@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.backends import Backend
-    from trtkit.runtime.device import Graph, Stream
+    from trtkit.runtime.device import CapturedGraph, Stream
 
 
 Tensors = dict[str, torch.Tensor]
@@ -30,7 +30,7 @@ class _Launch:
 
     inputs: Tensors
     outputs: Tensors
-    graph: Graph | None = None
+    graph: CapturedGraph | None = None
 
 
 class EngineExecution:
@@ -128,7 +128,7 @@ class EngineExecution:
         """Capture a run; what TensorRT sets up at its first one is not to be captured."""
         launch, context = self._launch(tensors), self._engine.context_for(_shapes(tensors))
         self._stream.synchronize()
-        reads_host = any(each.is_on_host for each in self._engine.inputs.values())
+        reads_host = any(tensor.is_on_host for tensor in self._engine.inputs.values())
         if reads_host or not context.is_capturable() or any(-1 in context.shape(name) for name in self.output_names):
             return launch
         return _Launch(launch.inputs, launch.outputs, self._stream.capture(context.enqueue))

@@ -229,16 +229,16 @@ def _without_owning(work: Callable[[], object], device: HostDevice) -> Callable[
 
     def lend(value: object) -> object:
         if isinstance(value, list | tuple) and type(value) in (list, tuple):
-            return type(value)(lend(each) for each in value)
+            return type(value)(lend(item) for item in value)
         if isinstance(value, torch.Tensor) and value.numel() and not device.holds(value.data_ptr(), 1):
             return _Borrowed(value)
         return value
 
-    function, lent, keywords = work.func, [lend(each) for each in work.args], work.keywords
+    function, lent, keywords = work.func, [lend(argument) for argument in work.args], work.keywords
     return lambda: function(*map(_returned, lent), **keywords)
 
 
 def _returned(value: object) -> object:
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(_returned(each) for each in value)
+        return type(value)(_returned(item) for item in value)
     return value.read() if isinstance(value, _Borrowed) else value

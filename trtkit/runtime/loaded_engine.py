@@ -64,10 +64,10 @@ class LoadedEngine:
         self.plan = plan
         tensors = [self._tensor(self._engine.get_tensor_name(index)) for index in range(self._engine.num_io_tensors)]
         mode = backend.trt.TensorIOMode.INPUT
-        self.inputs = {each.name: each for each in tensors if self._engine.get_tensor_mode(each.name) == mode}
-        self.outputs = {each.name: each for each in tensors if each.name not in self.inputs}
+        self.inputs = {tensor.name: tensor for tensor in tensors if self._engine.get_tensor_mode(tensor.name) == mode}
+        self.outputs = {tensor.name: tensor for tensor in tensors if tensor.name not in self.inputs}
         self._cache = RuntimeCache(backend.trt, self._engine, cache, is_captured=is_captured)
-        self._contexts: dict[int, Context] = {}
+        self._contexts: dict[int, ExecutionContext] = {}
         self._scratch: torch.Tensor | None = None
         self._keep_kernels = weakref.finalize(self, self._cache.save)  # once: when closed, dropped, or at the end
 
@@ -108,7 +108,7 @@ class LoadedEngine:
             what = f"TensorRT refused a weight budget of {budget_bytes} bytes{_reason(self.errors.texts)}"
             raise BackendError(what, str(self.plan))
 
-    def context(self, profile: int = 0) -> Context:
+    def context(self, profile: int = 0) -> ExecutionContext:
         """Return the execution context of a profile, created when it is first needed.
 
         Raises BackendError if TensorRT refuses, such as for want of memory.
@@ -118,7 +118,7 @@ class LoadedEngine:
             context = self._cache.execution_context()
             if context is None:
                 raise BackendError(f"TensorRT refused an execution context{_reason(self.errors.texts)}", str(self.plan))
-            self._contexts[profile] = Context(self, context, profile)
+            self._contexts[profile] = ExecutionContext(self, context, profile)
         return self._contexts[profile]
 
     def scratch(self) -> torch.Tensor:
@@ -130,7 +130,7 @@ class LoadedEngine:
             self._scratch = self.stream.empty((max(self._scratch_bytes, 1),), torch.uint8)
         return self._scratch
 
-    def context_for(self, shapes: Mapping[str, Shape]) -> Context:
+    def context_for(self, shapes: Mapping[str, Shape]) -> ExecutionContext:
         """Return the context of the first profile that covers the inputs' shapes. Raises BackendError if none does."""
         for profile in range(self.profiles):
             if all(self._covers(profile, name, shape) for name, shape in shapes.items()):
@@ -164,7 +164,7 @@ class LoadedEngine:
         )
 
 
-class Context:
+class ExecutionContext:
     """An execution context on one profile. Addresses stay set until they are set again."""
 
     def __init__(self, engine: LoadedEngine, context: Any, profile: int) -> None:

@@ -105,7 +105,7 @@ def _as_items(items: object) -> Iterable[object]:
 
 def _texts(items: Iterable[object]) -> Iterator[str | tuple[str, str]]:
     for item in items:
-        if isinstance(item, str) or (isinstance(item, tuple) and all(isinstance(each, str) for each in item)):
+        if isinstance(item, str) or (isinstance(item, tuple) and all(isinstance(text, str) for text in item)):
             yield item
         else:
             raise SourceError(f"expected a text or a pair of texts, got {type(item).__name__}", "predict", "give str")

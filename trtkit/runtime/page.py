@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-    from trtkit.arrays import Array
+    from trtkit.arrays import Array, WidthHeight
     from trtkit.bundle.bundle import Bundle
 
 Box = tuple[int, int, int, int]
@@ -52,8 +52,8 @@ class PageReader(StrictModel):
 
     def answer(self, boxes: Sequence[Box], probabilities: Sequence[Array]) -> dict[str, Array]:
         """Return text [lines] as bytes, score [lines] and box [lines, 4]. probabilities: [1, steps, C] of each line."""
-        texts = [ctc_text(each, self.characters)[0].encode() for each in probabilities]
-        scores = [ctc_scores(each)[0] for each in probabilities]
+        texts = [ctc_text(line, self.characters)[0].encode() for line in probabilities]
+        scores = [ctc_scores(line)[0] for line in probabilities]
         return {
             "text": np.array(texts, dtype=np.object_),
             "score": np.array(scores, dtype=np.float32),
@@ -89,7 +89,7 @@ def read_page(
     return reader.answer(boxes, [recognize(line) for line in reader.lines(page, boxes)])
 
 
-def find_lines(probability: Array, size: tuple[int, int]) -> list[Box]:
+def find_lines(probability: Array, size: WidthHeight) -> list[Box]:
     """Return the boxes of text lines on a page, from top to bottom and from left to right.
 
     probability: of text, [H, W]. size: width and height of the page in pixels.
@@ -114,7 +114,7 @@ def _widths(recognizer: Bundle) -> tuple[int, int]:
     """Return the smallest and largest width that the recognizer's profiles take, its own where it has but one."""
     manifest = recognizer.manifest
     shapes = [shape for profile in manifest.profiles for shape in profile.values()]
-    own = manifest.inputs[0].shape[3]
+    width = manifest.inputs[0].shape[3]
     if not shapes:
-        return own, own
+        return width, width
     return min(shape.min[3] for shape in shapes), max(shape.max[3] for shape in shapes)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.inputs.images import Placement, input_size, placement
+from trtkit.inputs.images import PicturePlacement, input_size, placement
 from trtkit.inputs.samples import Sample, check_samples, picture_input, read_npz
 from trtkit.runtime.pictures import ARRAYS, TEXTS, read_pictures
 from trtkit.runtime.predict_text import open_text_predictor, read_texts, takes_text
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trtkit.config.task import Preprocess
     from trtkit.runtime.pictures import Picture
     from trtkit.runtime.tasks.answers import Answer
-    from trtkit.runtime.tasks.reader import Reader
+    from trtkit.runtime.tasks.reader import TaskReader
 
     Run = Callable[[Mapping[str, Array]], Arrays]
 
@@ -38,7 +38,7 @@ class _Prepared:
     """A picture as an input [1, ...], and where it lies in it."""
 
     array: Array
-    placed: Placement
+    placed: PicturePlacement
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class FileOptions:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _RowLimits:
     """How many rows a call takes. usual: what the engine was tuned for."""
 
     least: int
@@ -65,7 +65,7 @@ class Predictor:
 
     bundle: Bundle
     run: Run
-    reader: Reader
+    reader: TaskReader
     preprocess: Preprocess
     batch: int
     least: int
@@ -89,11 +89,11 @@ class Predictor:
 
     def _answers(self, batch: Sequence[_Prepared]) -> list[Answer]:
         """Run a batch; a network that takes no fewer rows is given the last picture again."""
-        rows = [each.array for each in batch]
+        rows = [item.array for item in batch]
         x = np.concatenate([*rows, *[rows[-1]] * (self.least - len(rows))])
         outputs = self.run({self.bundle.manifest.inputs[0].name: x})
         kept = {name: value[: len(batch)] for name, value in outputs.items()}
-        return self.reader.read(kept, [each.placed for each in batch], input_size(x, self.preprocess))
+        return self.reader.read(kept, [item.placed for item in batch], input_size(x, self.preprocess))
 
 
 def open_predictor(bundle: Bundle, run: Run, batch: int | None = None, top_k: int = 5) -> Predictor:
@@ -154,10 +154,10 @@ def answer_files(bundle: Bundle, run: Run, files: Sequence[Path], options: FileO
         yield from _answer_arrays(bundle, run, file, open_reader(bundle, options.top_k))
 
 
-def _answer_arrays(bundle: Bundle, run: Run, file: Path, reader: Reader) -> Iterator[Answered]:
+def _answer_arrays(bundle: Bundle, run: Run, file: Path, reader: TaskReader) -> Iterator[Answered]:
     """Yield the answer to each row of one file's arrays, or all outputs if the config has no task."""
     sample = Sample(file.name, read_npz(file))
-    check_samples([sample], [each.tensor_spec() for each in bundle.manifest.inputs])
+    check_samples([sample], [record.tensor_spec() for record in bundle.manifest.inputs])
     outputs = run(sample.inputs)
     shape = next(iter(sample.inputs.values())).shape
     if reader.task is None or len(shape) != 4:
@@ -165,22 +165,24 @@ def _answer_arrays(bundle: Bundle, run: Run, file: Path, reader: Reader) -> Iter
         return
     preprocess = bundle.manifest.config.preprocess
     height, width = shape[1:3] if preprocess is not None and preprocess.layout == "nhwc" else shape[2:]
-    whole = Placement((width, height), (1, 1), (0, 0))
+    whole = PicturePlacement((width, height), (1, 1), (0, 0))
     for row, answer in enumerate(reader.read(outputs, [whole] * shape[0], (width, height))):
         yield Answered(f"{file.name}[{row}]", answer)
 
 
-def _rows(manifest: Manifest) -> _Rows:
+def _rows(manifest: Manifest) -> _RowLimits:
     """Return how many rows the only input may have. Raises SourceError for rows that are not pictures of their own."""
     record = manifest.inputs[0]
     if record.shape[0] != -1:
-        rows = _Rows(record.shape[0], record.shape[0], record.shape[0])
+        rows = _RowLimits(record.shape[0], record.shape[0], record.shape[0])
     else:
         shapes = [profile[record.name] for profile in manifest.profiles]
-        rows = _Rows(min(each.min[0] for each in shapes), shapes[0].opt[0], max(each.max[0] for each in shapes))
+        rows = _RowLimits(
+            min(shape.min[0] for shape in shapes), shapes[0].opt[0], max(shape.max[0] for shape in shapes)
+        )
     if manifest.verify is None or manifest.verify.batch_rows != "mixed":
         return rows
     if rows.least > 1:
         what = f"the network takes at least {rows.least} rows, and they depend on each other"
         raise SourceError(what, manifest.name, "use `trtkit.open_model(...).run`")
-    return _Rows(1, 1, 1)
+    return _RowLimits(1, 1, 1)

@@ -9,7 +9,7 @@ import numpy as np
 
 from trtkit.errors import SourceError
 from trtkit.files import read_text
-from trtkit.inputs.images import Placement
+from trtkit.inputs.images import PicturePlacement
 from trtkit.inputs.samples import TEXT_MASK, as_dtype
 from trtkit.runtime.tasks.answers import Outputs
 from trtkit.runtime.tasks.reader import open_reader
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array, Arrays
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.tasks.answers import Answer
-    from trtkit.runtime.tasks.reader import Reader
+    from trtkit.runtime.tasks.reader import TaskReader
     from trtkit.runtime.text.tokenizer import Tokenizer
 
 TextInput = str | tuple[str, str]
 """A text, or a pair of texts such as a query and a passage."""
-_NOWHERE = Placement((1, 1), (1, 1), (0, 0))
+_NOWHERE = PicturePlacement((1, 1), (1, 1), (0, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class TextPredictor:
 
     bundle: Bundle
     run: Callable[[Mapping[str, Array]], Arrays]
-    reader: Reader
+    reader: TaskReader
     tokenizer: Tokenizer
     batch: int
     least: tuple[int, int]
@@ -55,7 +55,7 @@ class TextPredictor:
 
     def _answers(self, texts: Sequence[TextInput]) -> list[Answer]:
         rows, tokens = self.least
-        first, second = zip(*[each if isinstance(each, tuple) else (each, None) for each in texts], strict=True)
+        first, second = zip(*[text if isinstance(text, tuple) else (text, None) for text in texts], strict=True)
         if None in second and any(second):
             raise SourceError("texts and pairs of texts are mixed", "texts", "give one or the other")
         pairs = {} if None in second else {"text_pair": list(second)}
@@ -83,7 +83,9 @@ class TextPredictor:
         """Return an answer without what is at padding."""
         if not isinstance(answer, Outputs):
             return answer
-        by_token = {each.name for each in self.bundle.manifest.outputs if len(each.shape) > 1 and each.shape[1] == -1}
+        by_token = {
+            tensor.name for tensor in self.bundle.manifest.outputs if len(tensor.shape) > 1 and tensor.shape[1] == -1
+        }
         return Outputs(
             {name: value[:, :length] if name in by_token else value for name, value in answer.outputs.items()}
         )

@@ -73,9 +73,9 @@ class StagesExecution:
         """Run once; return how long each layer of each stage took, in the order they ran."""
         tensors, seconds = dict(inputs), dict[str, float]()
         for stage in self.stages:
-            own = {name: tensors[name] for name in stage.input_names}
-            seconds |= stage.layer_seconds(own)
-            tensors |= stage.run(own)
+            stage_inputs = {name: tensors[name] for name in stage.input_names}
+            seconds |= stage.layer_seconds(stage_inputs)
+            tensors |= stage.run(stage_inputs)
         return seconds
 
 

@@ -146,7 +146,7 @@ class Client:
         """Return name, version, state and reason of every model that was loaded or failed to."""
         index = self._json("get_model_repository_index")
         models = index.get("models", []) if isinstance(index, dict) else index
-        return [each for each in models if each.get("state")]
+        return [model for model in models if model.get("state")]
 
     def interface(self, model: str) -> ServedInterface:
         """Return what a model that is ready takes and gives."""
@@ -278,7 +278,9 @@ class Client:
 
 
 def _tensors(data: Sequence[Mapping[str, Any]]) -> tuple[ServedTensor, ...]:
-    return tuple(ServedTensor(each["name"], each["datatype"], tuple(map(int, each.get("shape", ())))) for each in data)
+    return tuple(
+        ServedTensor(entry["name"], entry["datatype"], tuple(map(int, entry.get("shape", ())))) for entry in data
+    )
 
 
 Json = dict[str, Any]

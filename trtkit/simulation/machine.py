@@ -15,7 +15,7 @@ from trtkit.simulation.times import RooflineTimes, no_links
 if TYPE_CHECKING:
     from trtkit.models.parallel import Grid
     from trtkit.planning.gpus import PlannedGpu
-    from trtkit.planning.question import Question
+    from trtkit.planning.question import PlanningQuestion
     from trtkit.planning.shares import GridShare
 
 Caches = Literal["linear", "paged", "paged-in-place"]
@@ -52,7 +52,7 @@ class Machine:
     gpus: int
 
 
-def machine_of(question: Question, gpu: PlannedGpu, options: MachineOptions, caches: Caches) -> Machine:
+def machine_of(question: PlanningQuestion, gpu: PlannedGpu, options: MachineOptions, caches: Caches) -> Machine:
     """Return the GPUs that run a planned model: those of its grid. Raises SimulationError if it does not fit them."""
     model, work, is_paged = question.model, question.work, caches != "linear"
     check_grid_is_simulated(question.grid, gpu)
@@ -102,6 +102,6 @@ def check_grid_is_simulated(grid: Grid, gpu: PlannedGpu) -> None:
         raise SimulationError(what, "parallel", "choose a GPU whose link `trtkit plan --list-gpus` shows")
 
 
-def _links_s(question: Question, gpu: PlannedGpu, share: GridShare, tokens: int, rows: int) -> float:
+def _links_s(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare, tokens: int, rows: int) -> float:
     """Return how long links take in a step of `tokens` new tokens and logits of `rows`."""
     return link_seconds(question, gpu, share, tokens, rows)[0]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import NetworkCounts
     from trtkit.planning.roofline import Roof
 
 Line = tuple[float, float]
@@ -113,7 +113,7 @@ class RooflineTimes:
     copy_s_per_token: see StepTimes. links_s: what a step of new tokens, and logits of rows, takes to exchange.
     """
 
-    counts: Counts
+    counts: NetworkCounts
     gpu: Roof
     efficiency: float = 1.0
     overhead_s: float = 0.0

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trtkit.quantized_matrix import KvQuantization
     from trtkit.sources.checkpoint import StoredArray
     from trtkit.sources.gguf.file import GgufFile
-    from trtkit.sources.tokenizer import Tokenizer
+    from trtkit.sources.tokenizer import TokenizerSource
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class DecoderSource:
     checkpoint: Mapping[str, Array]
     files: tuple[Path, ...]
     where: str
-    tokenizer: Tokenizer
+    tokenizer: TokenizerSource
     quantized_by: str = ""
     kv_cache: KvQuantization | None = None
     note: str = ""
@@ -117,7 +117,11 @@ def _kept(file: GgufFile, weights: Mapping[str, StoredArray]) -> str:
     """Say how many matrices stay in low precision, and which types do not. Raises SourceError where none does."""
     kept = sum(array.is_quantized for array in weights.values())
     kinds = {2: KEPT, 3: KEPT_EXPERTS}
-    others = {each.type for each in file.tensors.values() if each.type not in kinds.get(len(each.shape), (each.type,))}
+    others = {
+        tensor.type
+        for tensor in file.tensors.values()
+        if tensor.type not in kinds.get(len(tensor.shape), (tensor.type,))
+    }
     listed = ", ".join(sorted(others))
     if not kept:
         what = f"no linear layer is of a type that TensorRT has a form for: {', '.join(KEPT)}"
@@ -148,8 +152,8 @@ def open_trtllm(folder: Path) -> DecoderSource:
     check_rest(weights)
     fields = trtllm_config.hf_config(config, ranks[0])
     is_quantized = any(array.is_quantized for array in weights.values())
-    own = ("modelopt" if is_quantized else "", kv_cache)
-    return DecoderSource(fields, Checkpoint(weights), (path, *files), str(path), CopiedTokenizer(), *own)
+    formats = ("modelopt" if is_quantized else "", kv_cache)
+    return DecoderSource(fields, Checkpoint(weights), (path, *files), str(path), CopiedTokenizer(), *formats)
 
 
 def _config_file(folder: Path, fix: str) -> Path:

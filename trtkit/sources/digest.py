@@ -55,7 +55,9 @@ def digest_data(options: QuantizeOptions | None) -> list[SourceFile]:
     if options is None:
         return []
     whole_and_parts = (options, *options.parts.values())
-    named = dict.fromkeys(each.calibration.data for each in whole_and_parts if each.calibration.data is not None)
+    named = dict.fromkeys(
+        part_options.calibration.data for part_options in whole_and_parts if part_options.calibration.data is not None
+    )
     return [file for data in named for file in _data_files(data)]
 
 

@@ -92,7 +92,9 @@ def _load(module: torch.nn.Module, prefix: str, beginnings: tuple[str, ...], sou
     import numpy as np
     import torch
 
-    names = [name for name in source.checkpoint if name.startswith(tuple(prefix + each for each in beginnings))]
+    names = [
+        name for name in source.checkpoint if name.startswith(tuple(prefix + beginning for beginning in beginnings))
+    ]
     arrays = {name: source.checkpoint[name] for name in names}
     check_finite(arrays, source.where)
     state = {name.removeprefix(prefix): torch.from_numpy(_copied(array, np)) for name, array in arrays.items()}

@@ -18,7 +18,7 @@ _DISTRIBUTION = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True)
-class Need:
+class Requirement:
     """One package or folder.
 
     command: what brings it; empty if only the user knows where it comes from. hub: a folder's id on Hugging Face's hub.
@@ -31,7 +31,7 @@ class Need:
     hub: str = ""
 
 
-def needs(config: ModelConfig) -> list[Need]:
+def needs(config: ModelConfig) -> list[Requirement]:
     """Return what a config's source, labels and test images need, each once."""
     sections = (config.source, config.task, config.verify)
     requirements = [word for section in sections if section is not None for word in (section.requires or "").split()]
@@ -44,10 +44,10 @@ def needs(config: ModelConfig) -> list[Need]:
     return [*packages, folder_need(folder, config.source.hub or "")]
 
 
-def folder_need(folder: str | Path, hub: str = "") -> Need:
+def folder_need(folder: str | Path, hub: str = "") -> Requirement:
     """Return the need of a model's folder; one without a `config.json` is not there yet."""
     command = download_command(hub, folder) if hub else ""
-    return Need("folder", str(folder), (Path(folder) / "config.json").is_file(), command, hub)
+    return Requirement("folder", str(folder), (Path(folder) / "config.json").is_file(), command, hub)
 
 
 def download_command(hub_id: str, folder: str | Path) -> str:
@@ -55,11 +55,11 @@ def download_command(hub_id: str, folder: str | Path) -> str:
     return shlex.join(["hf", "download", hub_id, "--local-dir", str(folder)])
 
 
-def _package(requirement: str) -> Need:
+def _package(requirement: str) -> Requirement:
     """Return a requirement of pip; any installed version will do."""
     name = _DISTRIBUTION.match(requirement)
     try:
         is_present = name is not None and importlib.metadata.distribution(name.group()) is not None
     except importlib.metadata.PackageNotFoundError:
         is_present = False
-    return Need("package", requirement, is_present, package_file.install_line(requirement))
+    return Requirement("package", requirement, is_present, package_file.install_line(requirement))

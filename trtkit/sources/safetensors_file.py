@@ -48,7 +48,7 @@ _AGAIN = "copy or download the file again"
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ArraySpan:
     """An array in a file. offset: from the file's first byte."""
 
     dtype: np.dtype[Any]
@@ -63,12 +63,12 @@ def read_safetensors(path: Path) -> dict[str, StoredArray]:
     Raises SourceError for a file that is truncated, and for a header that is damaged or points outside the file.
     """
     header, data_start = _header(path)
-    places = {name: _place(f"{path}: tensor `{name}`", entry, data_start) for name, entry in header.items()}
-    _check_ends(path, places)
+    spans = {name: _place(f"{path}: tensor `{name}`", entry, data_start) for name, entry in header.items()}
+    _check_ends(path, spans)
     memory = np.memmap(path, np.uint8, "r")
     return {
-        name: StoredArray(place.shape, partial(_view, memory, place), dtype=place.dtype.name)
-        for name, place in places.items()
+        name: StoredArray(span.shape, partial(_view, memory, span), dtype=span.dtype.name)
+        for name, span in spans.items()
     }
 
 
@@ -115,7 +115,7 @@ def _parsed_header(path: Path) -> tuple[dict[str, Any], int]:
     return header, _LENGTH_BYTES + length
 
 
-def _place(where: str, entry: Any, data_start: int) -> _Place:
+def _place(where: str, entry: Any, data_start: int) -> _ArraySpan:
     """Return where one tensor lies. Raises SourceError for an entry that contradicts itself."""
     try:
         type_name, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -131,13 +131,13 @@ def _place(where: str, entry: Any, data_start: int) -> _Place:
     if end - begin != needed:
         what = f"{type_name} of shape {list(shape)} takes {needed} bytes, the header gives it {end - begin}"
         raise SourceError(what, where, _AGAIN)
-    return _Place(dtype, tuple(shape), data_start + begin)
+    return _ArraySpan(dtype, tuple(shape), data_start + begin)
 
 
-def _check_ends(path: Path, places: dict[str, _Place]) -> None:
+def _check_ends(path: Path, spans: dict[str, _ArraySpan]) -> None:
     """Raise SourceError where a tensor reaches beyond the end of the file."""
     size = path.stat().st_size
-    ends = {name: place.offset + math.prod(place.shape) * place.dtype.itemsize for name, place in places.items()}
+    ends = {name: span.offset + math.prod(span.shape) * span.dtype.itemsize for name, span in spans.items()}
     beyond = [name for name, end in ends.items() if end > size]
     if beyond:
         what = f"the file is truncated: {size} bytes, {max(ends.values())} needed"
@@ -150,8 +150,8 @@ def _numpy_type(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
-def _view(memory: Array, place: _Place) -> Array:
+def _view(memory: Array, span: _ArraySpan) -> Array:
     """Return an array in the file's memory; a copy only where the file puts it at an address its type cannot have."""
-    volume = math.prod(place.shape)
-    view = np.frombuffer(memory, place.dtype, volume, place.offset) if volume else np.empty(0, place.dtype)
-    return np.require(view, requirements="A").reshape(place.shape)
+    volume = math.prod(span.shape)
+    view = np.frombuffer(memory, span.dtype, volume, span.offset) if volume else np.empty(0, span.dtype)
+    return np.require(view, requirements="A").reshape(span.shape)

@@ -26,7 +26,7 @@ _NAMES = (
 )
 
 
-class Tokenizer(Protocol):
+class TokenizerSource(Protocol):
     """What can put a model's tokenizer into a folder."""
 
     def write(self, folder: Path) -> list[Path]:

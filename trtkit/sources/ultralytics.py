@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from onnx import ValueInfoProto
 
+    from trtkit.arrays import HeightWidth
     from trtkit.config.schema import Profile
 
 _KEYS = {"task", "imgsz", "names", "stride"}
@@ -28,7 +29,7 @@ _FIRST_PLAIN_CLASSIFIERS = (8, 1)
 
 
 @dataclass(frozen=True)
-class Export:
+class UltralyticsExport:
     """What an exported file says. size: (height, width); classes: how many; keypoints: numbers of a pose's keypoints.
 
     input_name, input_shape, outputs: of the graph; a dimension is a size or a symbol.
@@ -36,7 +37,7 @@ class Export:
     """
 
     task: str
-    size: tuple[int, int]
+    size: HeightWidth
     classes: int
     keypoints: int
     version: tuple[int, ...]
@@ -70,7 +71,7 @@ class Export:
             return Preprocess(resize=Resize(shortest_edge=height), crop=self.size)
         return Preprocess(resize=Resize(exact=self.size))
 
-    def profiles(self, stated: Sequence[Profile], size: tuple[int, int]) -> tuple[Profile, ...]:
+    def profiles(self, stated: Sequence[Profile], size: HeightWidth) -> tuple[Profile, ...]:
         """Return profiles in which every dynamic height and width has a range: its own, or the size of pictures."""
         edges = {2: size[0], 3: size[1]}
         missing = {axis: edge for axis, edge in edges.items() if isinstance(self.input_shape[axis], str)}
@@ -99,7 +100,7 @@ class Export:
         return "channels-first" if row == scored and last != scored else None
 
 
-def read_export(path: Path) -> Export | None:
+def read_export(path: Path) -> UltralyticsExport | None:
     """Return what Ultralytics wrote into an ONNX file; None for any other file, and one that cannot be read."""
     entries = metadata(path)
     if not entries.keys() >= _KEYS:
@@ -119,7 +120,7 @@ def read_export(path: Path) -> Export | None:
     )
     version = tuple(int(number) for number in entries.get("version", "").split(".")[:2] if number.isdecimal())
     points = _numbers(entries.get("kpt_shape", "")) if entries["task"] == "pose" else []
-    return Export(
+    return UltralyticsExport(
         entries["task"], (height, width), len(class_names(entries["names"])),
         points[0] * points[1] if len(points) == 2 and points[1] == 3 else 0, version, inputs[0].name, shape,
         tuple(_shape(value) for value in model.graph.output), _ends_in_nms(entries),

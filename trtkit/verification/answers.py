@@ -59,10 +59,10 @@ def _detections(pairs: Sequence[tuple[Arrays, Arrays]], required: float, task: T
     agreeing, total, counts = 0, 0, []
     for ours, theirs in pairs:
         sides = [_read(side, theirs, task) for side in (ours, theirs)]
-        for own, others in zip(*sides, strict=True):
-            same, count = shared(own, others, SCORE if task is None or task.boxes is None else task.boxes.min_score)
+        for mine, others in zip(*sides, strict=True):
+            same, count = shared(mine, others, SCORE if task is None or task.boxes is None else task.boxes.min_score)
             agreeing, total = agreeing + same, total + count
-            counts.append((f"{len(own.scores)} boxes", f"{len(others.scores)} boxes"))
+            counts.append((f"{len(mine.scores)} boxes", f"{len(others.scores)} boxes"))
     return Agreement("detections", agreeing / total, required, None, tuple(counts)) if total else Agreement()
 
 
@@ -88,9 +88,9 @@ def _classes(outputs: Sequence[tuple[Any, Any]], required: float) -> Agreement:
 def named(agreed: Agreement, labels: Sequence[str]) -> Agreement:
     """Return how answers agree with the names of the classes in them; as it is if classes have no names."""
     names = {
-        str(each): labels[each]
+        str(value): labels[value]
         for pair in agreed.answers
-        for each in pair
-        if isinstance(each, int) and each in range(len(labels))
+        for value in pair
+        if isinstance(value, int) and value in range(len(labels))
     }
     return replace(agreed, names=names)

@@ -10,18 +10,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trtkit.arrays import Arrays
-    from trtkit.network.onnx.io import TensorSpec
+    from trtkit.network.onnx.io import OnnxTensorSpec
     from trtkit.network.profile import ResolvedProfile
 
 
-def two_rows(inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, tuple[int, ...]] | None:
+def two_rows(
+    inputs: Sequence[OnnxTensorSpec], profiles: Sequence[ResolvedProfile]
+) -> dict[str, tuple[int, ...]] | None:
     """Return the first profile's opt shapes with two rows; None if its axis 0 does not go from one row to two."""
     shapes = profiles[0] if profiles else {}
     if not inputs or any(spec.name not in shapes for spec in inputs):
         return None
-    if any(not each.min or each.min[0] > 1 or each.max[0] < 2 for each in shapes.values()):
+    if any(not ranges.min or ranges.min[0] > 1 or ranges.max[0] < 2 for ranges in shapes.values()):
         return None
-    return {name: (2, *each.opt[1:]) for name, each in shapes.items()}
+    return {name: (2, *ranges.opt[1:]) for name, ranges in shapes.items()}
 
 
 def row_by_row(run: Callable[[Arrays], Arrays], inputs: Arrays) -> tuple[Arrays, Arrays] | None:
@@ -32,6 +34,6 @@ def row_by_row(run: Callable[[Arrays], Arrays], inputs: Arrays) -> tuple[Arrays,
     together = run(inputs)
     alone = [run({name: value[row : row + 1] for name, value in inputs.items()}) for row in range(2)]
     for name, value in together.items():
-        if any(each[name].shape != (1, *value.shape[1:]) for each in alone) or value.shape[:1] != (2,):
+        if any(row[name].shape != (1, *value.shape[1:]) for row in alone) or value.shape[:1] != (2,):
             return None
-    return together, {name: np.concatenate([each[name] for each in alone]) for name in together}
+    return together, {name: np.concatenate([row[name] for row in alone]) for name in together}

@@ -17,18 +17,18 @@ from trtkit.verification.report import BundleNetwork, BundleNetworks
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
     from trtkit.network.layer_graph import LayerGraph
     from trtkit.verification.jobs import NetworksRequest
 
 
-def compare_networks(request: NetworksRequest, context: Context) -> BundleNetworks:
+def compare_networks(request: NetworksRequest, context: JobContext) -> BundleNetworks:
     """Compare each stage's network of each rank. Raises BundleError for files that have changed or cannot be read."""
     bundle = open_bundle(request.bundle)
-    places = [(stage.name, rank) for stage in bundle.manifest.stages for rank in range(len(stage.networks))]
+    ranks = [(stage.name, rank) for stage in bundle.manifest.stages for rank in range(len(stage.networks))]
     networks = []
-    for index, (stage, rank) in enumerate(places):
-        context.report(Progress("compare the bundle's networks", index, len(places)))
+    for index, (stage, rank) in enumerate(ranks):
+        context.report(Progress("compare the bundle's networks", index, len(ranks)))
         networks.append(_compared(bundle, stage, rank))
     return BundleNetworks(tuple(networks))
 

@@ -54,7 +54,7 @@ def worst(comparisons: list[Comparison]) -> Comparison:
         max(comparison.max_rel_error for comparison in comparisons),
         min(comparison.cosine for comparison in comparisons),
         problems[0] if problems else "",
-        max(slices, key=lambda each: each.relative_rms_error, default=None),
+        max(slices, key=lambda part: part.relative_rms_error, default=None),
         sum(comparison.equal_nans for comparison in comparisons),
         sum(comparison.values for comparison in comparisons),
     )

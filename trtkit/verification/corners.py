@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from trtkit.config.schema import Profile
-    from trtkit.network.onnx.io import TensorSpec
+    from trtkit.network.onnx.io import OnnxTensorSpec
     from trtkit.network.profile import ResolvedProfile
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 def corner_shapes(
-    inputs: Sequence[TensorSpec],
+    inputs: Sequence[OnnxTensorSpec],
     profiles: Sequence[ResolvedProfile],
     configured: Sequence[Profile],
     random_count: int,
@@ -45,7 +45,7 @@ def corner_shapes(
 
 
 def _random(
-    inputs: Sequence[TensorSpec],
+    inputs: Sequence[OnnxTensorSpec],
     profile: ResolvedProfile,
     units: Mapping[str, int],
     generator: np.random.Generator,
@@ -69,7 +69,7 @@ def _random(
     }
 
 
-def _multiples(inputs: Sequence[TensorSpec], configured: Profile) -> dict[str, int]:
+def _multiples(inputs: Sequence[OnnxTensorSpec], configured: Profile) -> dict[str, int]:
     """Return the unit of each symbol whose range names one."""
     units = {}
     for spec in inputs:

@@ -30,7 +30,7 @@ from trtkit.verification.logits import LogitsCompared, compare_rows
 from trtkit.verification.perplexity import mean_loss, windows
 from trtkit.verification.prompts import Prompt, read_prompts
 from trtkit.verification.ranks import RankedDecoder, rank_errors, rank_networks, reference_decoder, single
-from trtkit.verification.report import Agreement, Check, Corner, LayerError, Output, Perplexity, Report
+from trtkit.verification.report import Agreement, Check, Corner, LayerError, Output, PerplexityCheck, Report
 from trtkit.verification.rounded_inputs import round_inputs
 from trtkit.verification.signal import hollow_outputs
 from trtkit.verification.slices import limits_of
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from trtkit.builder.speculators.opened import OpenedSpeculator
     from trtkit.jobs.events import Listener
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
     from trtkit.llm.execution import DecoderNetwork
     from trtkit.network.host_array import Array
     from trtkit.sources.decoder_source import DecoderSource
@@ -129,7 +129,7 @@ def rounds_activations(opened: DecoderSource) -> bool:
     return any(isinstance(weight, QuantizedMatrix) and weight.inputs is not None for weight in weights)
 
 
-def verify(request: VerifyRequest, context: Context) -> Report:
+def verify(request: VerifyRequest, context: JobContext) -> Report:
     """Compare logits, greedy tokens, slots and, where asked, perplexity and every layer."""
     verifier = DecoderVerifier(request, context.report)
     prompts = read_prompts(request.request.inputs, verifier.opened, llm_options(verifier.config))
@@ -235,9 +235,9 @@ def _ranks_corner(verifier: DecoderVerifier, prompts: list[Prompt]) -> Corner:
 def _head_corners(verifier: DecoderVerifier, prompts: list[Prompt], head: OpenedSpeculator) -> Iterator[Corner]:
     """Compare the logits of the draft head with its reference's, and the model's of guesses in a tree."""
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
-    opened = head, verifier.head_weights(head)
+    arrays = verifier.head_weights(head)
     shapes: Shapes = {"input_ids": (1, len(longest.ids))}
-    pairs = HEAD_PAIRS[head.spec.kind](verifier.decoder, verifier.reference.model, opened, longest.ids)
+    pairs = HEAD_PAIRS[head.spec.kind](verifier.decoder, verifier.reference.model, head, arrays, longest.ids)
     yield _corner("guesses of the head", shapes, pairs, verifier)
     if llm_options(verifier.config).tree_tokens is not None:
         pairs = tree_pairs(verifier.decoder, verifier.reference, longest.ids)
@@ -251,7 +251,7 @@ def _corner(
     return corner(name, shapes, compared, verifier.limits)
 
 
-def _perplexity(verifier: DecoderVerifier, path: Path, report: Listener) -> Perplexity:
+def _perplexity(verifier: DecoderVerifier, path: Path, report: Listener) -> PerplexityCheck:
     """Compare perplexity per token over windows of a text with transformers'."""
     ids = windows(path, verifier.opened, llm_options(verifier.config))
     ours, theirs = [], []
@@ -264,7 +264,7 @@ def _perplexity(verifier: DecoderVerifier, path: Path, report: Listener) -> Perp
     rounded = _ROUNDED_PERPLEXITY if verifier.rounds_activations else 0.0
     allowed = max(_MAX_PERPLEXITY_CHANGE[verifier.config.precision], rounded)
     tokens = sum(len(window) for window in ids)
-    return Perplexity(path.name, len(ids), tokens, mine, reference, change, allowed, change <= allowed)
+    return PerplexityCheck(path.name, len(ids), tokens, mine, reference, change, allowed, change <= allowed)
 
 
 def _layers(verifier: DecoderVerifier, prompt: Prompt, report: Listener) -> tuple[LayerError, ...]:

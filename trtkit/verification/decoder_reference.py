@@ -60,7 +60,7 @@ def _lengthen(model: Any, length: int) -> bool:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     is_long = False
-    for module in (each for each in model.modules() if getattr(each, "rope_type", None) == "longrope"):
+    for module in (part for part in model.modules() if getattr(part, "rope_type", None) == "longrope"):
         original = module.config.rope_parameters["original_max_position_embeddings"]
         if length > original:
             frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](module.config, "cpu", seq_len=length)

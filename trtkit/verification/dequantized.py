@@ -43,17 +43,17 @@ def _write(weights: Mapping[str, Any], folder: Path) -> None:
     """Write arrays as safetensors in shards of a GiB or so, quantized ones dequantized."""
     from safetensors.numpy import save_file
 
-    places: dict[str, str] = {}
+    file_names: dict[str, str] = {}
     held: dict[str, Array] = {}
     for name in weights:
         array = np.asarray(weights[name])
         held[name] = array if array.dtype.kind in "iub" else np.ascontiguousarray(array, np.float32)
-        if sum(each.nbytes for each in held.values()) > _SHARD_BYTES or len(places) + len(held) == len(weights):
-            file = f"model-{len(set(places.values())) + 1:05}.safetensors"
+        if sum(array.nbytes for array in held.values()) > _SHARD_BYTES or len(file_names) + len(held) == len(weights):
+            file = f"model-{len(set(file_names.values())) + 1:05}.safetensors"
             save_file(held, folder / file, metadata={"format": "pt"})
-            places |= dict.fromkeys(held, file)
+            file_names |= dict.fromkeys(held, file)
             held = {}
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_names}), encoding="utf-8")
 
 
 class _Replaced(Mapping[str, Any]):
@@ -84,7 +84,9 @@ def wrapped_folder(folder: Path, language: DecoderSource) -> Iterator[Path]:
     whole = Checkpoint(read_folder(folder)[0])
     inner = {name: inner_name(name) for name in whole}
     own_arrays = stack_experts(language.checkpoint, str(language.config["model_type"]))
-    names = {name: own for name, own in inner.items() if own is not None and own in own_arrays}
+    names = {
+        name: inner_name for name, inner_name in inner.items() if inner_name is not None and inner_name in own_arrays
+    }
     with folder_with(folder, _Replaced(whole, names, own_arrays)) as copy:
         yield copy
 

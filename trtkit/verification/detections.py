@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.runtime.tasks.boxes import Detections, Limits, corners, iou, probabilities, read_rows, suppress
+from trtkit.runtime.tasks.boxes import BoxLimits, Detections, corners, iou, probabilities, read_rows, suppress
 from trtkit.verification.rows import paired_rows
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ SCORE, MARGIN = 0.25, 0.05
 _SAME, _SUPPRESS = 0.5, 0.5
 """IoU of boxes that are the same object, and of those of one class that non-maximum suppression joins."""
 _MOST, _FEWEST_ANCHORS = 300, 50
-_LIMITS = Limits(SCORE - MARGIN, _SUPPRESS, _MOST)
+_LIMITS = BoxLimits(SCORE - MARGIN, _SUPPRESS, _MOST)
 
 
 def read_detections(outputs: Mapping[str, Array], layout: Layout) -> list[Detections]:
     """Return the detections of each image. layout: as `layout_of` the reference's outputs says."""
     arrays = [np.nan_to_num(np.asarray(value, np.float64)) for value in outputs.values()]
     if layout != "queries":
-        return [suppress(each, _LIMITS) for each in read_rows(arrays[0], layout)]
+        return [suppress(rows, _LIMITS) for rows in read_rows(arrays[0], layout)]
     boxes, logits = sorted(arrays, key=lambda array: array.shape[-1] != 4)
     return [_of_queries(*pair) for pair in zip(boxes, logits, strict=True)]
 

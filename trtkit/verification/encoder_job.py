@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.records import EncoderRecord
     from trtkit.jobs.events import Listener
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
     from trtkit.llm.encoded import EncoderPrompt
     from trtkit.llm.execution import DecoderNetwork
     from trtkit.verification.jobs import VerifyRequest
@@ -119,11 +119,16 @@ class EncoderVerifier:
         if self._record.audio is not None:
             audio = AudioPrompts(self._record, self._folder)
             named = heard_samples(audio, paths, self._record.audio.sampling_rate, vocab_size)
-            return [MediaSample(name, each.ids, each, audio.soft_tokens(each, self._encoder)) for name, each in named]
+            return [
+                MediaSample(name, prompt.ids, prompt, audio.soft_tokens(prompt, self._encoder))
+                for name, prompt in named
+            ]
         text, options = TextPrompts(self._record, self._folder), llm_options(self.config)
         room = options.model_copy(update={"max_sequence_length": self._record.length + 1})
-        named = text_samples(text, paths, (self._decoder.source, room), vocab_size)
-        return [MediaSample(name, each.ids, each, text.soft_tokens(each, self._encoder)) for name, each in named]
+        named = text_samples(text, paths, self._decoder.source, room, vocab_size)
+        return [
+            MediaSample(name, prompt.ids, prompt, text.soft_tokens(prompt, self._encoder)) for name, prompt in named
+        ]
 
     def encode(self, sample: MediaSample) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the encoder's keys and values of all layers, and the reference's: [rows, D] each."""
@@ -131,11 +136,11 @@ class EncoderVerifier:
 
         assert sample.soft is not None
         theirs, encoded = self.reference.encoded(sample.media), sample.soft.encoded
-        pairs = [each for name, each in encoded.items() if name != ENCODED_MASK]
-        places = len(theirs) // len(pairs)
-        return torch.cat([each[:, :places].transpose(0, 1).flatten(1) for each in pairs]), theirs
+        pairs = [array for name, array in encoded.items() if name != ENCODED_MASK]
+        length = len(theirs) // len(pairs)
+        return torch.cat([array[:, :length].transpose(0, 1).flatten(1) for array in pairs]), theirs
 
 
-def verify(request: VerifyRequest, context: Context) -> Report:
+def verify(request: VerifyRequest, context: JobContext) -> Report:
     """Compare the encoder's keys and values, logits, greedy tokens and, where asked, chunks."""
     return compare_media(EncoderVerifier(request, context.report), request, context)

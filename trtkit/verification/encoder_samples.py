@@ -30,11 +30,13 @@ def heard_samples(
 
 
 def text_samples(
-    prompts: TextPrompts, paths: Sequence[str], source: tuple[DecoderSource, LlmOptions], vocab_size: int
+    prompts: TextPrompts, paths: Sequence[str], source: DecoderSource, options: LlmOptions, vocab_size: int
 ) -> list[tuple[str, EncoderPrompt]]:
     """Return the lines of files, or trtkit's own prompts, by name. Raises SourceError, RequestError."""
-    texts = read_prompts(paths, *source)
-    return [(each.name, prompts.merge(_begun(prompts.ids(), each.name, vocab_size), each.ids)) for each in texts]
+    texts = read_prompts(paths, source, options)
+    return [
+        (sample.name, prompts.merge(_begun(prompts.ids(), sample.name, vocab_size), sample.ids)) for sample in texts
+    ]
 
 
 def _begun(first: Sequence[int], name: str, vocab_size: int) -> list[int]:

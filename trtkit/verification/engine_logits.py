@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trtkit.llm.execution import DecoderNetwork
     from trtkit.llm.soft_tokens import SoftTokens
     from trtkit.verification.jobs import VerifyRequest
-    from trtkit.verification.report import Limits
+    from trtkit.verification.report import ComparisonLimits
 
     Prompts = Iterable[tuple[Sequence[int], SoftTokens | None]]
 
@@ -37,7 +37,11 @@ _NEW_TOKENS = 4
 
 
 def compare_engine(
-    request: VerifyRequest, write: Callable[[], DecoderNetwork], prompts: Prompts, limits: Limits, report: Listener
+    request: VerifyRequest,
+    write: Callable[[], DecoderNetwork],
+    prompts: Prompts,
+    limits: ComparisonLimits,
+    report: Listener,
 ) -> EngineOutputs | None:
     """Compare the engine's logits with those of its own network; None if there is no engine or no GPU.
 
@@ -55,8 +59,8 @@ def compare_engine(
     ours, theirs = Stepper(engine), Stepper(ReferenceDecoder(network, 1))
     try:
         for ids, soft in prompts:
-            pairs = _logits((ours, theirs), ids, soft, engine.max_prefill_length)
-            comparisons += [compare_rows(own, other, limits) for own, other in pairs]
+            pairs = _logits(ours, theirs, ids, soft, engine.max_prefill_length)
+            comparisons += [compare_rows(ours, other, limits) for ours, other in pairs]
     finally:
         engine.close()
     compared = worst(comparisons)
@@ -70,15 +74,15 @@ def _engine(backend: Backend, request: VerifyRequest, network: DecoderNetwork, d
 
 
 def _logits(
-    steppers: tuple[Stepper, Stepper], ids: Sequence[int], soft: SoftTokens | None, most: int
+    ours: Stepper, theirs: Stepper, ids: Sequence[int], soft: SoftTokens | None, most: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield logits [S, V] of both, of each chunk of a prompt and each token after it."""
-    for stepper in steppers:
+    for stepper in (ours, theirs):
         stepper.reset(1, soft)
     chunks = [list(ids[part]) for part in pieces(len(ids), most, soft)]
     for _ in range(_NEW_TOKENS):
         for chunk in chunks:
-            ours, theirs = (stepper.step([chunk])[0].cpu() for stepper in steppers)
-            ours, theirs = (each.reshape(-1, each.shape[-1]) for each in (ours, theirs))
-            yield ours, theirs
-        chunks = [[int(theirs[-1].argmax())]]
+            both = [stepper.step([chunk])[0].cpu() for stepper in (ours, theirs)]
+            logits, expected = (rows.reshape(-1, rows.shape[-1]) for rows in both)
+            yield logits, expected
+        chunks = [[int(expected[-1].argmax())]]

@@ -146,7 +146,7 @@ def evaluate_bundle(
     """
     if request.text is None and not request.questions:
         raise RequestError("nothing to evaluate", "", "give a text for perplexity, or ask the questions")
-    models = [read_text_bundle(each) for each in (bundle, base) if each is not None]
+    models = [read_text_bundle(source) for source in (bundle, base) if source is not None]
     for model in models:
         if (encoder := model.bundle.manifest.encoder) is not None:
             what = f"{encoder.kind} cannot be evaluated on text or questions"
@@ -163,8 +163,8 @@ def evaluate_bundle(
 
 
 def _compared(base: Bundle | Path | str, models: Sequence[TextBundle]) -> Compared:
-    own, other = (model.bundle.engine_path().stat().st_size for model in models)
-    return Compared(str(base if isinstance(base, (str, Path)) else base.path), other, own)
+    own_bytes, other = (model.bundle.engine_path().stat().st_size for model in models)
+    return Compared(str(base if isinstance(base, (str, Path)) else base.path), other, own_bytes)
 
 
 def _same_windows(text: str, models: Sequence[TextBundle], request: EvaluationRequest) -> list[list[int]]:
@@ -209,7 +209,7 @@ def _ask(executions: Sequence[DecoderExecution], models: Sequence[TextBundle], r
     runner.report(Phase("questions"))
     pairs = zip(executions, models, strict=True)
     answers, *others = [ask(execution, _tokenizer(model)) for execution, model in pairs]
-    return Questions(tuple(answers), sum(each.is_right for each in others[0]) if others else None)
+    return Questions(tuple(answers), sum(answer.is_right for answer in others[0]) if others else None)
 
 
 def _measure(
@@ -222,11 +222,11 @@ def _measure(
         reads.append(read_window(executions, ids))
     seconds, tokens = time.monotonic() - started, sum(map(len, pieces))
     losses = zip(*(read.losses for read in reads), strict=True)
-    own, *others = [math.exp(sum(column) / len(pieces)) for column in losses]
+    ours, *others = [math.exp(sum(column) / len(pieces)) for column in losses]
     rate = len(executions) * tokens / seconds
-    perplexity = Perplexity(own, len(pieces), len(pieces[0]), tokens, seconds, rate)
+    perplexity = Perplexity(ours, len(pieces), len(pieces[0]), tokens, seconds, rate)
     if not others:
         return perplexity, None
     divergence = sum(read.divergence for read in reads) / len(reads)
     same = sum(read.same for read in reads) / len(reads)
-    return perplexity, Distance(others[0], own / others[0] - 1, divergence, same)
+    return perplexity, Distance(others[0], ours / others[0] - 1, divergence, same)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.runner import Runner
     from trtkit.verification.report import LayerError, Report
-    from trtkit.verification.verify import Request
+    from trtkit.verification.verify import VerifySettings
 
 
 # Each round keeps the nodes found so far and verifies again.
@@ -27,7 +27,7 @@ _MOST_ROUNDS = 5
 _NODES_A_ROUND = 4
 
 
-def repair(config: ModelConfig, report: Report, request: Request, runner: Runner) -> tuple[ModelConfig, Report]:
+def repair(config: ModelConfig, report: Report, request: VerifySettings, runner: Runner) -> tuple[ModelConfig, Report]:
     """Return a config with `keep_fp32` patterns that bring the network into tolerance, and its report.
 
     report: the failed one, with layers. Raises TrtkitError where no pattern tried does.

@@ -9,7 +9,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from trtkit.errors import GenerationError
 from trtkit.jobs.events import Progress, ignore
-from trtkit.verification.scoring import Continuation, Question, answer, answer_params, max_scored, score
+from trtkit.verification.scoring import Question, ScoredContinuation, answer, answer_params, max_scored, score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -77,31 +77,31 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(self, requests: Sequence[Instance], **_: object) -> list[float]:
         """Return the log-likelihood of each whole text, in windows that each token is in once."""
         windows = [self._windows(request.args[0]) for request in requests]
-        likelihoods = iter(self._scored([each for text in windows for each in text], "loglikelihood_rolling"))
+        likelihoods = iter(self._scored([window for text in windows for window in text], "loglikelihood_rolling"))
         return [sum(next(likelihoods)[0] for _ in text) for text in windows]
 
     def generate_until(self, requests: Sequence[Instance], **_: object) -> list[str]:
         """Return the answer to each prompt."""
         questions = [
-            Question(self.tok_encode(prompt), answer_params(keys, place))
-            for place, (prompt, keys) in enumerate(request.args for request in requests)
+            Question(self.tok_encode(prompt), answer_params(keys, index))
+            for index, (prompt, keys) in enumerate(request.args for request in requests)
         ]
         return answer(self._llm, questions, self._counted("generate_until", len(questions)))
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[object, list[int], list[int]]], **_: object
     ) -> list[tuple[float, bool]]:
-        return self._scored([Continuation(context, tokens) for _, context, tokens in requests], "loglikelihood")
+        return self._scored([ScoredContinuation(context, tokens) for _, context, tokens in requests], "loglikelihood")
 
-    def _scored(self, continuations: Sequence[Continuation], name: str) -> list[tuple[float, bool]]:
+    def _scored(self, continuations: Sequence[ScoredContinuation], name: str) -> list[tuple[float, bool]]:
         scored = score(self._llm, continuations, self._counted(name, len(continuations)))
-        return [(each.log, each.is_greedy) for each in scored]
+        return [(result.log, result.is_greedy) for result in scored]
 
-    def _windows(self, text: str) -> list[Continuation]:
+    def _windows(self, text: str) -> list[ScoredContinuation]:
         """Return a text in pieces, each token predicted once from as many as fit."""
         options = {"prefix_token": self.prefix_token_id, "max_seq_len": self.max_length, "context_len": 1}
         pieces = get_rolling_token_windows(token_list=self.tok_encode(text), **options)
-        return [Continuation(*make_disjoint_window(piece)) for piece in pieces]
+        return [ScoredContinuation(*make_disjoint_window(piece)) for piece in pieces]
 
     def _counted(self, name: str, total: int) -> Callable[[], None]:
         """Return what tells that one more request is done."""
@@ -117,7 +117,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
 def _end_of_text(words: Tokenizer) -> int:
     """Return the token that the tokenizer names, else the model's."""
-    own = words.hf.eos_token_id
-    if own is None and not words.eos_token_ids:
+    token_id = words.hf.eos_token_id
+    if token_id is None and not words.eos_token_ids:
         raise GenerationError("neither tokenizer nor model names a token that ends a text", "eos_token_id")
-    return int(words.eos_token_ids[0] if own is None else own)
+    return int(words.eos_token_ids[0] if token_id is None else token_id)

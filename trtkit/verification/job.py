@@ -26,12 +26,12 @@ _UNITS = "if only multiples of a stride work, add it to the profile, e.g. `multi
 
 if TYPE_CHECKING:
     from trtkit.jobs.events import Listener
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
     from trtkit.verification.jobs import VerifyRequest
-    from trtkit.verification.report import Agreement, Comparison, Limits
+    from trtkit.verification.report import Agreement, Comparison, ComparisonLimits
 
 
-def verify(request: VerifyRequest, context: Context) -> Report:
+def verify(request: VerifyRequest, context: JobContext) -> Report:
     """Compare outputs on samples and profile corners, parts, and every layer if requested."""
     verifier = Verifier(request, context.report)
     samples = verifier.samples(request.request.inputs)
@@ -110,7 +110,7 @@ def _compare_samples(
     return {name: _output(worst(items), spreads[name], verifier.limits) for name, items in comparisons.items()}, agreed
 
 
-def _output(compared: Comparison, spread: float | None, limits: Limits) -> Output:
+def _output(compared: Comparison, spread: float | None, limits: ComparisonLimits) -> Output:
     return Output(**vars(compared), passed=compared.is_within(limits), spread=spread)
 
 
@@ -120,8 +120,8 @@ def _corners(verifier: Verifier, real: Sample | None, report: Listener) -> list[
     aliases = {} if verifier.subject.onnx is None else aliases_of_file(verifier.subject.onnx)
     configured = with_first_names(verifier.config.profiles, aliases)
     shapes = list(corner_shapes(verifier.inputs, verifier.profiles, configured, options.random_shapes))
-    has_units = any(isinstance(each, DimRange) and each.multiple_of > 1
-                    for profile in configured for each in profile.values())  # fmt: skip
+    has_units = any(isinstance(dim, DimRange) and dim.multiple_of > 1
+                    for profile in configured for dim in profile.values())  # fmt: skip
     results = []
     for index, (name, inputs) in enumerate(shapes):
         report(Progress("profile corners", index, len(shapes)))
@@ -147,7 +147,7 @@ def _corner(verifier: Verifier, sample: Sample, shapes: Shapes) -> Corner:
     return corner(sample.name, shapes, worst(list(verifier.compared(ours, theirs).values())), verifier.limits)
 
 
-def corner(name: str, shapes: Shapes, compared: Comparison, limits: Limits) -> Corner:
+def corner(name: str, shapes: Shapes, compared: Comparison, limits: ComparisonLimits) -> Corner:
     """Return what a report has of a corner's comparison."""
     error, passed = compared.relative_rms_error, compared.is_within(limits)
     return Corner(name, shapes, passed, error, compared.worst_slice, compared.problem)

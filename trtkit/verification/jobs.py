@@ -14,7 +14,7 @@ from trtkit.verification.report import BundleNetworks, Report
 
 
 @dataclass(frozen=True)
-class Request:
+class VerifySettings:
     """What to verify on.
 
     inputs: files or folders, the config's own when empty; for an LLM, text files with a prompt a line; for one that
@@ -30,7 +30,7 @@ class Request:
     text: str | None = None
     trust_source: bool = False
 
-    def resolved(self) -> Request:
+    def resolved(self) -> VerifySettings:
         """Return the request with absolute paths."""
         inputs = tuple(path if "://" in path else str(Path(path).resolve()) for path in self.inputs)
         return replace(self, inputs=inputs, text=self.text and str(Path(self.text).resolve()))
@@ -53,7 +53,7 @@ class VerifyRequest:
 
     config: ModelConfig
     backend: str
-    request: Request
+    request: VerifySettings
     stages: tuple[PreparedStage, ...]
     profiles: tuple[ResolvedProfile, ...] = ()
     quantized: Path | None = None

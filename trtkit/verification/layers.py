@@ -57,14 +57,14 @@ def layer_errors(
     names = makers(layers)
     widen = "fp32" if any(name.dtype in {"fp16", "bf16"} for name in names.values()) else "fp64"
     wide = Executor(layers, Options(widen=widen))
-    own = Executor(layers)
+    executor = Executor(layers)
     sizes: dict[str, int] = {}
 
     def note(tensor: str, value: Any) -> None:
         if tensor in names and isinstance(value, torch.Tensor) and value.is_floating_point():
             sizes[tensor] = value.numel() * _WIDE_BYTES
 
-    own.run(inputs, on_tensor=note)
+    executor.run(inputs, on_tensor=note)
     wide_inputs, errors = widened(inputs, widen), dict[str, LayerError]()
     for group in passes(sizes, PASS_BYTES):
         others, kept = reference(group), wide.run(wide_inputs, keep=group)
@@ -73,7 +73,7 @@ def layer_errors(
             if tensor in group and tensor in kept:
                 errors[tensor] = measure(names[tensor], tensor, value, kept[tensor], others.get(tensor))
 
-        own.run(inputs, on_tensor=take)
+        executor.run(inputs, on_tensor=take)
     return [errors[tensor] for tensor in sizes if tensor in errors]
 
 
@@ -111,7 +111,7 @@ def widened(inputs: Mapping[str, Any], widen: str) -> dict[str, torch.Tensor]:
 
 def measure(name: LayerName, tensor: str, value: torch.Tensor, wide: torch.Tensor, reference: Any) -> LayerError:
     """Compare one tensor with its widened self."""
-    value, wide = (each.detach().to(torch.float64) for each in (value, wide))  # fp8 has few operations of its own
+    value, wide = (array.detach().to(torch.float64) for array in (value, wide))  # fp8 has few operations of its own
     magnitude = wide.abs()
     finite = magnitude[torch.isfinite(magnitude)]
     nonzero = finite[finite > 0]

@@ -12,10 +12,10 @@ from trtkit.verification.signal import spread
 if TYPE_CHECKING:
     import torch
 
-    from trtkit.verification.report import Limits
+    from trtkit.verification.report import ComparisonLimits
 
 
-def compare_rows(ours: torch.Tensor, theirs: torch.Tensor, limits: Limits) -> Comparison:
+def compare_rows(ours: torch.Tensor, theirs: torch.Tensor, limits: ComparisonLimits) -> Comparison:
     """Compare rows [S, V] of one prompt: a position is a slice of axis 1, as after a batch of 1."""
     return compare(to_array(ours.float())[None], to_array(theirs.float())[None], limits.floor)
 
@@ -23,7 +23,7 @@ def compare_rows(ours: torch.Tensor, theirs: torch.Tensor, limits: Limits) -> Co
 class LogitsCompared:
     """The comparisons of all prompts so far."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ComparisonLimits) -> None:
         self._limits, self._comparisons, self._spreads = limits, list[Comparison](), list[float]()
 
     def add(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from trtkit.backends import Backend
     from trtkit.config.schema import ModelConfig
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
     from trtkit.llm.execution import DecoderNetwork
     from trtkit.llm.soft_tokens import SoftTokens
     from trtkit.runtime.text import Tokenizer
     from trtkit.verification.jobs import VerifyRequest
-    from trtkit.verification.report import Limits
+    from trtkit.verification.report import ComparisonLimits
     from trtkit.verification.stepper import Stepper
 
 Media = Any
@@ -69,7 +69,7 @@ class MediaVerifier(Protocol):
     backend: Backend
     stepper: Stepper
     tokenizer: Tokenizer | None
-    limits: Limits
+    limits: ComparisonLimits
     rounding: float
     encoded: str
 
@@ -91,7 +91,7 @@ class MediaVerifier(Protocol):
         ...
 
 
-def compare_media(verifier: MediaVerifier, request: VerifyRequest, context: Context) -> Report:
+def compare_media(verifier: MediaVerifier, request: VerifyRequest, context: JobContext) -> Report:
     """Compare what the first network gives, logits, greedy tokens and, where asked, chunks."""
     limits, samples = verifier.limits, verifier.samples(request.request.inputs)
     context.report(Phase(f"compare {verifier.encoded.replace('_', ' ')} and logits"))

@@ -73,9 +73,9 @@ def read_window(executions: Sequence[DecoderExecution], ids: Sequence[int]) -> W
         for model, rows in enumerate(logs):
             losses[model] -= float(rows[: len(following)].gather(1, index).sum())
         if len(logs) > 1:
-            own, base = logs
-            divergence += float((base.exp() * (base - own)).sum())
-            same += float((own.argmax(-1) == base.argmax(-1)).sum())
+            ours, base = logs
+            divergence += float((base.exp() * (base - ours)).sum())
+            same += float((ours.argmax(-1) == base.argmax(-1)).sum())
     mean = [loss / (len(ids) - 1) for loss in losses]
     return WindowRead(mean, divergence / len(ids), same / len(ids)) if len(executions) > 1 else WindowRead(mean)
 

@@ -15,7 +15,7 @@ from trtkit.network.onnx.quantize import likely_method
 from trtkit.quantization.vision.data import read_calibration
 from trtkit.quantization_methods import METHODS, tolerance_of
 from trtkit.sources import package_file
-from trtkit.verification.references import Origin, source_reference, unusable
+from trtkit.verification.references import NetworkOrigin, source_reference, unusable
 from trtkit.verification.report import QuantizationLoss
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from trtkit.config.schema import ModelConfig
     from trtkit.inputs.samples import Sample
-    from trtkit.network.onnx.io import TensorSpec
+    from trtkit.network.onnx.io import OnnxTensorSpec
     from trtkit.quantization.by_part.choice import HybridQuantization
     from trtkit.verification.references import Reference
     from trtkit.verification.report import Comparison
@@ -67,7 +67,7 @@ def quantized_source(config: ModelConfig, graph: onnx.ModelProto, *, trusts_sour
         options = QuantizeOptions.model_validate({"method": method}) if METHODS[method].rounds_inputs else None
         return QuantizedSource(config.model_copy(update={"quantize": options}))
     known = config.model_copy(update={"quantize": noted.config.quantize})
-    origin = Origin(_path(config), (), noted.digests, trusts_source)
+    origin = NetworkOrigin(_path(config), (), noted.digests, trusts_source)
     problem, _ = unusable(noted.config.source, origin)
     if problem:
         return QuantizedSource(known, float_problem=f"; not compared with the float model: {problem}")
@@ -93,7 +93,7 @@ class StoredReference:
 
 
 def stored_reference(
-    config: ModelConfig, quantized: ModelConfig, tolerance: float, origin: Origin
+    config: ModelConfig, quantized: ModelConfig, tolerance: float, origin: NetworkOrigin
 ) -> StoredReference | None:
     """Return the quantized file of a config as a reference; None if it has changed or is gone.
 
@@ -130,7 +130,7 @@ def hybrid_tolerance(config: ModelConfig, quantization: HybridQuantization | Non
     """Return what quantizing a hybrid may cost on top of its written parts' rounded weights, as in the reference."""
     if quantization is None or config.verify.max_relative_rms_error is not None:
         return 0.0
-    parsed = [each.options.method for each in quantization.choices.values() if isinstance(each.part, OnnxPart)]
+    parsed = [choice.options.method for choice in quantization.choices.values() if isinstance(choice.part, OnnxPart)]
     rounded = [method for method in quantization.layers.values() if METHODS[method].rounds_inputs]
     return max(map(tolerance_of, [*parsed, *rounded]), default=0.0)
 
@@ -146,6 +146,6 @@ def has_calibration(config: ModelConfig) -> bool:
     return True
 
 
-def calibration_samples(config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[Sample]:
+def calibration_samples(config: ModelConfig, inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
     """Return the samples that a model was quantized on, none if it was not or they are gone. Raises TrtkitError."""
     return read_calibration(config, inputs) if has_calibration(config) else []

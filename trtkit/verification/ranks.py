@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trtkit.llm.execution import ReferenceDecoder, decoder_network
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.network.decoder import NEXT_HIDDEN_STATES
-from trtkit.reference import Executor, Group, Options
+from trtkit.reference import Executor, Options, ThreadGroup
 from trtkit.verification.layers import makers, measure, widened
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ class RankNetworks:
 
     def members(self) -> list[Rank]:
         """Return every rank's place in its stage: threads of this process."""
-        groups = [Group(self.grid.stage_ranks) for _ in range(self.grid.pipeline)]
-        places = (divmod(rank, self.grid.stage_ranks) for rank in range(self.grid.ranks))
-        return [groups[stage].member(number) for stage, number in places]
+        groups = [ThreadGroup(self.grid.stage_ranks) for _ in range(self.grid.pipeline)]
+        positions = (divmod(rank, self.grid.stage_ranks) for rank in range(self.grid.ranks))
+        return [groups[stage].member(number) for stage, number in positions]
 
     def stages(self) -> Iterator[range]:
         """Yield the ranks of each stage."""
@@ -125,8 +125,8 @@ def _rank_tensors(ranks: RankNetworks) -> list[str]:
 def _counterpart(name: str, names: Mapping[str, LayerName]) -> str:
     """Return what one rank's network calls the same tensor; empty if it has none."""
     summed = name.removesuffix(_REDUCED)
-    own = [f"{summed}/matmul", f"{summed.rpartition('/')[0]}/gather"] if name.endswith(_REDUCED) else [name]
-    return next((each for each in own if each in names), "")
+    candidates = [f"{summed}/matmul", f"{summed.rpartition('/')[0]}/gather"] if name.endswith(_REDUCED) else [name]
+    return next((candidate for candidate in candidates if candidate in names), "")
 
 
 def _values(ranks: RankNetworks, call: Call, wanted: Sequence[str]) -> Iterator[dict[str, torch.Tensor]]:
@@ -135,6 +135,6 @@ def _values(ranks: RankNetworks, call: Call, wanted: Sequence[str]) -> Iterator[
     for stage in ranks.stages():
         decoders = [decoder.decoders[rank] for rank in stage]
         with ThreadPoolExecutor(len(decoders)) as pool:
-            results = list(pool.map(lambda each, call=call: each.tensors(call, set(wanted)), decoders))
+            results = list(pool.map(lambda decoder, call=call: decoder.tensors(call, set(wanted)), decoders))
         yield from ({name: values[name] for name in wanted if name in values} for values in results)
         call = replace(call, hidden=results[0].get(NEXT_HIDDEN_STATES))

@@ -110,7 +110,7 @@ class TorchReference:
 
 
 @dataclass(frozen=True)
-class Origin:
+class NetworkOrigin:
     """What a network was made from.
 
     onnx: the network's own ONNX file, the reference of last resort. outputs: the network's, in order.
@@ -126,7 +126,7 @@ class Origin:
     are_inside: bool = False
 
 
-def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -> Reference:
+def choose_reference(config: ModelConfig, against: str | None, origin: NetworkOrigin) -> Reference:
     """Return the model's reference: by default what the source itself runs in.
 
     against: "onnxruntime" or "torch", or None for the default. A source that is gone or is another one than the
@@ -140,8 +140,8 @@ def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -
     if reason and against == "torch":
         raise SourceError(reason, "--against torch", fix)
     if reason or (against == "onnxruntime" and source.onnx is None):
-        own = "ONNX Runtime on the network's own ONNX file"
-        description = f"{own}; {reason}" if reason else own
+        usual = "ONNX Runtime on the network's own ONNX file"
+        description = f"{usual}; {reason}" if reason else usual
         inside = origin.outputs if origin.are_inside else ()
         return OnnxRuntimeReference(origin.onnx, description, _other(config), inside=inside)
     if source.onnx is not None:
@@ -159,7 +159,7 @@ def source_reference(config: ModelConfig) -> OnnxRuntimeReference:
     return OnnxRuntimeReference(path, f"ONNX Runtime on {path.name}", _other(config), fixed_inputs=config.fixed_inputs)
 
 
-def unusable(source: Source, origin: Origin) -> tuple[str, str]:
+def unusable(source: Source, origin: NetworkOrigin) -> tuple[str, str]:
     """Return why the source is not a reference and what to do about it, empty if it is one."""
     if source.torch is not None and not origin.trusts_source:
         return factory_withheld(source.torch.factory), TRUST_FIX

@@ -25,7 +25,7 @@ class Check(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ComparisonLimits:
     """What a comparison may show.
 
     tolerance: the relative RMS error of an output. slices: that of its worst slice. floor: see `slices.worst_slice`.
@@ -65,7 +65,7 @@ class Comparison:
     equal_nans: int = 0
     values: int = 0
 
-    def is_within(self, limits: Limits) -> bool:
+    def is_within(self, limits: ComparisonLimits) -> bool:
         """Whether the whole and its worst slice are near enough."""
         slices = 0.0 if self.worst_slice is None else self.worst_slice.relative_rms_error
         return self.relative_rms_error <= limits.tolerance and slices <= limits.slices
@@ -178,7 +178,7 @@ class QuantizationLoss:
 
 
 @dataclass(frozen=True)
-class Perplexity:
+class PerplexityCheck:
     """Perplexity per token of a text, ours and the reference's. allowed: the largest relative change that passes."""
 
     text: str
@@ -297,7 +297,7 @@ class Report:
     engine: EngineOutputs | None = None
     batch_rows: BatchRows | None = None
     top_1_agreement: float | None = None
-    perplexity: Perplexity | None = None
+    perplexity: PerplexityCheck | None = None
     layers: tuple[LayerError, ...] = ()
     unreal: str = ""
     layers_problem: str = ""

@@ -79,13 +79,15 @@ def _round_experts(model: Any, matrices: Mapping[re.Match[str], QuantizedMatrix]
             )
         experts = joined[number]
         array = getattr(experts.module, "down_proj" if match["down"] else experts.first)
-        own = by_module.setdefault(number, {})
-        other = own.setdefault(array[int(match["expert"])].data_ptr(), matrix)
+        by_pointer = by_module.setdefault(number, {})
+        other = by_pointer.setdefault(array[int(match["expert"])].data_ptr(), matrix)
         if other.inputs != matrix.inputs or not _is_same(other.input_factors, matrix.input_factors):
             raise SourceError("gate and up of one expert round their inputs in two ways", match[0])
-    for number, own in by_module.items():
+    for number, by_pointer in by_module.items():
         module = joined[number].module
-        module.forward = _rounding_forward(module.forward, {place: _rounding(each) for place, each in own.items()})
+        module.forward = _rounding_forward(
+            module.forward, {pointer: _rounding(matrix) for pointer, matrix in by_pointer.items()}
+        )
 
 
 def _is_same(first: Array | None, second: Array | None) -> bool:
@@ -96,8 +98,8 @@ def _rounding_forward(forward: _Forward, rounding: Mapping[int, _Rounding]) -> _
     """Return a module's forward that rounds what is multiplied by some matrices. rounding: by their memory."""
 
     def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        own = rounding.get(weight.data_ptr())
-        return _LINEAR(x if own is None else own(x), weight, bias)
+        round_input = rounding.get(weight.data_ptr())
+        return _LINEAR(x if round_input is None else round_input(x), weight, bias)
 
     def run(*arguments: object, **named: object) -> object:
         with mock.patch.object(torch.nn.functional, "linear", linear):

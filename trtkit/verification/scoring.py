@@ -25,7 +25,7 @@ _SCORED = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, ignore_
 
 
 @dataclass(frozen=True)
-class Continuation:
+class ScoredContinuation:
     """Tokens to score after a context of at least one token."""
 
     context: Sequence[int]
@@ -57,46 +57,53 @@ def _length(llm: LLM) -> int:
     return llm.frontend.text.max_length
 
 
-def score(llm: LLM, continuations: Sequence[Continuation], done: Done = lambda: None) -> list[Likelihood]:
+def score(llm: LLM, continuations: Sequence[ScoredContinuation], done: Done = lambda: None) -> list[Likelihood]:
     """Return the likelihood of each continuation. Contexts that are too long lose their beginning.
 
     done: called as each is known. Raises RequestError for a continuation that is empty or longer than a slot holds,
     and for an engine without logits of every token.
     """
-    for place, each in enumerate(continuations):
-        if not each.context or not 1 <= len(each.tokens) < _length(llm):
-            what = f"{len(each.tokens)} tokens after {len(each.context)}; a slot holds {_length(llm)}"
-            raise RequestError(what, f"continuation {place}", "build with a larger `llm.max_sequence_length`")
-    prompts = [{"prompt_token_ids": [*each.context, *each.tokens][-_length(llm) :]} for each in continuations]
+    for index, continuation in enumerate(continuations):
+        if not continuation.context or not 1 <= len(continuation.tokens) < _length(llm):
+            what = f"{len(continuation.tokens)} tokens after {len(continuation.context)}; a slot holds {_length(llm)}"
+            raise RequestError(what, f"continuation {index}", "build with a larger `llm.max_sequence_length`")
+    prompts = [
+        {"prompt_token_ids": [*continuation.context, *continuation.tokens][-_length(llm) :]}
+        for continuation in continuations
+    ]
     likelihoods = []
     outputs = llm.generate(prompts, _SCORED, lambda _: done()) if prompts else []
-    for each, output in zip(continuations, outputs, strict=True):
-        own = (output.prompt_logprobs or ())[-len(each.tokens) :]
-        if len(own) != len(each.tokens):
-            raise GenerationError(f"{len(own)} likelihoods of {len(each.tokens)} tokens", output.request_id)
-        likelihoods.append(Likelihood(sum(token.logprob for token in own), all(token.rank == 1 for token in own)))
+    for continuation, output in zip(continuations, outputs, strict=True):
+        logprobs = (output.prompt_logprobs or ())[-len(continuation.tokens) :]
+        if len(logprobs) != len(continuation.tokens):
+            raise GenerationError(
+                f"{len(logprobs)} likelihoods of {len(continuation.tokens)} tokens", output.request_id
+            )
+        likelihoods.append(
+            Likelihood(sum(token.logprob for token in logprobs), all(token.rank == 1 for token in logprobs))
+        )
     return likelihoods
 
 
 def answer(llm: LLM, questions: Sequence[Question], done: Done = lambda: None) -> list[str]:
     """Return the answer to each question. Prompts that leave no room for it lose their beginning."""
     prompts = []
-    for place, each in enumerate(questions):
-        room = max_scored(llm) - each.params.max_tokens  # as the harness counts
+    for index, question in enumerate(questions):
+        room = max_scored(llm) - question.params.max_tokens  # as the harness counts
         if room < 1:
-            what = f"{each.params.max_tokens} new tokens; a slot holds {_length(llm)}"
-            raise RequestError(what, f"question {place}", "build with a larger `llm.max_sequence_length`")
-        prompts.append({"prompt_token_ids": list(each.prompt[-room:])})
-    params = [each.params for each in questions]
+            what = f"{question.params.max_tokens} new tokens; a slot holds {_length(llm)}"
+            raise RequestError(what, f"question {index}", "build with a larger `llm.max_sequence_length`")
+        prompts.append({"prompt_token_ids": list(question.prompt[-room:])})
+    params = [question.params for question in questions]
     outputs = llm.generate(prompts, params, lambda _: done()) if prompts else []
-    failed = next((each for each in outputs if each.outputs[0].finish_reason == "error"), None)
+    failed = next((output for output in outputs if output.outputs[0].finish_reason == "error"), None)
     if failed is not None:
         raise GenerationError(str(failed.outputs[0].stop_reason), failed.request_id)
     return [output.outputs[0].text for output in outputs]
 
 
-def answer_params(keys: Mapping[str, object], place: int) -> SamplingParams:
-    """Return how a task's `generation_kwargs` draw an answer: greedy unless they sample. place: seeds what is drawn.
+def answer_params(keys: Mapping[str, object], seed: int) -> SamplingParams:
+    """Return how a task's `generation_kwargs` draw an answer: greedy unless they sample. seed: of what is drawn.
 
     Raises RequestError for keys that trtkit does not know.
     """
@@ -112,5 +119,5 @@ def answer_params(keys: Mapping[str, object], place: int) -> SamplingParams:
     values: dict[str, object] = {name: keys[name] for name in _FILTERS if keys.get(name) is not None}
     values["temperature"] = (1.0 if temperature is None else temperature) if is_sampled else 0.0
     return SamplingParams.from_mapping(
-        {**values, "max_tokens": length, "stop": [word for word in words if word], "seed": place}
+        {**values, "max_tokens": length, "stop": [word for word in words if word], "seed": seed}
     )

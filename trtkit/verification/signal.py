@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trtkit.arrays import Array
-    from trtkit.verification.report import Limits, Output
+    from trtkit.verification.report import ComparisonLimits, Output
 
 
 # An error of this share of the movement is not plainly below it.
@@ -32,7 +32,7 @@ def spread(answers: Sequence[Array]) -> float | None:
     return max(float(np.linalg.norm(answer - mean)) for answer in alike) / (norm or 1.0)
 
 
-def hollow_outputs(outputs: Mapping[str, Output], limits: Limits) -> tuple[str, ...]:
+def hollow_outputs(outputs: Mapping[str, Output], limits: ComparisonLimits) -> tuple[str, ...]:
     """Return outputs whose pass is inconclusive: one that never moved would pass too, and the error is not smaller.
 
     An output of nothing but NaN is one too.

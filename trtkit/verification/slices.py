@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.verification.report import Limits, WorstSlice
+from trtkit.verification.report import ComparisonLimits, WorstSlice
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array
@@ -23,10 +23,10 @@ _LEAST_FLOOR, _MOST_FLOOR = 1e-4, 0.03
 _MAP_FLOOR = 0.1
 
 
-def limits_of(tolerance: float, slices: float | None = None) -> Limits:
+def limits_of(tolerance: float, slices: float | None = None) -> ComparisonLimits:
     """Return the limits that go with an output's tolerance. slices: the config's own, if it has one."""
     usual = min(max(_TIMES * tolerance, _LEAST), _MOST)
-    return Limits(tolerance, usual if slices is None else slices, floor_of(tolerance))
+    return ComparisonLimits(tolerance, usual if slices is None else slices, floor_of(tolerance))
 
 
 def floor_of(tolerance: float) -> float:
@@ -44,16 +44,16 @@ def worst_slice(error: Array, reference: Array, floor: float) -> WorstSlice | No
     """
     if reference.ndim < 2 or reference.size == 0:
         return None
-    squares, own = error**2, reference**2
-    whole = math.sqrt(own.mean())
+    squares, power = error**2, reference**2
+    whole = math.sqrt(power.mean())
     slices = []
     for axis in range(1, reference.ndim):
         others = tuple(other for other in range(reference.ndim) if other != axis)
         count = reference.size // reference.shape[axis]
         stated = _MAP_FLOOR * whole if reference.ndim == 4 and axis > 1 else floor * min(whole, 1.0)
         least = max(stated, 4 * whole / (1 + (count / 4) ** 2))
-        scales = np.maximum(np.sqrt(own.mean(others)), least or 1.0)
+        scales = np.maximum(np.sqrt(power.mean(others)), least or 1.0)
         errors = np.sqrt(squares.mean(others)) / scales
         index = int(errors.argmax())
         slices.append(WorstSlice(axis, index, float(errors[index])))
-    return max(slices, key=lambda each: each.relative_rms_error)
+    return max(slices, key=lambda part: part.relative_rms_error)

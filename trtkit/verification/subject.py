@@ -22,7 +22,7 @@ from trtkit.verification.quantized import (
     quantized_tolerance,
     stored_reference,
 )
-from trtkit.verification.references import Origin, choose_reference, unusable
+from trtkit.verification.references import NetworkOrigin, choose_reference, unusable
 from trtkit.verification.suppression import RowsExecution, before_nms
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trtkit.builder.hybrids import OpenedHybrid
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.events import Listener
-    from trtkit.network.onnx.io import TensorSpec
+    from trtkit.network.onnx.io import OnnxTensorSpec
     from trtkit.runtime.stages import StagesExecution
     from trtkit.verification.jobs import VerifyRequest
     from trtkit.verification.quantized import QuantizedSource, StoredReference
@@ -55,7 +55,7 @@ class Subject:
     """
 
     config: ModelConfig
-    inputs: Sequence[TensorSpec]
+    inputs: Sequence[OnnxTensorSpec]
     execution: StagesExecution
     reference: Reference
     tolerance: float
@@ -97,7 +97,7 @@ def _one_file(request: VerifyRequest, backend: Backend, report: Listener) -> Sub
     if config.engine_nms is not None:
         execution, config = before_nms(execution, graph, config.engine_nms), config.with_host_nms()
     report(Phase("load reference"))
-    origin = Origin(
+    origin = NetworkOrigin(
         onnx.path,
         list(execution.output_names),
         request.digests,
@@ -120,7 +120,7 @@ def _one_file(request: VerifyRequest, backend: Backend, report: Listener) -> Sub
 
 
 def _references(
-    request: VerifyRequest, config: ModelConfig, quantized: QuantizedSource | None, origin: Origin
+    request: VerifyRequest, config: ModelConfig, quantized: QuantizedSource | None, origin: NetworkOrigin
 ) -> tuple[Reference, StoredReference | None]:
     """Return the reference, and the quantized file itself if the reference is the float model it was made from."""
     against = request.request.against
@@ -132,7 +132,7 @@ def _references(
     return choose_reference(quantized.float_config, against, replace(origin, digests=quantized.digests)), stored
 
 
-def _source_precision(config: ModelConfig, origin: Origin) -> str:
+def _source_precision(config: ModelConfig, origin: NetworkOrigin) -> str:
     """Return the type that an ONNX source itself rounds to, if it is coarser than the config's; empty if not."""
     if config.source.onnx is None or unusable(config.source, origin)[0]:
         return ""

@@ -53,8 +53,8 @@ class RowsExecution(StagesExecution):
 
     def summary(self) -> Suppression:
         """Return the checks of all runs."""
-        problems = [each.problem for each in self.selections if each.problem]
-        boxes = sum(each.boxes for each in self.selections)
+        problems = [selection.problem for selection in self.selections if selection.problem]
+        boxes = sum(selection.boxes for selection in self.selections)
         return Suppression(boxes, len(self.selections), not problems, problems[0] if problems else "")
 
 
@@ -80,21 +80,21 @@ def check_selection(rows: Array, outputs: Arrays, options: Boxes) -> Suppression
     if len(selected) != len(candidates):
         return Suppression(0, 1, False, f"{len(selected)} images selected of {len(candidates)}")
     problems = [_replay(*pair, options, rounding) for pair in zip(candidates, selected, strict=True)]
-    problem = next((f"image {image}, {each}" for image, each in enumerate(problems) if each), "")
-    return Suppression(sum(len(each.scores) for each in selected), 1, not problem, problem)
+    problem = next((f"image {image}, {text}" for image, text in enumerate(problems) if text), "")
+    return Suppression(sum(len(selection.scores) for selection in selected), 1, not problem, problem)
 
 
 def _replay(rows: Detections, selected: Detections, options: Boxes, rounding: float) -> str:
     """Return the first box that is not the best one left, empty if all are. Of equal scores any may come first."""
     left = rows.scores >= options.min_score
-    for place, (box, score, kind) in enumerate(zip(selected.boxes, selected.scores, selected.classes, strict=True)):
+    for index, (box, score, kind) in enumerate(zip(selected.boxes, selected.scores, selected.classes, strict=True)):
         is_best = left & (rows.scores >= rows.scores[left].max(initial=0) * (1 - 1e-6))
         is_alike = (rows.classes == kind) & np.isclose(rows.scores, score, rounding, rounding)
         row = _first(is_best & is_alike & np.isclose(rows.boxes, box, rounding, rounding).all(-1))
         if row is None:
             best = _first(is_best)
             expected = "no box" if best is None else _described(rows, best)
-            return f"box {place}: {_described(selected, place)} was selected; {expected} comes next"
+            return f"box {index}: {_described(selected, index)} was selected; {expected} comes next"
         left &= (rows.classes != kind) | (iou(rows.boxes[row], rows.boxes) <= options.max_iou)
         left[row] = False
     row = _first(left) if len(selected.scores) < options.max_boxes else None
@@ -102,8 +102,8 @@ def _replay(rows: Detections, selected: Detections, options: Boxes, rounding: fl
 
 
 def _first(mask: Array) -> int | None:
-    places = np.flatnonzero(mask)
-    return int(places[0]) if len(places) else None
+    indices = np.flatnonzero(mask)
+    return int(indices[0]) if len(indices) else None
 
 
 def _described(detections: Detections, row: int) -> str:
@@ -123,10 +123,10 @@ def matched(ours: Arrays, theirs: Arrays, tolerance: float) -> tuple[Arrays, Arr
         for mine, its in _pairs(one, other)
     ]
     near = [(a, b) for a, b in pairs if np.linalg.norm(a - b) <= _FAR * tolerance * np.linalg.norm(b)]
-    total = sum(len(each.scores) for side in sides for each in side)
+    total = sum(len(selection.scores) for side in sides for selection in side)
     tables = [np.array([pair[side] for pair in near]).reshape(-1, 5) for side in (0, 1)]
-    own, other = ({NMS_OUTPUTS[1]: each[:, :4], NMS_OUTPUTS[2]: each[:, 4]} for each in tables)
-    return own, other, 1 - 2 * len(near) / total if total else 0.0
+    own_outputs, other = ({NMS_OUTPUTS[1]: table[:, :4], NMS_OUTPUTS[2]: table[:, 4]} for table in tables)
+    return own_outputs, other, 1 - 2 * len(near) / total if total else 0.0
 
 
 def _numbers(detections: Detections, row: int) -> Array:

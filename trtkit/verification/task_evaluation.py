@@ -70,7 +70,9 @@ class TaskEvaluation:
 
     def __str__(self) -> str:
         """Return the figures, one on each line."""
-        figures = (f"{each.task} {each.metric} ({each.filter}): {each.value:.4f}" for each in self.measures)
+        figures = (
+            f"{measure.task} {measure.metric} ({measure.filter}): {measure.value:.4f}" for measure in self.measures
+        )
         return "\n".join([f"runtime: {self.runtime}", *figures])
 
 

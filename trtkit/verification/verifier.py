@@ -121,7 +121,7 @@ class Verifier:
         opened = self.subject.opened
         left_out = () if opened is None or self.is_exact else opened.spec.ranked
         ours, theirs = (
-            {name: value for name, value in each.items() if name not in left_out} for each in (ours, theirs)
+            {name: value for name, value in side.items() if name not in left_out} for side in (ours, theirs)
         )
         return ours, theirs
 
@@ -211,17 +211,17 @@ class Verifier:
         """Compare each output of the engine with the reference executor's; of NMS, the boxes that both selected."""
         theirs, ours = self.execution.run(sample.inputs), engine.run(sample.inputs)
         if not isinstance(self.execution, RowsExecution):
-            own, other = ({name: to_array(value) for name, value in side.items()} for side in (ours, theirs))
-            return self.compared(*self._counted(own, other))
+            own_outputs, other = ({name: to_array(value) for name, value in side.items()} for side in (ours, theirs))
+            return self.compared(*self._counted(own_outputs, other))
         mine, its = (
             {name: to_array(value) for name, value in side.items()} for side in (ours, self.execution.selected)
         )
-        own, other, unshared = matched(mine, its, self.limits.tolerance)
+        own_outputs, other, unshared = matched(mine, its, self.limits.tolerance)
         allowed = 0.0 if self.is_exact else self.config.verify.max_unpaired_rows
         if unshared > allowed:
             problem = f"{unshared:.1%} of the boxes are not the other side's; {allowed:.1%} allowed"
-            return {name: Comparison(math.inf, math.inf, math.inf, 0.0, problem) for name in own}
-        return self.compared(own, other)
+            return {name: Comparison(math.inf, math.inf, math.inf, 0.0, problem) for name in own_outputs}
+        return self.compared(own_outputs, other)
 
     def layer_errors(self, sample: Sample) -> list[LayerError]:
         """Measure every tensor of every stage on a sample."""

@@ -27,8 +27,8 @@ from trtkit.verification.jobs import (
     VERIFY_IMAGES,
     VERIFY_TEXT,
     NetworksRequest,
-    Request,
     VerifyRequest,
+    VerifySettings,
 )
 from trtkit.verification.report import Report
 from trtkit.verification.verdict import verdict as verdict_of
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from trtkit.jobs.events import Event
     from trtkit.jobs.job import Job
     from trtkit.jobs.runner import Runner
-    from trtkit.models.model import Model
+    from trtkit.models.model import StagedModel
 
-__all__ = ["Request", "run_job", "verify_bundle", "verify_config"]
+__all__ = ["VerifySettings", "run_job", "verify_bundle", "verify_config"]
 
 
-def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Report:
+def verify_config(config: ModelConfig, request: VerifySettings, runner: Runner) -> Report:
     """Make and verify the network of `config` without building it."""
     _check(request, resolve(config))
     inputs = gather_inputs(config, runner)
@@ -65,7 +65,7 @@ def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Repo
         return run_job(job_request, runner)
 
 
-def verify_bundle(bundle: Bundle, request: Request, runner: Runner) -> Report:
+def verify_bundle(bundle: Bundle, request: VerifySettings, runner: Runner) -> Report:
     """Verify the network that a bundle's engine was built from, and note the result in its manifest.
 
     Raises BundleError if a file is not the one that was built, an LLM's or a hybrid's weights among them.
@@ -97,7 +97,7 @@ def verify_bundle(bundle: Bundle, request: Request, runner: Runner) -> Report:
 def with_networks(report: Report, bundle: Bundle, runner: Runner) -> Report:
     """Return the report with the comparison of the bundle's own networks; it passes only if they are equal."""
     networks = runner.run(COMPARE_NETWORKS, NetworksRequest(bundle.path)).networks
-    return replace(report, networks=networks, passed=report.passed and all(each.passed for each in networks))
+    return replace(report, networks=networks, passed=report.passed and all(network.passed for network in networks))
 
 
 def run_job(request: VerifyRequest, runner: Runner) -> Report:
@@ -128,7 +128,7 @@ def _job(request: VerifyRequest) -> Job[VerifyRequest, Report]:
     return VERIFY_TEXT if request.images is None else VERIFY_IMAGES
 
 
-def _check(request: Request, model: Model) -> None:
+def _check(request: VerifySettings, model: StagedModel) -> None:
     """Refuse what a model cannot be verified by, inputs that cannot be read among it. Raises SourceError."""
     if request.text is not None and (model.interface == "arrays" or model.takes_images or model.has_encoder):
         raise SourceError("perplexity applies to language models only", "--text", "leave it out")

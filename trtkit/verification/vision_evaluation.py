@@ -17,7 +17,7 @@ from trtkit.inputs.samples import IMAGES
 from trtkit.jobs.events import Phase, Progress
 from trtkit.runtime.model import open_model
 from trtkit.runtime.predict import Predictor, open_predictor
-from trtkit.runtime.tasks.answers import Boxes, Classes, Text
+from trtkit.runtime.tasks.answers import Classes, DetectedBoxes, Text
 from trtkit.runtime.tasks.reader import class_count
 
 if TYPE_CHECKING:
@@ -160,12 +160,16 @@ def _boxes(predictor: Predictor, request: VisionRequest, runner: Runner) -> tupl
     detections = []
     answers = _answers(_all_scores(predictor), [file for _, file in images], runner)
     for (image, _), answer in zip(images, answers, strict=True):
-        assert isinstance(answer, Boxes)
+        assert isinstance(answer, DetectedBoxes)
         for box in answer.boxes:
             if box.class_id in categories:
                 x1, y1, x2, y2 = box.corners
-                place = {"image_id": image, "category_id": categories[box.class_id], "bbox": [x1, y1, x2 - x1, y2 - y1]}
-                detections.append({**place, "score": box.score})
+                fields = {
+                    "image_id": image,
+                    "category_id": categories[box.class_id],
+                    "bbox": [x1, y1, x2 - x1, y2 - y1],
+                }
+                detections.append({**fields, "score": box.score})
     names = ("mAP 50-95", "mAP 50", "mAP 75")
     if not detections:
         return len(images), dict.fromkeys(names, 0.0)
@@ -240,8 +244,8 @@ def _annotations(path: Path) -> dict[str, object]:
 def _categories(listed: Sequence[Mapping[str, object]], labels: Sequence[str], where: str) -> dict[int, object]:
     """Return the category of each class: by name where the classes have names, else in the order of their ids."""
     if not labels:
-        return {index: each["id"] for index, each in enumerate(listed)}
-    by_name = {str(each["name"]): each["id"] for each in listed}
+        return {index: category["id"] for index, category in enumerate(listed)}
+    by_name = {str(category["name"]): category["id"] for category in listed}
     missing = [name for name in by_name if name not in labels]
     if missing:
         what = f"the annotations have a class `{missing[0]}`, which the model does not"

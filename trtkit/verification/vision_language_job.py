@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.events import Listener
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
     from trtkit.llm.execution import DecoderNetwork
     from trtkit.llm.images import VisionTower
     from trtkit.sources.decoder_source import DecoderSource
@@ -126,7 +126,7 @@ def _rounding(config: ModelConfig, language: DecoderSource) -> float:
     )
 
 
-def verify(request: VerifyRequest, context: Context) -> Report:
+def verify(request: VerifyRequest, context: JobContext) -> Report:
     """Compare soft tokens, logits, greedy tokens and, where asked, chunks."""
     return compare_media(VisionLanguageVerifier(request, context.report), request, context)
 

@@ -40,8 +40,8 @@ class VisionLanguageReference:
         with torch.inference_mode():
             features = self.model.get_image_features(**self._images(images))
         deep = [torch.cat(list(layer)) for layer in getattr(features, "deepstack_features", None) or ()]
-        own = torch.cat([item.reshape(-1, item.shape[-1]) for item in features.pooler_output])
-        return torch.cat([own, *deep], -1)
+        tokens = torch.cat([item.reshape(-1, item.shape[-1]) for item in features.pooler_output])
+        return torch.cat([tokens, *deep], -1)
 
     def logits(self, ids: Sequence[int], images: Sequence[Image.Image]) -> torch.Tensor:
         """Return logits [S, V] of a prompt."""

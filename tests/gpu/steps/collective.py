@@ -12,7 +12,7 @@ from tests.gpu.opened import user_managed
 from trtkit.dtypes import FP32
 from trtkit.network.graph import Graph
 from trtkit.network.trt_errors import error_recorder
-from trtkit.reference import Group
+from trtkit.reference import ThreadGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ SIZE = 64
 
 def ask(place: Place) -> Iterator[Answer]:
     """Set a communicator of one rank, once and again, and run."""
-    communicator = place.device.connect(Group(1).member(0))
+    communicator = place.device.connect(ThreadGroup(1).member(0))
     for has_product in (False, True):
         yield from _all_reduce(place, communicator.handle, has_product)
     communicator.close()

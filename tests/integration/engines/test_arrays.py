@@ -18,7 +18,7 @@ from trtkit.config.schema import ModelConfig
 from trtkit.jobs.runner import new_runner
 from trtkit.runtime.model import open_model
 from trtkit.verification import verifier
-from trtkit.verification.verify import Request, verify_bundle
+from trtkit.verification.verify import VerifySettings, verify_bundle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,7 +121,7 @@ def test_a_hybrid(compose: str, has_cuda_graphs: bool, gpu: Simulated, tmp_path:
 
 
 def test_verify_compares_the_engine(gpu: Simulated, tmp_path: Path) -> None:
-    report = verify_bundle(classify(tmp_path, gpu), Request(), new_runner())
+    report = verify_bundle(classify(tmp_path, gpu), VerifySettings(), new_runner())
     assert report.engine is not None
     assert report.engine.passed
 
@@ -142,7 +142,7 @@ def test_a_detector_with_nms_in_it(precision: str, gpu: Simulated, tmp_path: Pat
     assert ours["num_detections"].min() > 5
     for name, value in theirs.items():
         np.testing.assert_array_equal(ours[name], value)
-    report = verify_bundle(bundle, Request(), new_runner())
+    report = verify_bundle(bundle, VerifySettings(), new_runner())
     assert report.engine is not None
     assert report.engine.passed
     assert list(report.engine.outputs) == ["detection_boxes", "detection_scores"]
@@ -167,6 +167,6 @@ def test_other_boxes_of_an_engine_are_seen(
             return outputs
 
     monkeypatch.setattr(verifier, "engine_stages", Wrong)
-    report = verify_bundle(bundle, Request(), new_runner())
+    report = verify_bundle(bundle, VerifySettings(), new_runner())
     assert report.engine is not None
     assert (report.engine.passed, report.passed) == (False, False)

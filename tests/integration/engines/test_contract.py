@@ -17,7 +17,7 @@ from trtkit.config.load import config_for_source
 from trtkit.errors import BackendError, ExecutionError
 from trtkit.jobs.runner import new_runner
 from trtkit.network.trt_errors import error_recorder
-from trtkit.reference import Group
+from trtkit.reference import ThreadGroup
 from trtkit.runtime.loaded_engine import LoadedEngine
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.simulated_tensorrt import Simulated
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.host_device import HostStream
-    from trtkit.runtime.loaded_engine import Context
+    from trtkit.runtime.loaded_engine import ExecutionContext
 
 BACKEND = load_backend("tensorrt_rtx")
 SHAPE, OUTPUT = (2, 3, 16, 16), (2, 5)
@@ -58,7 +58,7 @@ def user_managed_context(engine: Any) -> Any:
     return engine.create_execution_context(config)
 
 
-def ready(engine: LoadedEngine, stream: HostStream, profile: int = 0) -> tuple[Context, Any, Any]:
+def ready(engine: LoadedEngine, stream: HostStream, profile: int = 0) -> tuple[ExecutionContext, Any, Any]:
     """Return a context with everything set, its input and its output."""
     context, shape = engine.context(profile), (SHAPE[0] + 4 * profile, *SHAPE[1:])
     (x,), (y,) = engine.inputs, engine.outputs
@@ -197,7 +197,7 @@ def test_a_communicator_is_set_once(gpu: Simulated, engine: LoadedEngine) -> Non
     context = gpu.runtimes[-1].engines[-1].contexts[-1]
     context.error_recorder = recorder = error_recorder(BACKEND)
     assert not context.set_communicator(object())
-    communicator = gpu.device.connect(Group(1).member(0))
+    communicator = gpu.device.connect(ThreadGroup(1).member(0))
     assert context.set_communicator(communicator.handle)
     assert not context.set_communicator(communicator.handle)
     refusals = ["not a capsule of a communicator", "existing communicator must be null"]

@@ -15,7 +15,7 @@ from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import load_config
 from trtkit.errors import GenerationError
 from trtkit.jobs.runner import new_runner
-from trtkit.verification.verify import Request, verify_bundle
+from trtkit.verification.verify import VerifySettings, verify_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ def test_vision_language_models(vlm: Vlm, vlm_bundle: Path, gpu: Simulated) -> N
 def test_verify_compares_the_engine(plain: Path, gpu: Simulated) -> None:
     bundle = open_bundle(plain)
     gpu.plans.add(bundle)
-    report = verify_bundle(bundle, Request(corners=False), new_runner())
+    report = verify_bundle(bundle, VerifySettings(corners=False), new_runner())
     assert report.passed
     assert report.engine is not None
     assert report.engine.outputs["logits"].relative_rms_error == 0
@@ -98,7 +98,7 @@ def test_verify_sees_an_engine_of_other_weights(plain: Path, gpu: Simulated, tmp
     """The other model's plan stands in the place of the bundle's own."""
     bundle, other = open_bundle(plain), open_bundle(tiny_llm.build(tmp_path, "m", seed=1))
     gpu.plans.add(other, in_place_of=bundle)
-    report = verify_bundle(bundle, Request(corners=False), new_runner())
+    report = verify_bundle(bundle, VerifySettings(corners=False), new_runner())
     assert report.engine is not None
     assert not report.engine.passed
     assert not report.passed
@@ -108,7 +108,7 @@ def test_verify_sees_an_engine_of_other_weights(plain: Path, gpu: Simulated, tmp
 def test_verify_compares_the_decoder_of_a_vision_language_model(vlm_bundle: Path, gpu: Simulated) -> None:
     bundle = open_bundle(vlm_bundle)
     gpu.plans.add(bundle)
-    report = verify_bundle(bundle, Request(corners=False), new_runner())
+    report = verify_bundle(bundle, VerifySettings(corners=False), new_runner())
     assert report.engine is not None
     assert report.engine.passed
 

@@ -104,7 +104,7 @@ def test_a_call_waits_for_its_callers_work_before_it_touches_caches(
     gpu.plans.add(bundle)
     events: list[str] = []
     monkeypatch.setattr(HostStream, "wait_for_current", lambda _: events.append("wait"))
-    monkeypatch.setattr(KvCache, "place", lambda _, call: (events.append("place"), call)[1])
+    monkeypatch.setattr(KvCache, "prepare", lambda _, call: (events.append("place"), call)[1])
     LLM(bundle, runtime="tensorrt").generate(PROMPTS[:1], tiny_llm.GREEDY)
     assert events[:2] == ["wait", "place"]
     assert events == ["wait", "place"] * (len(events) // 2)

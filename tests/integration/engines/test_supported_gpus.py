@@ -76,7 +76,7 @@ def test_an_engine_for_another_gpu_is_refused(ada: Bundle, gpu: Simulated) -> No
 
 def test_doctor_names_a_gpu_that_the_default_library_does_not_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trtkit.backends.list_gpus", lambda: (Gpu("NVIDIA H100", 81559, 90, "580.1"),))
-    checks = {check.name: check.found for check in doctor._gpus()}
+    checks = {check.name: check.description for check in doctor._gpus()}
     text = f"runs no engines of tensorrt_rtx, which takes compute capability {SUPPORTED}"
     assert checks["GPU"] == f"NVIDIA H100 (sm90, 81559 MiB): {text}"
 

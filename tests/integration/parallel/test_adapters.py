@@ -31,7 +31,7 @@ from trtkit.lora.adapter import open_adapter
 from trtkit.lora.targets import adapter_bytes
 from trtkit.models.parallel import Grid, rank_spec
 from trtkit.models.rank_weights import RankWeights
-from trtkit.reference import Group
+from trtkit.reference import ThreadGroup
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,12 +47,12 @@ def test_ranks_compute_adapters_as_one_does(case: Case, tmp_path: Path) -> None:
     whole = opened_of(case, tmp_path)
     config = whole.config.model_copy(update={"parallel": ParallelOptions(tensor=2)})
     adapter = save_adapter(tmp_path / "adapter", model_of(case).hf, r=5, target_modules=targets_of(whole))
-    matrices, group, ranks = prepared_matrices(open_adapter(adapter, whole.spec), torch.float32), Group(2), []
+    matrices, group, ranks = prepared_matrices(open_adapter(adapter, whole.spec), torch.float32), ThreadGroup(2), []
     for number in range(2):
         opened = replace(whole, model=replace(whole.model, config=config), rank=number)
         decoder = ReferenceDecoder(decoder_network(rtx(), opened), 3, ranks=group.member(number))
         assert decoder.adapters is not None
-        decoder.adapters.share_of = RankWeights(opened.spec, opened.own, {}).share_of
+        decoder.adapters.share_of = RankWeights(opened.spec, opened.rank_spec, {}).share_of
         decoder.adapters.write([4, 1, 2, 9, 7], 1, matrices)
         ranks.append(decoder)
     ids, rows = IDS[:3], np.array([1, 0, 1])

@@ -15,7 +15,7 @@ from trtkit.builder.decoders import open_decoder
 from trtkit.config.load import load_config
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import ConfigError
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.llm.execution import Call
 from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.quantization.llm.job import quantize_llm
@@ -113,7 +113,7 @@ def test_ranks_of_every_method_give_what_one_gives(method: str, of_blocks: Path,
     config = ModelConfig.model_validate(
         {"source": {"hf": str(of_blocks)}, "precision": "fp32", "quantize": {**asked, "calibration": calibration}}
     )
-    quantize_llm(QuantizeRequest(config, made), Context())
+    quantize_llm(QuantizeRequest(config, made), JobContext())
     assert error(opened(of_blocks, {"tensor": 2, "pipeline": 2}, made)) <= 1e-5
 
 
@@ -138,4 +138,4 @@ def test_the_config_of_one_rank_is_the_same_but_for_the_grid(of_blocks: Path) ->
     alone = single(replace(decoder, rank=1))
     assert alone.rank == 0
     assert alone.config.parallel is None
-    assert alone.own == alone.spec == decoder.spec
+    assert alone.rank_spec == alone.spec == decoder.spec

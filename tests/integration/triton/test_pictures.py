@@ -19,7 +19,7 @@ from trtkit.cli.main import main
 from trtkit.inputs.images import decode_image
 from trtkit.runtime.model import open_model
 from trtkit.runtime.page import page_reader, read_page
-from trtkit.runtime.tasks.answers import Boxes, ClassMap, DepthMap, Embedding
+from trtkit.runtime.tasks.answers import ClassMap, DepthMap, DetectedBoxes, Embedding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,7 +101,7 @@ def test_boxes_are_in_pixels_of_each_picture_of_a_batch(served: Served, folder: 
     assert found["box"].shape == (2, 20, 4)
     answers = list(open_model(folder / name).predict(pictures))
     for row, answer in enumerate(answers):
-        assert isinstance(answer, Boxes)
+        assert isinstance(answer, DetectedBoxes)
         assert found["box"][row, 0] == pytest.approx(answer.boxes[0].corners, abs=1e-3)
         assert found["score"][row, 0] == pytest.approx(answer.boxes[0].score, abs=1e-5)
     assert found["box"][0, 0] == pytest.approx((100, 50, 200, 100), abs=1e-3)

@@ -12,7 +12,7 @@ from tests.pages import Page, rows_with, svg
 from trtkit.benchmarking import machine_rates
 from trtkit.benchmarking.ceiling import largest_gaps, layer_times, median_seconds
 from trtkit.benchmarking.ceiling_report import MeasuredRates, PhaseLayers, PublishedRates
-from trtkit.planning.counts import Counts, Group
+from trtkit.planning.counts import GroupCounts, NetworkCounts
 from trtkit.planning.gpus import find_gpus, gpu_of_device
 from trtkit.planning.multilinear import Multilinear
 from trtkit.report.benchmark import roofline_plots
@@ -25,11 +25,13 @@ def constant(value: int) -> Multilinear:
     return Multilinear((value, 0, 0, 0, 0, 0, 0, 0))
 
 
-def group(name: str, flops: int, moved: int) -> Group:
-    return Group(name, 1, constant(flops), {"fp32": constant(flops)}, constant(moved), 0)
+def group(name: str, flops: int, moved: int) -> GroupCounts:
+    return GroupCounts(name, 1, constant(flops), {"fp32": constant(flops)}, constant(moved), 0)
 
 
-COUNTS = Counts((group("conv", 4000, 100), group("relu", 0, 300), group("tiny", 1, 1)), constant(400), constant(0), ())
+COUNTS = NetworkCounts(
+    (group("conv", 4000, 100), group("relu", 0, 300), group("tiny", 1, 1)), constant(400), constant(0), ()
+)
 MACHINE = MeasuredRates("x", {"fp32": 1e6}, 1e5, 2e5)
 
 

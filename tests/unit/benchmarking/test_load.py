@@ -9,9 +9,9 @@ import pytest
 
 from tests.unit.benchmarking.clocks import VirtualClock
 from trtkit.benchmarking.arrivals import constant_arrivals
-from trtkit.benchmarking.load import Answer, drive, peak_concurrency
+from trtkit.benchmarking.load import RequestOutcome, drive, peak_concurrency
 from trtkit.benchmarking.metrics import load_metrics
-from trtkit.benchmarking.statistics import Distribution
+from trtkit.benchmarking.statistics import SampleStatistics
 from trtkit.errors import BenchError
 
 
@@ -19,9 +19,9 @@ def test_a_stalled_server_shows_in_every_request_that_was_due_meanwhile() -> Non
     """A server of 1 ms that stalls for a second at request 10, asked every 10 ms by one sender."""
     clock = VirtualClock()
 
-    def send(index: int) -> Answer:
+    def send(index: int) -> RequestOutcome:
         clock.sleep(1.0 if index == 10 else 0.001)
-        return Answer()
+        return RequestOutcome()
 
     records = drive(send, constant_arrivals(100, 200), workers=1, clock=clock)
     waited = [record for record in records if record.latency_s > 0.005]
@@ -29,14 +29,14 @@ def test_a_stalled_server_shows_in_every_request_that_was_due_meanwhile() -> Non
     assert len(waited) == pytest.approx(110, abs=3)
     assert [record.service_s > 0.005 for record in records].count(True) == 1
     latency = load_metrics(records, {})["request_latency"]
-    assert isinstance(latency, Distribution)
+    assert isinstance(latency, SampleStatistics)
     assert latency.p50 > 100  # ms; the sender's own view says 1 ms
     assert latency.max == pytest.approx(1000)
 
 
 def test_due_times_are_kept_while_the_server_is_fast() -> None:
     clock = VirtualClock()
-    records = drive(lambda _: (clock.sleep(0.002), Answer())[1], [0.0, 0.5, 0.75], workers=1, clock=clock)
+    records = drive(lambda _: (clock.sleep(0.002), RequestOutcome())[1], [0.0, 0.5, 0.75], workers=1, clock=clock)
     assert [record.sent_s for record in records] == pytest.approx([0, 0.5, 0.75])
     assert [record.latency_s for record in records] == pytest.approx([0.002] * 3)
 
@@ -44,9 +44,9 @@ def test_due_times_are_kept_while_the_server_is_fast() -> None:
 def test_a_closed_loop_sends_when_a_worker_is_free() -> None:
     barrier = threading.Barrier(4, timeout=60)  # breaks unless four are under way at once
 
-    def send(index: int) -> Answer:
+    def send(index: int) -> RequestOutcome:
         barrier.wait()
-        return Answer((time.perf_counter(),))
+        return RequestOutcome((time.perf_counter(),))
 
     records = drive(send, 12, workers=4)
     assert len(records) == 12
@@ -58,16 +58,16 @@ def test_a_closed_loop_sends_when_a_worker_is_free() -> None:
 def test_an_open_loop_does_not_wait_for_answers() -> None:
     """All requests are due at once, and each waits until all have been sent."""
     barrier = threading.Barrier(8, timeout=60)
-    records = drive(lambda _: (barrier.wait(), Answer())[1], [0.0] * 8, workers=8)
+    records = drive(lambda _: (barrier.wait(), RequestOutcome())[1], [0.0] * 8, workers=8)
     assert peak_concurrency(records) == 8
     assert {record.due_s for record in records} == {0.0}
 
 
 def test_a_request_that_fails_is_counted_and_the_load_goes_on() -> None:
-    def send(index: int) -> Answer:
+    def send(index: int) -> RequestOutcome:
         if index == 1:
             raise BenchError("the server refuses")
-        return Answer()
+        return RequestOutcome()
 
     records = drive(send, 3, workers=1)
     assert [record.error for record in records] == ["", "the server refuses", ""]
@@ -78,7 +78,7 @@ def test_a_request_that_fails_is_counted_and_the_load_goes_on() -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_fault_of_the_program_ends_the_load(workers: int) -> None:
-    def send(index: int) -> Answer:
+    def send(index: int) -> RequestOutcome:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

@@ -8,24 +8,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtkit.benchmarking.metrics import load_metrics, parse_objectives
-from trtkit.benchmarking.records import Record
+from trtkit.benchmarking.records import RequestRecord
 from trtkit.errors import BenchError
 
 moment = st.floats(0, 10)
 
 
 @st.composite
-def records(draw: st.DrawFn) -> Record:
+def records(draw: st.DrawFn) -> RequestRecord:
     due = draw(moment)
     sent = due + draw(st.floats(0, 1))
     gaps = draw(st.lists(st.floats(0.001, 1), max_size=6))
     times = tuple((sent + np.cumsum(gaps)).tolist())
     ended = (times[-1] if times else sent) + draw(st.floats(0.001, 1))
-    return Record(due, sent, ended, times, draw(st.integers(0, 9)), draw(st.sampled_from(["", "", "", "failed"])))
+    return RequestRecord(
+        due, sent, ended, times, draw(st.integers(0, 9)), draw(st.sampled_from(["", "", "", "failed"]))
+    )
 
 
 @given(st.lists(records(), min_size=1, max_size=30), st.floats(1, 5000), st.floats(1, 5000), st.floats(1, 1000))
-def test_goodput_is_numpys(found: list[Record], latency: float, first: float, per_token: float) -> None:
+def test_goodput_is_numpys(found: list[RequestRecord], latency: float, first: float, per_token: float) -> None:
     objectives = {"request_latency": latency, "time_to_first_token": first, "inter_token_latency": per_token}
     ends = np.array([(each.due_s, each.ended_s) for each in found])
     good = np.array([not each.error for each in found])
@@ -41,7 +43,7 @@ def test_goodput_is_numpys(found: list[Record], latency: float, first: float, pe
 
 
 @given(st.lists(records(), min_size=1, max_size=30))
-def test_samples_and_totals_are_numpys(found: list[Record]) -> None:
+def test_samples_and_totals_are_numpys(found: list[RequestRecord]) -> None:
     done = [each for each in found if not each.error]
     metrics = load_metrics(found, {})
     assert metrics["request_count"].avg == len(done)
@@ -59,7 +61,7 @@ def test_samples_and_totals_are_numpys(found: list[Record]) -> None:
 
 
 @given(st.lists(records(), min_size=1, max_size=30), st.floats(1, 5000))
-def test_goodput_grows_with_the_limit_and_stays_below_throughput(found: list[Record], limit: float) -> None:
+def test_goodput_grows_with_the_limit_and_stays_below_throughput(found: list[RequestRecord], limit: float) -> None:
     low, high = (load_metrics(found, {"request_latency": each})["goodput"].avg for each in (limit, 2 * limit))
     assert low <= high <= load_metrics(found, {})["request_throughput"].avg + 1e-9
 

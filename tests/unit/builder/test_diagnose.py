@@ -10,7 +10,7 @@ from tests import models
 from trtkit.builder.diagnose import advice_for, diagnose
 from trtkit.builder.jobs import DiagnoseRequest
 from trtkit.errors import UnsupportedOperatorsError
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ def refused(folder: Path, model: onnx.ModelProto) -> list[str]:
 def problems(folder: Path, model: onnx.ModelProto) -> list[Problem]:
     path = models.save(model, folder / "m.onnx")
     with pytest.raises(UnsupportedOperatorsError) as caught:
-        diagnose(DiagnoseRequest("tensorrt_rtx", path), Context())
+        diagnose(DiagnoseRequest("tensorrt_rtx", path), JobContext())
     count = len(caught.value.problems)
     assert caught.value.what == f"TensorRT refuses {count} node{'s' * (count != 1)} of the model"
     return list(caught.value.problems)
@@ -62,7 +62,7 @@ def test_the_missing_gpu_is_no_reason(tmp_path: Path) -> None:
 
 def test_model_without_fault_has_nothing_to_report(tmp_path: Path) -> None:
     path = models.save(models.classifier(), tmp_path / "m.onnx")
-    diagnose(DiagnoseRequest("tensorrt_rtx", path), Context())
+    diagnose(DiagnoseRequest("tensorrt_rtx", path), JobContext())
 
 
 @pytest.mark.parametrize(

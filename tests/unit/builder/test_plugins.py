@@ -19,7 +19,7 @@ from trtkit.builder.prepare import prepare
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
 from trtkit.errors import BackendError, ConfigError
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.network.custom_op import DOMAIN
 from trtkit.network.onnx.parse import parse_onnx
 
@@ -46,7 +46,7 @@ def prepared(folder: Path, model: onnx.ModelProto, **keys: Any) -> tuple[OnnxFil
     """Prepare a model for a TensorRT with plugins, one image at a time."""
     onnx.save(model, folder / "source.onnx")
     config = config_of(folder / "source.onnx", profiles=[{"N": [1, 2, 3]}], **keys)
-    made = prepare(PrepareRequest(config, folder, has_plugins=True), Context())
+    made = prepare(PrepareRequest(config, folder, has_plugins=True), JobContext())
     (stage,) = made.stages
     assert stage.onnx is not None
     return stage.onnx, {step.name: step.detail for step in made.steps}

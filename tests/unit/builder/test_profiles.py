@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from trtkit.builder.profiles import DEFAULT_BATCH, opt_dims, opt_shapes, resolve_profiles, with_first_names
 from trtkit.config.schema import DimRange, ShapeRange
 from trtkit.errors import ConfigError
-from trtkit.network.onnx.io import TensorSpec
+from trtkit.network.onnx.io import OnnxTensorSpec
 from trtkit.network.profile import ProfileShapes
 
 RANGES = (
@@ -17,16 +17,16 @@ RANGES = (
 )
 DIMS = st.integers(1, 64) | st.sampled_from(["batch", "height", "width", "tokens"])
 INPUTS = st.lists(st.lists(DIMS, max_size=4).map(tuple), min_size=1, max_size=4).map(
-    lambda shapes: [TensorSpec(f"input{index}", "fp32", shape) for index, shape in enumerate(shapes)]
+    lambda shapes: [OnnxTensorSpec(f"input{index}", "fp32", shape) for index, shape in enumerate(shapes)]
 )
-IMAGES = TensorSpec("images", "fp32", ("batch", 3, "height", "width"))
+IMAGES = OnnxTensorSpec("images", "fp32", ("batch", 3, "height", "width"))
 
 
 def sized(low: int, opt: int, high: int) -> DimRange:
     return DimRange(min=low, opt=opt, max=high)
 
 
-def faults(inputs: list[TensorSpec], *profiles: dict[str, DimRange | ShapeRange]) -> list[str]:
+def faults(inputs: list[OnnxTensorSpec], *profiles: dict[str, DimRange | ShapeRange]) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         resolve_profiles(inputs, profiles)
     return [f"{problem.where}: {problem.what}" for problem in caught.value.problems]
@@ -34,7 +34,7 @@ def faults(inputs: list[TensorSpec], *profiles: dict[str, DimRange | ShapeRange]
 
 @given(INPUTS, st.data())
 def test_every_dynamic_input_gets_its_ranges_and_static_sizes_stay(
-    inputs: list[TensorSpec], data: st.DataObject
+    inputs: list[OnnxTensorSpec], data: st.DataObject
 ) -> None:
     symbols = sorted({dim for spec in inputs for dim in spec.shape if isinstance(dim, str)})
     profile = {symbol: data.draw(RANGES, label=symbol) for symbol in symbols}
@@ -63,7 +63,7 @@ def test_whole_shapes_say_the_same_as_their_dimensions(batch: DimRange, height: 
 
 
 def test_batch_may_be_left_out_and_the_assumption_is_told() -> None:
-    spec = TensorSpec("x", "fp32", ("n", 3))
+    spec = OnnxTensorSpec("x", "fp32", ("n", 3))
     resolved, said = resolve_profiles([spec], [])
     assert resolved[0]["x"] == ProfileShapes(min=(1, 3), opt=(1, 3), max=(8, 3))
     assert said == "1 profile; n not given: [1, 1, 8] assumed"
@@ -71,19 +71,19 @@ def test_batch_may_be_left_out_and_the_assumption_is_told() -> None:
 
 
 def test_static_model_needs_no_profile() -> None:
-    specs = [TensorSpec("x", "fp32", (2, 3)), TensorSpec("scale", "fp32", ())]
+    specs = [OnnxTensorSpec("x", "fp32", (2, 3)), OnnxTensorSpec("scale", "fp32", ())]
     assert resolve_profiles(specs, []) == ([], "static shapes, no profile needed")
     assert opt_shapes(specs, []) == {"x": (2, 3), "scale": ()}
 
 
 def test_one_symbol_in_two_inputs_has_one_range() -> None:
-    specs = [TensorSpec("ids", "int64", ("batch", "tokens")), TensorSpec("mask", "fp32", ("batch", "tokens"))]
+    specs = [OnnxTensorSpec("ids", "int64", ("batch", "tokens")), OnnxTensorSpec("mask", "fp32", ("batch", "tokens"))]
     resolved, _ = resolve_profiles(specs, [{"batch": sized(1, 2, 4), "mask.1": sized(1, 5, 9)}])
     assert resolved[0]["ids"] == resolved[0]["mask"] == ProfileShapes(min=(1, 1), opt=(2, 5), max=(4, 9))
 
 
 def test_ranges_that_contradict_each_other_are_refused() -> None:
-    specs = [TensorSpec("ids", "int64", ("batch",)), TensorSpec("mask", "fp32", ("batch",))]
+    specs = [OnnxTensorSpec("ids", "int64", ("batch",)), OnnxTensorSpec("mask", "fp32", ("batch",))]
     assert faults(specs, {"ids.0": sized(1, 2, 4), "mask.0": sized(1, 2, 8)}) == [
         "profiles.0: dimension `batch` has different ranges: `ids.0` [1, 2, 4], `mask.0` [1, 2, 8]"
     ]

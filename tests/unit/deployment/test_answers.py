@@ -10,7 +10,7 @@ from trtkit.deployment.answers import answer_tensors, placement_row, reader_from
 from trtkit.errors import SourceError
 from trtkit.inputs.images import placement
 from trtkit.runtime.tasks.answers import ClassMap, DepthMap, Embedding
-from trtkit.runtime.tasks.reader import Reader
+from trtkit.runtime.tasks.reader import TaskReader
 
 LETTERBOX = Preprocess(resize=Resize(letterbox=(32, 32)))
 SIZE = (32, 32)
@@ -20,9 +20,9 @@ def placements(*sizes: tuple[int, int]) -> np.ndarray:
     return np.array([placement_row(placement(size, LETTERBOX), SIZE) for size in sizes], np.float32)
 
 
-def reader(kind: str) -> Reader:
+def reader(kind: str) -> TaskReader:
     """Return a reader as it comes back from a version's settings."""
-    return reader_from(reader_settings(Reader(Task.model_validate({"kind": kind}))))
+    return reader_from(reader_settings(TaskReader(Task.model_validate({"kind": kind}))))
 
 
 @pytest.mark.parametrize(("kind", "name", "channels"), [("segmentation", "class_id", 5), ("depth", "depth", 1)])

@@ -13,15 +13,15 @@ from PIL import Image
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import SourceError
 from trtkit.inputs.samples import check_profiles, random_sample, read_samples, wrapped_sample
-from trtkit.network.onnx.io import TensorSpec
+from trtkit.network.onnx.io import OnnxTensorSpec
 from trtkit.network.profile import ProfileShapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-IMAGES = [TensorSpec("images", "fp32", ("batch", 3, "height", "width"))]
-TWO = [TensorSpec("ids", "int64", ("batch", "tokens")), TensorSpec("mask", "fp32", ("batch", "tokens"))]
+IMAGES = [OnnxTensorSpec("images", "fp32", ("batch", 3, "height", "width"))]
+TWO = [OnnxTensorSpec("ids", "int64", ("batch", "tokens")), OnnxTensorSpec("mask", "fp32", ("batch", "tokens"))]
 
 
 def config(**keys: Any) -> ModelConfig:
@@ -52,7 +52,7 @@ def test_an_image_becomes_the_models_input(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "numpy_type"), [("fp16", np.float16), ("bf16", ml_dtypes.bfloat16)])
 def test_an_image_has_the_type_that_the_network_takes(tmp_path: Path, dtype: str, numpy_type: Any) -> None:
-    inputs = [TensorSpec("images", dtype, IMAGES[0].shape)]
+    inputs = [OnnxTensorSpec("images", dtype, IMAGES[0].shape)]
     (sample,) = read_samples([str(picture(tmp_path / "a.png"))], WITH_IMAGES, inputs)
     assert sample.inputs["images"].dtype == numpy_type
     assert sample.inputs["images"][0, :, 0, 0].tolist() == [7, 8, 9]
@@ -257,7 +257,7 @@ def test_json_that_is_no_polygraphy_data_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_takes_channels_last_gets_them(tmp_path: Path) -> None:
-    path, last = picture(tmp_path / "a.png"), [TensorSpec("x", "fp32", ("batch", "height", "width", 3))]
+    path, last = picture(tmp_path / "a.png"), [OnnxTensorSpec("x", "fp32", ("batch", "height", "width", 3))]
     assert refused(lambda: read_samples([str(path)], WITH_IMAGES, last)) == (
         f"{path}: `x` takes channels last\nfix: set `preprocess.layout: nhwc`"
     )

@@ -14,7 +14,7 @@ from trtkit.jobs.events import Phase
 from trtkit.jobs.job import Job
 
 if TYPE_CHECKING:
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class TooManyWordsError(TrtkitError):
     """An error of a module of its own."""
 
 
-def say(request: Words, context: Context) -> Words:
+def say(request: Words, context: JobContext) -> Words:
     """Print the words by Python and by the descriptor below; return what the log then holds."""
     for word in request.words:
         print(word, flush=True)
@@ -38,11 +38,11 @@ def say(request: Words, context: Context) -> Words:
     return Words(tuple(context.log.read_text().split("\n")))
 
 
-def refuse(request: Words, _context: Context) -> Words:
+def refuse(request: Words, _context: JobContext) -> Words:
     raise TooManyWordsError(f"{len(request.words)} words", "here", "use fewer")
 
 
-def import_theirs(request: Words, _context: Context) -> Words:
+def import_theirs(request: Words, _context: JobContext) -> Words:
     sys.path.append(str(request.folder))
     return Words((importlib.import_module("theirs").VALUE,))
 

@@ -9,12 +9,12 @@ import pytest
 from trtkit.errors import ProblemsError, SourceError
 from trtkit.models.hybrids.registry import HYBRIDS, HybridOptions, hybrid_spec
 from trtkit.models.hybrids.seams import check_spec
-from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
+from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, PartPort, Seam
 
-PIXELS = Port("pixel_values", ("batch", 3, 8, 8), "fp32")
-MAP = Port("map", ("batch", 4, 2, 2))
+PIXELS = PartPort("pixel_values", ("batch", 3, 8, 8), "fp32")
+MAP = PartPort("map", ("batch", 4, 2, 2))
 BACKBONE = OnnxPart("backbone", (PIXELS,), (MAP,), "torch.nn:Conv2d")
-HEAD = NetworkPart("head", (MAP,), (Port("logits", ("batch", 5), "fp32"),), "nowhere:write", None)
+HEAD = NetworkPart("head", (MAP,), (PartPort("logits", ("batch", 5), "fp32"),), "nowhere:write", None)
 SPEC = HybridSpec("tiny", (BACKBONE, HEAD), (Seam("backbone.map", "head.map"),), ("head.logits",))
 
 
@@ -24,7 +24,7 @@ def problems(spec: HybridSpec) -> str:
     return str(caught.value).removeprefix("the parts of `tiny` do not fit together\n")
 
 
-def with_head_input(port: Port) -> HybridSpec:
+def with_head_input(port: PartPort) -> HybridSpec:
     return replace(SPEC, parts=(BACKBONE, replace(HEAD, inputs=(port,))))
 
 
@@ -50,7 +50,7 @@ def test_input_of_two_parts_is_one_input() -> None:
 )
 def test_seam_between_other_shapes_is_refused(shape: tuple[int | str, ...], said: str) -> None:
     wanted = f"[{', '.join(str(dim) for dim in shape)}]"
-    assert problems(with_head_input(Port("map", shape))) == (
+    assert problems(with_head_input(PartPort("map", shape))) == (
         f"  seam `backbone.map -> head.map`: {said}: `backbone.map` gives [batch, 4, 2, 2], "
         f"`head.map` expects {wanted}\n"
         "    fix: change one of the two ports"
@@ -58,8 +58,8 @@ def test_seam_between_other_shapes_is_refused(shape: tuple[int | str, ...], said
 
 
 def test_seam_between_floats_casts_and_between_other_types_is_refused() -> None:
-    check_spec(with_head_input(Port("map", MAP.shape, "fp32")))
-    assert problems(with_head_input(Port("map", MAP.shape, "int32"))) == (
+    check_spec(with_head_input(PartPort("map", MAP.shape, "fp32")))
+    assert problems(with_head_input(PartPort("map", MAP.shape, "int32"))) == (
         "  seam `backbone.map -> head.map`: got type fp32; expected int32\n"
         "    fix: change one of the two ports: a seam casts between floating-point types only"
     )
@@ -94,7 +94,7 @@ def test_two_seams_into_one_input_are_refused() -> None:
 
 
 def test_input_that_two_parts_describe_differently_is_refused() -> None:
-    other = Port("pixel_values", ("batch", 3, 16, 16), "fp32")
+    other = PartPort("pixel_values", ("batch", 3, 16, 16), "fp32")
     assert problems(replace(SPEC, parts=(BACKBONE, replace(HEAD, inputs=(MAP, other))))) == (
         "  part `head`: input `pixel_values` is [batch, 3, 8, 8] fp32 and [batch, 3, 16, 16] fp32\n"
         "    fix: describe it the same in both parts, or feed it by a seam"

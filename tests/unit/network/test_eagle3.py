@@ -95,8 +95,8 @@ def test_chains_of_guesses_match_the_library(form: str) -> None:
     assert read.spec.fusion.layers == (1, 2, 4)
     feed = {f"hidden_{layer}": state for layer, state in zip((1, 2, 4), states, strict=True)}
     hidden = executor(fused_network, read)[1].run(feed)["fused"]
-    graph, run = executor(build_eagle3, read.spec, read.ids, read.own, DecoderOptions(FP32, T))
-    theirs = Eagle3Reference(read, read.own)  # what `trtkit verify` compares with
+    graph, run = executor(build_eagle3, read.spec, read.ids, read.head, DecoderOptions(FP32, T))
+    theirs = Eagle3Reference(read, read.head)  # what `trtkit verify` compares with
     of_each = {layer: state[0] for layer, state in zip((1, 2, 4), states, strict=True)}
     assert relative_rms(theirs.fuse(of_each), hidden[0]) < 1e-5
     assert relative_rms(theirs(ids[0].tolist(), hidden[0])[0], known["logits"][0]) < 1e-5
@@ -131,7 +131,7 @@ def test_head_matches_torch(form: str, tmp_path: Path) -> None:
     read = opened(tmp_path, head, ids=list(range(3, 65, 2)), is_nested=form == "norms")
     assert read.spec.fusion.layers == ((0,) if form == "norms" else (1,))  # in `eagle_config`, the output of layer 0
     options = DecoderOptions(FP32, T)
-    arrays = {"embedding.weight": head.embed_tokens.weight.numpy(), **read.own}
+    arrays = {"embedding.weight": head.embed_tokens.weight.numpy(), **read.head}
     graph, run = executor(build_eagle3, read.spec, read.ids, arrays, options)
     size, caches = read.spec.decoder.hidden_size, [spec for spec in graph.inputs if spec.is_kept]
     past = {spec.name: torch.full(spec.shape_at({"batch": 2}), 100.0) for spec in caches}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtkit.network.fusion import compare_with_plan, fuse, grouped
-from trtkit.network.kernels import Kernel, kernels_of
+from trtkit.network.kernels import EngineKernel, kernels_of
 from trtkit.network.record import LayerRecord, NetworkRecord, TensorRecord
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ I/O Tensors:
 
 def test_kernels_are_those_of_the_log_by_profile() -> None:
     assert kernels_of(LOG) == (
-        Kernel("__mye3011_0_myl0_0", "shape_call", 0, ()),
-        Kernel("__myl_MulSum_myl0_1", "kgen", 0, (3, 1), CODE),
-        Kernel("head, tail_myl1_0", "gemm", 1, (12,)),
-        Kernel("__myl_Tran_myl1_1", "kgen", 1, ()),
+        EngineKernel("__mye3011_0_myl0_0", "shape_call", 0, ()),
+        EngineKernel("__myl_MulSum_myl0_1", "kgen", 0, (3, 1), CODE),
+        EngineKernel("head, tail_myl1_0", "gemm", 1, (12,)),
+        EngineKernel("__myl_Tran_myl1_1", "kgen", 1, ()),
     )
     assert [kernel.computes for kernel in kernels_of(LOG)] == [False, True, True, True]
     assert kernels_of("[11/23/2026-23:46:08] [TRT] [V] nothing") == ()
@@ -69,7 +69,8 @@ NETWORK = NetworkRecord(
 
 def saved(*kernels: tuple[int, ...]) -> int:
     return (
-        fuse("s", NETWORK, [Kernel(f"k{at}", "kgen", 0, layers) for at, layers in enumerate(kernels)]).bytes_saved // 4
+        fuse("s", NETWORK, [EngineKernel(f"k{at}", "kgen", 0, layers) for at, layers in enumerate(kernels)]).bytes_saved
+        // 4
     )
 
 
@@ -84,9 +85,9 @@ def test_a_tensor_is_saved_where_a_kernel_makes_and_reads_it() -> None:
 
 def test_kernels_that_do_not_compute_and_layers_that_are_gone_are_counted_apart() -> None:
     kernels = [
-        Kernel("wait", "wait", 0, ()),
-        Kernel("all", "gemm", 0, (1, 2, 4, 5)),
-        Kernel("__myl_T_myl0_3", "kgen", 0, ()),
+        EngineKernel("wait", "wait", 0, ()),
+        EngineKernel("all", "gemm", 0, (1, 2, 4, 5)),
+        EngineKernel("__myl_T_myl0_3", "kgen", 0, ()),
     ]
     fusion = fuse("s", NETWORK, kernels)
     assert [kernel.name for kernel in fusion.kernels] == ["all", "__myl_T_myl0_3"]
@@ -98,7 +99,7 @@ def test_kernels_that_do_not_compute_and_layers_that_are_gone_are_counted_apart(
 
 def test_generated_kernels_are_looked_up_in_the_plan(tmp_path: Path) -> None:
     other = CODE.replace("MulSum", "Tran")
-    kernels = [Kernel(str(at), "kgen", 0, (at,), code) for at, code in enumerate((CODE, other, CODE, ""), 1)]
+    kernels = [EngineKernel(str(at), "kgen", 0, (at,), code) for at, code in enumerate((CODE, other, CODE, ""), 1)]
     plan = tmp_path / "m.plan"
     plan.write_bytes(b"\0name=" + CODE.encode() + b"\0")
     fusion = compare_with_plan(fuse("s", NETWORK, kernels), plan)

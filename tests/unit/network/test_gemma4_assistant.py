@@ -62,7 +62,7 @@ def test_guesses_of_slots_out_of_step_match_transformers(form: str, memory: str,
     read, page = open_speculator(save_assistant(tmp_path, theirs), target.spec), 4 if memory == "paged" else None
     options, graph = DecoderOptions(FP32, T, has_kv_window=memory == "window", page_tokens=page), Graph(rtx())
     arrays = read.weights(find_weights(target.spec, target.checkpoint))
-    build_speculator(graph, (read.spec, read.ids), arrays, options)
+    build_speculator(graph, read.spec, read.ids, arrays, options)
     run, table = Executor(read_layers(rtx(), graph.network, graph.constants)), target.hf.get_input_embeddings()
     rows = [torch.randint(3, 67, (length,)).tolist() for length in (13, 1, 8)]
     states, shared = zip(*(what_assistants_read(target.hf, ids) for ids in rows), strict=True)
@@ -113,5 +113,5 @@ def test_engine_of_an_assistant_builds(form: str, dtype: DType, page: int | None
     target, theirs = model_of(target_of(form)), assistant(FORMS[form][1], **FORMS[form][2])
     read, graph = open_speculator(save_assistant(tmp_path, theirs), target.spec), Graph(rtx())
     arrays = read.weights(find_weights(target.spec, target.checkpoint))
-    build_speculator(graph, (read.spec, read.ids), arrays, DecoderOptions(dtype, T, page_tokens=page))
+    build_speculator(graph, read.spec, read.ids, arrays, DecoderOptions(dtype, T, page_tokens=page))
     assert builds(graph, has_decode=True)

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from tests.decoders import rtx
 from trtkit.dtypes import FP16, FP32
 from trtkit.errors import NetworkError
-from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
+from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, PartPort, Seam
 from trtkit.network.hybrid import Material, StageNetwork, write_stage
 from trtkit.network.onnx.merge import merged, prefixed
 from trtkit.reference import Executor, read_layers
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
 
-X = Port("x", ("batch", 3), "fp32")
-MAP = Port("map", ("batch", 3))
+X = PartPort("x", ("batch", 3), "fp32")
+MAP = PartPort("map", ("batch", 3))
 DOUBLE = OnnxPart("double", (X,), (MAP,), "nowhere:make")
-ADD = NetworkPart("add", (MAP,), (Port("y", ("batch", 3), "fp32"),), f"{__name__}:write_add", 10.0)
+ADD = NetworkPart("add", (MAP,), (PartPort("y", ("batch", 3), "fp32"),), f"{__name__}:write_add", 10.0)
 SPEC = HybridSpec("tiny", (DOUBLE, ADD), (Seam("double.map", "add.map"),), ("add.y",))
 
 
@@ -80,7 +80,7 @@ def test_parts_in_networks_of_their_own_hand_on_by_name(tmp_path: Path) -> None:
 
 
 def test_two_exported_parts_are_parsed_as_one_model(tmp_path: Path) -> None:
-    again = OnnxPart("again", (MAP,), (Port("map", ("batch", 3)),), "nowhere:make")
+    again = OnnxPart("again", (MAP,), (PartPort("map", ("batch", 3)),), "nowhere:make")
     seams = (Seam("double.map", "again.map"), Seam("again.map", "add.map"))
     spec = replace(SPEC, parts=(DOUBLE, again, ADD), seams=seams, outputs=("add.y", "double.map"))
     models = [
@@ -141,8 +141,8 @@ def test_output_that_the_writer_lacks_is_named(tmp_path: Path) -> None:
 
 
 def test_exported_part_behind_a_written_one_asks_to_be_chained(tmp_path: Path) -> None:
-    add = replace(ADD, inputs=(Port("map", ("batch", 3), "fp32"),))
-    last = OnnxPart("double", (Port("y", ("batch", 3)),), (MAP,), "nowhere:make")
+    add = replace(ADD, inputs=(PartPort("map", ("batch", 3), "fp32"),))
+    last = OnnxPart("double", (PartPort("y", ("batch", 3)),), (MAP,), "nowhere:make")
     spec = HybridSpec("tiny", (add, last), (Seam("add.y", "double.y"),), ("double.map",))
     with pytest.raises(NetworkError) as caught:
         write(spec, ["add", "double"], None, tmp_path)

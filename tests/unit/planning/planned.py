@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from trtkit.config.llm import LlmOptions
 from trtkit.config.schema import ModelConfig, Source
 from trtkit.dtypes import DTYPES
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.models.registry import decoder_spec
 from trtkit.planning.count_decoder import count_decoder
 from trtkit.planning.decoder_model import DecoderModel, decoder_model, workload
 from trtkit.planning.jobs import CountRequest
-from trtkit.planning.question import Question
+from trtkit.planning.question import PlanningQuestion
 from trtkit.planning.source import architectures
 
 if TYPE_CHECKING:
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import NetworkCounts
 
 TINY_LLAMA = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "vocab_size": 101,
@@ -27,7 +27,7 @@ TINY_LLAMA = {
 
 def counted(
     fields: dict[str, Any], precision: str = "fp16", length: int = 64, quantized: Any = None, **llm: Any
-) -> Counts:
+) -> NetworkCounts:
     """Return the counts of a config's network. quantized: how it is."""
     config = ModelConfig(
         name="tiny",
@@ -36,11 +36,11 @@ def counted(
         llm=LlmOptions(**llm),
     )
     request = CountRequest("tensorrt_rtx", config, fields, "config.json", length, quantized)
-    return count_decoder(request, Context())
+    return count_decoder(request, JobContext())
 
 
 @cache
-def published_counts(name: str, length: int = 640) -> Counts:
+def published_counts(name: str, length: int = 640) -> NetworkCounts:
     """Return the counts of a published model."""
     row = architectures()[name]
     return counted(row["fields"], row["dtype"], length)
@@ -52,8 +52,8 @@ def published_model(name: str) -> DecoderModel:
     return decoder_model(name, decoder_spec(row["fields"]), DTYPES[row["dtype"]])
 
 
-def question(name: str, input_len: int = 512, output_len: int = 128, concurrency: int = 1) -> Question:
+def question(name: str, input_len: int = 512, output_len: int = 128, concurrency: int = 1) -> PlanningQuestion:
     """Return a published model with work to do."""
     model = published_model(name)
-    work = workload(model, (input_len, output_len), concurrency=concurrency, chunk=512)
-    return Question(model, published_counts(name), work, decoder_spec(architectures()[name]["fields"]))
+    work = workload(model, input_len, output_len, concurrency=concurrency, chunk=512)
+    return PlanningQuestion(model, published_counts(name), work, decoder_spec(architectures()[name]["fields"]))

@@ -25,7 +25,7 @@ from trtkit.planning.traffic import network_cost
 if TYPE_CHECKING:
     from tests.decoder_case import Case
     from trtkit.network.graph import Graph
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import NetworkCounts
     from trtkit.planning.multilinear import Point
 
 GIB = 2**30
@@ -49,7 +49,7 @@ def stored_elements(model: Any) -> int:
     return sum(weight.numel() for weight in [*model.parameters(), *buffers])
 
 
-def products(counts: Counts, point: Point) -> int:
+def products(counts: NetworkCounts, point: Point) -> int:
     return sum(poly.at(point) for poly in counts.products.values())
 
 

@@ -19,7 +19,7 @@ from trtkit.errors import ConfigError
 from trtkit.jobs.runner import InlineRunner
 from trtkit.models.registry import decoder_spec
 from trtkit.planning import paged
-from trtkit.planning.counts import Counts
+from trtkit.planning.counts import NetworkCounts
 from trtkit.planning.decoder_model import decoder_model, workload
 from trtkit.planning.formats import FORMATS, in_format
 from trtkit.planning.gpus import find_gpus
@@ -125,7 +125,7 @@ def test_layers_copy_unless_the_plugin_takes_them(
 )
 def test_a_plan_says_in_which_type_caches_in_8_bits_are_read(pages: CopiedPages | None, note: str) -> None:
     model = replace(decoder_model("tiny", decoder_spec(TINY_LLAMA), FP16), cache_dtype=INT8)
-    work = workload(model, (20, 13), concurrency=1, chunk=16)
+    work = workload(model, 20, 13, concurrency=1, chunk=16)
     room = "8-bit caches also need room for one step's new keys and values"
     assert room + note in llm_assumptions(model, work, pages=pages)
 
@@ -156,7 +156,7 @@ def test_a_third_of_the_layers_copies_a_third_of_the_caches() -> None:
     assert counts.moved_bytes.at(point) - counts.fused_bytes.at(point) == 2 * 4 * 32 * PER_TOKEN // 3
 
 
-COUNTS = Counts((), Multilinear(), Multilinear(), ())
+COUNTS = NetworkCounts((), Multilinear(), Multilinear(), ())
 
 
 @settings(max_examples=30)

@@ -22,7 +22,7 @@ from trtkit.planning.roofline import compute_bound_batch, floor, group_floor, un
 from trtkit.planning.shares import GridShare, rank_bytes, tensor_share
 
 if TYPE_CHECKING:
-    from trtkit.planning.question import Question
+    from trtkit.planning.question import PlanningQuestion
 
 H200, L4 = find_gpus(["h200", "l4"])
 LLAMA = "llama-2-7b"
@@ -133,7 +133,7 @@ def test_prefill_floor_is_operations_over_rate() -> None:
     assert found.bound == "compute"
 
 
-def share_of(asked: Question, grid: Grid) -> GridShare:
+def share_of(asked: PlanningQuestion, grid: Grid) -> GridShare:
     return next(share for share in asked.shares if share.grid == grid)
 
 

@@ -27,7 +27,7 @@ from trtkit.planning.llm import plan_llm
 from trtkit.planning.memory import Footprint
 from trtkit.planning.quantization_config import by_config
 from trtkit.planning.quantized_by import by_options, by_source
-from trtkit.planning.question import Question
+from trtkit.planning.question import PlanningQuestion
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantized_model import LayerForm, QuantizedModel
 from trtkit.sources.decoder_source import open_hf_folder
@@ -35,7 +35,7 @@ from trtkit.sources.decoder_source import open_hf_folder
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import NetworkCounts
 
 FIELDS = {**TINY_LLAMA, "hidden_size": 384, "intermediate_size": 768}  # heads of 64
 SPEC = decoder_spec(FIELDS)
@@ -48,7 +48,7 @@ SMALL_TO_LARGE = (
 ranks = st.lists(st.integers(0, len(SMALL_TO_LARGE)), min_size=21, max_size=21)
 
 
-def planned(**options: Any) -> tuple[DecoderModel, Counts]:
+def planned(**options: Any) -> tuple[DecoderModel, NetworkCounts]:
     """Return the tiny model quantized, and its counts."""
     quantized = by_options(SPEC, QuantizeOptions(**options))
     return PLAIN.quantized_as(SPEC, quantized), counted(FIELDS, quantized=quantized)
@@ -167,6 +167,6 @@ def test_configs_that_no_network_is_written_for_are_refused(asked: dict[str, Any
 
 def test_gpus_without_the_type_do_not_take_the_model() -> None:
     model, counts = planned(method="nvfp4")
-    question = Question(model, counts, workload(model, (20, 12), concurrency=1, chunk=16), SPEC)
+    question = PlanningQuestion(model, counts, workload(model, 20, 12, concurrency=1, chunk=16), SPEC)
     takes = {gpu.key: plan_llm(question, gpu).takes_precision for gpu in find_gpus(["t4", "h200", "rtx5090"])}
     assert takes == {"t4": False, "h200": False, "rtx5090": True}

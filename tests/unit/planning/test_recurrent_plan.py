@@ -66,7 +66,7 @@ def test_states_are_counted_for_each_sequence(fields: dict[str, Any], cached: in
     spec = decoder_spec(fields)
     model, counts = decoder_model("tiny", spec, FP16), counted(fields)
     assert (model.kv_bytes_per_token, model.state_bytes) == (2 * cached, states)
-    work = workload(model, (100, 28), concurrency=1, chunk=64)
+    work = workload(model, 100, 28, concurrency=1, chunk=64)
     assert formulas(model, counts, work).kv_bytes_per_token.counted == 2 * cached
     footprint = Footprint(counts, 0, model.kv_bytes_per_token, 64, 101, state_bytes=model.state_bytes)
     for batch, length in ((1, 10), (3, 100)):

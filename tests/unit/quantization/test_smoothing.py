@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trtkit.quantization.llm.calibration import Measured, Statistics
-from trtkit.quantization.llm.choice import Layer
+from trtkit.quantization.llm.calibration import CalibrationStatistics, LayerStatistics
+from trtkit.quantization.llm.choice import LinearLayer
 from trtkit.quantization.llm.modelopt import kept_in_16_bits, rounding_error
 
 OUT, IN, TOKENS = 48, 64, 512
 
 
-def statistics(inputs: torch.Tensor, weight: torch.Tensor) -> Statistics:
+def statistics(inputs: torch.Tensor, weight: torch.Tensor) -> LayerStatistics:
     """Return what calibration finds for inputs [tokens, in]."""
     inverse = float((1 / (inputs @ weight.T).square().sum(1)).mean())
-    return Statistics(inputs.abs().amax(0), inputs.square().mean(0), inverse, len(inputs))
+    return LayerStatistics(inputs.abs().amax(0), inputs.square().mean(0), inverse, len(inputs))
 
 
 def measured_error(inputs: torch.Tensor, weight: torch.Tensor, alpha: float) -> float:
@@ -48,8 +48,8 @@ def test_layers_that_share_inputs_keep_them_together() -> None:
     inputs, weight = inputs_with_outlier(3000.0)
     plain, _ = inputs_with_outlier(1.0)
     quiet = 1e3 * torch.randn(OUT, IN)
-    layers = {name: Layer(name, name, OUT, IN) for name in ("q", "k", "o")}
-    measured = Measured(
+    layers = {name: LinearLayer(name, name, OUT, IN) for name in ("q", "k", "o")}
+    measured = CalibrationStatistics(
         {"q": statistics(inputs, weight), "k": statistics(inputs, quiet), "o": statistics(plain, weight)}
     )
     weights = {layers["q"]: weight, layers["k"]: quiet, layers["o"]: weight}

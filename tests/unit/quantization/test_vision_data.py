@@ -9,14 +9,14 @@ from PIL import Image
 from trtkit.config.quantize import Calibration, QuantizeOptions
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import QuantizeError
-from trtkit.network.onnx.io import TensorSpec
+from trtkit.network.onnx.io import OnnxTensorSpec
 from trtkit.quantization.vision.data import PERCENTILE, Range, read_calibration
 from trtkit.sources.digest import digest_data
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-IMAGES = [TensorSpec("images", "fp32", ("batch", 3, 4, 4))]
+IMAGES = [OnnxTensorSpec("images", "fp32", ("batch", 3, 4, 4))]
 
 
 def config(data: Path, samples: int = 32) -> ModelConfig:
@@ -44,7 +44,7 @@ def test_arrays_beside_images_in_a_folder_are_left_out(tmp_path: Path) -> None:
 
 
 def test_arrays_are_cut_into_runs_of_a_fixed_batch(tmp_path: Path) -> None:
-    inputs = [TensorSpec("x", "fp32", (2, 1)), TensorSpec("ids", "int64", ("n", 1))]
+    inputs = [OnnxTensorSpec("x", "fp32", (2, 1)), OnnxTensorSpec("ids", "int64", ("n", 1))]
     np.savez(tmp_path / "a.npz", x=np.arange(6, dtype=np.float32)[:, None], ids=np.arange(3)[:, None])
     found = [sample.inputs for sample in read_calibration(config(tmp_path / "a.npz"), inputs)]
     assert [run["x"].ravel().tolist() for run in found] == [[0, 1], [2, 3], [4, 5]]
@@ -52,7 +52,7 @@ def test_arrays_are_cut_into_runs_of_a_fixed_batch(tmp_path: Path) -> None:
 
 
 def test_inputs_of_unequal_counts_are_refused(tmp_path: Path) -> None:
-    inputs = [TensorSpec("x", "fp32", ("n", 1)), TensorSpec("y", "fp32", ("n", 1))]
+    inputs = [OnnxTensorSpec("x", "fp32", ("n", 1)), OnnxTensorSpec("y", "fp32", ("n", 1))]
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 1), np.float32), y=np.zeros((2, 1), np.float32))
     with pytest.raises(QuantizeError) as caught:
         read_calibration(config(tmp_path / "a.npz"), inputs)

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from trtkit.errors import ExecutionError
-from trtkit.reference import Executor, Group, Options, read_layers, run_ranks
+from trtkit.reference import Executor, Options, ThreadGroup, read_layers, run_ranks
 
 
 def _double_relu(net: Any, dtype: torch.dtype = torch.float32) -> Any:
@@ -190,7 +190,7 @@ def test_ranks_exchange_tensors_in_one_process(backend: Any, logger: Any) -> Non
         layer.metadata = '{"collective": {"operation": "ALL_REDUCE", "reduce_op": "SUM"}}'
         network.mark_output(layer.get_output(0))
         networks.append(network)
-    group = Group(2)
+    group = ThreadGroup(2)
     executors = [
         Executor(read_layers(backend, network), Options(ranks=group.member(rank)))
         for rank, network in enumerate(networks)

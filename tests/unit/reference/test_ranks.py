@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 
 from tests.gloo import gloo_ranks
 from trtkit.errors import RankError
-from trtkit.reference import Executor, Group, Options, read_layers, run_ranks
+from trtkit.reference import Executor, Options, ThreadGroup, read_layers, run_ranks
 from trtkit.reference.ranks import gloo_group
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def outputs(backend: Any, networks: list[Any], ranks: Sequence[Rank]) -> list[to
 
 
 def test_processes_exchange_what_threads_do(backend: Any, logger: Any) -> None:
-    gloo, group = gloo_ranks(2), Group(2)
+    gloo, group = gloo_ranks(2), ThreadGroup(2)
     threads = [group.member(rank) for rank in range(2)]
     for operation in OPERATIONS:
         networks = [network(backend, logger, *operation) for _ in range(2)]

@@ -80,7 +80,7 @@ def test_every_sampled_element_is_where_its_mode_puts_it(
     x = torch.arange(length)
     places = [start + stride * index for index in range(count)]
     want = [place % length if mode == "WRAP" else min(max(place, 0), length - 1) for place in places]
-    assert _sampled(x, ([start], [count], [stride]), mode, None).tolist() == want
+    assert _sampled(x, [start], [count], [stride], mode, None).tolist() == want
 
 
 def test_reverse_sequence_turns_only_the_first_elements(net: Any, random: Any) -> None:

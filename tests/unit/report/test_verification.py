@@ -12,7 +12,7 @@ from PIL import Image
 from tests import reports
 from tests.pages import Page, rows_with, svg
 from tests.reports import layer
-from trtkit.report.page import Origin
+from trtkit.report.page import PageOrigin
 from trtkit.report.verification import html_report
 from trtkit.verification.report import Agreement, Corner, Report, WorstSlice
 from trtkit.verification.verdict import verdict
@@ -20,7 +20,7 @@ from trtkit.verification.verdict import verdict
 if TYPE_CHECKING:
     from pathlib import Path
 
-ORIGIN = Origin("trtkit verify tiny --html r.html", "bundles/tiny, build key 1234")
+ORIGIN = PageOrigin("trtkit verify tiny --html r.html", "bundles/tiny, build key 1234")
 LAYERS = (
     layer("stem", 1e-4, 3.0, smallest=1e-3),
     layer("wrong one", math.inf, 1e6),

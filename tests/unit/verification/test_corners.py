@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from trtkit.builder.profiles import resolve_profiles
 from trtkit.config.schema import DimRange
-from trtkit.network.onnx.io import TensorSpec
+from trtkit.network.onnx.io import OnnxTensorSpec
 from trtkit.verification.corners import corner_shapes
 
 
-def spec(name: str, *shape: int | str) -> TensorSpec:
-    return TensorSpec(name, "fp32", shape)
+def spec(name: str, *shape: int | str) -> OnnxTensorSpec:
+    return OnnxTensorSpec(name, "fp32", shape)
 
 
 INPUTS = [spec("left", "batch", 3, "height"), spec("right", "batch", "height"), spec("constant", 4, 5)]

@@ -17,14 +17,14 @@ from trtkit.builder.stages import OnnxFile, PreparedStage
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import TrtkitError
 from trtkit.jobs.events import Phase, Verdict, ignore
-from trtkit.jobs.job import Context
+from trtkit.jobs.job import JobContext
 from trtkit.jobs.runner import Runner
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.network.profile import ProfileShapes
 from trtkit.reference import Executor, read_layers, to_array
 from trtkit.verification.compare import compare
 from trtkit.verification.job import verify
-from trtkit.verification.jobs import Request, VerifyRequest
+from trtkit.verification.jobs import VerifyRequest, VerifySettings
 from trtkit.verification.references import OnnxRuntimeReference
 from trtkit.verification.verdict import reason, verdict
 from trtkit.verification.verify import run_job
@@ -43,9 +43,9 @@ def verified(source: onnx.ModelProto, network: onnx.ModelProto, folder: Path, **
     stage = PreparedStage("m", "parser", ("model",), OnnxFile(path, path))
     config = changes.pop("config", {"source": {"onnx": str(models.save(source, folder / "source.onnx"))}})
     report, profile = changes.pop("report", ignore), changes.pop("profile", PROFILE)
-    asked = Request(trust_source=True, **changes)
+    asked = VerifySettings(trust_source=True, **changes)
     request = VerifyRequest(ModelConfig.model_validate(config), "tensorrt_rtx", asked, (stage,), (profile,))
-    return verify(request, Context(report))
+    return verify(request, JobContext(report))
 
 
 def with_changed_weight(name: str, change: float) -> onnx.ModelProto:
@@ -106,7 +106,7 @@ class Killed(Runner):
 def test_a_verdict_survives_what_kills_the_comparison_of_layers() -> None:
     stage = PreparedStage("m", "parser", ("model",))
     config = ModelConfig.model_validate({"source": {"onnx": "m.onnx"}})
-    report = run_job(VerifyRequest(config, "tensorrt_rtx", Request(), (stage,)), Killed())
+    report = run_job(VerifyRequest(config, "tensorrt_rtx", VerifySettings(), (stage,)), Killed())
     problem = "layers could not be compared: the process ended by SIGKILL"
     assert report == replace(VERDICT, layers_problem=problem)
 

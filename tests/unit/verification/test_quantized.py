@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from trtkit.config.schema import ModelConfig
-from trtkit.network.onnx.io import TensorSpec
+from trtkit.network.onnx.io import OnnxTensorSpec
 from trtkit.verification.quantized import calibration_samples, has_calibration, quantized_tolerance
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-INPUTS = [TensorSpec("x", "fp32", ("batch", 3))]
+INPUTS = [OnnxTensorSpec("x", "fp32", ("batch", 3))]
 
 
 def config(quantize: Any = None, **verify: Any) -> ModelConfig:

@@ -13,7 +13,7 @@ from tests import models
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import SourceError
 from trtkit.sources.digest import digest_source
-from trtkit.verification.references import OnnxRuntimeReference, Origin, choose_reference
+from trtkit.verification.references import NetworkOrigin, OnnxRuntimeReference, choose_reference
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,15 +40,15 @@ def torch_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig
 
 
 @pytest.fixture
-def origin(tmp_path: Path) -> Origin:
-    return Origin(models.save(models.matmul(), tmp_path / "network.onnx"), ["up", "down"])
+def origin(tmp_path: Path) -> NetworkOrigin:
+    return NetworkOrigin(models.save(models.matmul(), tmp_path / "network.onnx"), ["up", "down"])
 
 
 def onnx_config(path: Path) -> ModelConfig:
     return ModelConfig.model_validate({"source": {"onnx": str(path)}})
 
 
-def test_a_torch_source_is_compared_with_its_module(torch_config: ModelConfig, origin: Origin) -> None:
+def test_a_torch_source_is_compared_with_its_module(torch_config: ModelConfig, origin: NetworkOrigin) -> None:
     reference = choose_reference(torch_config, None, origin)
     assert reference.description == "PyTorch on affine_module:affine"
     found = reference.run({"x": np.array([1, -2], np.float32)})
@@ -56,7 +56,7 @@ def test_a_torch_source_is_compared_with_its_module(torch_config: ModelConfig, o
 
 
 def test_a_torch_module_computes_in_fp32_what_a_16_bit_network_is_given(
-    torch_config: ModelConfig, origin: Origin
+    torch_config: ModelConfig, origin: NetworkOrigin
 ) -> None:
     x = np.array([2049, 0.1], np.float16)
     found = choose_reference(torch_config, None, origin).run({"x": x})
@@ -64,7 +64,7 @@ def test_a_torch_module_computes_in_fp32_what_a_16_bit_network_is_given(
     np.testing.assert_array_equal(found["up"], 2 * x.astype(np.float32) + 1)
 
 
-def test_a_torch_source_can_be_compared_with_onnx_runtime(torch_config: ModelConfig, origin: Origin) -> None:
+def test_a_torch_source_can_be_compared_with_onnx_runtime(torch_config: ModelConfig, origin: NetworkOrigin) -> None:
     reference = choose_reference(torch_config, "onnxruntime", origin)
     assert reference.description == "ONNX Runtime on the network's own ONNX file"
     found = reference.run({"x": np.array([[1, 0, 0]], np.float32)})
@@ -86,7 +86,9 @@ def test_a_model_of_the_newest_ir_version_runs_in_an_older_onnx_runtime(tmp_path
 
 
 @pytest.mark.parametrize("change", ["gone", "changed", "same"])
-def test_a_source_that_is_not_the_one_built_from_is_no_reference(tmp_path: Path, origin: Origin, change: str) -> None:
+def test_a_source_that_is_not_the_one_built_from_is_no_reference(
+    tmp_path: Path, origin: NetworkOrigin, change: str
+) -> None:
     path = models.save(models.classifier(), tmp_path / "source.onnx")
     config = onnx_config(path)
     digests = [file.sha256 for file in digest_source(config.source)]
@@ -96,7 +98,7 @@ def test_a_source_that_is_not_the_one_built_from_is_no_reference(tmp_path: Path,
         models.save(models.classifier(seed=1), path)
     own = "ONNX Runtime on the network's own ONNX file"
     assert (
-        choose_reference(config, None, Origin(origin.onnx, [], digests)).description
+        choose_reference(config, None, NetworkOrigin(origin.onnx, [], digests)).description
         == {
             "gone": f"{own}; the source is not here any more",
             "changed": f"{own}; the source has changed since the build",
@@ -105,9 +107,9 @@ def test_a_source_that_is_not_the_one_built_from_is_no_reference(tmp_path: Path,
     )
 
 
-def test_a_changed_module_cannot_be_asked_for(torch_config: ModelConfig, origin: Origin) -> None:
+def test_a_changed_module_cannot_be_asked_for(torch_config: ModelConfig, origin: NetworkOrigin) -> None:
     with pytest.raises(SourceError) as error:
-        choose_reference(torch_config, "torch", Origin(origin.onnx, origin.outputs, ["0" * 64]))
+        choose_reference(torch_config, "torch", NetworkOrigin(origin.onnx, origin.outputs, ["0" * 64]))
     assert str(error.value) == (
         "--against torch: the source has changed since the build\nfix: build the bundle again, or leave out --against"
     )

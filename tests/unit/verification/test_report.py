@@ -13,7 +13,7 @@ from trtkit.verification.report import (
     Corner,
     EngineOutputs,
     PartOutput,
-    Perplexity,
+    PerplexityCheck,
     Report,
     Rows,
     WorstSlice,
@@ -25,7 +25,7 @@ FULL = replace(
     parts=(PartOutput(0.1, 0.2, 0.3, 1.0, name="neck", module="model.neck", passed=True),),
     rows=Rows(0.1, 0.2, passed=True),
     engine=EngineOutputs(passed=True, outputs={"y": Comparison(0.0, 0.0, 0.0, 1.0)}),
-    perplexity=Perplexity("t.txt", 1, 2, 2.0, 2.0, 0.0, 0.1, passed=True),
+    perplexity=PerplexityCheck("t.txt", 1, 2, 2.0, 2.0, 0.0, 0.1, passed=True),
     layers=(layer("stem", math.inf, reads=("x",)),),
 )
 

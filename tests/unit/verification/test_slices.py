@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trtkit.verification.compare import compare
-from trtkit.verification.report import Limits, WorstSlice
+from trtkit.verification.report import ComparisonLimits, WorstSlice
 from trtkit.verification.slices import limits_of
 
 FP16 = limits_of(0.02)
@@ -59,7 +59,7 @@ def test_noise_of_half_the_tolerance_passes_in_every_slice(tolerance: float) -> 
     ("tolerance", "slices", "floor"), [(1e-4, 0.05, 1e-4), (0.02, 0.2, 4e-4), (0.16, 0.9, 0.0256), (0.4, 0.9, 0.03)]
 )
 def test_limits_follow_from_the_tolerance(tolerance: float, slices: float, floor: float) -> None:
-    assert limits_of(tolerance) == Limits(tolerance, pytest.approx(slices), pytest.approx(floor))
+    assert limits_of(tolerance) == ComparisonLimits(tolerance, pytest.approx(slices), pytest.approx(floor))
     assert limits_of(tolerance, 0.7).slices == 0.7
 
 

@@ -15,7 +15,7 @@ from trtkit.verification.report import (
     Corner,
     EngineOutputs,
     PartOutput,
-    Perplexity,
+    PerplexityCheck,
     Rows,
     WorstSlice,
 )
@@ -41,7 +41,7 @@ def test_wrong_answers_of_a_close_network_are_named() -> None:
         {"parts": (PartOutput(0.0, 0.0, 0.0, 1.0, name="neck", module="neck", passed=False),)},
         {"rows": Rows(0.5, 0.1, passed=False)},
         {"engine": EngineOutputs(passed=False, outputs={})},
-        {"perplexity": Perplexity("t.txt", 1, 2, 2.0, 1.0, 1.0, 0.1, passed=False)},
+        {"perplexity": PerplexityCheck("t.txt", 1, 2, 2.0, 1.0, 1.0, 0.1, passed=False)},
     ],
 )
 def test_whatever_else_is_wrong_comes_first(change: dict[str, Any]) -> None:

@@ -36,14 +36,18 @@ def open_eagle3(folder: HeadFolder, target: DecoderSpec) -> OpenedSpeculator:
     arrays = Checkpoint({name: array for name, array in stored.items() if not name.endswith(_IDLE)})
     if "fc.bias" in arrays:
         spec = replace(spec, fusion=replace(spec.fusion, has_bias=True))
-    fusion, own = ({weight.path: weight for weight in each} for each in (spec.fusion_weights(), spec.head_weights()))
+    fusion, head_weights = (
+        {weight.path: weight for weight in weights} for weights in (spec.fusion_weights(), spec.head_weights())
+    )
     borrowed = {}
-    if own[_TABLE].name not in arrays and spec.decoder.hidden_size == spec.target_hidden_size:
-        borrowed[own.pop(_TABLE).path] = _TABLE
-    problems = list(misfits([*fusion.values(), *own.values()], arrays, folder.path))
+    if head_weights[_TABLE].name not in arrays and spec.decoder.hidden_size == spec.target_hidden_size:
+        borrowed[head_weights.pop(_TABLE).path] = _TABLE
+    problems = list(misfits([*fusion.values(), *head_weights.values()], arrays, folder.path))
     if problems:
         raise ProblemsError("the weights do not fit an EAGLE-3 head of this config", problems)
-    of_model, of_head = ({path: arrays[weight.name] for path, weight in each.items()} for each in (fusion, own))
+    of_model, of_head = (
+        {path: arrays[weight.name] for path, weight in weights.items()} for weights in (fusion, head_weights)
+    )
     ids = _ids(spec, stored, folder.path)
     return OpenedSpeculator(spec, ids, of_model, of_head, borrowed, layer_fields(fields, where))
 

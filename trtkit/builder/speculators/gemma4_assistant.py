@@ -26,18 +26,18 @@ def open_assistant(folder: HeadFolder, target: DecoderSpec) -> OpenedSpeculator:
     """
     spec = assistant_spec(folder.fields, folder.where, target)
     stored = {name: array for name, array in folder.stored.items() if not name.startswith(spec.unused)}
-    own = {weight.path: weight for weight in spec.head_weights()}
-    borrowed = {own.pop(TABLE).path: TABLE}
+    head_weights = {weight.path: weight for weight in spec.head_weights()}
+    borrowed = {head_weights.pop(TABLE).path: TABLE}
     if LM_HEAD in stored:
         stored.pop(_EMBEDDING, None)  # an assistant looks up tokens in the model's embedding
     elif folder.fields.get("tie_word_embeddings", True):
-        own[LM_HEAD] = replace(own[LM_HEAD], name=_EMBEDDING)
+        head_weights[LM_HEAD] = replace(head_weights[LM_HEAD], name=_EMBEDDING)
     arrays = Checkpoint(stored)
-    problems = list(misfits(own.values(), arrays, folder.path))
+    problems = list(misfits(head_weights.values(), arrays, folder.path))
     if problems:
         raise ProblemsError("the weights do not fit an assistant of this config", problems)
-    read = {path: arrays[weight.name] for path, weight in own.items()}
+    read = {path: arrays[weight.name] for path, weight in head_weights.items()}
     if ORDER in read and not np.array_equal(np.sort(read[ORDER]), np.arange(spec.decoder.vocab_size)):
-        what = f"`{own[ORDER].name}` does not name each of {spec.decoder.vocab_size} tokens once"
+        what = f"`{head_weights[ORDER].name}` does not name each of {spec.decoder.vocab_size} tokens once"
         raise SourceError(what, folder.path)
     return OpenedSpeculator(spec, np.arange(spec.decoder.vocab_size), {}, read, borrowed, folder.fields)

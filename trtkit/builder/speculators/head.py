@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _KEY = "llm.speculator"
 
 
-class Joined(Mapping[str, Array]):
+class JoinedWeights(Mapping[str, Array]):
     """Weights of two sources by path, read when asked for."""
 
     def __init__(self, weights: Mapping[str, Array], others: Mapping[str, Array]) -> None:
@@ -80,7 +80,7 @@ def head_size(config: ModelConfig, head: OpenedSpeculator) -> DecoderSize:
     held, borrowed = sum(sizes.values()), sum(sizes[path] for path in head.borrowed)
     per_token = dtype.size_bytes(spec.cached_elements)
     length = 0 if config.llm is None else config.llm.max_sequence_length
-    own = held - borrowed
+    own_elements = held - borrowed
     return DecoderSize(
-        spec.kind, own, dtype.size_bytes(held), per_token, per_token * length, most_tokens=spec.most_tokens
+        spec.kind, own_elements, dtype.size_bytes(held), per_token, per_token * length, most_tokens=spec.most_tokens
     )

@@ -51,11 +51,11 @@ def open_medusa(folder: HeadFolder, target: DecoderSpec) -> OpenedSpeculator:
     for name in matrices & set(stored):
         stored[name] = _of_tokens(stored[name], spec, ids)
     arrays = Checkpoint(stored)
-    own = {weight.path: weight for weight in spec.head_weights() if weight.path not in borrowed}
-    problems = list(misfits(own.values(), arrays, folder.path))
+    head_weights = {weight.path: weight for weight in spec.head_weights() if weight.path not in borrowed}
+    problems = list(misfits(head_weights.values(), arrays, folder.path))
     if problems:
         raise ProblemsError("the weights do not fit Medusa heads of this config", problems)
-    read = {path: arrays[weight.name] for path, weight in own.items()}
+    read = {path: arrays[weight.name] for path, weight in head_weights.items()}
     return OpenedSpeculator(spec, ids, {}, read, borrowed)
 
 
@@ -66,9 +66,9 @@ def _renamed(folder: HeadFolder, spec: MedusaSpec) -> dict[str, StoredArray]:
     for name, array in folder.stored.items():
         if is_model and not _PREFIX.match(name):
             continue
-        own = _LAYER.sub(r"\1.\2.linear.", _PREFIX.sub("", name))
-        own = _MATRIX.sub(rf"\1.{spec.layers}.", own)
-        stored[_SHARED if spec.is_shared and own == f"0.{spec.layers}.weight" else own] = array
+        path = _LAYER.sub(r"\1.\2.linear.", _PREFIX.sub("", name))
+        path = _MATRIX.sub(rf"\1.{spec.layers}.", path)
+        stored[_SHARED if spec.is_shared and path == f"0.{spec.layers}.weight" else path] = array
     return stored
 
 

@@ -32,7 +32,7 @@ class HeadFolder:
 class OpenedSpeculator:
     """A head with its files open. ids: [V'], the model's token of each of the head's.
 
-    fusion, own: weights by path, of the model's network and of the head's. borrowed: the head's weights that are the
+    fusion, head: weights by path, of the model's network and of the head's. borrowed: the head's weights that are the
     model's, by path, and their paths there. layer_fields: the config of its layer, as of a model of one layer, if its
     kind has one.
     """
@@ -40,13 +40,13 @@ class OpenedSpeculator:
     spec: SpeculatorSpec
     ids: np.ndarray
     fusion: Mapping[str, Array]
-    own: Mapping[str, Array]
+    head: Mapping[str, Array]
     borrowed: Mapping[str, str] = field(default_factory=dict)
     layer_fields: Fields = field(default_factory=dict)
 
     def weights(self, of_model: Mapping[str, Array]) -> dict[str, Array]:
         """Return the weights of the head's network by path. of_model: the model's by path."""
-        return {**self.own, **{path: of_model[name] for path, name in self.borrowed.items()}}
+        return {**self.head, **{path: of_model[name] for path, name in self.borrowed.items()}}
 
 
 def misfits(weights: Iterable[Weight], arrays: Checkpoint, where: str) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.builder.decoders import decoder_profiles, llm_options, open_decoder
-from trtkit.builder.room import Load, check_room
+from trtkit.builder.room import BuildLoad, check_room
 from trtkit.builder.speculators.head import head_size
 from trtkit.builder.stages import WrittenNetwork
 from trtkit.config.schema import ModelConfig
@@ -19,10 +19,10 @@ from trtkit.resolve import resolve
 if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.builder.stages import StageRequest
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
 
 
-def write_speculator(request: StageRequest, backend: Backend, context: Context) -> WrittenNetwork:
+def write_speculator(request: StageRequest, backend: Backend, context: JobContext) -> WrittenNetwork:
     """Read the head, and the embedding that it shares with its model, and write its network."""
     steps = Steps(context.report)
     context.report(Phase("read speculator"))
@@ -32,8 +32,8 @@ def write_speculator(request: StageRequest, backend: Backend, context: Context) 
     size = head_size(opened.config, head)
     steps.add("speculator", f"{size.parameters / 1e6:.1f} M parameters, {head.spec.description}")
     dtype = dtype_of(opened.config.precision)
-    converted = sum(array.size for array in head.own.values() if array.dtype.name != dtype.numpy)
-    check_room(Load(size.weight_bytes, layer_bytes=dtype.size_bytes(converted)), request.folder)
+    converted = sum(array.size for array in head.head.values() if array.dtype.name != dtype.numpy)
+    check_room(BuildLoad(size.weight_bytes, layer_bytes=dtype.size_bytes(converted)), request.folder)
     graph = opened.write_head(Graph(backend, severity=context.severity))
     profiles = decoder_profiles(graph.inputs, llm_options(opened.config))
     return replace(WrittenNetwork.of_decoder(graph, request.stage, profiles, size), steps=tuple(steps.done))

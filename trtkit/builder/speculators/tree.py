@@ -19,12 +19,12 @@ def tree_obstacles(spec: DecoderSpec, depth: int, length: int) -> Iterator[str]:
     if spec.states:
         yield "recurrent states read one token after another"
     attentions = spec.attentions
-    if any(each.has_alibi for each in attentions):
+    if any(attention.has_alibi for attention in attentions):
         yield "ALiBi scores keys by their places in the cache"
-    if any(each.relative is not None for each in attentions):
+    if any(attention.relative is not None for attention in attentions):
         yield "relative scores follow places in the cache"
-    if any((each.chunk or length) < length for each in attentions):
+    if any((attention.chunk or length) < length for attention in attentions):
         yield "attention in chunks cuts by places in the cache"
-    window = min((each.sliding_window or length for each in attentions), default=length)
+    window = min((attention.sliding_window or length for attention in attentions), default=length)
     if depth >= window:
         yield f"{depth} guesses in a row exceed the sliding window of {window} tokens"

@@ -75,14 +75,14 @@ class ServedAdapters:
         """Let the frontend list an adapter as a model, and send its requests here."""
         if self.endpoint is None:
             return
-        facts, own = ModelRuntimeConfig(), self.options
+        facts, options = ModelRuntimeConfig(), self.options
         facts.context_length = self._context_length
-        facts.tool_call_parser, facts.reasoning_parser = own.tool_call_parser, own.reasoning_parser
-        first, *others = (_TYPES[each] for each in own.endpoint_types.split(","))
+        facts.tool_call_parser, facts.reasoning_parser = options.tool_call_parser, options.reasoning_parser
+        first, *others = (_TYPES[name] for name in options.endpoint_types.split(","))
         kinds = first
-        for each in others:
-            kinds |= each
-        model = str(own.bundle / "model")
+        for kind in others:
+            kinds |= kind
+        model = str(options.bundle / "model")
         await register_model(
             ModelInput.Tokens,
             kinds,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 from dynamo.common.backend.publisher import ComponentSnapshot
 
-from trtkit.deployment.dynamo.held_blocks import HeldBlocks, Removed, Stored, block_hashes
+from trtkit.deployment.dynamo.held_blocks import HeldBlocks, Removed, StoredBlocks, block_hashes
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE
 from trtkit.deployment.engine_metrics import hit_rate
 from trtkit.llm.cache import ROOT
@@ -147,15 +147,15 @@ class HeldPages:
     def all_gone(self) -> list[Event]:
         """Return everything that is held as removed."""
         on_host = (hashes for _, hashes in self._on_host.values())
-        hashes = [each for page in (*self._hashes.values(), *on_host) for each in page]
+        hashes = [page_hash for page in (*self._hashes.values(), *on_host) for page_hash in page]
         return [Removed(type="removed", block_hashes=hashes)] if hashes else []
 
     def _lost(self, host: BlockTier | None) -> list[int]:
         """Forget the blocks that neither the caches nor the host have any longer; return their hashes."""
         lost = [last for last, (key, _) in self._on_host.items() if host is None or not host.holds(key)]
-        return [each for last in lost for each in self._on_host.pop(last)[1]]
+        return [block_hash for last in lost for block_hash in self._on_host.pop(last)[1]]
 
-    def _stored(self, change: PageChange, content: bytes) -> Stored | None:
+    def _stored(self, change: PageChange, content: bytes) -> StoredBlocks | None:
         parent = None if change.parent == ROOT else self._hashes[change.parent][-1]
         tokens = np.frombuffer(content, np.int64)
         if len(tokens) != self._page_tokens or tokens[0] >> TOKEN_BITS:
@@ -163,7 +163,7 @@ class HeldPages:
         hashes = self._hashes[change.page] = block_hashes(tokens, self._size, parent)
         if self._on_host.pop(hashes[-1], None) is not None:
             return None  # the router knows
-        return Stored(
+        return StoredBlocks(
             type="stored",
             token_ids=tokens.tolist(),
             num_block_tokens=[self._size] * len(hashes),

@@ -25,8 +25,8 @@ def chunk(delta: Delta, tokenizer: Tokenizer | None, *, has_logprobs: bool) -> F
     """
     data: Fields = {"index": delta.index, "token_ids": list(delta.token_ids)}
     if has_logprobs:
-        data["log_probs"] = [_finite(place.logprob) for place in delta.logprobs]
-        data["top_logprobs"] = [_top(place, tokenizer) for place in delta.logprobs]
+        data["log_probs"] = [_finite(token.logprob) for token in delta.logprobs]
+        data["top_logprobs"] = [_top(token, tokenizer) for token in delta.logprobs]
     if delta.output is not None:
         data["finish_reason"] = "cancelled" if delta.finish_reason == "abort" else delta.finish_reason
         data["completion_usage"] = _usage(delta.output)
@@ -46,9 +46,9 @@ def _usage(output: RequestOutput) -> Fields:
     }
 
 
-def _top(place: TokenLogprobs, tokenizer: Tokenizer | None) -> list[Fields]:
+def _top(token: TokenLogprobs, tokenizer: Tokenizer | None) -> list[Fields]:
     """Return the most likely tokens of a place, best first."""
-    ranked = enumerate(place.top, 1)
+    ranked = enumerate(token.top, 1)
     return [_entry(token, logprob, rank, tokenizer) for rank, (token, logprob) in ranked]
 
 
@@ -57,14 +57,17 @@ def _entry(token: int, logprob: float, rank: int, tokenizer: Tokenizer | None) -
     return {"token_id": token, "token": text, "logprob": _finite(logprob), "rank": rank}
 
 
-def _prompt_logprobs(places: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) -> list[Fields | None]:
+def _prompt_logprobs(tokens: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) -> list[Fields | None]:
     """Return what the model made of each token of the prompt; nothing precedes the first."""
-    return [None, *(_prompt_place(place, tokenizer) for place in places)]
+    return [None, *(_prompt_place(token, tokenizer) for token in tokens)]
 
 
-def _prompt_place(place: TokenLogprobs, tokenizer: Tokenizer | None) -> Fields:
-    ranked = [(place.token, place.logprob, place.rank), *((*each, rank) for rank, each in enumerate(place.top, 1))]
-    entries = [_entry(*each, tokenizer) for each in ranked]
+def _prompt_place(token: TokenLogprobs, tokenizer: Tokenizer | None) -> Fields:
+    ranked = [
+        (token.token, token.logprob, token.rank),
+        *((*alternative, rank) for rank, alternative in enumerate(token.top, 1)),
+    ]
+    entries = [_entry(*values, tokenizer) for values in ranked]
     return {
         str(entry["token_id"]): {
             "logprob": entry["logprob"],

@@ -144,8 +144,8 @@ class Agent:
 
     def register(self, memory: torch.Tensor) -> Callable[[], None]:
         """Let others read and write `memory` [bytes]; return what takes that back."""
-        place = [(memory.data_ptr(), memory.nbytes, 0, "")]
-        registered = self._agent.register_memory(self._agent.get_reg_descs(place, "DRAM"))
+        region = [(memory.data_ptr(), memory.nbytes, 0, "")]
+        registered = self._agent.register_memory(self._agent.get_reg_descs(region, "DRAM"))
         return lambda: self._agent.deregister_memory(registered)
 
     @property
@@ -259,14 +259,14 @@ class Borrower:
     def __init__(self, limit_s: float) -> None:
         self._agent, self._limit_s = Agent(), limit_s
 
-    def read(self, data: object, ids: Sequence[int], own: Callable[[int], CacheForm]) -> SavedSequence:
+    def read(self, data: object, ids: Sequence[int], form_of: Callable[[int], CacheForm]) -> SavedSequence:
         """Return what was lent of a prompt, and tell the lender.
 
-        data: a Loan's JSON form. own: the form of this worker's caches for a number of tokens.
+        data: a Loan's JSON form. form_of: the form of this worker's caches for a number of tokens.
         Raises ExecutionError for what does not fit, and whatever NIXL raises for a lender that does not answer.
         """
         loan, end_s = from_json(Loan, data), time.monotonic() + self._limit_s
-        form = own(loan.form.tokens)
+        form = form_of(loan.form.tokens)
         fault = loan.form.difference(form)
         if not fault and not 0 < form.tokens <= len(ids):
             fault = f"{form.tokens} cached tokens are lent for a prompt of {len(ids)}"

@@ -29,8 +29,8 @@ from trtkit.threads import share_of_cores
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtkit.deployment.dynamo.fleet_options import FleetOptions
-    from trtkit.deployment.dynamo.model_folder import ServedModel
+    from trtkit.deployment.dynamo.fleet_options import DynamoOptions
+    from trtkit.deployment.dynamo.model_folder import ServableBundle
 
 
 _LAST_LINES = 20
@@ -60,7 +60,7 @@ _TIMEOUT_S, _OPEN_S = 5, 600
 _METRIC = re.compile(r"^(trtkit_\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
-class Fleet:
+class LocalFleet:
     """A frontend and its workers; leaving the `with` block stops them.
 
     admin_token: what requests to a worker's own port must carry to change it.
@@ -68,7 +68,7 @@ class Fleet:
     """
 
     def __init__(
-        self, model: ServedModel, options: FleetOptions, on_line: Callable[[str, str], None] = lambda *_: None
+        self, model: ServableBundle, options: DynamoOptions, on_line: Callable[[str, str], None] = lambda *_: None
     ) -> None:
         if model.has_states and options.prefill_workers:
             what = "prefill workers are not supported for models with recurrent states"
@@ -133,7 +133,7 @@ class Fleet:
         """End the frontend, so that no request comes, then the workers."""
         with self._lock:
             self._is_stopped.set()
-        processes = [process for process in (self._frontend, *(each.process for each in self.workers)) if process]
+        processes = [process for process in (self._frontend, *(worker.process for worker in self.workers)) if process]
         for process in processes:
             process.ask_to_end()
         for process in processes:
@@ -269,8 +269,8 @@ def share_of_machine(number: int, workers: int, ranks: int) -> dict[str, str]:
     count = len(list(installed.iterdir())) if installed.is_dir() else 0
     gpus = listed.split(",") if listed else [str(index) for index in range(count)]
     if gpus:
-        own = dict.fromkeys(gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks))
-        return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+        devices = dict.fromkeys(gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks))
+        return {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
     return share_of_cores(workers * ranks)
 
 
@@ -280,7 +280,7 @@ class Broker:
     def __init__(self) -> None:
         self._context = zmq.Context()
         publishers, subscribers = self._context.socket(zmq.XSUB), self._context.socket(zmq.XPUB)
-        ports = [each.bind_to_random_port("tcp://127.0.0.1") for each in (publishers, subscribers)]
+        ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in (publishers, subscribers)]
         self._thread = threading.Thread(target=_run, args=(publishers, subscribers), daemon=True)
         self._thread.start()
         url = f"xsub=tcp://127.0.0.1:{ports[0]} , xpub=tcp://127.0.0.1:{ports[1]}"

@@ -16,7 +16,7 @@ Router = Literal["kv", "round-robin", "least-loaded", "power-of-two", "random"]
 
 
 @dataclass(frozen=True)
-class FleetOptions:
+class DynamoOptions:
     """How to serve a bundle.
 
     name: the model's in requests. replicas: workers that answer. prefill_workers: more of them, which compute prompts

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trtkit.llm.sequences import Ints
 
 
-class Stored(TypedDict):
+class StoredBlocks(TypedDict):
     """Blocks that follow each other and that a cache holds now. parent_hash: of the block before; None at a start."""
 
     type: Literal["stored"]
@@ -33,7 +33,7 @@ class Removed(TypedDict):
     block_hashes: list[int]
 
 
-Event = Stored | Removed
+Event = StoredBlocks | Removed
 
 
 def block_hashes(tokens: Ints, size: int, parent: int | None) -> list[int]:
@@ -109,7 +109,7 @@ class HeldBlocks:
         self._chains[slot] = chain
         return same
 
-    def _stored(self, slots: Slots, changed: Mapping[int, int], new: set[int]) -> Iterator[Stored]:
+    def _stored(self, slots: Slots, changed: Mapping[int, int], new: set[int]) -> Iterator[StoredBlocks]:
         """Yield the `new` blocks once each, after those before them. Who holds a block holds all before it.
 
         changed: the first block of each slot that may be new.
@@ -122,7 +122,7 @@ class HeldBlocks:
                 continue
             new.difference_update(chain[start:])
             tokens = slots.sequences.tokens[slot, start * self._size : len(chain) * self._size].tolist()
-            yield Stored(
+            yield StoredBlocks(
                 type="stored",
                 token_ids=tokens,
                 num_block_tokens=[self._size] * (len(chain) - start),

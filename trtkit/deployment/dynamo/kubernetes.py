@@ -36,7 +36,7 @@ from trtkit.version import __version__
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtkit.deployment.dynamo.model_folder import ServedModel
+    from trtkit.deployment.dynamo.model_folder import ServableBundle
 
 _PORT, _BUNDLE, _RENDEZVOUS = 8000, "/bundle", 29500
 GPUS_PER_NODE = 8
@@ -56,7 +56,7 @@ Needs prometheus-adapter, which takes the frontend's metric as it is. Its rule, 
 
 
 @dataclass(frozen=True)
-class ClusterFacts:
+class DynamoClusterFacts:
     """What is served where. name: of all objects. workers: in a pod, each on GPUs of its own: one per rank.
 
     nodes: that share a worker's ranks. queued: requests that may wait in a pod before another is added.
@@ -85,7 +85,9 @@ class ClusterFacts:
         return ("apps/v1", "Deployment") if self.nodes == 1 else (_GROUPS, "LeaderWorkerSet")
 
 
-def cluster_facts(name: str, model: ServedModel, workers: int = 1, gpus_per_node: int = GPUS_PER_NODE) -> ClusterFacts:
+def cluster_facts(
+    name: str, model: ServableBundle, workers: int = 1, gpus_per_node: int = GPUS_PER_NODE
+) -> DynamoClusterFacts:
     """Return what serves a bundle on a cluster: a volume with room for it and for a newer one.
 
     Raises DeployError for ranks that do not fill nodes, or several workers of which each needs several nodes.
@@ -97,15 +99,15 @@ def cluster_facts(name: str, model: ServedModel, workers: int = 1, gpus_per_node
     if nodes > 1 and workers > 1:
         what = f"a worker takes {nodes} nodes; {workers} workers cannot be in one group"
         raise DeployError(what, "--instances", "leave it out, and scale `replicas` of the LeaderWorkerSet")
-    return ClusterFacts(cluster_name(name), name, room_gib(model.path), workers, model.ranks, nodes=nodes)
+    return DynamoClusterFacts(cluster_name(name), name, room_gib(model.path), workers, model.ranks, nodes=nodes)
 
 
-def write_manifests(facts: ClusterFacts, folder: Path) -> list[Path]:
+def write_manifests(facts: DynamoClusterFacts, folder: Path) -> list[Path]:
     """Write manifests and the Dockerfile of their image; return the files. Raises DeployError where that fails."""
     return write_files(manifests(facts), folder)
 
 
-def manifests(facts: ClusterFacts) -> dict[str, str]:
+def manifests(facts: DynamoClusterFacts) -> dict[str, str]:
     """Return file name to text."""
     pods = {"deployment.yaml": to_yaml(_deployment(facts))}
     if facts.nodes > 1:
@@ -136,16 +138,16 @@ USER 1000:1000
 """
 
 
-def _deployment(facts: ClusterFacts) -> Manifest:
+def _deployment(facts: DynamoClusterFacts) -> Manifest:
     volumes = [read_only("bundle", facts.name)]
     scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_PORT)}
     return deployment(facts.name, facts.replicas, pod(_container(facts), volumes, _GRACE_S), scraped)
 
 
-def _group(facts: ClusterFacts) -> Manifest:
+def _group(facts: DynamoClusterFacts) -> Manifest:
     """Return groups of pods whose ranks torchrun joins; a group whose pod fails starts again as a whole."""
     volumes = [read_only("bundle", facts.name)]
-    first, other = (pod(each, volumes, _GRACE_S) for each in (_container(facts), _member(facts)))
+    first, other = (pod(container, volumes, _GRACE_S) for container in (_container(facts), _member(facts)))
     scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_PORT)}
     template = {
         "size": facts.nodes,
@@ -157,7 +159,7 @@ def _group(facts: ClusterFacts) -> Manifest:
     return named_object(*facts.target, facts.name, spec)
 
 
-def _container(facts: ClusterFacts) -> Manifest:
+def _container(facts: DynamoClusterFacts) -> Manifest:
     """Return what has the frontend."""
     return {
         **_member(facts),
@@ -168,7 +170,7 @@ def _container(facts: ClusterFacts) -> Manifest:
     }
 
 
-def _member(facts: ClusterFacts) -> Manifest:
+def _member(facts: DynamoClusterFacts) -> Manifest:
     """Return what runs the ranks of a node: `trtkit serve`, which torchrun starts where there are several nodes."""
     serve = ["trtkit", "serve", _BUNDLE, "--name", facts.model, "--replicas", str(facts.workers)]
     serve += ["--host", "0.0.0.0", "--http-port", str(_PORT)]
@@ -189,18 +191,18 @@ def _member(facts: ClusterFacts) -> Manifest:
     }
 
 
-def _network_policy(facts: ClusterFacts) -> Manifest:
+def _network_policy(facts: DynamoClusterFacts) -> Manifest:
     """Return who reaches the frontend, and that the pods of a group reach each other."""
     policy = network_policy(facts.name, ("http",))
     if facts.nodes > 1:
-        own = {"matchLabels": {_GROUP_LABEL: facts.name}}
-        policy["spec"]["podSelector"] = own
-        policy["spec"]["ingress"].append({"from": [{"podSelector": own}]})
+        selector = {"matchLabels": {_GROUP_LABEL: facts.name}}
+        policy["spec"]["podSelector"] = selector
+        policy["spec"]["ingress"].append({"from": [{"podSelector": selector}]})
     return policy
 
 
-def _autoscaler(facts: ClusterFacts) -> Manifest:
-    scaled = autoscaler(facts.name, (facts.replicas, facts.max_replicas), QUEUE_METRIC, facts.queued)
+def _autoscaler(facts: DynamoClusterFacts) -> Manifest:
+    scaled = autoscaler(facts.name, facts.replicas, facts.max_replicas, QUEUE_METRIC, facts.queued)
     version, kind = facts.target
     scaled["spec"]["scaleTargetRef"] = {"apiVersion": version, "kind": kind, "name": facts.name}
     return scaled

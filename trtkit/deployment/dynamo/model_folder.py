@@ -17,7 +17,7 @@ _AGAIN = "build it again with `trtkit build --no-cache`"
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class ServableBundle:
     """A bundle that can be served. has_chat: whether it says how a conversation is written. takes_images: if any.
 
     ranks: that share it, each on a GPU. has_states: whether layers keep recurrent states.
@@ -35,7 +35,7 @@ class ServedModel:
         return "chat,completions" if self.has_chat else "completions"
 
 
-def read_model(bundle: Path) -> ServedModel:
+def read_model(bundle: Path) -> ServableBundle:
     """Return what can be served. Raises BundleError, and DeployError for what the frontend could not read."""
     opened = open_bundle(bundle)
     folder = opened.path / "model"
@@ -57,4 +57,4 @@ def read_model(bundle: Path) -> ServedModel:
         try_template(folder)
     decoder, ranks = opened.manifest.decoder, opened.manifest.grid.ranks
     has_states = decoder is not None and decoder.state_bytes_per_slot > 0
-    return ServedModel(opened.path, has_chat, opened.manifest.images is not None, ranks, has_states)
+    return ServableBundle(opened.path, has_chat, opened.manifest.images is not None, ranks, has_states)

@@ -58,8 +58,8 @@ def _has_draft(manifest: Manifest) -> bool:
 
 def _cache_kinds(manifest: Manifest) -> str:
     """Return the types of the KV caches."""
-    inputs = (each for stage in manifest.stages for each in stage.inputs if each.feeder == "cache")
-    return " and ".join(sorted({each.dtype for each in inputs}))
+    inputs = (tensor for stage in manifest.stages for tensor in stage.inputs if tensor.feeder == "cache")
+    return " and ".join(sorted({tensor.dtype for tensor in inputs}))
 
 
 def _differing_files(prompts: tuple[FileRecord, ...], answers: tuple[FileRecord, ...]) -> list[str]:

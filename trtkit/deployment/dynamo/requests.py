@@ -45,9 +45,9 @@ def default_settings(model: Path) -> Settings:
     model: a bundle's folder with `generation_config.json`.
     """
     path = model / "generation_config.json"
-    own = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    of_model = {name: own[name] for name in _DEFAULTS if own.get(name) is not None}
-    return {"temperature": 1.0, **(of_model if own.get("do_sample", True) else {"temperature": 0.0})}
+    model_defaults = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    of_model = {name: model_defaults[name] for name in _DEFAULTS if model_defaults.get(name) is not None}
+    return {"temperature": 1.0, **(of_model if model_defaults.get("do_sample", True) else {"temperature": 0.0})}
 
 
 def read_request(request: Fields, defaults: Settings, max_length: int) -> tuple[Prompt, SamplingParams]:
@@ -99,7 +99,7 @@ def _refused(request: Fields) -> Iterator[Problem]:
             yield Problem(f"`{name}` is not supported", name, "leave it out")
     for name, value in _guide(request).items():
         if name not in _GUIDES:
-            fix = f"use one of {', '.join(f'`{each}`' for each in _GUIDES)}"
+            fix = f"use one of {', '.join(f'`{guide}`' for guide in _GUIDES)}"
             yield Problem(f"guided decoding by `{name}` is not supported: `{str(value)[:80]}`", name, fix)
 
 

@@ -288,8 +288,8 @@ def _served_name(options: argparse.Namespace) -> str:
 def _one_line(error: TrtkitError) -> str:
     """Return an error's first problems and their fixes in one line."""
     problems: Sequence[Problem | TrtkitError] = error.problems if isinstance(error, ProblemsError) else (error,)
-    parts = [f"{each.where}: {each.what}" if each.where else each.what for each in problems]
-    fixes = [f"{part} ({each.fix})" if each.fix else part for part, each in zip(parts, problems, strict=True)]
+    parts = [f"{problem.where}: {problem.what}" if problem.where else problem.what for problem in problems]
+    fixes = [f"{part} ({problem.fix})" if problem.fix else part for part, problem in zip(parts, problems, strict=True)]
     more = len(fixes) - _MOST_PROBLEMS
     return "; ".join([*fixes[:_MOST_PROBLEMS], *([f"and {more} more"] if more > 0 else [])])
 

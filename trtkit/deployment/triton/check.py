@@ -74,26 +74,26 @@ def check_server(client: Client, model: str | None, bundle: Bundle | None) -> Se
         raise DeployError("the server is not live", str(client.address))
     version = client.version()
     index = client.index()
-    name = model or (None if bundle is None else _name_of(bundle, [each["name"] for each in index]))
-    chosen = [each for each in index if name in {None, each["name"]}]
+    name = model or (None if bundle is None else _name_of(bundle, [entry["name"] for entry in index]))
+    chosen = [entry for entry in index if name in {None, entry["name"]}]
     if not chosen:
-        has = ", ".join(sorted({each["name"] for each in index})) or "none"
+        has = ", ".join(sorted({entry["name"] for entry in index})) or "none"
         raise DeployError(f"the server has no model `{name}`; it has {has}", str(client.address))
     if name is None and not client.is_ready():
         raise DeployError("the server is not ready", str(client.address))
-    reports = [_check_model(client, each, bundle) for each in chosen]
+    reports = [_check_model(client, entry, bundle) for entry in chosen]
     return ServerReport(str(client.address), version, tuple(reports))
 
 
 def _name_of(bundle: Bundle, names: Sequence[str]) -> str:
     """Return the model that the bundle most likely is on the server."""
-    own = bundle.manifest.name
-    if own in names:
-        return own
+    own_name = bundle.manifest.name
+    if own_name in names:
+        return own_name
     if len(set(names)) == 1:
         return names[0]
     has = ", ".join(sorted(set(names))) or "none"
-    raise DeployError(f"the server has no model `{own}`; it has {has}", "--model", "choose one with `--model`")
+    raise DeployError(f"the server has no model `{own_name}`; it has {has}", "--model", "choose one with `--model`")
 
 
 def _check_model(client: Client, entry: dict[str, str], bundle: Bundle | None) -> ModelReport:
@@ -125,7 +125,7 @@ def _manifest_differences(client: Client, served: ServedInterface, bundle: Bundl
     if manifest.interface == "tokens":
         return []
     candidates = [served, *(client.interface(step) for step in served.steps)]
-    nearest = max(candidates, key=lambda each: _shared_tensors(each, bundle))
+    nearest = max(candidates, key=lambda candidate: _shared_tensors(candidate, bundle))
     if _shared_tensors(nearest, bundle):
         return _engine_differences(nearest, bundle)
     if has_known:
@@ -137,7 +137,7 @@ def _shared_tensors(served: ServedInterface, bundle: Bundle) -> int:
     """Return how many inputs and outputs are called as the engine's."""
     manifest = bundle.manifest
     pairs = ((served.inputs, manifest.inputs), (served.outputs, manifest.outputs))
-    return sum(len({each.name for each in ours} & {each.name for each in built}) for ours, built in pairs)
+    return sum(len({tensor.name for tensor in ours} & {tensor.name for tensor in built}) for ours, built in pairs)
 
 
 def _engine_differences(served: ServedInterface, bundle: Bundle) -> list[str]:
@@ -158,7 +158,7 @@ def _tensor_differences(kind: str, served: Sequence[ServedTensor], built: Sequen
     for record in built:
         tensor = by_name.pop(record.name, None)
         if tensor is None:
-            has = ", ".join(f"`{each.name}`" for each in served) or "none"
+            has = ", ".join(f"`{tensor.name}`" for tensor in served) or "none"
             differences.append(f"{kind} `{record.name}` is missing; the model has {has}")
             continue
         dtype = TRITON_TYPES.get(record.dtype, record.dtype).removeprefix("TYPE_")
@@ -177,7 +177,7 @@ def _known_interface(served: ServedInterface, known: KnownRequest) -> list[str]:
         for name, value in arrays.items():
             tensor, dtype = by_name.get(name), np_to_triton_dtype(value.dtype)
             if tensor is None:
-                has = ", ".join(f"`{each}`" for each in by_name) or "none"
+                has = ", ".join(f"`{name}`" for name in by_name) or "none"
                 differences.append(f"{kind} `{name}` is missing; the model has {has}")
             elif tensor.dtype != dtype:
                 differences.append(f"{kind} `{name}` is {tensor.dtype}, the bundle's is {dtype}")
@@ -187,7 +187,9 @@ def _known_interface(served: ServedInterface, known: KnownRequest) -> list[str]:
 
 
 def _fits(shape: tuple[int, ...], served: tuple[int, ...]) -> bool:
-    return len(shape) == len(served) and all(own in {-1, size} for size, own in zip(shape, served, strict=True))
+    return len(shape) == len(served) and all(
+        served_size in {-1, size} for size, served_size in zip(shape, served, strict=True)
+    )
 
 
 def _ask(client: Client, served: ServedInterface, known: KnownRequest) -> list[str]:
@@ -232,5 +234,5 @@ def _text_difference(answer: Array, expected: Array, *, is_stream: bool) -> str:
 
 
 def _shown(texts: Sequence[bytes]) -> str:
-    text = ", ".join(repr(each.decode("utf-8", "replace")) for each in texts)
+    text = ", ".join(repr(item.decode("utf-8", "replace")) for item in texts)
     return text if len(text) <= 120 else f"{text[:117]}..."

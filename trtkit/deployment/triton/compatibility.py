@@ -75,7 +75,9 @@ def choose_release(library: BackendRecord, backend: str) -> Release:
         return newest_release()
     fitting = with_tensorrt(library.version)
     if not fitting:
-        known = ", ".join(f"{each.tensorrt} ({each.name})" for each in releases() if each.tensorrt and each.is_safe)
+        known = ", ".join(
+            f"{release.tensorrt} ({release.name})" for release in releases() if release.tensorrt and release.is_safe
+        )
         what = f"no known Triton release includes TensorRT {library.version}"
         fix = f"build with one of {known}, or find the release: {SUPPORT_MATRIX}"
         raise DeployError(what, fix=fix)

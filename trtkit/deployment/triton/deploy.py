@@ -12,7 +12,7 @@ from trtkit.deployment.triton.llm_model import llm_model
 from trtkit.deployment.triton.network_models import network_models
 from trtkit.deployment.triton.ocr_pipeline import ocr_pipeline, page_answer
 from trtkit.deployment.triton.portable_manifest import reads_source
-from trtkit.deployment.triton.repository import differences, place, refuse_links, write, writing
+from trtkit.deployment.triton.repository import differences, place_models, refuse_links, write, writing
 from trtkit.deployment.triton.served import check_name
 from trtkit.deployment.triton.vision_pipeline import image_answer, takes_images, vision_pipeline
 from trtkit.errors import DeployError
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.deployment.make_known import ImageAnswer
     from trtkit.deployment.triton.options import DeployOptions
-    from trtkit.deployment.triton.repository import Placement
-    from trtkit.deployment.triton.served import ServedModel
+    from trtkit.deployment.triton.repository import PlacedModel
+    from trtkit.deployment.triton.served import DeployedModel
 
 Form = Literal["auto", "tensors", "pipeline"]
 
@@ -53,7 +53,7 @@ class DeployRequest:
 class Deployment:
     """What was deployed, or in a dry run would be. notes: remarks for the user, in sentences."""
 
-    placements: tuple[Placement, ...]
+    placements: tuple[PlacedModel, ...]
     notes: tuple[str, ...]
 
     @property
@@ -65,14 +65,14 @@ class Deployment:
         """Return it for a program."""
         models = [
             {
-                "name": each.model.name,
-                "version": each.version,
-                "serves": list(each.served),
-                "kind": each.model.kind,
-                "backend": each.model.backend,
-                "reasons": list(each.model.reasons),
+                "name": placed.model.name,
+                "version": placed.version,
+                "serves": list(placed.served),
+                "kind": placed.model.kind,
+                "backend": placed.model.backend,
+                "reasons": list(placed.model.reasons),
             }
-            for each in self.placements
+            for placed in self.placements
         ]
         return {"models": models, "notes": list(self.notes)}
 
@@ -95,9 +95,9 @@ def deploy(
     if request.release:
         check_models(models, request.release)
     if is_dry_run:
-        return Deployment(tuple(place(models, repository, options.keep_versions)), tuple(notes))
+        return Deployment(tuple(place_models(models, repository, options.keep_versions)), tuple(notes))
     with writing(repository):
-        placements = place(models, repository, options.keep_versions)
+        placements = place_models(models, repository, options.keep_versions)
         notes.append(ensure_known(request.bundle, _answer(request, models[-1], options), on_progress))
         if request.recognizer is not None:
             ensure_known(request.recognizer, None, on_progress)
@@ -105,7 +105,7 @@ def deploy(
     return Deployment(tuple(placements), tuple(notes))
 
 
-def served_models(request: DeployRequest, options: DeployOptions) -> list[ServedModel]:
+def served_models(request: DeployRequest, options: DeployOptions) -> list[DeployedModel]:
     """Return the models that serve the bundle, those that others use first; clients call the last one."""
     bundle, form = request.bundle, request.form
     if "llm" in options.model_fields_set and bundle.manifest.interface != "tokens":
@@ -148,7 +148,7 @@ def _checked(bundle: Bundle) -> list[str]:
     return notes
 
 
-def _answer(request: DeployRequest, served: ServedModel, options: DeployOptions) -> ImageAnswer | None:
+def _answer(request: DeployRequest, served: DeployedModel, options: DeployOptions) -> ImageAnswer | None:
     """Return what a pipeline answers to an image, None if it is not a pipeline."""
     if request.recognizer is not None:
         return page_answer(request.bundle, request.recognizer)

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.deployment.triton.commands import ContainerFacts
-    from trtkit.deployment.triton.served import ServedModel
+    from trtkit.deployment.triton.served import DeployedModel
 
 
 DOCKERFILE = "Dockerfile"
 
 
-def check_models(models: Sequence[ServedModel], name: str) -> None:
+def check_models(models: Sequence[DeployedModel], name: str) -> None:
     """Raise DeployError where a release of Triton cannot load one of the models."""
     release = find_release(name)
     for model in models:
@@ -89,7 +89,7 @@ Needs prometheus-adapter, which turns Triton's counters into the metric below. I
 
 
 @dataclass(frozen=True)
-class ClusterFacts:
+class TritonClusterFacts:
     """What is served where. name: of all objects. queue_us: how long a request may wait before a pod is added."""
 
     name: str
@@ -103,12 +103,12 @@ class ClusterFacts:
     queue_us: int = 50_000
 
 
-def cluster_facts(name: str, repository: Path, container: ContainerFacts) -> ClusterFacts:
+def cluster_facts(name: str, repository: Path, container: ContainerFacts) -> TritonClusterFacts:
     """Return what serves a repository on a cluster: a volume with room for it and as much again for new versions."""
-    return ClusterFacts(cluster_name(name), container, storage_gib=room_gib(repository))
+    return TritonClusterFacts(cluster_name(name), container, storage_gib=room_gib(repository))
 
 
-def manifests(facts: ClusterFacts) -> dict[str, str]:
+def manifests(facts: TritonClusterFacts) -> dict[str, str]:
     """Return file name to YAML: Deployment, Service, autoscaler, volume claim, network policy."""
     return {
         "deployment.yaml": to_yaml(_deployment(facts)),
@@ -119,12 +119,12 @@ def manifests(facts: ClusterFacts) -> dict[str, str]:
     }
 
 
-def write_manifests(facts: ClusterFacts, folder: Path) -> list[Path]:
+def write_manifests(facts: TritonClusterFacts, folder: Path) -> list[Path]:
     """Write the manifests; return the files. Raises DeployError where the folder cannot be written."""
     return write_files(manifests(facts), folder)
 
 
-def _deployment(facts: ClusterFacts) -> Manifest:
+def _deployment(facts: TritonClusterFacts) -> Manifest:
     scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_PORTS["metrics"])}
     volumes = [
         read_only("models", facts.name),
@@ -133,7 +133,7 @@ def _deployment(facts: ClusterFacts) -> Manifest:
     return deployment(facts.name, facts.replicas, pod(_container(facts), volumes, _GRACE_S), scraped)
 
 
-def _container(facts: ClusterFacts) -> Manifest:
+def _container(facts: TritonClusterFacts) -> Manifest:
     ready = probe("/v2/health/ready")
     return {
         "name": "triton",
@@ -158,12 +158,12 @@ def _container(facts: ClusterFacts) -> Manifest:
     }
 
 
-def _liveness(facts: ClusterFacts) -> Manifest:
+def _liveness(facts: TritonClusterFacts) -> Manifest:
     """Return what tells that the pod must be restarted: Triton stays live when a Python model's process is gone."""
     if facts.container.needs_trtkit:
         return {"exec": {"command": ["python3", "-P", "-m", "trtkit.deployment.triton.health", str(_PORTS["http"])]}}
     return probe("/v2/health/live")
 
 
-def _autoscaler(facts: ClusterFacts) -> Manifest:
-    return autoscaler(facts.name, (facts.replicas, facts.max_replicas), QUEUE_METRIC, facts.queue_us)
+def _autoscaler(facts: TritonClusterFacts) -> Manifest:
+    return autoscaler(facts.name, facts.replicas, facts.max_replicas, QUEUE_METRIC, facts.queue_us)

@@ -101,9 +101,9 @@ def model_states(endpoints: Endpoints) -> list[ModelState]:
     """Return every version of every model that the server has loaded or tried to load. Raises DeployError."""
     index = _ask(f"{endpoints.http}/v2/repository/index", b"{}")
     return [
-        ModelState(each["name"], each.get("version", ""), each["state"], each.get("reason", ""))
-        for each in index
-        if each.get("state")
+        ModelState(entry["name"], entry.get("version", ""), entry["state"], entry.get("reason", ""))
+        for entry in index
+        if entry.get("state")
     ]
 
 

@@ -6,18 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.deployment.triton import model_config
 from trtkit.deployment.triton.model_config import Section
-from trtkit.deployment.triton.served import ServedModel
+from trtkit.deployment.triton.served import DeployedModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.deployment.triton.model_config import Tensor
+    from trtkit.deployment.triton.model_config import TritonTensor
     from trtkit.deployment.triton.served import Kind
 
 
 def ensemble(
-    name: str, kind: Kind, steps: Sequence[ServedModel], inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
-) -> ServedModel:
+    name: str,
+    kind: Kind,
+    steps: Sequence[DeployedModel],
+    inputs: tuple[TritonTensor, ...],
+    outputs: tuple[TritonTensor, ...],
+) -> DeployedModel:
     """Return the model that clients call. steps: in order; each takes what `inputs` or steps before it give by name."""
     first = steps[0]
     sections = (
@@ -32,11 +36,11 @@ def ensemble(
     )
     listed = ", ".join(tensor.name for tensor in outputs)
     reason = f"{name}: {', '.join(tensor.name for tensor in inputs)} in, {listed} out; {len(steps)} steps"
-    return ServedModel(name, kind, "ensemble", inputs, outputs, sections, (reason,))
+    return DeployedModel(name, kind, "ensemble", inputs, outputs, sections, (reason,))
 
 
 def _step_fields(
-    steps: Sequence[ServedModel], inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
+    steps: Sequence[DeployedModel], inputs: tuple[TritonTensor, ...], outputs: tuple[TritonTensor, ...]
 ) -> list[dict[str, Any]]:
     """Return the steps as ModelConfig has them.
 
@@ -58,7 +62,7 @@ def _step_fields(
     return fields
 
 
-def _needed(steps: Sequence[ServedModel], outputs: tuple[Tensor, ...]) -> list[list[str]]:
+def _needed(steps: Sequence[DeployedModel], outputs: tuple[TritonTensor, ...]) -> list[list[str]]:
     """Return for each step its outputs that a later step or the client takes."""
     wanted = {tensor.name for tensor in outputs}
     needed = []

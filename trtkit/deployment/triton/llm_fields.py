@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtkit.deployment.triton.model_config import Tensor
+from trtkit.deployment.triton.model_config import TritonTensor
 
 MANY = (-1,)
 ONE = (1,)
@@ -25,9 +25,9 @@ class Field:
     dims: tuple[int, ...] = ONE
 
     @property
-    def tensor(self) -> Tensor:
+    def tensor(self) -> TritonTensor:
         """The input as Triton has it."""
-        return Tensor(self.name, self.dtype, self.dims, is_optional=True)
+        return TritonTensor(self.name, self.dtype, self.dims, is_optional=True)
 
 
 FIELDS = (
@@ -78,14 +78,14 @@ FIELDS = (
     Field("guided_decoding_guide", "text"),
 )
 OUTPUTS = (
-    Tensor("text_output", "text", MANY),
-    Tensor("output_ids", "int32", (-1, -1)),
-    Tensor("sequence_length", "int32", MANY),
-    Tensor("cum_log_probs", "fp32", MANY),
-    Tensor("output_log_probs", "fp32", (-1, -1)),
-    Tensor("finish_reason", "text", MANY),
-    Tensor("batch_index", "int32", ONE),
-    Tensor("sequence_index", "int32", ONE),
-    Tensor("num_input_tokens", "int32", ONE),
-    Tensor("num_output_tokens", "int32", ONE),
+    TritonTensor("text_output", "text", MANY),
+    TritonTensor("output_ids", "int32", (-1, -1)),
+    TritonTensor("sequence_length", "int32", MANY),
+    TritonTensor("cum_log_probs", "fp32", MANY),
+    TritonTensor("output_log_probs", "fp32", (-1, -1)),
+    TritonTensor("finish_reason", "text", MANY),
+    TritonTensor("batch_index", "int32", ONE),
+    TritonTensor("sequence_index", "int32", ONE),
+    TritonTensor("num_input_tokens", "int32", ONE),
+    TritonTensor("num_output_tokens", "int32", ONE),
 )

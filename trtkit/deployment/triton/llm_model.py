@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trtkit.deployment.triton import model_config
 from trtkit.deployment.triton.llm_fields import FIELDS, OUTPUTS
 from trtkit.deployment.triton.model_config import Section
-from trtkit.deployment.triton.served import ServedModel
+from trtkit.deployment.triton.served import DeployedModel
 from trtkit.errors import DeployError
 from trtkit.llm.adapters import check_adapters
 from trtkit.llm.head_tokens import head_tokens
@@ -34,7 +34,7 @@ RUNNER = "trtkit.deployment.triton.backend.llm:LlmModel"
 _WITH_IMAGES, _WITH_ADAPTERS = "image", "lora_name"
 
 
-def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
+def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> DeployedModel:
     """Return the bundle as one model. Raises DeployError where an option makes no sense for it."""
     manifest = bundle.manifest
     _check(options)
@@ -49,9 +49,9 @@ def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
     lacking |= {_WITH_ADAPTERS} if llm is None or llm.lora is None else set()
     fields = [field for field in FIELDS if field.name not in lacking]
     inputs = tuple(field.tensor for field in fields)
-    folders = {each: str(Path(folder).resolve()) for each, folder in adapters.items()}
-    own = {"default_max_tokens": options.default_max_tokens, "warmup": options.warmup}
-    settings = {"serving": replace(serving, lora=folders).to_values(), **own}
+    folders = {name: str(Path(folder).resolve()) for name, folder in adapters.items()}
+    model_settings = {"default_max_tokens": options.default_max_tokens, "warmup": options.warmup}
+    settings = {"serving": replace(serving, lora=folders).to_values(), **model_settings}
     decoupled = "Answers come in pieces while the model goes on, and requests leave when their client does."
     rows = f"Prompts of one request: as many as the engine has slots, {slots}."
     reason = f"trtkit's batching in flight, {slots} slots, as a decoupled model of the Python backend"
@@ -62,7 +62,7 @@ def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
         model_config.interface(inputs, OUTPUTS, "Names and shapes of TensorRT-LLM's models; every input is optional."),
         model_config.instances(options, "KIND_AUTO", is_shared=True),
     )
-    return ServedModel(
+    return DeployedModel(
         name, "llm", "python", inputs, OUTPUTS, sections, (f"{name}: {reason}",), bundle, None, RUNNER, settings
     )
 

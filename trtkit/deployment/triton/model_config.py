@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf import text_format
 from google.protobuf.json_format import ParseDict
@@ -43,7 +43,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TritonTensor:
     """An input or output of a served model. dims: without the batch axis, -1 where any size goes.
 
     dtype: trtkit's name, or `text` for bytes. is_scalar: what the model gets has no axis but the batch.
@@ -88,9 +88,9 @@ def read_config(text: str, where: str) -> Any:
         raise DeployError(f"not a model configuration: {error}", where, "deploy the model again") from None
 
 
-def interface(inputs: Sequence[Tensor], outputs: Sequence[Tensor], comment: str) -> Section:
+def interface(inputs: Sequence[TritonTensor], outputs: Sequence[TritonTensor], comment: str) -> Section:
     """Return the section of inputs and outputs."""
-    fields = {"input": [each.fields() for each in inputs], "output": [each.fields() for each in outputs]}
+    fields = {"input": [tensor.fields() for tensor in inputs], "output": [tensor.fields() for tensor in outputs]}
     return Section(comment, fields)
 
 
@@ -165,23 +165,30 @@ def versions(served: Sequence[int]) -> Section:
     return Section(words, {"version_policy": {"specific": {"versions": list(served)}}})
 
 
-def warm_up(inputs: Sequence[Tensor], shapes: Sequence[tuple[int, dict[str, tuple[int, ...]]]]) -> Section:
-    """Return requests that run before the model is ready. shapes: batch size, and each input's dims."""
+class WarmUpShape(NamedTuple):
+    """The shape of a request. batch_size: 0 if requests share none. dims: of each input, without the batch axis."""
+
+    batch_size: int
+    dims: dict[str, tuple[int, ...]]
+
+
+def warm_up(inputs: Sequence[TritonTensor], shapes: Sequence[WarmUpShape]) -> Section:
+    """Return requests that run before the model is ready."""
     requests = [
         {
-            "name": f"batch {batch}",
-            "batch_size": batch,
+            "name": f"batch {shape.batch_size}",
+            "batch_size": shape.batch_size,
             "count": 1,
             "inputs": {
-                each.name: {
-                    "data_type": TRITON_TYPES[each.dtype],
-                    "dims": [1] if each.is_scalar else list(dims[each.name]),
+                tensor.name: {
+                    "data_type": TRITON_TYPES[tensor.dtype],
+                    "dims": [1] if tensor.is_scalar else list(shape.dims[tensor.name]),
                     "zero_data": True,
                 }
-                for each in inputs
+                for tensor in inputs
             },
         }
-        for batch, dims in shapes
+        for shape in shapes
     ]
     words = "`warmup`: run before the model is called ready, so that no user waits for first-time work."
     return Section(words, {"model_warmup": requests})

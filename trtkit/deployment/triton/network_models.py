@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.deployment.triton import model_config
 from trtkit.deployment.triton.ensemble import ensemble
 from trtkit.deployment.triton.model_config import Section
-from trtkit.deployment.triton.served import ServedModel
+from trtkit.deployment.triton.served import DeployedModel
 from trtkit.deployment.triton.tensor_model import (
     batch_limit,
     extras,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trtkit.deployment.triton.options import DeployOptions
 
 
-def network_models(bundle: Bundle, name: str, options: DeployOptions) -> list[ServedModel]:
+def network_models(bundle: Bundle, name: str, options: DeployOptions) -> list[DeployedModel]:
     """Return the models of the bundle's engines, those that others use first; the last one, `name`, is the network.
 
     Raises DeployError where an option does not fit the engine, or a tensor has a type that Triton does not know.
@@ -52,7 +52,7 @@ class _Engine:
     max_batch: int
 
 
-def native_models(bundle: Bundle, name: str, options: DeployOptions) -> list[ServedModel]:
+def native_models(bundle: Bundle, name: str, options: DeployOptions) -> list[DeployedModel]:
     """Return the models of the bundle's engines in order and, where there are several, the ensemble `name` of them."""
     manifest = bundle.manifest
     if len(manifest.stages) == 1:
@@ -69,7 +69,7 @@ def native_models(bundle: Bundle, name: str, options: DeployOptions) -> list[Ser
     return [*stages, ensemble(name, "ensemble", stages, *ends)]
 
 
-def _model(bundle: Bundle, engine: _Engine, options: DeployOptions) -> ServedModel:
+def _model(bundle: Bundle, engine: _Engine, options: DeployOptions) -> DeployedModel:
     record, max_batch = engine.record, engine.max_batch
     reason = _REASON.format(bundle.manifest.backend.version)
     inputs, outputs = tensors(record.inputs, max_batch), tensors(record.outputs, max_batch)
@@ -86,7 +86,7 @@ def _model(bundle: Bundle, engine: _Engine, options: DeployOptions) -> ServedMod
         shapes = [warm_up_shape(record, opt_shapes(profile), max_batch) for profile in record.profiles or ({},)]
         sections.append(model_config.warm_up(inputs, shapes))
     reasons = (f"{engine.name}: {reason}",)
-    return ServedModel(
+    return DeployedModel(
         engine.name, "model", "tensorrt", inputs, outputs, tuple(sections), reasons, bundle, plan=engine.plan
     )
 
@@ -98,7 +98,9 @@ def _graphs(options: DeployOptions, record: Manifest | StageRecord, max_batch: i
     specs: list[dict[str, Any]] = []
     for profile in record.profiles:
         tuned, shapes = warm_up_shape(record, opt_shapes(profile), max_batch)
-        dynamic = {each.name: list(shapes[each.name]) for each in record.inputs if -1 in each.shape[bool(max_batch) :]}
+        dynamic = {
+            tensor.name: list(shapes[tensor.name]) for tensor in record.inputs if -1 in tensor.shape[bool(max_batch) :]
+        }
         for batch in sorted({min(1, max_batch), tuned}):
             spec = {"batch_size": batch, "input": {name: {"dim": dims} for name, dims in dynamic.items()}}
             specs += [spec] if spec not in specs else []

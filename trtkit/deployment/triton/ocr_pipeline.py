@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from trtkit.deployment.make_known import ImageAnswer
 from trtkit.deployment.triton import model_config
-from trtkit.deployment.triton.model_config import Section, Tensor
+from trtkit.deployment.triton.model_config import Section, TritonTensor
 from trtkit.deployment.triton.network_models import network_models
-from trtkit.deployment.triton.served import ServedModel
+from trtkit.deployment.triton.served import DeployedModel
 from trtkit.inputs.samples import as_dtype
 from trtkit.runtime.model import open_model
 from trtkit.runtime.page import page_reader, read_page
@@ -24,12 +24,16 @@ if TYPE_CHECKING:
     from trtkit.runtime.model import Model
 
 RUNNER = "trtkit.deployment.triton.backend.ocr:OcrModel"
-INPUTS = (Tensor("image", "text", (1,)),)
-OUTPUTS = (Tensor("text", "text", (-1,)), Tensor("score", "fp32", (-1,)), Tensor("box", "int32", (-1, 4)))
+INPUTS = (TritonTensor("image", "text", (1,)),)
+OUTPUTS = (
+    TritonTensor("text", "text", (-1,)),
+    TritonTensor("score", "fp32", (-1,)),
+    TritonTensor("box", "int32", (-1, 4)),
+)
 _WHAT = "Python backend: finds the lines with `{}`, reads each with `{}`"
 
 
-def ocr_pipeline(detector: Bundle, recognizer: Bundle, name: str, options: DeployOptions) -> list[ServedModel]:
+def ocr_pipeline(detector: Bundle, recognizer: Bundle, name: str, options: DeployOptions) -> list[DeployedModel]:
     """Return the two networks' models and then the reader `name`. Raises BundleError where one cannot be it."""
     reader = page_reader(detector, recognizer)
     detectors = network_models(detector, f"{name}_detector", options)
@@ -47,7 +51,7 @@ def ocr_pipeline(detector: Bundle, recognizer: Bundle, name: str, options: Deplo
         model_config.instances(options, "KIND_CPU"),
     )
     reasons = (f"{name}: {reason}",)
-    served = ServedModel(name, "ocr", "python", INPUTS, OUTPUTS, sections, reasons, runner=RUNNER, settings=settings)
+    served = DeployedModel(name, "ocr", "python", INPUTS, OUTPUTS, sections, reasons, runner=RUNNER, settings=settings)
     return [*detectors, *recognizers, served]
 
 
@@ -67,7 +71,7 @@ def _function(model: Model) -> Callable[[Array], Array]:
     return lambda x: model(as_dtype(x, dtype))
 
 
-def _port(network: ServedModel) -> dict[str, str]:
+def _port(network: DeployedModel) -> dict[str, str]:
     """Return how a network is called."""
     taken = network.inputs[0]
     return {"model": network.name, "input": taken.name, "dtype": taken.dtype, "output": network.outputs[0].name}

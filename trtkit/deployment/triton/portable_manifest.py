@@ -39,8 +39,8 @@ def portable_manifest(bundle: Bundle) -> str:
 def _portable(value: Any) -> Any:
     """Return a value with absolute paths cut to their last names."""
     if isinstance(value, dict):
-        return {key: _portable(each) for key, each in value.items()}
+        return {key: _portable(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_portable(each) for each in value]
+        return [_portable(item) for item in value]
     is_path = isinstance(value, str) and PurePath(value).is_absolute()
     return PurePath(value).name if is_path else value

@@ -65,7 +65,9 @@ def find_release(name: str) -> Release:
 
 def with_tensorrt(version: str) -> tuple[Release, ...]:
     """Return the releases, newest first, that carry TensorRT `version`, compared as far as both are given."""
-    return tuple(each for each in reversed(releases()) if each.tensorrt and same_version(each.tensorrt, version))
+    return tuple(
+        release for release in reversed(releases()) if release.tensorrt and same_version(release.tensorrt, version)
+    )
 
 
 def same_version(first: str, second: str) -> bool:
@@ -75,4 +77,4 @@ def same_version(first: str, second: str) -> bool:
 
 def _release(name: str, figures: dict[str, Any], read: str) -> Release:
     versions = {key: figures.get(key, {}).get("version") for key in ("triton", "tensorrt", "cuda", "python")}
-    return Release(name, **versions, sources={key: each["source"] for key, each in figures.items()}, read=read)
+    return Release(name, **versions, sources={key: figure["source"] for key, figure in figures.items()}, read=read)

@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from trtkit.deployment.triton.served import ServedModel
+    from trtkit.deployment.triton.served import DeployedModel
 
 CONFIG, DEPLOYMENT = "config.pbtxt", "deployment.json"
 _BUSY = "another deployment is writing this repository"
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacedModel:
     """A model's place: its new version, the versions served from then on, and config.pbtxt before and after."""
 
-    model: ServedModel
+    model: DeployedModel
     folder: Path
     version: int
     served: tuple[int, ...]
@@ -47,7 +47,7 @@ class Placement:
     old_config: str | None
 
 
-def place(models: Sequence[ServedModel], repository: Path, keep_versions: int) -> list[Placement]:
+def place_models(models: Sequence[DeployedModel], repository: Path, keep_versions: int) -> list[PlacedModel]:
     """Return where the models go. Raises DeployError where one would change what is there in a way clients notice."""
     _check_folder(repository)
     return [_place(model, repository / model.name, keep_versions) for model in models]
@@ -77,7 +77,7 @@ def writing(repository: Path) -> Iterator[None]:
         raise DeployError(what, str(repository), "choose a writable `--repository` with enough space") from None
 
 
-def write(placements: Sequence[Placement], repository: Path, on_progress: Callable[[str], None]) -> None:
+def write(placements: Sequence[PlacedModel], repository: Path, on_progress: Callable[[str], None]) -> None:
     """Put the models into the repository, held by `writing`, those that others use first.
 
     All files are written before any model goes live.
@@ -93,7 +93,7 @@ def write(placements: Sequence[Placement], repository: Path, on_progress: Callab
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def differences(placements: Sequence[Placement]) -> str:
+def differences(placements: Sequence[PlacedModel]) -> str:
     """Return what would change, as a unified diff of config.pbtxt and a line for each new version."""
     lines: list[str] = []
     for placement in placements:
@@ -120,9 +120,9 @@ def _check_folder(repository: Path) -> None:
         raise DeployError("is not a folder", str(repository), "choose another `--repository`")
 
 
-def _place(model: ServedModel, folder: Path, keep_versions: int) -> Placement:
+def _place(model: DeployedModel, folder: Path, keep_versions: int) -> PlacedModel:
     if not folder.exists() and not folder.is_symlink():
-        return Placement(model, folder, 1, (1,), config_text([*model.sections, versions((1,))]), None)
+        return PlacedModel(model, folder, 1, (1,), config_text([*model.sections, versions((1,))]), None)
     refuse_links(folder)
     there = sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
     if not there or not (folder / str(there[-1]) / DEPLOYMENT).is_file() or not (folder / CONFIG).is_file():
@@ -133,7 +133,7 @@ def _place(model: ServedModel, folder: Path, keep_versions: int) -> Placement:
     served = tuple(sorted([*live, there[-1] + 1])[-keep_versions:])
     new_text = config_text([*model.sections, versions(served)])
     _refuse_change(old, read_config(new_text, model.name), folder)
-    return Placement(model, folder, there[-1] + 1, served, new_text, old_text)
+    return PlacedModel(model, folder, there[-1] + 1, served, new_text, old_text)
 
 
 def _refuse_change(old: Any, new: Any, folder: Path) -> None:
@@ -152,7 +152,7 @@ def _refuse_change(old: Any, new: Any, folder: Path) -> None:
 
 def _unequal(old: Iterable[Any], new: Iterable[Any]) -> list[tuple[Any, Any]]:
     """Return the tensors that are not the same, each next to its other form, None if it has none."""
-    before, after = ({each.name: each for each in tensors} for tensors in (old, new))
+    before, after = ({tensor.name: tensor for tensor in tensors} for tensors in (old, new))
     names = [*before, *(name for name in after if name not in before)]
     pairs = [(before.get(name), after.get(name)) for name in names]
     return [(one, other) for one, other in pairs if _words(one) != _words(other)]
@@ -175,7 +175,7 @@ def _staging(repository: Path) -> Path:
     return staging
 
 
-def _contents(model: ServedModel) -> dict[str, Path | str]:
+def _contents(model: DeployedModel) -> dict[str, Path | str]:
     """Return the files of a version: text, or the path that is copied."""
     files: dict[str, Path | str] = {DEPLOYMENT: ""}
     if model.runner is not None:
@@ -197,7 +197,7 @@ def _contents(model: ServedModel) -> dict[str, Path | str]:
     return files
 
 
-def _fill(placement: Placement, folder: Path) -> None:
+def _fill(placement: PlacedModel, folder: Path) -> None:
     """Write the model's folder with its new version alone."""
     version = folder / str(placement.version)
     version.mkdir(parents=True)
@@ -213,7 +213,7 @@ def _fill(placement: Placement, folder: Path) -> None:
     (folder / CONFIG).write_text(placement.config, encoding="utf-8")
 
 
-def _record(placement: Placement, version: Path) -> dict[str, Any]:
+def _record(placement: PlacedModel, version: Path) -> dict[str, Any]:
     """Return deployment.json: what was deployed, and the digest of every file."""
     model = placement.model
     files = sorted(path for path in version.rglob("*") if path.is_file() and path.name != DEPLOYMENT)
@@ -246,7 +246,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def _make_live(placement: Placement, filled: Path) -> None:
+def _make_live(placement: PlacedModel, filled: Path) -> None:
     """Rename a new model into the repository, or a new version and then its config."""
     if placement.old_config is None:
         filled.rename(placement.folder)

@@ -98,7 +98,10 @@ def check_repository(
     chosen = [model for model in models if not only or model.name in _with_steps(only, models)]
     for model in models:  # those that are not chosen too: a client may load them
         if model in chosen:
-            problems += [*_config_problems(model, files, {each.name for each in models}), *_version_problems(model)]
+            problems += [
+                *_config_problems(model, files, {deployed.name for deployed in models}),
+                *_version_problems(model),
+            ]
         problems += _trust_problems(model, allow_undeployed=allow_undeployed)
     if problems:
         raise ProblemsError(f"{repository} cannot be served", problems)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.bundle.bundle import Bundle
-    from trtkit.deployment.triton.model_config import Section, Tensor
+    from trtkit.deployment.triton.model_config import Section, TritonTensor
 
 Kind = Literal["model", "ensemble", "pipeline", "preprocess", "postprocess", "llm", "ocr"]
 BackendName = Literal["tensorrt", "python", "ensemble"]
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class DeployedModel:
     """One folder of a repository.
 
     sections: of its config.pbtxt, without the version policy. reasons: why it is so, in sentences.
@@ -31,8 +31,8 @@ class ServedModel:
     name: str
     kind: Kind
     backend: BackendName
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[TritonTensor, ...]
+    outputs: tuple[TritonTensor, ...]
     sections: tuple[Section, ...]
     reasons: tuple[str, ...] = ()
     bundle: Bundle | None = None

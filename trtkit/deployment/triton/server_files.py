@@ -102,9 +102,9 @@ class ServerFiles:
         it.
         """
         variables = dict(os.environ) | {"PYTHONDONTWRITEBYTECODE": "1"}
-        places = [str(path) for path in (*self.libraries, *_own_library())]
+        folders = [str(path) for path in (*self.libraries, *_own_library())]
         old = variables.get("LD_LIBRARY_PATH")
-        variables["LD_LIBRARY_PATH"] = os.pathsep.join([*places, *([old] if old else [])])
+        variables["LD_LIBRARY_PATH"] = os.pathsep.join([*folders, *([old] if old else [])])
         if self.wheel is not None or _python_of(self.root / "backends" / "python" / _STUB) == _PYTHON:
             paths = dict.fromkeys(sysconfig.get_paths()[key] for key in ("purelib", "platlib"))
             variables["TRTKIT_SITE"] = os.pathsep.join(paths)
@@ -144,8 +144,8 @@ def _usual_places() -> Iterator[tuple[Path, str]]:
 
 def _open(path: Path, words: str) -> ServerFiles | None:
     """Return the server at `path`, a program or a folder, or None."""
-    places = [path] if path.is_file() else [path / _WHEEL_ROOT / "bin" / _BINARY, path / "bin" / _BINARY]
-    for binary in places:
+    candidates = [path] if path.is_file() else [path / _WHEEL_ROOT / "bin" / _BINARY, path / "bin" / _BINARY]
+    for binary in candidates:
         if binary.is_file() and os.access(binary, os.X_OK):
             root = binary.resolve().parent.parent
             is_wheel = root.parts[-2:] == _WHEEL_ROOT.parts

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from trtkit.bundle.manifest import Manifest
 from trtkit.deployment.triton import model_config
-from trtkit.deployment.triton.model_config import Section, Tensor
-from trtkit.deployment.triton.served import ServedModel
+from trtkit.deployment.triton.model_config import Section, TritonTensor
+from trtkit.deployment.triton.served import DeployedModel
 from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ RUNNER = "trtkit.deployment.triton.backend.tensors:TensorModel"
 _REASON = "Python backend on trtkit's runtime: the plan is for TensorRT-RTX {}, which Triton's TensorRT backend refuses"
 
 
-def tensor_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
+def tensor_model(bundle: Bundle, name: str, options: DeployOptions) -> DeployedModel:
     """Return the bundle as one model of the Python backend. Raises DeployError for types that it does not know."""
     manifest = bundle.manifest
     _refuse_bf16(manifest)
@@ -38,7 +38,7 @@ def tensor_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedMod
         smallest = {key: shape.min for key, shape in (manifest.profiles or ({},))[0].items()}
         sections.append(model_config.warm_up(inputs, [warm_up_shape(manifest, smallest, max_batch)]))
     interface = (inputs, outputs)
-    return ServedModel(
+    return DeployedModel(
         name, "model", "python", *interface, tuple(sections), (f"{name}: {reason}",), bundle, runner=RUNNER
     )
 
@@ -53,9 +53,9 @@ def max_batch_size(network: Manifest | StageRecord) -> int:
     records, profiles = (*network.inputs, *network.outputs), network.profiles
     has_axis = all(record.shape and record.shape[0] == -1 for record in records)
     ranges = [{(shape.min[0], shape.max[0]) for shape in profile.values() if shape.min} for profile in profiles]
-    if not has_axis or not ranges or any(len(each) != 1 for each in ranges):
+    if not has_axis or not ranges or any(len(values) != 1 for values in ranges):
         return 0
-    bounds = [next(iter(each)) for each in ranges]
+    bounds = [next(iter(values)) for values in ranges]
     return max(high for _, high in bounds) if min(low for low, _ in bounds) == 1 else 0
 
 
@@ -68,11 +68,11 @@ def batch_limit(options: DeployOptions, largest: int, where: str) -> int:
     raise DeployError(what, where, "lower it, or widen the profile and build again")
 
 
-def tensors(records: tuple[IoRecord, ...], max_batch: int) -> tuple[Tensor, ...]:
+def tensors(records: tuple[IoRecord, ...], max_batch: int) -> tuple[TritonTensor, ...]:
     """Return inputs or outputs as Triton has them: where there is a batch, its axis is left out."""
     shapes = [record.shape[1:] if max_batch else record.shape for record in records]
     return tuple(
-        Tensor(record.name, record.dtype, shape, is_scalar=not shape)
+        TritonTensor(record.name, record.dtype, shape, is_scalar=not shape)
         for record, shape in zip(records, shapes, strict=True)
     )
 
@@ -89,13 +89,13 @@ def extras(options: DeployOptions) -> list[Section]:
 
 def warm_up_shape(
     network: Manifest | StageRecord, sizes: dict[str, tuple[int, ...]], max_batch: int
-) -> tuple[int, dict[str, tuple[int, ...]]]:
-    """Return a request's batch and its inputs' dims. sizes: of dynamic inputs, with the batch axis."""
+) -> model_config.WarmUpShape:
+    """Return the shape of a request. sizes: of dynamic inputs, with the batch axis."""
     full = {record.name: sizes.get(record.name, record.shape) for record in network.inputs}
     if not max_batch:
-        return 0, full
+        return model_config.WarmUpShape(0, full)
     batch = min(next(iter(full.values()))[0], max_batch)
-    return batch, {name: shape[1:] for name, shape in full.items()}
+    return model_config.WarmUpShape(batch, {name: shape[1:] for name, shape in full.items()})
 
 
 def opt_shapes(profile: ResolvedProfile) -> dict[str, tuple[int, ...]]:

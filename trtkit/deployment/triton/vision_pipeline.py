@@ -18,9 +18,9 @@ from trtkit.deployment.answers import (
 from trtkit.deployment.make_known import ImageAnswer
 from trtkit.deployment.triton import model_config
 from trtkit.deployment.triton.ensemble import ensemble
-from trtkit.deployment.triton.model_config import Section, Tensor
+from trtkit.deployment.triton.model_config import Section, TritonTensor
 from trtkit.deployment.triton.network_models import network_models
-from trtkit.deployment.triton.served import Kind, ServedModel
+from trtkit.deployment.triton.served import DeployedModel, Kind
 from trtkit.inputs.images import input_size, placement
 from trtkit.inputs.samples import picture_input
 from trtkit.runtime.tasks.reader import open_reader
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.deployment.triton.options import DeployOptions
     from trtkit.runtime.model import Model
-    from trtkit.runtime.tasks.reader import Reader
+    from trtkit.runtime.tasks.reader import TaskReader
 
 
 IMAGE = "image"
@@ -48,7 +48,7 @@ def takes_images(bundle: Bundle) -> bool:
     return manifest.config.preprocess is not None and len(manifest.inputs) == 1
 
 
-def vision_pipeline(bundle: Bundle, name: str, options: DeployOptions) -> list[ServedModel]:
+def vision_pipeline(bundle: Bundle, name: str, options: DeployOptions) -> list[DeployedModel]:
     """Return the parts of the ensemble `name` and then itself. Raises SourceError where labels cannot be read."""
     networks = network_models(bundle, f"{name}_engine", options)
     reader = _reader(bundle, options)
@@ -59,7 +59,7 @@ def vision_pipeline(bundle: Bundle, name: str, options: DeployOptions) -> list[S
     return [*networks[:-1], *steps, pipeline]
 
 
-def image_answer(bundle: Bundle, pipeline: ServedModel, options: DeployOptions) -> ImageAnswer:
+def image_answer(bundle: Bundle, pipeline: DeployedModel, options: DeployOptions) -> ImageAnswer:
     """Return what the pipeline answers to an image, computed in this process."""
     preprocess, target = bundle.manifest.config.preprocess, bundle.manifest.inputs[0]
     assert preprocess is not None
@@ -76,7 +76,7 @@ def image_answer(bundle: Bundle, pipeline: ServedModel, options: DeployOptions) 
     return ImageAnswer((1, 1) if pipeline.max_batch_size else (1,), compute)
 
 
-def _reader(bundle: Bundle, options: DeployOptions) -> Reader | None:
+def _reader(bundle: Bundle, options: DeployOptions) -> TaskReader | None:
     """Return what reads the outputs; None if clients get the outputs: without a task, and maps of a cropped picture.
 
     Raises SourceError if they do not fit the task.
@@ -89,8 +89,8 @@ def _reader(bundle: Bundle, options: DeployOptions) -> Reader | None:
 
 
 def _preprocess(
-    bundle: Bundle, name: str, network: ServedModel, options: DeployOptions, *, has_placement: bool
-) -> ServedModel:
+    bundle: Bundle, name: str, network: DeployedModel, options: DeployOptions, *, has_placement: bool
+) -> DeployedModel:
     preprocess, target = bundle.manifest.config.preprocess, bundle.manifest.inputs[0]
     assert preprocess is not None
     has_placement = has_placement and is_placed(bundle.manifest.config.task)
@@ -103,13 +103,15 @@ def _preprocess(
     items = (1,) if network.max_batch_size else network.inputs[0].dims[:1]
     outputs = network.inputs
     if has_placement:
-        outputs = (*outputs, Tensor(PLACEMENT, "fp32", (8,) if network.max_batch_size else (*items, 8)))
+        outputs = (*outputs, TritonTensor(PLACEMENT, "fp32", (8,) if network.max_batch_size else (*items, 8)))
     what = "The bytes of an image file in, the network's input out: resized, cropped and scaled as the config says."
-    step = _Step(f"{name}_preprocess", "preprocess", (Tensor(IMAGE, "text", items),), outputs, settings, what)
+    step = _Step(f"{name}_preprocess", "preprocess", (TritonTensor(IMAGE, "text", items),), outputs, settings, what)
     return step.served(network, options)
 
 
-def _postprocess(reader: Reader, name: str, steps: Sequence[ServedModel], options: DeployOptions) -> ServedModel:
+def _postprocess(
+    reader: TaskReader, name: str, steps: Sequence[DeployedModel], options: DeployOptions
+) -> DeployedModel:
     """Return the step that reads the network's outputs. steps: the preprocessing and the network."""
     before, network = steps
     assert reader.task is not None
@@ -124,36 +126,36 @@ def _postprocess(reader: Reader, name: str, steps: Sequence[ServedModel], option
     elif reader.task.kind in MAP_TENSORS:
         tensor, dtype = MAP_TENSORS[reader.task.kind]
         what = "The value of every pixel of the picture, by bilinear interpolation."
-        outputs = [Tensor(tensor, dtype, (*items, -1, -1))]
+        outputs = [TritonTensor(tensor, dtype, (*items, -1, -1))]
     elif reader.task.kind == "embedding":
         what = "The vector of the picture."
-        outputs = [Tensor("embedding", "fp32", (*items, network.outputs[0].dims[-1]))]
+        outputs = [TritonTensor("embedding", "fp32", (*items, network.outputs[0].dims[-1]))]
     elif reader.task.kind == "classification":
         what = f"The {options.top_k} likeliest classes (`top_k`), their names and probabilities."
         classes = network.outputs[0].dims[len(items)]
         dims = (*items, min(options.top_k, classes) if classes > 0 else options.top_k)
-        outputs = [Tensor("class_id", "int32", dims), Tensor("score", "fp32", dims)]
-        outputs += [Tensor("label", "text", dims)] if reader.labels else []
+        outputs = [TritonTensor("class_id", "int32", dims), TritonTensor("score", "fp32", dims)]
+        outputs += [TritonTensor("label", "text", dims)] if reader.labels else []
     else:
         what = "The text by greedy CTC decoding, and the mean of its characters' probabilities."
-        outputs = [Tensor("text", "text", (*items, 1)), Tensor("score", "fp32", (*items, 1))]
+        outputs = [TritonTensor("text", "text", (*items, 1)), TritonTensor("score", "fp32", (*items, 1))]
     step = _Step(f"{name}_postprocess", "postprocess", inputs, tuple(outputs), reader_settings(reader), what)
     return step.served(network, options)
 
 
-def _box_tensors(reader: Reader, items: tuple[int, ...]) -> list[Tensor]:
+def _box_tensors(reader: TaskReader, items: tuple[int, ...]) -> list[TritonTensor]:
     """Return what `answer_tensors` gives of boxes."""
     assert reader.task is not None
     assert reader.task.boxes is not None
     rows = (*items, reader.task.boxes.max_boxes)
     tensors = [
-        Tensor("num_boxes", "int32", (*items, 1)),
-        Tensor("box", "fp32", (*rows, 4)),
-        Tensor("score", "fp32", rows),
-        Tensor("class_id", "int32", rows),
+        TritonTensor("num_boxes", "int32", (*items, 1)),
+        TritonTensor("box", "fp32", (*rows, 4)),
+        TritonTensor("score", "fp32", rows),
+        TritonTensor("class_id", "int32", rows),
     ]
-    tensors += [Tensor("label", "text", rows)] if reader.labels else []
-    return tensors + ([Tensor("keypoints", "fp32", (*rows, reader.keypoints, 3))] if reader.keypoints else [])
+    tensors += [TritonTensor("label", "text", rows)] if reader.labels else []
+    return tensors + ([TritonTensor("keypoints", "fp32", (*rows, reader.keypoints, 3))] if reader.keypoints else [])
 
 
 @dataclass(frozen=True)
@@ -162,12 +164,12 @@ class _Step:
 
     name: str
     kind: Kind
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[TritonTensor, ...]
+    outputs: tuple[TritonTensor, ...]
     settings: dict[str, Any]
     what: str
 
-    def served(self, network: ServedModel, options: DeployOptions) -> ServedModel:
+    def served(self, network: DeployedModel, options: DeployOptions) -> DeployedModel:
         """Return it with the same largest batch as the network."""
         sections = (
             Section(self.what, {"name": self.name, "backend": "python"}),
@@ -177,4 +179,4 @@ class _Step:
         )
         runner = PREPROCESS if self.kind == "preprocess" else POSTPROCESS
         ports = (self.inputs, self.outputs)
-        return ServedModel(self.name, self.kind, "python", *ports, sections, runner=runner, settings=self.settings)
+        return DeployedModel(self.name, self.kind, "python", *ports, sections, runner=runner, settings=self.settings)

@@ -79,8 +79,8 @@ class Adapters:
         if adapter.digest not in self._numbers:
             self._count += 1
             self._numbers[adapter.digest] = self._count
-        own = AdapterId(self._numbers[adapter.digest], adapter.key)
-        self._loaded[name] = LoadedAdapter(name, own, adapter.rank, adapter.matrices)
+        adapter_id = AdapterId(self._numbers[adapter.digest], adapter.key)
+        self._loaded[name] = LoadedAdapter(name, adapter_id, adapter.rank, adapter.matrices)
         return self._loaded[name]
 
     def unload(self, name: str, running: Collection[int]) -> None:
@@ -91,7 +91,7 @@ class Adapters:
         number = self.get(name).id.number
         del self._loaded[name]
         if not self._is_loaded(number):
-            self._numbers = {digest: each for digest, each in self._numbers.items() if each != number}
+            self._numbers = {digest: kept for digest, kept in self._numbers.items() if kept != number}
             self._unloaded.add(number)
         self.evict_unloaded(running)
 
@@ -105,7 +105,7 @@ class Adapters:
     def get(self, name: str) -> LoadedAdapter:
         """Return the adapter of a name. Raises RequestError if there is none."""
         if name not in self._loaded:
-            known = ", ".join(f"`{each}`" for each in self._loaded) or "none"
+            known = ", ".join(f"`{loaded}`" for loaded in self._loaded) or "none"
             fix = f"{did_you_mean(name, self._loaded)}loaded: {known}"
             raise RequestError(f"no adapter `{name}` is loaded", "adapter", fix)
         return self._loaded[name]
@@ -147,7 +147,7 @@ class Adapters:
         self._slots = slots
 
     def _is_loaded(self, number: int) -> bool:
-        return any(each.id.number == number for each in self._loaded.values())
+        return any(adapter.id.number == number for adapter in self._loaded.values())
 
     def _evict(self, number: int) -> None:
         assert self._slots is not None
@@ -226,7 +226,7 @@ def prepared_matrices(adapter: Adapter, dtype: torch.dtype) -> Mapping[str, tupl
     """
     matrices = {}
     for path, part in adapter.parts.items():
-        a, b = (torch.from_numpy(each).to(dtype).contiguous() for each in _by_rank(part))
+        a, b = (torch.from_numpy(matrix).to(dtype).contiguous() for matrix in _by_rank(part))
         if not (a.isfinite().all() and b.isfinite().all()):
             what = f"the adapter of `{path}` has values too large for {str(dtype).removeprefix('torch.')}"
             raise SourceError(what, str(adapter.folder), "build the engine with `precision: bf16`")
@@ -286,7 +286,7 @@ class RankTable:
         when the requests of all others have ended.
         """
         kept, free = set(), self.count - needed
-        for adapter in sorted(each for each in self._ranks if each in running):
+        for adapter in sorted(number for number in self._ranks if number in running):
             if len(self._ranks[adapter]) <= free:
                 kept.add(adapter)
                 free -= len(self._ranks[adapter])

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class GroupAdapters:
-    """AdapterSlots of all ranks. own: rank 0's. run: tells the other ranks a message and does rank 0's share of it."""
+    """AdapterSlots of all ranks. local: rank 0's. run: sends the other ranks a message and does its share of it."""
 
-    def __init__(self, own: AdapterMemory, run: Callable[[Message, Callable[[], None]], None]) -> None:
-        self._own, self._run = own, run
-        self.most, self.dtype = own.most, own.dtype
+    def __init__(self, local: AdapterMemory, run: Callable[[Message, Callable[[], None]], None]) -> None:
+        self._own, self._run = local, run
+        self.most, self.dtype = local.most, local.dtype
 
     def write(self, rows: Sequence[int], adapter: int, matrices: Matrices) -> None:
         """Let `rows` be an adapter's, on every rank."""

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 class GroupBlocks:
     """A CacheBlocks of all ranks. A block holds every rank's part, by rank. Nothing is copied meanwhile.
 
-    own: rank 0's. parts: what a block of each rank is. run: tells the other ranks a message, does rank 0's share of it.
+    local: rank 0's. parts: what a block of each rank is. run: sends the other ranks a message, does its own share.
     """
 
     def __init__(
         self,
-        own: CacheBlocks,
+        local: CacheBlocks,
         parts: Sequence[CacheForm],
         channel: Channel,
         run: Callable[[Message, Callable[[], None]], None],
     ) -> None:
-        self._own, self._channel, self._run = own, channel, run
-        self._sizes = [replace(part, tokens=own.tokens).size_bytes for part in parts]
-        self.tokens, self.size_bytes = own.tokens, sum(self._sizes)
+        self._own, self._channel, self._run = local, channel, run
+        self._sizes = [replace(part, tokens=local.tokens).size_bytes for part in parts]
+        self.tokens, self.size_bytes = local.tokens, sum(self._sizes)
 
     is_waited_for = True
 
@@ -40,25 +40,25 @@ class GroupBlocks:
         """Return where a slot's blocks are: the same places on every rank."""
         return self._own.places(slot, first, count)
 
-    def save(self, places: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:
+    def save(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:
         """Copy blocks of all ranks to host memory; see CacheBlocks."""
 
         def gather() -> None:
-            parts = [part_of(self._own, places)]
+            parts = [part_of(self._own, positions)]
             for rank, size in enumerate(self._sizes[1:], 1):
                 if not size:
                     continue
-                parts.append(self._channel.receive(rank, (len(places), size), torch.uint8))
+                parts.append(self._channel.receive(rank, (len(positions), size), torch.uint8))
             for row, data in zip(rows, torch.cat(parts, 1), strict=True):
                 row.copy_(data)
 
-        self._run(Message(Command.SAVE_BLOCKS, (self.tokens, *places)), gather)
+        self._run(Message(Command.SAVE_BLOCKS, (self.tokens, *positions)), gather)
         return lambda: True
 
-    def load(self, places: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
+    def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
         """Copy blocks of all ranks from host memory; see CacheBlocks."""
         starts = [sum(self._sizes[:rank]) for rank in range(len(self._sizes))]
-        numbers = (self.tokens, len(starts), *starts, *places)
+        numbers = (self.tokens, len(starts), *starts, *positions)
         message = Message(Command.LOAD_BLOCKS, numbers, {"data": torch.stack(list(rows))})
         self._run(message, lambda: load_part(self._own, 0, message))
 
@@ -90,11 +90,11 @@ class NoBlocks:
         start = slot * self._blocks_of_slot + first
         return list(range(start, start + count))
 
-    def save(self, places: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:  # noqa: ARG002
+    def save(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:  # noqa: ARG002
         """Copy nothing; see CacheBlocks."""
         return lambda: True
 
-    def load(self, places: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
+    def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
         """Copy nothing; see CacheBlocks."""
 
     def last_copy(self) -> None:
@@ -108,17 +108,17 @@ class NoBlocks:
         return torch.empty(count, 0, dtype=torch.uint8)
 
 
-def part_of(own: CacheBlocks, places: Sequence[int]) -> torch.Tensor:
+def part_of(local: CacheBlocks, positions: Sequence[int]) -> torch.Tensor:
     """Return this rank's part of blocks, [N, size_bytes], on the host."""
-    part = own.memory(len(places))
-    own.save(places, list(part))
-    own.settle()
+    part = local.memory(len(positions))
+    local.save(positions, list(part))
+    local.settle()
     return part
 
 
-def load_part(own: CacheBlocks, rank: int, message: Message) -> None:
+def load_part(local: CacheBlocks, rank: int, message: Message) -> None:
     """Load this rank's part of blocks."""
     _, ranks, *rest = message.numbers
-    start, places = rest[rank], rest[ranks:]
-    own.load(places, list(message.tensors["data"][:, start : start + own.size_bytes]))
-    own.settle()
+    start, positions = rest[rank], rest[ranks:]
+    local.load(positions, list(message.tensors["data"][:, start : start + local.size_bytes]))
+    local.settle()

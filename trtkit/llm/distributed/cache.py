@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 class GroupCache:
     """A SequenceCache of all ranks. A saved sequence holds every rank's part, by rank.
 
-    own: rank 0's. arrays: those of every rank. run: tells the other ranks a message and does rank 0's share of it.
+    local: rank 0's. arrays: those of every rank. run: tells the other ranks a message and does rank 0's share of it.
     """
 
     def __init__(
         self,
-        own: KvCache,
+        local: KvCache,
         arrays: Sequence[tuple[CacheArray, ...]],
         channel: Channel,
         run: Callable[[Message, Callable[[], None]], None],
     ) -> None:
-        self._own, self._channel, self._run = own, channel, run
-        self._parts = [CacheForm("", 0, each) for each in arrays]
+        self._own, self._channel, self._run = local, channel, run
+        self._parts = [CacheForm("", 0, rank_arrays) for rank_arrays in arrays]
         self.model = ""
-        self.positions = own.positions
+        self.positions = local.positions
 
     @property
     def pages(self) -> PageTables | None:
         """Which pages hold which slot's tokens; rank 0 decides for all."""
         return self._own.pages
 
-    def place(self, call: Call) -> Call:
+    def prepare(self, call: Call) -> Call:
         """Return a call with the pages of its rows, for every rank; each copies pages when it runs the call.
 
         All rows run together where another rank has states, which lie in neighbouring slots, or no pages at all.
@@ -129,8 +129,8 @@ class GroupCache:
         """Return what copies blocks of so many tokens to and from rank 0's host; None for recurrent states."""
         if self.has_slot_memory:
             return None
-        own = self._own.blocks(tokens) if self._own.specs else NoBlocks(tokens, self._own.max_length // tokens)
-        return None if own is None else GroupBlocks(own, self._parts, self._channel, self._run)
+        local = self._own.blocks(tokens) if self._own.specs else NoBlocks(tokens, self._own.max_length // tokens)
+        return None if local is None else GroupBlocks(local, self._parts, self._channel, self._run)
 
     def check(self, saved: SavedSequence) -> None:
         """Raise ExecutionError for a sequence of another model or grid, of too many tokens or too few bytes."""
@@ -155,9 +155,9 @@ class GroupCache:
         return bounds
 
 
-def load_part(own: KvCache, rank: int, message: Message) -> None:
+def load_part(local: KvCache, rank: int, message: Message) -> None:
     """Begin a slot with this rank's part of a saved sequence."""
     slot, tokens, *starts = message.numbers
-    form = own.form(tokens)
+    form = local.form(tokens)
     start = starts[rank]
-    own.load(slot, SavedSequence(form, message.tensors["data"][start : start + form.size_bytes].clone()))
+    local.load(slot, SavedSequence(form, message.tensors["data"][start : start + form.size_bytes].clone()))

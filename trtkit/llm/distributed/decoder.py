@@ -43,15 +43,15 @@ class DistributedDecoder:
     head = next_hidden = None
 
     def __init__(self, group: RankGroup, runner: StageRunner, facts: Sequence[RankFacts]) -> None:
-        own, last = runner.execution, facts[-1]
+        local, last = runner.execution, facts[-1]
         self._group, self._runner = group, runner
         self._writer = CallWriter()
-        self.slots, self.max_length, self.max_prefill_length = own.slots, own.max_length, own.max_prefill_length
+        self.slots, self.max_length, self.max_prefill_length = local.slots, local.max_length, local.max_prefill_length
         self.vocab_size, self.has_all_logits = last.vocab_size, last.has_all_logits
-        self.tokens = own.tokens
-        self.cache = GroupCache(own.cache, [each.arrays for each in facts], group.channel, self._run)
-        self.adapters = None if own.adapters is None else GroupAdapters(own.adapters, self._run)
-        self.description = f"{own.description}, {len(facts)} ranks"
+        self.tokens = local.tokens
+        self.cache = GroupCache(local.cache, [rank_facts.arrays for rank_facts in facts], group.channel, self._run)
+        self.adapters = None if local.adapters is None else GroupAdapters(local.adapters, self._run)
+        self.description = f"{local.description}, {len(facts)} ranks"
         self._end = weakref.finalize(self, group.close)  # when dropped, and at the end of the program
 
     @property
@@ -90,7 +90,7 @@ class DistributedDecoder:
             what = "the layers of a pipeline's stages cannot be timed"
             raise ExecutionError(what, "parallel.pipeline", "time a bundle without pipeline stages")
         call.check(self.slots, self.max_length)
-        call = self.cache.place(call)
+        call = self.cache.prepare(call)
         with self._group.guarded():
             self._group.channel.tell(self._writer.message(Command.TIME, call))
             return self._runner.execution.layer_seconds(call)
@@ -103,7 +103,7 @@ class DistributedDecoder:
     def _logits(self, command: Command, call: Call, run: Callable[[Call], torch.Tensor | None]) -> torch.Tensor:
         """Let every rank run a call; return its logits, from the last stage if rank 0 is not in it."""
         rows, size = call.ids.shape
-        call = self.cache.place(call)
+        call = self.cache.prepare(call)
         with self._group.guarded():
             self._group.channel.tell(self._writer.message(command, call))
             logits = run(call)

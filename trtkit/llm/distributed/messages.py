@@ -81,12 +81,12 @@ class CallWriter:
             tensors["copies"] = torch.tensor([call.pages.page_tokens, *chain(*call.pages.copies)])
         if call.adapters is not None:
             tensors["adapters"] = torch.from_numpy(call.adapters)
-        own = {slot: soft for slot, soft in call.soft.items() if rows.start <= slot < rows.stop}
-        for slot, soft in own.items():
+        of_rows = {slot: soft for slot, soft in call.soft.items() if rows.start <= slot < rows.stop}
+        for slot, soft in of_rows.items():
             if self._sent.get(slot) is not soft:
                 self._sent[slot] = soft
                 tensors |= {f"{slot}.{name}": value for name, value in _soft_tensors(soft).items()}
-        return Message(command, (call.first_slot, *own), tensors)
+        return Message(command, (call.first_slot, *of_rows), tensors)
 
 
 class CallReader:
@@ -124,7 +124,7 @@ def _soft_tensors(soft: SoftTokens) -> dict[str, torch.Tensor]:
 
 def _soft_tokens(tensors: Mapping[str, torch.Tensor], slot: int) -> SoftTokens:
     arrays = {name: tensors.get(f"{slot}.{name}") for name in _SOFT_FIELDS}
-    places, keys, positions, ends = (None if array is None else array.numpy() for array in arrays.values())
-    assert places is not None
+    indices, keys, positions, ends = (None if array is None else array.numpy() for array in arrays.values())
+    assert indices is not None
     assert keys is not None
-    return SoftTokens(places, tensors[f"{slot}.vectors"], keys, positions, ends)
+    return SoftTokens(indices, tensors[f"{slot}.vectors"], keys, positions, ends)

@@ -28,7 +28,7 @@ def split(call: Call, parts: int) -> list[Call]:
     if parts <= 1:
         return [call]
     if rows >= parts:
-        return [_rows(call, each[0], each[-1] + 1) for each in np.array_split(np.arange(rows), parts)]
+        return [_rows(call, chunk[0], chunk[-1] + 1) for chunk in np.array_split(np.arange(rows), parts)]
     length = math.ceil(size / parts)
     return [_tokens(call, first, min(first + length, size)) for first in range(0, size, length)]
 

@@ -14,7 +14,7 @@ from trtkit.llm.distributed.decoder import DistributedDecoder, RankFacts
 from trtkit.llm.distributed.group import JOIN_TIMEOUT_S, RankGroup
 from trtkit.llm.distributed.members import Members
 from trtkit.llm.distributed.serve import serve
-from trtkit.llm.distributed.stage import Place, StageRunner
+from trtkit.llm.distributed.stage import GridPosition, StageRunner
 from trtkit.llm.distributed.world import host_world, launched_count, launched_world
 from trtkit.llm.execution.call import Call
 from trtkit.llm.execution.single import Peers, open_rank
@@ -79,11 +79,11 @@ def _runner(bundle: Bundle, options: OpenOptions, group: RankGroup) -> tuple[Sta
         group.abort = execution.abort
         if world.rank:
             execution.cache.follow()
-        own = RankFacts(
+        rank_facts = RankFacts(
             execution.vocab_size, execution.has_all_logits, execution.description, execution.cache.form(1).arrays
         )
-        group.post("facts", json.dumps(to_json(own)))
+        group.post("facts", json.dumps(to_json(rank_facts)))
         facts = [from_json(RankFacts, json.loads(text)) for text in group.collect("facts")]
     group.settle()
-    runner = StageRunner(execution, group.channel, Place(world.rank, grid, members, options.parts))
+    runner = StageRunner(execution, group.channel, GridPosition(world.rank, grid, members, options.parts))
     return runner, facts

@@ -83,7 +83,7 @@ class _Server:
 
     def _copy_blocks(self, message: Message) -> None:
         """Send this rank's part of blocks to rank 0, or take it from there."""
-        tokens, *places = message.numbers
+        tokens, *positions = message.numbers
         if not self._runner.execution.cache.specs:  # layers without attention have nothing to copy
             return
         if self._blocks is None:
@@ -92,7 +92,7 @@ class _Server:
         if message.command == Command.LOAD_BLOCKS:
             load_part_of_blocks(self._blocks, self._group.world.rank, message)
         else:
-            self._group.channel.finish([self._group.channel.send(0, part_of(self._blocks, places))])
+            self._group.channel.finish([self._group.channel.send(0, part_of(self._blocks, positions))])
 
     def _run(self, message: Message) -> None:
         run = self._runner.check if message.command == Command.CHECK else self._runner.forward

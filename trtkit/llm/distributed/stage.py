@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trtkit.llm.distributed.channel import Channel
     from trtkit.llm.execution.call import Call
-    from trtkit.llm.execution.execution import StageExecution
+    from trtkit.llm.execution.execution import RankExecution
     from trtkit.models.parallel import Grid
     from trtkit.reference import GlooRank
 
@@ -45,7 +45,7 @@ class PipelineSteps:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class GridPosition:
     """Where a rank is in the grid. members: the ranks of its stage, to compare logits; None if there is only this one.
 
     parts: in how many parts to run a call; None for what suits the call.
@@ -70,8 +70,8 @@ class Place:
 class StageRunner:
     """A rank's share of every call."""
 
-    def __init__(self, execution: StageExecution, channel: Channel, place: Place) -> None:
-        self.execution, self._channel, self._place = execution, channel, place
+    def __init__(self, execution: RankExecution, channel: Channel, position: GridPosition) -> None:
+        self.execution, self._channel, self._place = execution, channel, position
         self._calls = 0
         self.steps = PipelineSteps()
 

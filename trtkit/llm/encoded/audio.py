@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.bundle.records import EncoderRecord
-    from trtkit.llm.encoded.prompts import Reader
+    from trtkit.llm.encoded.prompts import PromptTokenizer
 
 
 TASKS = ("transcribe", "translate")
@@ -40,7 +40,7 @@ class AudioPrompts(EncoderPrompts):
         """How much audio the model hears at once."""
         return float(self._extractor.n_samples / self._extractor.sampling_rate)
 
-    def read(self, prompt: object, reader: Reader) -> EncoderPrompt:
+    def read(self, prompt: object, reader: PromptTokenizer) -> EncoderPrompt:
         """Return the tokens that a transcript begins with, or the prompt's own, with its audio's features."""
         fix = 'give {"audio": "talk.wav"}, and `language` and `task` if the model has several'
         if not isinstance(prompt, dict) or prompt.get("audio") is None:
@@ -48,8 +48,12 @@ class AudioPrompts(EncoderPrompts):
         unknown = sorted(set(prompt) - {"audio", "language", "task", "prompt_token_ids"})
         if unknown:
             raise RequestError(f"a prompt with audio has no `{unknown[0]}`", "prompt", fix)
-        own = prompt.get("prompt_token_ids")
-        ids = self.ids(prompt.get("language"), prompt.get("task")) if own is None else reader.checked_ids(own)
+        stated_ids = prompt.get("prompt_token_ids")
+        ids = (
+            self.ids(prompt.get("language"), prompt.get("task"))
+            if stated_ids is None
+            else reader.checked_ids(stated_ids)
+        )
         return self.merge(ids, prompt["audio"])
 
     def ids(self, language: str | None = None, task: str | None = None) -> list[int]:

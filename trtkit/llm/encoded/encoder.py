@@ -44,7 +44,7 @@ class Encoder:
         if self._record.audio is not None:
             return encoded
         empty = self._record.length - len(values)
-        padded = {name: torch.nn.functional.pad(each, (0, 0, 0, empty)) for name, each in encoded.items()}
+        padded = {name: torch.nn.functional.pad(array, (0, 0, 0, empty)) for name, array in encoded.items()}
         mask = torch.nn.functional.pad(torch.ones(len(values), dtype=torch.int32), (0, empty))
         return {**padded, ENCODED_MASK: mask}
 

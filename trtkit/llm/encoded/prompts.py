@@ -37,7 +37,7 @@ class EncoderPrompt:
     text: str | None = None
 
 
-class Reader(Protocol):
+class PromptTokenizer(Protocol):
     """What tokenizes a prompt, or checks its tokens."""
 
     def text_and_ids(self, prompt: object) -> tuple[str | None, list[int]]:
@@ -66,7 +66,7 @@ class EncoderPrompts(ABC):
         self.suppressed_first: tuple[int, ...] = tuple(self._generation.get("begin_suppress_tokens") or ())
 
     @abstractmethod
-    def read(self, prompt: object, reader: Reader) -> EncoderPrompt:
+    def read(self, prompt: object, reader: PromptTokenizer) -> EncoderPrompt:
         """Return a prompt as both networks take it. Raises RequestError for one that cannot be used."""
 
     def soft_tokens(self, prompt: EncoderPrompt, encoder: Encoder) -> SoftTokens:

@@ -12,13 +12,13 @@ from trtkit.llm.encoded.prompts import EncoderPrompt, EncoderPrompts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.llm.encoded.prompts import Reader
+    from trtkit.llm.encoded.prompts import PromptTokenizer
 
 
 class TextPrompts(EncoderPrompts):
     """Reads prompts whose text, or token ids, the encoder takes."""
 
-    def read(self, prompt: object, reader: Reader) -> EncoderPrompt:
+    def read(self, prompt: object, reader: PromptTokenizer) -> EncoderPrompt:
         """Return a prompt as both networks take it. Raises RequestError for one that cannot be used."""
         if isinstance(prompt, dict):
             other = [name for name in ("audio", "messages") if prompt.get(name) is not None]

@@ -78,8 +78,8 @@ class AdapterMemory:
             path, array = spec.name.removesuffix(end), self.arrays[spec.name]
             values = torch.zeros((len(rows), spec.shape[1]), dtype=array.dtype)
             if path in matrices:
-                own = self._share(path, matrices[path][LORA_ENDS.index(end)], is_input=end == LORA_ENDS[0])
-                values[: len(own)] = own
+                share = self._share(path, matrices[path][LORA_ENDS.index(end)], is_input=end == LORA_ENDS[0])
+                values[: len(share)] = share
             self._put(array, index, values)
         self._own(rows, adapter)
 

@@ -21,11 +21,13 @@ def keep_weights_that_fit(execution: DecoderExecution, draft: DecoderExecution |
     """
     if not isinstance(execution, EngineDecoder):
         return
-    decoders = [each for each in (execution, draft) if isinstance(each, EngineDecoder)]
-    for each in decoders:  # TensorRT may load what can be streamed with the first context only
-        if each.engine.streamable_bytes:
-            each.engine.stream_weights(0 if each is execution else each.engine.streamable_bytes)
-        each.reserve(min(each.slots, 2) * each.max_prefill_length)  # half of a call of several rows may be padding
+    decoders = [decoder for decoder in (execution, draft) if isinstance(decoder, EngineDecoder)]
+    for decoder in decoders:  # TensorRT may load what can be streamed with the first context only
+        if decoder.engine.streamable_bytes:
+            decoder.engine.stream_weights(0 if decoder is execution else decoder.engine.streamable_bytes)
+        decoder.reserve(
+            min(decoder.slots, 2) * decoder.max_prefill_length
+        )  # half of a call of several rows may be padding
     release_memory()
-    free_bytes = device.free_bytes - sum(each.engine.pending_context_bytes for each in decoders)
+    free_bytes = device.free_bytes - sum(decoder.engine.pending_context_bytes for decoder in decoders)
     execution.stream_weights(automatic_budget(free_bytes, device.memory_bytes, execution.engine.streamable_bytes))

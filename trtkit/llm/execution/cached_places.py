@@ -34,9 +34,11 @@ class NewTokens:
 def copy_places(arrays: Sequence[torch.Tensor], source: Place, target: Place) -> None:
     """Copy tokens within caches [slots or pages, K, T, H], with indices on the stream that runs this."""
     device = arrays[0].device
-    (rows, places), (new_rows, new_places) = ([to_device(each, device) for each in place] for place in (source, target))
+    (rows, positions), (new_rows, new_places) = (
+        [to_device(array, device) for array in pair] for pair in (source, target)
+    )
     for array in arrays:
-        array[new_rows, :, new_places] = array[rows, :, places]
+        array[new_rows, :, new_places] = array[rows, :, positions]
 
 
 def codes(array: torch.Tensor) -> torch.Tensor:

@@ -78,8 +78,8 @@ class Call:
     ids: [R, S]; -1, in a row of one token, is the one that the slot drew last, which the host does not know yet.
     starts: [R], tokens that each slot's cache holds already. counts: [R], how many of a row's ids are tokens; the rest
     is padding, and a row of none is idle. soft: vectors in the prompts, by slot. hidden: [R, S, D], what the pipeline
-    stage before made of the tokens; None on the first stage. pages: see `KvCache.place`. scattered: [R], the slots of a
-    group of a paged call, which need not be neighbours.
+    stage before made of the tokens; None on the first stage. pages: see `KvCache.prepare`. scattered: [R], the slots of
+    a group of a paged call, which need not be neighbours.
     adapters: [R], each row's LoRA adapter by number, 0 for none; None if no row has any.
     tree: of guesses with alternatives; None if each token follows the one before it.
     """
@@ -198,8 +198,8 @@ class Call:
         ids = np.broadcast_to(self.position_ids, (3, *self.ids.shape))
         ids = np.array(ids, np.int32)
         for row, soft in self.soft_rows():
-            own = soft.rope_at(int(self.starts[row]), ids.shape[2])
-            ids[:, row] = ids[:, row] if own is None else own
+            rope = soft.rope_at(int(self.starts[row]), ids.shape[2])
+            ids[:, row] = ids[:, row] if rope is None else rope
         return ids
 
     def visible_lengths(self) -> np.ndarray:

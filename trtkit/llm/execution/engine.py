@@ -14,7 +14,7 @@ from trtkit.llm.execution.call import step_inputs
 from trtkit.llm.execution.outputs import OutputMemory
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.plan import check_alignment, dtype_of
-from trtkit.llm.execution.step import Step
+from trtkit.llm.execution.step import StreamStep
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES
 from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.runtime.loaded_engine import LoadedEngine
@@ -23,20 +23,20 @@ from trtkit.runtime.runtime_cache import cache_file
 if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.llm.execution.call import Call
-    from trtkit.llm.execution.execution import Draw, StageExecution
+    from trtkit.llm.execution.execution import Draw, RankExecution
     from trtkit.llm.execution.plan import DecoderPlan
     from trtkit.llm.execution.pool_size import CacheSize
     from trtkit.network.input_spec import InputSpec, Role
     from trtkit.runtime.communicator import Communicator
-    from trtkit.runtime.device import Device, Graph
-    from trtkit.runtime.loaded_engine import Context
+    from trtkit.runtime.device import CapturedGraph, Device
+    from trtkit.runtime.loaded_engine import ExecutionContext
 
 _PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order that `decoder_profiles` gives them
 _MOST_GRAPHS = 64  # each holds some MiB on the GPU; the oldest goes
 
 
 class EngineDecoder:
-    """A StageExecution on a device. has_cuda_graphs: whether decode steps are captured and replayed.
+    """A RankExecution on a device. has_cuda_graphs: whether decode steps are captured and replayed.
 
     Raises BackendError if TensorRT does not load the plan there, GenerationError if a slot's cache does not begin at
     an address that TensorRT takes.
@@ -61,12 +61,12 @@ class EngineDecoder:
         has_all_logits = options.logits == "all" and size.pool.model is None
         self._outputs = OutputMemory(self._stream, self.engine.outputs, has_all_logits=has_all_logits)
         self.has_all_logits = self._outputs.has_all_logits
-        self.head: StageExecution | None = None
+        self.head: RankExecution | None = None
         self.next_hidden: torch.Tensor | None = None
         self._embeddings = plan.embeddings
         self.is_asynchronous, self.takes_ids = True, self._embeddings is None
         self.vocab_size = self._outputs.vocab_size
-        self.cache = open_cache(specs, (slots, options.max_sequence_length), dtype_of, self._stream, size.pool)
+        self.cache = open_cache(specs, slots, options.max_sequence_length, dtype_of, self._stream, size.pool)
         self._own = self.cache.part(specs)  # without a head's
         self._written = [spec for spec in self._own.specs if spec.updated]  # a head may only read caches
         self.max_length = self.cache.max_length
@@ -77,7 +77,7 @@ class EngineDecoder:
         self.adapters = adapter_memory(specs, most_ranks, dtype_of, self._stream)
         self._specs = [spec for spec in specs if not spec.is_kept and spec.feeder != "adapter"]
         self.tokens = self._stream.empty((slots,), torch.int64)
-        self._graphs: dict[Step, Graph | None] = {}
+        self._graphs: dict[StreamStep, CapturedGraph | None] = {}
         self._captured_sizes = {1}
         self._has_cuda_graphs = has_cuda_graphs
         self._communicator: Communicator | None = None
@@ -89,7 +89,7 @@ class EngineDecoder:
         """Run new tokens; see DecoderExecution."""
         call.check(self.slots, self.max_length)
         self._stream.wait_for_current()  # which may read the last call's logits, or write what this one reads
-        call = self.cache.place(call)
+        call = self.cache.prepare(call)
         self.cache.advance(call.rows, call.starts, call.counts)
         self.cache.begin(call)
         self.reserve(call.ids.size)
@@ -99,8 +99,8 @@ class EngineDecoder:
             self._run_groups(call, draw)
         self._stream.hold_current()
         shape, is_joined = call.ids.shape, not call.runs_together
-        self.next_hidden = self._outputs.of(NEXT_DRAFT_HIDDEN, shape, is_joined=is_joined)
-        output = self._outputs.of(self._outputs.main, shape, is_joined=is_joined)
+        self.next_hidden = self._outputs.of(NEXT_DRAFT_HIDDEN, *shape, is_joined=is_joined)
+        output = self._outputs.of(self._outputs.main, *shape, is_joined=is_joined)
         assert output is not None
         return output
 
@@ -120,12 +120,12 @@ class EngineDecoder:
     def _run_groups(self, call: Call, draw: Draw | None) -> None:
         """Run the groups of a call's rows one after another."""
         rows, size = call.ids.shape
-        for places, group in call.groups():
-            padded = min(1 << (len(places) - 1).bit_length(), rows) if size == 1 else len(places)
+        for members, group in call.groups():
+            padded = min(1 << (len(members) - 1).bit_length(), rows) if size == 1 else len(members)
             self._run(group.padded(padded))
-            self._outputs.join(places, padded, size)
+            self._outputs.join(members, padded, size)
         if draw is not None:
-            joined = self._outputs.of(self._outputs.main, (rows, size), is_joined=True)
+            joined = self._outputs.of(self._outputs.main, rows, size, is_joined=True)
             assert joined is not None
             self._stream.run(partial(draw, joined.view(-1, self.vocab_size), call.first_slot))
 
@@ -153,7 +153,7 @@ class EngineDecoder:
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens without a CUDA graph; return how long each of the engine's layers took, in order."""
         call.check(self.slots, self.max_length)
-        call = self.cache.place(call)
+        call = self.cache.prepare(call)
         self.cache.positions[call.rows] = -1  # what is timed need not go on from anything
         rows, size = call.ids.shape
         self.reserve(rows * size)
@@ -184,7 +184,7 @@ class EngineDecoder:
         if self._communicator is not None:
             self._communicator.close()
 
-    def _context(self, size: int) -> Context:
+    def _context(self, size: int) -> ExecutionContext:
         """Return the context of the profile for `size` new tokens a row."""
         return self.engine.context(_DECODE if size == 1 else _PREFILL)
 
@@ -246,15 +246,15 @@ class EngineDecoder:
         most["row_pages"] = -(-self.max_length // (self.cache.page_tokens or self.max_length))
         return self._stream.empty((math.prod(spec.shape_at(most)),), dtype_of(spec))
 
-    def _step(self, call: Call, draw: Draw | None = None) -> Step:
+    def _step(self, call: Call, draw: Draw | None = None) -> StreamStep:
         """Return what a call puts on the stream after its inputs."""
         rows, size = call.ids.shape
         window = call.window(self.max_length) if "key_positions" in self._inputs else self.max_length
         row_pages = 0 if call.pages is None else call.pages.table.shape[1]
         ranks = 0 if self.adapters is None else self.adapters.ranks
-        return Step(call.first_slot, rows, size, window, row_pages, ranks, draw)
+        return StreamStep(call.first_slot, rows, size, window, row_pages, ranks, draw)
 
-    def _keep_graph(self, step: Step) -> None:
+    def _keep_graph(self, step: StreamStep) -> None:
         """Capture a step that has run once, for what TensorRT and Triton set up at first use is not captured."""
         if len(self._graphs) == _MOST_GRAPHS:
             self._graphs.pop(next(iter(self._graphs)))
@@ -262,7 +262,7 @@ class EngineDecoder:
         is_capturable = self._context(step.size).is_capturable()
         self._graphs[step] = self._stream.capture(partial(self._launch, step)) if is_capturable else None
 
-    def _launch(self, step: Step) -> None:
+    def _launch(self, step: StreamStep) -> None:
         """Put a step's work on the stream: its inputs if it decodes, the network, and its draw."""
         if step.size == 1:
             self._stream.run(partial(self._unpack, step.rows))
@@ -270,7 +270,7 @@ class EngineDecoder:
         if step.draw is not None:
             self._stream.run(partial(step.draw, self._outputs.flat(step.rows), step.first))
 
-    def _enqueue(self, step: Step) -> None:
+    def _enqueue(self, step: StreamStep) -> None:
         """Give the context its shapes and addresses, and put its work on the stream."""
         context = self._context(step.size)
         for spec in self._specs:
@@ -296,7 +296,7 @@ class EngineDecoder:
         if self._new:
             self._stream.run(partial(self._append, step))
 
-    def _append(self, step: Step) -> None:
+    def _append(self, step: StreamStep) -> None:
         """Write new keys and values after those of each slot."""
         shapes = {
             spec.name: (step.rows, spec.size_of("key_value_heads"), step.size, spec.size_of("head_dim"))

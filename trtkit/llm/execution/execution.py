@@ -180,7 +180,7 @@ class DecoderExecution(Protocol):
         ...
 
 
-class StageExecution(DecoderExecution, Protocol):
+class RankExecution(DecoderExecution, Protocol):
     """A DecoderExecution of one rank. Unless it is the last stage of a pipeline, it gives hidden states [R, S, D].
 
     hidden: the input that takes those of the stage before; None on the first stage.

@@ -37,14 +37,14 @@ class CacheBlocks(Protocol):
         """Return where a slot's blocks are, from its block `first` on."""
         ...
 
-    def save(self, places: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:
+    def save(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:
         """Copy blocks to host memory, each [size_bytes] uint8; return what says whether that is done.
 
         Who overwrites the blocks next waits for it where that is needed, and so does who loads the rows.
         """
         ...
 
-    def load(self, places: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
+    def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
         """Copy blocks from host memory; only other copies, or who waits for `settle`, may change the rows then."""
         ...
 
@@ -104,18 +104,18 @@ class LocalBlocks:
         start = slot * self._blocks_of_slot + first
         return list(range(start, start + count))
 
-    def save(self, places: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:
+    def save(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:
         """Copy blocks to host memory; see CacheBlocks."""
         stream = self._stream
         if stream is None:
-            staged = torch.empty(len(places), self.size_bytes, dtype=torch.uint8)
-            self._pack(places, staged)
+            staged = torch.empty(len(positions), self.size_bytes, dtype=torch.uint8)
+            self._pack(positions, staged)
             _copy(staged, rows)
             return lambda: True
-        for start in range(0, len(places), self._staged):
+        for start in range(0, len(positions), self._staged):
             part = slice(start, start + self._staged)
-            buffer = self._buffer(len(places[part]), stream)
-            stream.run(partial(self._pack, places[part], buffer))
+            buffer = self._buffer(len(positions[part]), stream)
+            stream.run(partial(self._pack, positions[part], buffer))
             self._copies.wait(stream.record())
             begin = self._copies.record()
             self._copies.run(partial(_copy, buffer, rows[part]))
@@ -123,18 +123,18 @@ class LocalBlocks:
             self._timed = begin, end, buffer.nbytes
         return self._copies.record().is_past
 
-    def load(self, places: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
+    def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
         """Copy blocks from host memory; see CacheBlocks."""
         stream = self._stream
         if stream is None:
-            self._unpack(places, torch.stack(list(rows)))
+            self._unpack(positions, torch.stack(list(rows)))
             return
-        for start in range(0, len(places), self._staged):
+        for start in range(0, len(positions), self._staged):
             part = slice(start, start + self._staged)
-            buffer = self._buffer(len(places[part]), self._copies)
+            buffer = self._buffer(len(positions[part]), self._copies)
             self._copies.run(partial(_copy, rows[part], buffer))
             stream.wait(self._copies.record())
-            stream.run(partial(self._unpack, places[part], buffer))
+            stream.run(partial(self._unpack, positions[part], buffer))
             self._free[self._turn] = stream.record()
 
     def settle(self) -> None:
@@ -156,20 +156,20 @@ class LocalBlocks:
             user.wait(free)
         return self._buffers[self._turn][:count]
 
-    def _pack(self, places: Sequence[int], buffer: torch.Tensor) -> None:
+    def _pack(self, positions: Sequence[int], buffer: torch.Tensor) -> None:
         """Write blocks to `buffer` [N, size_bytes]."""
         for name, view in self._form.block_views(buffer).items():
             array = self._arrays[name]
-            view.copy_(array[self._index(places, array.device)])
+            view.copy_(array[self._index(positions, array.device)])
 
-    def _unpack(self, places: Sequence[int], buffer: torch.Tensor) -> None:
+    def _unpack(self, positions: Sequence[int], buffer: torch.Tensor) -> None:
         """Write blocks of `buffer` [N, size_bytes] to their places."""
         for name, view in self._form.block_views(buffer).items():
             array = self._arrays[name]
-            array[self._index(places, array.device)] = view
+            array[self._index(positions, array.device)] = view
 
-    def _index(self, places: Sequence[int], device: torch.device) -> tuple[torch.Tensor | slice, ...]:
-        numbers = torch.tensor(places, device=device)
+    def _index(self, positions: Sequence[int], device: torch.device) -> tuple[torch.Tensor | slice, ...]:
+        numbers = torch.tensor(positions, device=device)
         if self._table is not None:
             return (numbers,)
         return numbers // self._blocks_of_slot, slice(None), numbers % self._blocks_of_slot

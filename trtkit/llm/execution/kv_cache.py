@@ -35,21 +35,22 @@ class KvCache:
 
     specs: the network's inputs, of which the caches and states are taken. stream: of a device, which works on them in
     turn; None: the caller's own memory and time.
-    sizes: slots, and T, tokens that a slot holds. model: digest of the model whose keys and values these
+    max_length: T, tokens that a slot holds. model: digest of the model whose keys and values these
     are; saved sequences of other models are refused. follows: whether these are a head's, see `part`.
     """
 
     def __init__(
         self,
         specs: Iterable[InputSpec],
-        sizes: tuple[int, int],
+        slots: int,
+        max_length: int,
         dtype_of: Callable[[InputSpec], torch.dtype],
         stream: Stream | None = None,
     ) -> None:
         kept = [spec for spec in specs if spec.is_kept]
         self.specs, self.states, self.encoded = _by_feeder(kept)
-        self.positions = np.zeros(sizes[0], np.int64)
-        self.slots, self.max_length = sizes
+        self.positions = np.zeros(slots, np.int64)
+        self.slots, self.max_length = slots, max_length
         self.model = ""
         self.follows = False
         self.stream = stream
@@ -58,7 +59,7 @@ class KvCache:
         self.page_tokens = page_tokens_of(kept)
         self._arrays = {spec.name: self._empty(self._shape(spec), dtype_of(spec)) for spec in kept}
         self._marked: dict[str, torch.Tensor] = {}
-        self._marked_positions = np.zeros(sizes[0], np.int64)
+        self._marked_positions = np.zeros(slots, np.int64)
         self._state_names = {spec.name for spec in (*self.states, *self.encoded)}  # what has no axis of tokens
         if stream is not None:
             for array in self._arrays.values():
@@ -89,12 +90,12 @@ class KvCache:
         """Return the caches [R, K, T, H] and states [R, ...] of neighbouring slots, by the input that takes them."""
         return {name: array[rows] for name, array in self._arrays.items()}
 
-    def place(self, call: Call) -> Call:
+    def prepare(self, call: Call) -> Call:
         """Return a call with where its rows' tokens lie; in linear caches its slots say that."""
         return call
 
     def assign(self, call: Call) -> Call:
-        """Return what `place` does, and leave it to the ranks that run the call to copy pages."""
+        """Return what `prepare` does, and leave it to the ranks that run the call to copy pages."""
         return call
 
     def make_room(self, slot: int, tokens: int) -> None:
@@ -153,11 +154,11 @@ class KvCache:
         """Write new keys and values [R, K, S, H]. All places are tensors, so that a CUDA graph can hold this."""
         if not new:
             return
-        rows, places = self._places(tokens, next(iter(new.values())).shape[2])  # the same in all layers
+        rows, positions = self._places(tokens, next(iter(new.values())).shape[2])  # the same in all layers
         for name, values in new.items():
             heads = torch.arange(values.shape[1], device=rows.device)[None, :, None]
             array = self._arrays[name]
-            codes(array)[rows[:, None], heads, places[:, None]] = codes(values.to(array.dtype))
+            codes(array)[rows[:, None], heads, positions[:, None]] = codes(values.to(array.dtype))
 
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens of slot `source` to slot `target`, and its states.
@@ -180,7 +181,7 @@ class KvCache:
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
         """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
         arrays = [codes(self._arrays[spec.name]) for spec in self.specs]
-        self._run(partial(copy_places, arrays, *(self._place_of(slots, each) for each in (sources, targets))))
+        self._run(partial(copy_places, arrays, *(self._place_of(slots, positions) for positions in (sources, targets))))
 
     def form(self, tokens: int) -> CacheForm:
         """Return what a saved sequence of `tokens` tokens is."""
@@ -262,9 +263,9 @@ class KvCache:
         slots = torch.arange(tokens.first_slot, tokens.first_slot + rows, device=device)
         return slots[:, None], tokens.starts[:, None] + torch.arange(size, device=device)
 
-    def _place_of(self, slots: Ints, places: Ints) -> Place:
+    def _place_of(self, slots: Ints, positions: Ints) -> Place:
         """Return where cached tokens lie."""
-        return slots.astype(np.int64), places.astype(np.int64)
+        return slots.astype(np.int64), positions.astype(np.int64)
 
     def _check_position(self, slot: int, count: int) -> None:
         if self.states and self.positions[slot] != count:

@@ -56,7 +56,7 @@ def decoder_network(
 ) -> DecoderNetwork:
     """Return the network that a build writes; `logits` changes what it gives. embeddings: where they are known."""
     weights, options = opened.weights(), llm_options(opened.config)
-    if not opened.own.is_first_stage:
+    if not opened.rank_spec.is_first_stage:
         embeddings = None
     elif embeddings is None and opened.takes_embeddings:
         embeddings = TokenEmbeddings(

@@ -60,7 +60,7 @@ def weights_digest(manifest: Manifest) -> str:
 def rope_lengths(bundle: Bundle) -> list[int]:
     """Return what rotary tables depend on of the length of slots (LongRoPE, dynamic NTK), sorted."""
     length = (bundle.manifest.config.llm or LlmOptions()).max_sequence_length
-    ropes = [each.rope for each in read_spec(bundle.path).attentions if each.rope is not None]
+    ropes = [attention.rope for attention in read_spec(bundle.path).attentions if attention.rope is not None]
     return sorted({counted_length(rope, length) for rope in ropes})
 
 

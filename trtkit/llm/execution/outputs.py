@@ -52,17 +52,17 @@ class OutputMemory:
         """Return the main output of a decode step, [R, V]."""
         return self._arrays[self.main][:rows]
 
-    def join(self, places: Ints, rows: int, size: int) -> None:
+    def join(self, members: Ints, rows: int, size: int) -> None:
         """Put the outputs of a group, of `rows` with its padding, where those of its rows are in the whole call."""
         for name in self._outputs:
-            part = self._shaped(self._arrays, name, rows, size)[: len(places)]
-            self._stream.run(partial(_put, self._joined[name], (places, size), part))
+            part = self._shaped(self._arrays, name, rows, size)[: len(members)]
+            self._stream.run(partial(_put, self._joined[name], members, size, part))
 
-    def of(self, name: str, shape: tuple[int, int], *, is_joined: bool) -> torch.Tensor | None:
+    def of(self, name: str, rows: int, size: int, *, is_joined: bool) -> torch.Tensor | None:
         """Return an output of a call of R rows and S new tokens as [R, S, V], or [R, V] of the last ones."""
         if name not in self._outputs:
             return None
-        return self._shaped(self._joined if is_joined else self._arrays, name, *shape)
+        return self._shaped(self._joined if is_joined else self._arrays, name, rows, size)
 
     def _shaped(self, arrays: Mapping[str, torch.Tensor], name: str, rows: int, size: int) -> torch.Tensor:
         array = arrays[name]
@@ -76,8 +76,7 @@ class OutputMemory:
         return self._stream.empty((room if self._is_of_all(name) else slots, output.shape[-1]), output.dtype)
 
 
-def _put(target: torch.Tensor, place: tuple[Ints, int], values: torch.Tensor) -> None:
-    rows, size = place
+def _put(target: torch.Tensor, rows: Ints, size: int, values: torch.Tensor) -> None:
     if values.dim() == 3:
         target = target[: target.shape[0] // size * size].view(-1, size, values.shape[-1])
     target[to_device(rows, target.device)] = values

@@ -44,18 +44,20 @@ class PagedCache(KvCache):
     def __init__(
         self,
         specs: Iterable[InputSpec],
-        sizes: tuple[int, int],
+        slots: int,
+        max_length: int,
         dtype_of: Callable[[InputSpec], torch.dtype],
         stream: Stream | None = None,
         pool: PoolSize = AS_LINEAR,
     ) -> None:
-        specs, (slots, length) = list(specs), sizes
+        specs = list(specs)
         self._page_size = page_tokens_of(specs) or 1
-        self._page_count = 1 + slots * -(-length // self._page_size) if pool.pages is None else pool.pages
+        self._page_count = 1 + slots * -(-max_length // self._page_size) if pool.pages is None else pool.pages
         self._copies_pages = copies_pages(specs)
         self._call_tokens = pool.weight_bytes * self._page_size // (_READS * bytes_of_page(specs))
-        tables = PageTables(slots + 1, self._page_count, self._page_size, length)  # a row for nobody's prefix
-        super().__init__(specs, (slots, min(length, (self._page_count - 1) * self._page_size)), dtype_of, stream)
+        tables = PageTables(slots + 1, self._page_count, self._page_size, max_length)  # a row for nobody's prefix
+        length = min(max_length, (self._page_count - 1) * self._page_size)
+        super().__init__(specs, slots, length, dtype_of, stream)
         self.pages, self.table = tables, tables.table
 
     def follow(self) -> None:
@@ -70,7 +72,7 @@ class PagedCache(KvCache):
         """Take from another rank in which pages a slot's tokens are."""
         self.table[slot, : len(pages)] = pages
 
-    def place(self, call: Call) -> Call:
+    def prepare(self, call: Call) -> Call:
         """Return a call with the pages of its rows, after copying those that others read too and it writes.
 
         Raises ExecutionError if there are not enough pages.
@@ -81,7 +83,7 @@ class PagedCache(KvCache):
         return call
 
     def assign(self, call: Call) -> Call:
-        """Return what `place` does, and leave it to the ranks that run the call to copy pages."""
+        """Return what `prepare` does, and leave it to the ranks that run the call to copy pages."""
         if call.pages is not None or self.pages is None:
             return call
         stops, slots = call.starts + call.counts, np.arange(call.rows.start, call.rows.stop)
@@ -143,14 +145,14 @@ class PagedCache(KvCache):
         """Return pages and places in them [R, S]; padding goes to page 0."""
         assert tokens.table is not None
         new = torch.arange(size, device=tokens.starts.device)
-        places = tokens.starts[:, None] + new
-        at = (places // self._page_size).clamp(max=tokens.table.shape[1] - 1)
+        positions = tokens.starts[:, None] + new
+        at = (positions // self._page_size).clamp(max=tokens.table.shape[1] - 1)
         pages = tokens.table.long().gather(1, at)
-        return torch.where(new < tokens.counts[:, None], pages, 0), places % self._page_size
+        return torch.where(new < tokens.counts[:, None], pages, 0), positions % self._page_size
 
-    def _place_of(self, slots: Ints, places: Ints) -> Place:
+    def _place_of(self, slots: Ints, positions: Ints) -> Place:
         """Return the pages of cached tokens, and their places in them."""
-        return self.table[slots, places // self._page_size].astype(np.int64), places % self._page_size
+        return self.table[slots, positions // self._page_size].astype(np.int64), positions % self._page_size
 
     def _page_numbers(self, slot: int, count: int) -> Ints:
         return self.table[slot, : -(-count // self._page_size)].astype(np.int64)
@@ -162,7 +164,8 @@ class PagedCache(KvCache):
 
 def open_cache(
     specs: Iterable[InputSpec],
-    sizes: tuple[int, int],
+    slots: int,
+    max_length: int,
     dtype_of: Callable[[InputSpec], torch.dtype],
     stream: Stream | None = None,
     pool: PoolSize = AS_LINEAR,
@@ -173,8 +176,8 @@ def open_cache(
         return pool.model.part(specs, follows=True)
     specs = with_head(specs, pool.head)
     if page_tokens_of(specs) is not None:
-        return PagedCache(specs, sizes, dtype_of, stream, pool)
-    return KvCache(specs, sizes, dtype_of, stream)
+        return PagedCache(specs, slots, max_length, dtype_of, stream, pool)
+    return KvCache(specs, slots, max_length, dtype_of, stream)
 
 
 def _copy_rows(arrays: Sequence[torch.Tensor], sources: Ints, targets: Ints) -> None:

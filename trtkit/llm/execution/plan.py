@@ -38,12 +38,12 @@ class DecoderPlan:
     def of(cls, bundle: Bundle, rank: int = 0, name: str = "") -> DecoderPlan:
         """Return that of one rank of a language model's bundle. name: of another stage than the language model's."""
         stage = bundle.manifest.stage(name) if name else bundle.manifest.stages[-1]
-        own = stage.networks[rank]
-        file = next(record for record in bundle.manifest.engines if record.path == own.engine)
-        takes_embeddings = any(each.name == "inputs_embeds" for each in own.inputs)
+        network = stage.networks[rank]
+        file = next(record for record in bundle.manifest.engines if record.path == network.engine)
+        takes_embeddings = any(tensor.name == "inputs_embeds" for tensor in network.inputs)
         return cls(
-            PlanFile(bundle.path / own.engine, file.sha256),
-            [record.spec for record in own.inputs],
+            PlanFile(bundle.path / network.engine, file.sha256),
+            [record.spec for record in network.inputs],
             llm_options(bundle.manifest.config),
             bundle_embeddings(bundle.path) if takes_embeddings else None,
             str(bundle.path),

@@ -19,14 +19,14 @@ from trtkit.reference.precision import Precision
 
 if TYPE_CHECKING:
     from trtkit.llm.execution.call import Call
-    from trtkit.llm.execution.execution import Draw, StageExecution
+    from trtkit.llm.execution.execution import Draw, RankExecution
     from trtkit.llm.execution.network import DecoderNetwork
     from trtkit.llm.sequences import Ints
     from trtkit.reference import Rank
 
 
 class ReferenceDecoder:
-    """A StageExecution on torch. Caches are updated where they are, as the engine does.
+    """A RankExecution on torch. Caches are updated where they are, as the engine does.
 
     widen: "fp64" computes all but exactly, so that how tokens are batched cannot be told from the logits.
     ranks: those of a network with collectives. pool: of paged caches.
@@ -47,10 +47,11 @@ class ReferenceDecoder:
         self.hidden = next((s for s in network.inputs if s.name in (HIDDEN_STATES, DRAFT_HIDDEN)), None)
         self._gives_logits = "logits" in self._executor.output_names
         hold = Precision(widen).storage
-        sizes = slots, network.max_length
-        self.cache = open_cache(network.inputs, sizes, lambda spec: hold(DTYPES[spec.dtype]), pool=pool)
+        self.cache = open_cache(
+            network.inputs, slots, network.max_length, lambda spec: hold(DTYPES[spec.dtype]), pool=pool
+        )
         self._own = self.cache.part(network.inputs)  # without a head's
-        self.head: StageExecution | None = None
+        self.head: RankExecution | None = None
         self.next_hidden: torch.Tensor | None = None
         self.adapters = adapter_memory(network.inputs, network.max_ranks, lambda spec: hold(DTYPES[spec.dtype]))
         self.tokens = torch.zeros(slots, dtype=torch.int64)
@@ -134,7 +135,7 @@ class ReferenceDecoder:
 
     def _placed(self, call: Call) -> Call:
         call.check(self.slots, self.max_length)
-        return self.cache.place(call)
+        return self.cache.prepare(call)
 
     def abort(self) -> None:
         """Do nothing: exchanges between processes end when one of them does."""

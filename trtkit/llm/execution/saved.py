@@ -84,13 +84,15 @@ class CacheForm:
             start += _aligned(size)
         return views
 
-    def difference(self, own: CacheForm) -> str:
-        """Say why a sequence of this form does not fit caches of the form `own`; empty if it does."""
-        if self.model != own.model:
-            return f"the saved sequence is of model `{self.model[:12]}`, the caches are of model `{own.model[:12]}`"
-        if len(self.arrays) != len(own.arrays):
-            return f"the saved sequence has {len(self.arrays)} caches, the model {len(own.arrays)}"
-        for saved, array in zip(self.arrays, own.arrays, strict=True):
+    def difference(self, expected: CacheForm) -> str:
+        """Say why a sequence of this form does not fit caches of the form `expected`; empty if it does."""
+        if self.model != expected.model:
+            return (
+                f"the saved sequence is of model `{self.model[:12]}`, the caches are of model `{expected.model[:12]}`"
+            )
+        if len(self.arrays) != len(expected.arrays):
+            return f"the saved sequence has {len(self.arrays)} caches, the model {len(expected.arrays)}"
+        for saved, array in zip(self.arrays, expected.arrays, strict=True):
             if saved != array:
                 return f"the saved sequence holds {_text(saved)}, the model {_text(array)}"
         return ""
@@ -109,12 +111,12 @@ class SavedSequence:
         return self.form.tokens
 
 
-def check_saved(saved: SavedSequence, own: CacheForm, max_length: int) -> None:
-    """Raise ExecutionError for a sequence that caches of the form `own` and `max_length` tokens cannot take."""
+def check_saved(saved: SavedSequence, expected: CacheForm, max_length: int) -> None:
+    """Raise ExecutionError for a sequence that caches of the form `expected` and `max_length` tokens cannot take."""
     check_tokens(saved.tokens, max_length)
-    fault = saved.form.difference(own)
-    if not fault and (saved.data.dtype != torch.uint8 or saved.data.shape != (own.size_bytes,)):
-        fault = f"{saved.tokens} tokens take {own.size_bytes} bytes; the saved sequence has {saved.data.nbytes}"
+    fault = saved.form.difference(expected)
+    if not fault and (saved.data.dtype != torch.uint8 or saved.data.shape != (expected.size_bytes,)):
+        fault = f"{saved.tokens} tokens take {expected.size_bytes} bytes; the saved sequence has {saved.data.nbytes}"
     if fault:
         raise ExecutionError(fault, "KV cache", "load a sequence that was saved from the same model")
 

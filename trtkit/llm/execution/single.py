@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.llm.execution.engine import EngineDecoder
-    from trtkit.llm.execution.execution import StageExecution
+    from trtkit.llm.execution.execution import RankExecution
     from trtkit.models.rank_weights import MatrixShare
     from trtkit.network.input_spec import InputSpec
     from trtkit.reference import Rank
@@ -78,7 +78,7 @@ class Peers:
 ALONE = Peers(0)
 
 
-def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> StageExecution:
+def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> RankExecution:
     """Open a bundle's network, or that of one rank.
 
     Raises GenerationError for TensorRT without a GPU, BundleError where the bundle's files or its source have changed.
@@ -90,7 +90,7 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Sta
         raise GenerationError(what, str(bundle.path), fix)
     weight_budget_bytes(bundle, options.how.weight_budget_gib)
     device = None if needs_reference else engine_device(options.runtime, peers.gpu)
-    execution: StageExecution
+    execution: RankExecution
     if device is not None:
         execution = _open_engine(bundle, options, peers, device)
     else:
@@ -155,7 +155,7 @@ def _pages(bundle: Bundle, options: OpenOptions) -> int | None:
     if gib is None:
         return None
     stage = bundle.manifest.stages[-1]
-    ranks = [[record.spec for record in each.inputs] for each in stage.networks]
+    ranks = [[record.spec for record in network.inputs] for network in stage.networks]
     ranks[0] = with_head(ranks[0], _head_inputs(bundle, options))
     if page_tokens_of(ranks[0]) is None:
         fix = "build with `--set llm.kv=paged`, or limit the slots"

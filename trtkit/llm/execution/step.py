@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Step:
+class StreamStep:
     """What a call puts on the stream after its inputs, by which CUDA graphs are kept. Draws differ if they are others.
 
     rows: R, from slot `first` on, of `size` new tokens. window: cached tokens that attention reads. row_pages: n, pages

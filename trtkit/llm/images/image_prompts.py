@@ -66,15 +66,15 @@ class ImagePrompts:
         """Run the tower; return the vectors for a prompt's placeholders, None if it has no images."""
         if not prompt.images:
             return None
-        places = places_of(prompt.ids, self._record)
+        indices = places_of(prompt.ids, self._record)
         keys = np.concatenate([image.key + np.arange(image.tokens) for image in prompt.images])
         rope = ends = None
         if self._record.max_block:
-            ends = run_ends(places)
+            ends = run_ends(indices)
             keys = np.concatenate([array_key(run) + np.arange(len(run)) for run in runs_of(keys, ends)])
         if self._record.has_grid_positions:
-            rope = rope_positions(len(prompt.ids), places, prompt.images)
-        return SoftTokens(places, tower.soft_tokens(prompt.images), keys, rope, ends)
+            rope = rope_positions(len(prompt.ids), indices, prompt.images)
+        return SoftTokens(indices, tower.soft_tokens(prompt.images), keys, rope, ends)
 
 
 def split_messages(
@@ -117,9 +117,9 @@ def _kind(part: Any) -> str:
 
 def _image_of(part: Mapping[str, Any], left: list[Any]) -> Any:
     """Return an image part's own image, else the next of those that are left."""
-    own = next((part[key] for key in _IMAGE_KEYS if part.get(key) is not None), None)
-    if own is not None:
-        return own
+    source = next((part[key] for key in _IMAGE_KEYS if part.get(key) is not None), None)
+    if source is not None:
+        return source
     if not left:
         what = "a message has an image without a file, and `images` has none left"
         raise RequestError(
@@ -175,29 +175,29 @@ def places_of(ids: Sequence[int], record: ImagesRecord) -> Ints:
     return np.flatnonzero(np.asarray(ids, np.int64) == record.image_token_id)
 
 
-def check_runs(places: Ints, most: int) -> None:
+def check_runs(indices: Ints, most: int) -> None:
     """Raise RequestError for neighbouring placeholders that see each other and are more than a call takes."""
-    for run in runs_of(places, run_ends(places)):
+    for run in runs_of(indices, run_ends(indices)):
         if len(run) > most:
             what = f"{len(run)} tokens of neighbouring images see each other, and a call takes {most}"
             fix = "separate the images by text, or build with a larger `llm.max_prefill_length`"
             raise RequestError(what, "images", fix)
 
 
-def rope_positions(length: int, places: Ints, images: Sequence[PreparedImage]) -> Ints:
+def rope_positions(length: int, indices: Ints, images: Sequence[PreparedImage]) -> Ints:
     """Return M-RoPE's positions [3, length]: text goes on by one, an image spans its grid from where it begins.
 
     After an image, text goes on from the longer of its sides. HF: `Qwen2VLModel.get_rope_index`.
     """
     steps = np.ones(length, np.int64)
-    steps[places] = 0
+    steps[indices] = 0
     starts = [0, *accumulate(image.tokens for image in images)][:-1]
     for start, image in zip(starts, images, strict=True):
-        steps[places[start + image.tokens - 1]] = max(image.grid[1:])
+        steps[indices[start + image.tokens - 1]] = max(image.grid[1:])
     text = np.cumsum(steps) - steps  # the position that each token begins at, images as a whole
     positions = np.broadcast_to(text, (3, length)).copy()
     for start, image in zip(starts, images, strict=True):
-        inside = places[start : start + image.tokens]
+        inside = indices[start : start + image.tokens]
         positions[:, inside] = text[inside[0]] + np.indices(image.grid).reshape(3, -1)
     return positions
 

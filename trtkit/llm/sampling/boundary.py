@@ -34,25 +34,25 @@ def boundary(keys: Array, weights: Array, target: float, spare: Array) -> tuple[
         below = keys < low
         lesser = _masked(weights, below, spare)
         if before + lesser > target:
-            place = np.flatnonzero(below)
+            indices = np.flatnonzero(below)
         else:
             before += lesser
             if low == high:
-                place = np.flatnonzero(keys == low)
+                indices = np.flatnonzero(keys == low)
             else:
                 np.greater_equal(keys, low, out=below)
                 below &= keys <= high
-                place = np.flatnonzero(below)
-            inside = mass(weights[place])
+                indices = np.flatnonzero(below)
+            inside = mass(weights[indices])
             if before + inside <= target:
-                before, place = before + inside, np.flatnonzero(keys > high)
+                before, indices = before + inside, np.flatnonzero(keys > high)
             elif low == high:
                 return low, before
-        if not len(place):  # rounding of the sums: the target is their end
+        if not len(indices):  # rounding of the sums: the target is their end
             return high, before
         is_same = weights is keys
-        keys = keys[place]
-        weights = keys if is_same else weights[place]
+        keys = keys[indices]
+        weights = keys if is_same else weights[indices]
     return _sorted_boundary(keys, weights, target, before)
 
 
@@ -61,12 +61,12 @@ def _bracket(keys: Array, weights: Array, target: float) -> tuple[float, float]:
     stride = len(keys) // _SAMPLE + 1
     if weights is keys:
         sample = np.sort(keys[::stride])
-        place = int(np.searchsorted(sample.cumsum(dtype=np.float64), target / stride))
-        margin = int(_SIGMAS * (place * max(len(sample) - place, 0) / len(sample)) ** 0.5) + 4
-        first, last = place - margin, place + margin
+        index = int(np.searchsorted(sample.cumsum(dtype=np.float64), target / stride))
+        margin = int(_SIGMAS * (index * max(len(sample) - index, 0) / len(sample)) ** 0.5) + 4
+        first, last = index - margin, index + margin
     else:
         sample, first, last = _weighted_sample(keys, weights, target)
-    first, last = (min(max(each, 0), len(sample) - 1) for each in (first, last))
+    first, last = (min(max(bound, 0), len(sample) - 1) for bound in (first, last))
     low, high = sample[first], sample[last]
     inside = np.searchsorted(sample, high, "right") - np.searchsorted(sample, low, "left")
     if inside * 2 > len(sample):

@@ -36,7 +36,7 @@ def raise_problems(problems: list[Problem]) -> None:
 
 
 @dataclass(frozen=True)
-class Number:
+class NumberRange:
     """A number between two limits, both allowed unless `above` says that the lower one is not.
 
     most: where one request would take too much of the machine.
@@ -96,41 +96,41 @@ def _early_stopping(value: Any) -> Any:
 
 
 def _top_k(value: Any) -> int:
-    count = int(Number(-1, most=MAX_COUNT)(value))
+    count = int(NumberRange(-1, most=MAX_COUNT)(value))
     return 0 if count == -1 else count
 
 
 # Each returns the value as it is kept, or raises ValueError with the fault.
 RULES: dict[str, Callable[[Any], Any]] = {
-    "n": Number(1, most=MAX_ANSWERS),
-    "temperature": Number(0, integer=False, most=MAX_FLOAT),
+    "n": NumberRange(1, most=MAX_ANSWERS),
+    "temperature": NumberRange(0, integer=False, most=MAX_FLOAT),
     "top_k": _top_k,
-    "top_p": Number(0, 1, integer=False, above=True),
-    "min_p": Number(0, 1, integer=False),
-    "typical_p": Number(0, 1, integer=False, above=True),
-    "seed": Number(0, 2**64 - 1, optional=True),
-    "repetition_penalty": Number(0, integer=False, above=True, most=MAX_FLOAT),
-    "presence_penalty": Number(-2, 2, integer=False),
-    "frequency_penalty": Number(-2, 2, integer=False),
-    "no_repeat_ngram_size": Number(0, most=MAX_COUNT),
+    "top_p": NumberRange(0, 1, integer=False, above=True),
+    "min_p": NumberRange(0, 1, integer=False),
+    "typical_p": NumberRange(0, 1, integer=False, above=True),
+    "seed": NumberRange(0, 2**64 - 1, optional=True),
+    "repetition_penalty": NumberRange(0, integer=False, above=True, most=MAX_FLOAT),
+    "presence_penalty": NumberRange(-2, 2, integer=False),
+    "frequency_penalty": NumberRange(-2, 2, integer=False),
+    "no_repeat_ngram_size": NumberRange(0, most=MAX_COUNT),
     "bad_words": read_words,
     "force_words": read_words,
-    "max_tokens": Number(1, most=MAX_COUNT),
-    "min_tokens": Number(0, most=MAX_COUNT),
+    "max_tokens": NumberRange(1, most=MAX_COUNT),
+    "min_tokens": NumberRange(0, most=MAX_COUNT),
     "stop": read_texts,
     "stop_token_ids": read_ids,
     "ignore_eos": _flag,
     "include_stop_str_in_output": _flag,
     "logit_bias": read_bias,
-    "logprobs": Number(0, optional=True, most=MAX_LOGPROBS),
-    "prompt_logprobs": Number(0, optional=True, most=MAX_LOGPROBS),
+    "logprobs": NumberRange(0, optional=True, most=MAX_LOGPROBS),
+    "prompt_logprobs": NumberRange(0, optional=True, most=MAX_LOGPROBS),
     "logits_processors": read_callables,
     "guided_json": read_json,
     "guided_regex": read_grammar,
     "guided_grammar": read_grammar,
     "guided_choice": read_choice,
-    "num_beams": Number(1, most=MAX_ANSWERS),
-    "length_penalty": Number(integer=False, most=MAX_EXPONENT),
+    "num_beams": NumberRange(1, most=MAX_ANSWERS),
+    "length_penalty": NumberRange(integer=False, most=MAX_EXPONENT),
     "early_stopping": _early_stopping,
     "skip_special_tokens": _flag,
     "adapter": _name,

@@ -66,8 +66,8 @@ def draw(scores: Tensor, uniform: Array) -> Tensor:
     numbers = torch.arange(max(groups, width), device=scores.device)
     group = (sums / _noise_there(keys, FIRST_GROUP + numbers[:groups])).argmax(-1, keepdim=True)
     inside = wide[torch.arange(rows, device=scores.device), group[:, 0]]
-    places = group * width + numbers[:width]
-    chosen = places.gather(-1, (inside / _noise_there(keys, places)).argmax(-1, keepdim=True))
+    indices = group * width + numbers[:width]
+    chosen = indices.gather(-1, (inside / _noise_there(keys, indices)).argmax(-1, keepdim=True))
     return torch.where(sums.sum(-1, keepdim=True) > 0, chosen, failures(scores.amax(-1, keepdim=True))).squeeze(-1)
 
 

@@ -15,8 +15,8 @@ NEVER = -torch.inf
 def top_k(scores: Tensor, k: Tensor) -> Tensor:
     """Keep the k largest scores and those equal to the smallest of them (TopKLogitsWarper). k: int64, 0 keeps all."""
     width = scores.shape[-1]
-    place = torch.where(k == 0, width, k).clamp(max=width) - 1
-    least = scores.sort(-1, descending=True).values.gather(-1, place)
+    index = torch.where(k == 0, width, k).clamp(max=width) - 1
+    least = scores.sort(-1, descending=True).values.gather(-1, index)
     return scores.masked_fill(scores < least, NEVER)
 
 
@@ -25,10 +25,10 @@ def top_p(scores: Tensor, below: Tensor) -> Tensor:
 
     below: 1 - top_p, the mass that may go, 0 keeps all.
     """
-    order, places = scores.sort(dim=-1, stable=True)
+    order, indices = scores.sort(dim=-1, stable=True)
     remove = (order.softmax(-1).cumsum(-1) <= below) & (below > 0)
     remove[:, -1] = False
-    return scores.masked_fill(remove.scatter(-1, places, remove), NEVER)
+    return scores.masked_fill(remove.scatter(-1, indices, remove), NEVER)
 
 
 def min_p(scores: Tensor, ratio: Tensor) -> Tensor:
@@ -42,9 +42,9 @@ def typical(scores: Tensor, mass: Tensor) -> Tensor:
     logs, probabilities = scores.log_softmax(-1), scores.softmax(-1)
     # Cumulative sums add each row in its own order; reductions would depend on how many rows there are.
     entropy = -(logs * probabilities).nan_to_num(0.0, 0.0, 0.0).cumsum(-1, dtype=torch.float64)[:, -1:].float()
-    order, places = (-logs - entropy).abs().sort(dim=-1, stable=True)
-    reached = scores.gather(-1, places).softmax(-1).cumsum(-1) < mass
+    order, indices = (-logs - entropy).abs().sort(dim=-1, stable=True)
+    reached = scores.gather(-1, indices).softmax(-1).cumsum(-1) < mass
     last = reached.sum(-1, keepdim=True).clamp(max=scores.shape[-1] - 1)
     remove = (order > order.gather(-1, last)) & (mass < 1)
     remove[:, 0] = False
-    return scores.masked_fill(remove.scatter(-1, places, remove), NEVER)
+    return scores.masked_fill(remove.scatter(-1, indices, remove), NEVER)

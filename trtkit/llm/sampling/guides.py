@@ -115,8 +115,8 @@ class GuideFactory:
         message = fault_of(matcher)
         if name != "guided_json":
             raise GrammarError.of(message)
-        place = place_of_fault(value, message, lambda part: fault_of(self._parsed(grammar_of(name, part))))
-        raise GrammarError(f"`{place}`: {GrammarError.of(message)}")
+        path = place_of_fault(value, message, lambda part: fault_of(self._parsed(grammar_of(name, part))))
+        raise GrammarError(f"`{path}`: {GrammarError.of(message)}")
 
     def _parsed(self, grammar: str) -> Any:
         from llguidance import LLMatcher, LLParserLimits

@@ -19,10 +19,10 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Callable[[], lis
     top: how many of the most likely tokens of each row.
     """
     logs = logits.log_softmax(-1)
-    own = logs.gather(-1, tokens.clamp(min=0).unsqueeze(-1))
+    chosen = logs.gather(-1, tokens.clamp(min=0).unsqueeze(-1))
     best = logs.topk(min(top, logs.shape[-1]), -1)
-    ranks = (logs > own).sum(-1) + 1
-    copies = [start_copy(values) for values in (tokens, own.squeeze(-1), ranks, best.indices, best.values)]
+    ranks = (logs > chosen).sum(-1) + 1
+    copies = [start_copy(values) for values in (tokens, chosen.squeeze(-1), ranks, best.indices, best.values)]
 
     def arrived() -> list[TokenLogprobs]:
         *columns, ids, values = (copy().tolist() for copy in copies)

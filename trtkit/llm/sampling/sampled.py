@@ -48,4 +48,4 @@ class Sampled:
         """Return the log probabilities of some rows, by their places among those."""
         if not self.logprobs or len(rows) == len(self.tokens):
             return self.logprobs
-        return {place: self.logprobs[row] for place, row in enumerate(rows.tolist()) if row in self.logprobs}
+        return {index: self.logprobs[row] for index, row in enumerate(rows.tolist()) if row in self.logprobs}

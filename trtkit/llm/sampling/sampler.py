@@ -17,8 +17,8 @@ from trtkit.llm.sampling.kernel.steps import KernelSampler
 from trtkit.llm.sampling.logprobs import token_logprobs
 from trtkit.llm.sampling.processors.bars import bar, follow_guides, force
 from trtkit.llm.sampling.processors.functions import call_functions
-from trtkit.llm.sampling.processors.penalties import Counts, add_bias, penalise_counts, penalise_repetition
-from trtkit.llm.sampling.processors.step import Step
+from trtkit.llm.sampling.processors.penalties import TokenCounts, add_bias, penalise_counts, penalise_repetition
+from trtkit.llm.sampling.processors.step import SamplingStep
 from trtkit.llm.sampling.rows import drawn, filtered
 from trtkit.llm.sampling.sampled import FAILED, NOTHING, Sampled, TokenLogprobs
 from trtkit.runtime.device import start_copy, to_device
@@ -65,7 +65,7 @@ class Sampler:
         self._sequences = sequences
         self._columns = Columns(slots)
         self._states: list[SlotState | None] = [None] * slots
-        self._counts = Counts(slots, vocab_size)
+        self._counts = TokenCounts(slots, vocab_size)
         self._uniform = Uniform(slots)
         # Settings that any slot has ever used: a step need not look for others.
         self._ever = 0
@@ -178,7 +178,7 @@ class Sampler:
         """Return the scores before temperature and filters, a copy where anything changes, and rows that failed."""
         if not int(np.bitwise_or.reduce(uses)) & _PROCESSORS:
             return logits, {}
-        step = Step(logits.clone(), slots, uses, self._columns, self._states, self._sequences)
+        step = SamplingStep(logits.clone(), slots, uses, self._columns, self._states, self._sequences)
         add_bias(step)
         penalise_repetition(step)
         penalise_counts(step, self._counts)
@@ -210,8 +210,8 @@ class Sampler:
             return drawn(scores, slots, self._columns, self._uniforms(slots)), errors
         tokens = largest_there(scores)
         if rows.size:
-            place, chosen = self._place(rows, logits), slots[rows]
-            tokens[place] = drawn(scores[place], chosen, self._columns, self._uniforms(chosen))
+            index, chosen = self._place(rows, logits), slots[rows]
+            tokens[index] = drawn(scores[index], chosen, self._columns, self._uniforms(chosen))
         return tokens, errors
 
     def _uniforms(self, slots: Array) -> Array:

@@ -61,8 +61,8 @@ def _check_text(text: str, limit: int) -> None:
     check_count(len(text), limit, "characters")
     check_text(text)
     plain = _ESCAPED.sub(lambda escape: chr(int(escape[1], 16)), text)
-    digits = [each.partition("e")[0].replace(".", "").strip("0") for each in _MULTIPLE.findall(plain.lower())]
-    multiple = math.lcm(*(int(each) for each in digits if each))
+    digits = [match.partition("e")[0].replace(".", "").strip("0") for match in _MULTIPLE.findall(plain.lower())]
+    multiple = math.lcm(*(int(digit) for digit in digits if digit))
     if multiple > MAX_MULTIPLE:
         what = f"`multipleOf` with a least common multiple of {shown(multiple)}"
         raise ValueError(f"{what} is above the limit, {MAX_MULTIPLE}, zeros at its ends not counted")

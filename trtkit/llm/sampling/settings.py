@@ -66,8 +66,8 @@ class Settings:
     @property
     def stop_ids(self) -> Ids:
         """Every token that ends the sequence: `stop_token_ids`, and the model's own unless `ignore_eos`."""
-        own = () if self.params.ignore_eos else self.eos_ids
-        return tuple(dict.fromkeys((*own, *self.params.stop_token_ids)))
+        eos_ids = () if self.params.ignore_eos else self.eos_ids
+        return tuple(dict.fromkeys((*eos_ids, *self.params.stop_token_ids)))
 
     @classmethod
     def resolve(cls, params: SamplingParams, vocabulary: Vocabulary) -> Settings:

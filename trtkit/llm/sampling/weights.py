@@ -62,7 +62,7 @@ class Workspace:
         self.sums = np.empty(-(-width // GROUP) * GROUP)
 
 
-class Weights:
+class TokenWeights:
     """What can be drawn of a row of scores [V]: weights [n] fp32, those of removed tokens are 0.
 
     ids: [n], the tokens, in order; all V if None. Valid until the workspace is used again.
@@ -84,10 +84,10 @@ class Weights:
             np.subtract(self.scores, self._top, out=out)
             out *= self._scale
 
-    def keep(self, places: Array) -> None:
+    def keep(self, indices: Array) -> None:
         """Leave out all but some places, in order."""
-        self.ids = places if self.ids is None else self.ids[places]
-        self.scores, self.values = self.scores[places], self.values[places]
+        self.ids = indices if self.ids is None else self.ids[indices]
+        self.scores, self.values = self.scores[indices], self.values[indices]
 
     def remove_below(self, least: float) -> None:
         """Remove tokens of a weight below `least`."""
@@ -95,22 +95,22 @@ class Weights:
         values = torch.from_numpy(self.values)
         torch.threshold(values, under, 0.0, out=values)
 
-    def tokens(self, places: Array) -> Array:
+    def tokens(self, indices: Array) -> Array:
         """Return the ids of places."""
-        return places if self.ids is None else self.ids[places]
+        return indices if self.ids is None else self.ids[indices]
 
     def pick(self, uniform: float) -> int:
         """Return the token that a number draws. What weighs nothing is never picked, whatever the number."""
         return pick(self.values, self.ids, uniform, self.space.sums)
 
 
-def row_weights(scores: Array, numbers: Filters, space: Workspace) -> Weights | None:
+def row_weights(scores: Array, numbers: Filters, space: Workspace) -> TokenWeights | None:
     """Return what a row of scores [V] fp32 draws from; None if it holds NaN or infinity, or nothing but -inf."""
     top = float(scores.max())
     if not np.isfinite(top):
         return None
     least, ids = _top_k(scores, numbers.top_k, space) if 0 < numbers.top_k < len(scores) else (None, None)
-    weights = Weights(scores, ids, numbers, top, space)
+    weights = TokenWeights(scores, ids, numbers, top, space)
     if least is not None:
         # Scores that are equal once they are divided by the temperature are kept together.
         temperature = np.float32(numbers.temperature)
@@ -139,10 +139,10 @@ def _top_k(scores: Array, k: int, space: Workspace) -> tuple[float, Array | None
     even = len(scores) // _GROUPS * _GROUPS
     tops = scores[:even].reshape(_GROUPS, -1).max(0)
     if 2 * k <= len(tops):
-        places = _if_few(scores, _slightly_less(np.partition(tops, len(tops) - k)[len(tops) - k]))
-        if places is not None:
-            candidates = scores[places]
-            return float(np.partition(candidates, len(places) - k)[len(places) - k]), places
+        indices = _if_few(scores, _slightly_less(np.partition(tops, len(tops) - k)[len(tops) - k]))
+        if indices is not None:
+            candidates = scores[indices]
+            return float(np.partition(candidates, len(indices) - k)[len(indices) - k]), indices
     space.spare[:] = scores
     space.spare.partition(len(scores) - k)
     least = float(space.spare[len(scores) - k])
@@ -153,7 +153,7 @@ def _slightly_less(score: float) -> float:
     return float(score - abs(score) * _NEAR)
 
 
-def _top_p(weights: Weights, below: float) -> None:
+def _top_p(weights: TokenWeights, below: float) -> None:
     """Remove the least likely tokens that together have at most `below`; of equal ones the first in order.
 
     Sums are compared as fp32 numbers, as transformers does: half a unit in the last place above is equal.
@@ -176,7 +176,7 @@ def _top_p(weights: Weights, below: float) -> None:
         weights.values[equal[:count]] = 0
 
 
-def _typical(weights: Weights, share: float) -> None:
+def _typical(weights: TokenWeights, share: float) -> None:
     """Keep the tokens whose surprise is closest to the entropy, up to a share of the mass.
 
     A token's surprise less the entropy is the mean of the exponents less its own.
@@ -196,7 +196,7 @@ def _typical(weights: Weights, share: float) -> None:
     weights.values *= keys <= np.float32(boundary(keys, weights.values, target, spare)[0])
 
 
-def _unlikely(weights: Weights, mean: np.float32, may_go: float) -> float:
+def _unlikely(weights: TokenWeights, mean: np.float32, may_go: float) -> float:
     """Return a weight so small that all tokens below it are removed, 0 if there is none.
 
     Tokens of less than twice that have less than `may_go` together, and none is closer to the mean than the likeliest.

@@ -56,7 +56,7 @@ class ForceWords:
             return None
         candidates = [(_spared(spelling, word, generated), spelling) for word in self.words for spelling in word]
         # Words that spare most are furthest along; the first of equal ones, so that a word is not left half way.
-        _, spelling = max(candidates, key=lambda each: each[0])
+        _, spelling = max(candidates, key=lambda candidate: candidate[0])
         return spelling[begun_tokens(spelling, generated)]
 
 

@@ -29,7 +29,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     norm, mlp, moe = rms_norm_part(config), mlp_part(config), trinity_mixture(config)
     dense = int(config.get("num_dense_layers", 1))
     attentions = trinity_attentions(config, norm)
-    layers = tuple(LayerSpec(each, mlp if index < dense else moe) for index, each in enumerate(attentions))
+    layers = tuple(LayerSpec(attention, mlp if index < dense else moe) for index, attention in enumerate(attentions))
     model = decoder_part(config, layers, norm, llama_names({}, TRINITY_NAMES))
     scale = model.hidden_size**0.5 if config.get("mup_enabled", False) else 1.0
     return replace(model, block=BlockSpec(norm, NORMS), embedding=EmbeddingSpec(scale=scale))

@@ -36,18 +36,21 @@ def spec(config: HfConfig) -> DecoderSpec:
     )
     model = decoder_part(
         config,
-        tuple(LayerSpec(each, with_experts(config, mlp if each.cache_of is None else wide, norm)) for each in layers),
+        tuple(
+            LayerSpec(attention, with_experts(config, mlp if attention.cache_of is None else wide, norm))
+            for attention in layers
+        ),
         norm,
         llama_names(OUTSIDE, {**INSIDE, **EXPERT_NAMES, "scalar": "layer_scalar"}),
     )
-    own = per_layer_spec(config)
-    if own is not None and own.vocab_size < model.vocab_size:
-        what = f"`vocab_size_per_layer_input` is {own.vocab_size}, less than the vocabulary of {model.vocab_size}"
+    per_layer = per_layer_spec(config)
+    if per_layer is not None and per_layer.vocab_size < model.vocab_size:
+        what = f"`vocab_size_per_layer_input` is {per_layer.vocab_size}, less than the vocabulary of {model.vocab_size}"
         raise SourceError(what, config.where)
     return replace(
         model,
-        block=BlockSpec(norm, tuple(SANDWICH_NORMS), per_layer=own, has_scalar=True),
+        block=BlockSpec(norm, tuple(SANDWICH_NORMS), per_layer=per_layer, has_scalar=True),
         head=replace(model.head, softcap=config.get("final_logit_softcapping")),
         embedding=EmbeddingSpec(scale=model.hidden_size**0.5),
-        unused=unused_weights([each.cache_of for each in layers]),
+        unused=unused_weights([attention.cache_of for attention in layers]),
     )

@@ -43,7 +43,7 @@ def spec(config: HfConfig) -> DecoderSpec:
 
 def _rope(config: HfConfig, head_dim: int) -> RopeSpec:
     """Return rotations within the original length, which `short_mscale` grows."""
-    rope = rope_spec(config, head_dim, theta=1e6, own=MSCALES)
+    rope = rope_spec(config, head_dim, theta=1e6, read_elsewhere=MSCALES)
     if rope.scaling == "default":
         return rope
     stated = config.get("rope_parameters", {}) or config.get("rope_scaling", {})
@@ -51,5 +51,5 @@ def _rope(config: HfConfig, head_dim: int) -> RopeSpec:
         config.refuse("original_max_position_embeddings")  # transformers reads it only among the parameters
     if rope.scaling != "longrope":
         raise config.unsupported("rope_type", rope.scaling, ("default", "longrope"))
-    own = {name: value for name, value in rope.parameters.items() if name not in MSCALES}
-    return replace(rope, parameters={**own, "attention_factor": rope.parameters["short_mscale"]})
+    kept = {name: value for name, value in rope.parameters.items() if name not in MSCALES}
+    return replace(rope, parameters={**kept, "attention_factor": rope.parameters["short_mscale"]})

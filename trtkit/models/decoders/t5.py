@@ -27,10 +27,10 @@ def spec(config: HfConfig) -> DecoderSpec:
         config.get(name)
     heads, size = int(config.need("num_attention_heads")), int(config.get("head_dim", 64))
     count = int(config.get("num_decoder_layers") or config.need("num_hidden_layers"))
-    norm, own = NormSpec("rms", float(config.get("layer_norm_epsilon", 1e-6))), config.get("model_type") == "umt5"
+    norm, is_umt5 = NormSpec("rms", float(config.get("layer_norm_epsilon", 1e-6))), config.get("model_type") == "umt5"
     plain, cross = AttentionSpec(heads, heads, size, 1.0), CrossSpec(heads, size, _SOURCE_LENGTH, 1.0, False, True)
-    relative, mlp = (relative_part(config, index if own else 0) for index in range(count)), _mlp(config)
-    layers = tuple(LayerSpec(replace(plain, relative=each), mlp, cross) for each in relative)
+    relative, mlp = (relative_part(config, index if is_umt5 else 0) for index in range(count)), _mlp(config)
+    layers = tuple(LayerSpec(replace(plain, relative=bias), mlp, cross) for bias in relative)
     model = decoder_part(config, layers, norm, t5_names(is_gated=mlp.is_gated))
     block, head = BlockSpec(norm, ("attention_norm", "cross_norm", "mlp_norm")), HeadSpec(norm, is_tied=True)
     scale = model.hidden_size**-0.5 if _is_scaled(config) else 1.0

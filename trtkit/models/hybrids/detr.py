@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.errors import SourceError
 from trtkit.models.attention import AttentionSpec, NormSpec
 from trtkit.models.feed_forward import MlpSpec
-from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
+from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, PartPort, Seam
 from trtkit.models.hybrids.transformer import Sizes, TransformerLayerSpec, halved, layer_weights, mlp_weights
 from trtkit.models.hybrids.vision_encoder import num_labels
 from trtkit.models.hybrids.weights import linear_weights, norm_weights
@@ -67,21 +67,21 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
     feature = ("batch", model.channels, rows, columns)
     tokens = ("batch", rows * columns, D)
     parts = (
-        backbone_part(config, backbone, size, (Port("feature", feature, reference="model.backbone.model:-1"),)),
+        backbone_part(config, backbone, size, (PartPort("feature", feature, reference="model.backbone.model:-1"),)),
         NetworkPart(
             "encoder",
-            (Port("feature", feature),),
-            (Port("memory", tokens, reference="model.encoder"),),
+            (PartPort("feature", feature),),
+            (PartPort("memory", tokens, reference="model.encoder"),),
             f"{_WRITERS}:write_encoder",
             model,
             tuple(_encoder_weights(model)),
         ),
         NetworkPart(
             "decoder",
-            (Port("memory", tokens),),
+            (PartPort("memory", tokens),),
             (
-                Port("logits", ("batch", model.num_queries, model.num_classes + 1), "fp32"),
-                Port("pred_boxes", ("batch", model.num_queries, 4), "fp32"),
+                PartPort("logits", ("batch", model.num_queries, model.num_classes + 1), "fp32"),
+                PartPort("pred_boxes", ("batch", model.num_queries, 4), "fp32"),
             ),
             f"{_WRITERS}:write_decoder",
             model,
@@ -100,12 +100,12 @@ def needed_size(options: HybridOptions, where: str) -> Sizes:
     return options.image_size
 
 
-def backbone_part(config: HfConfig, backbone: dict[str, Any], size: Sizes, outputs: tuple[Port, ...]) -> OnnxPart:
+def backbone_part(config: HfConfig, backbone: dict[str, Any], size: Sizes, outputs: tuple[PartPort, ...]) -> OnnxPart:
     """Return a backbone of transformers as a part that is exported."""
     channels = int(config.get("num_channels", 3))
     return OnnxPart(
         "backbone",
-        (Port("pixel_values", ("batch", channels, *size), "fp32"),),
+        (PartPort("pixel_values", ("batch", channels, *size), "fp32"),),
         outputs,
         "trtkit.sources.huggingface.parts:backbone",
         {"config": backbone},

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
+from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, PartPort, Seam
 from trtkit.models.hybrids.weights import linear_weights, norm_weights
 from trtkit.models.weights import Weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trtkit.arrays import HeightWidth
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.hybrids.registry import HybridOptions
 
@@ -48,9 +49,9 @@ class Detr3dSpec:
     pc_range, post_center_range: x, y, z from and to, in metres; boxes whose centre is outside the latter are marked.
     """
 
-    image: tuple[int, int]
+    image: HeightWidth
     cameras: int
-    levels: tuple[tuple[int, int], ...]
+    levels: tuple[HeightWidth, ...]
     hidden_size: int
     num_attention_heads: int
     intermediate_size: int
@@ -71,9 +72,9 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
         raise SourceError("the image size is part of the model", "image_size", "set `image` in config.json")
     decoder = _decoder(config)
     batch, cameras, D = "batch", decoder.cameras, decoder.hidden_size
-    images = Port("images", (batch, cameras, 3, *decoder.image), "fp32")
-    maps = [Port(f"level_{index}", (batch, cameras, D, *size)) for index, size in enumerate(decoder.levels)]
-    matrices = Port("lidar2img", (batch, cameras, 4, 4), "fp32")
+    images = PartPort("images", (batch, cameras, 3, *decoder.image), "fp32")
+    maps = [PartPort(f"level_{index}", (batch, cameras, D, *size)) for index, size in enumerate(decoder.levels)]
+    matrices = PartPort("lidar2img", (batch, cameras, 4, 4), "fp32")
     arguments = {name: config.get(name) for name in _BACKBONE}
     backbone = OnnxPart(
         "backbone",
@@ -85,12 +86,12 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
     )
     detections = (batch, decoder.max_detections)
     outputs = (
-        Port("scores", detections, "fp32"),
-        Port("labels", detections, "int32"),
-        Port("boxes", (*detections, 9), "fp32"),
-        Port("is_inside", detections, "bool"),
-        Port("logits", (batch, decoder.num_queries, decoder.num_classes), "fp32"),
-        Port("codes", (batch, decoder.num_queries, _CODE_SIZE), "fp32"),
+        PartPort("scores", detections, "fp32"),
+        PartPort("labels", detections, "int32"),
+        PartPort("boxes", (*detections, 9), "fp32"),
+        PartPort("is_inside", detections, "bool"),
+        PartPort("logits", (batch, decoder.num_queries, decoder.num_classes), "fp32"),
+        PartPort("codes", (batch, decoder.num_queries, _CODE_SIZE), "fp32"),
     )
     writer = "trtkit.network.blocks.detr3d:write_detr3d_decoder"
     weights = tuple(_weights(decoder))
@@ -135,7 +136,7 @@ def _decoder(config: HfConfig) -> Detr3dSpec:
     )
 
 
-def _level_sizes(image: tuple[int, int], levels: int) -> Iterator[tuple[int, int]]:
+def _level_sizes(image: HeightWidth, levels: int) -> Iterator[tuple[int, int]]:
     """Yield the sizes of the pyramid's levels: an eighth of the image, then half of the one before, rounded up."""
     height, width = image
     for index in range(levels + 2):
@@ -152,14 +153,14 @@ def _weights(spec: Detr3dSpec) -> Iterator[Weight]:
     yield from linear_weights("reference_points", f"{transformer}.reference_points", (3, D))
     for index in range(spec.num_layers):
         yield from _layer(spec, f"layers.{index}", f"{transformer}.decoder.layers.{index}")
-        for place, size in (("0", D), ("2", D), ("4", _CODE_SIZE)):
-            name = f"{_HEAD}.reg_branches.{index}.{place}"
-            yield from linear_weights(f"layers.{index}.box.{place}", name, (size, D))
+        for number, size in (("0", D), ("2", D), ("4", _CODE_SIZE)):
+            name = f"{_HEAD}.reg_branches.{index}.{number}"
+            yield from linear_weights(f"layers.{index}.box.{number}", name, (size, D))
     classes = f"{_HEAD}.cls_branches.{spec.num_layers - 1}"
-    for place, size in (("0", D), ("3", D), ("6", spec.num_classes)):
-        yield from linear_weights(f"classes.{place}", f"{classes}.{place}", (size, D))
-    for place in ("1", "4"):
-        yield from norm_weights(f"classes.{place}", f"{classes}.{place}", D)
+    for number, size in (("0", D), ("3", D), ("6", spec.num_classes)):
+        yield from linear_weights(f"classes.{number}", f"{classes}.{number}", (size, D))
+    for number in ("1", "4"):
+        yield from norm_weights(f"classes.{number}", f"{classes}.{number}", D)
 
 
 def _layer(spec: Detr3dSpec, path: str, name: str) -> Iterator[Weight]:
@@ -171,10 +172,10 @@ def _layer(spec: Detr3dSpec, path: str, name: str) -> Iterator[Weight]:
         f"{path}.cross.weights", f"{cross}.attention_weights", (spec.cameras * len(spec.levels), D)
     )
     yield from linear_weights(f"{path}.cross.o", f"{cross}.output_proj", (D, D))
-    for place, inputs in (("0", 3), ("3", D)):
+    for number, inputs in (("0", 3), ("3", D)):
         encoder = f"{cross}.position_encoder"
-        yield from linear_weights(f"{path}.cross.position.{place}", f"{encoder}.{place}", (D, inputs))
-        after = str(int(place) + 1)
+        yield from linear_weights(f"{path}.cross.position.{number}", f"{encoder}.{number}", (D, inputs))
+        after = str(int(number) + 1)
         yield from norm_weights(f"{path}.cross.position.{after}", f"{encoder}.{after}", D)
     yield from linear_weights(f"{path}.ffn.up", f"{name}.ffns.0.layers.0.0", (spec.intermediate_size, D))
     yield from linear_weights(f"{path}.ffn.down", f"{name}.ffns.0.layers.1", (D, spec.intermediate_size))

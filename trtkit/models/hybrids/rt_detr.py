@@ -9,7 +9,7 @@ from trtkit.errors import SourceError
 from trtkit.models.attention import AttentionSpec, NormSpec
 from trtkit.models.feed_forward import MlpSpec
 from trtkit.models.hybrids.detr import needed_size
-from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
+from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, PartPort, Seam
 from trtkit.models.hybrids.transformer import Sizes, TransformerLayerSpec, layer_weights, mlp_weights
 from trtkit.models.hybrids.vision_encoder import num_labels
 from trtkit.models.hybrids.weights import linear_weights, norm_weights
@@ -68,18 +68,18 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
     model = _model(config, _levels(config, size))
     D = model.layer.hidden_size
     features = tuple(
-        Port(f"level_{index}", ("batch", D, *level), reference=f"model.decoder_input_proj.{index}")
+        PartPort(f"level_{index}", ("batch", D, *level), reference=f"model.decoder_input_proj.{index}")
         for index, level in enumerate(model.levels)
     )
-    pixels = Port("pixel_values", ("batch", int(config.get("num_channels", 3)), *size), "fp32")
+    pixels = PartPort("pixel_values", ("batch", int(config.get("num_channels", 3)), *size), "fp32")
     parts = (
         OnnxPart("features", (pixels,), features, "trtkit.sources.huggingface.parts:rt_detr_features", prefix=None),
         NetworkPart(
             "decoder",
-            tuple(Port(port.name, port.shape) for port in features),
+            tuple(PartPort(port.name, port.shape) for port in features),
             (
-                Port("logits", ("batch", model.num_queries, model.num_classes), "fp32"),
-                Port("pred_boxes", ("batch", model.num_queries, 4), "fp32"),
+                PartPort("logits", ("batch", model.num_queries, model.num_classes), "fp32"),
+                PartPort("pred_boxes", ("batch", model.num_queries, 4), "fp32"),
             ),
             "trtkit.network.blocks.rt_detr:write_decoder",
             model,

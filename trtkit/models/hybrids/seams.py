@@ -11,7 +11,7 @@ from trtkit.errors import Problem, ProblemsError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trtkit.models.hybrids.spec import HybridSpec, Port, Seam
+    from trtkit.models.hybrids.spec import HybridSpec, PartPort, Seam
 
 
 def check_spec(spec: HybridSpec) -> HybridSpec:
@@ -88,7 +88,7 @@ def _missing_ends(spec: HybridSpec, seam: Seam) -> Iterator[Problem]:
             yield Problem(what, f"seam `{seam}`", f"its {kind} are {', '.join(ports)}")
 
 
-def _type_fault(source: Port, target: Port) -> str:
+def _type_fault(source: PartPort, target: PartPort) -> str:
     """Return how two types differ where no cast is allowed."""
     have, want = (FP32 if port.dtype == "compute" else dtype_of(port.dtype) for port in (source, target))
     return "" if have == want or (have.is_float and want.is_float) else f"got type {have}; expected {want}"

@@ -15,7 +15,7 @@ Dim = int | str
 
 
 @dataclass(frozen=True)
-class Port:
+class PartPort:
     """A tensor that a part takes or gives.
 
     dtype: a type's name, or `compute`: the type that its part computes in.
@@ -43,8 +43,8 @@ class OnnxPart:
     """
 
     name: str
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[PartPort, ...]
+    outputs: tuple[PartPort, ...]
     module: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     prefix: str | None = ""
@@ -74,8 +74,8 @@ class NetworkPart:
     """
 
     name: str
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[PartPort, ...]
+    outputs: tuple[PartPort, ...]
     writer: str
     model: Any
     weights: tuple[Weight, ...] = ()
@@ -135,19 +135,19 @@ class HybridSpec:
         return next((seam.source for seam in self.seams if seam.target == f"{part}.{port}"), None)
 
     @property
-    def inputs(self) -> tuple[Port, ...]:
+    def inputs(self) -> tuple[PartPort, ...]:
         """The model's own inputs, in the order that parts name them."""
-        ports: dict[str, Port] = {}
+        ports: dict[str, PartPort] = {}
         for part in self.parts:
             for port in part.inputs:
                 if self.source_of(part.name, port.name) is None:
                     ports.setdefault(port.name, port)
         return tuple(ports.values())
 
-    def output_ports(self) -> dict[str, Port]:
+    def output_ports(self) -> dict[str, PartPort]:
         """Return every part's outputs by `part.output`."""
         return {f"{part.name}.{port.name}": port for part in self.parts for port in part.outputs}
 
-    def input_ports(self) -> dict[str, Port]:
+    def input_ports(self) -> dict[str, PartPort]:
         """Return every part's inputs by `part.input`."""
         return {f"{part.name}.{port.name}": port for part in self.parts for port in part.inputs}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from trtkit.errors import SourceError
-from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, Port
+from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, PartPort
 from trtkit.models.hybrids.vision_encoder import num_labels
 from trtkit.models.hybrids.weights import checkpoint_name, linear_weights, norm_weights
 from trtkit.models.weights import Weight
@@ -14,6 +14,7 @@ from trtkit.models.weights import Weight
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from trtkit.arrays import MatrixShape
     from trtkit.models.attention import AttentionSpec, NormSpec
     from trtkit.models.feed_forward import MlpSpec
     from trtkit.models.hf_config import HfConfig
@@ -73,13 +74,13 @@ class TextEncoderSpec:
     head: TextHead | None = None
 
     @property
-    def outputs(self) -> tuple[Port, ...]:
+    def outputs(self) -> tuple[PartPort, ...]:
         """What the encoder gives: hidden states, unless the head replaces them, and what the head makes of them."""
-        hidden = Port("last_hidden_state", ("batch", "tokens", self.hidden_size), "fp32")
+        hidden = PartPort("last_hidden_state", ("batch", "tokens", self.hidden_size), "fp32")
         if self.head is None:
             return (hidden,)
-        own = tuple(Port(name, self._head_shape(self.head), "fp32") for name in self.head.outputs)
-        return (hidden, *own) if self.head.outputs == (POOLED,) else own
+        outputs = tuple(PartPort(name, self._head_shape(self.head), "fp32") for name in self.head.outputs)
+        return (hidden, *outputs) if self.head.outputs == (POOLED,) else outputs
 
     def _head_shape(self, head: TextHead) -> tuple[int | str, ...]:
         sizes = () if len(head.outputs) > 1 else (head.labels or self.hidden_size,)
@@ -144,9 +145,12 @@ def text_hybrid(
     table: names in the checkpoint by path here. prefix: before all of them but those of the head, which are whole.
     """
     text = ("batch", "tokens")
-    inputs = [Port("input_ids", text, "int64", values=encoder.vocab_size), Port("attention_mask", text, "int64")]
+    inputs = [
+        PartPort("input_ids", text, "int64", values=encoder.vocab_size),
+        PartPort("attention_mask", text, "int64"),
+    ]
     if encoder.num_token_types > 1:
-        inputs.append(Port("token_type_ids", text, "int64", values=encoder.num_token_types))
+        inputs.append(PartPort("token_type_ids", text, "int64", values=encoder.num_token_types))
     weights = tuple(
         Weight(path, checkpoint_name(path, table, prefix, ("head.",)), shape, is_table="embedding" in path)
         for path, shape in _shapes(encoder)
@@ -208,7 +212,7 @@ def _head(head: TextHead, spec: TextEncoderSpec) -> Iterator[tuple[str, tuple[in
         yield from ((path, shape) for path, shape in shapes.items() if not (head.is_tied and path.endswith("weight")))
 
 
-def _linear(path: str, shape: tuple[int, int], *, has_bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _linear(path: str, shape: MatrixShape, *, has_bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from ((weight.path, weight.shape) for weight in linear_weights(path, path, shape, has_bias=has_bias))
 
 

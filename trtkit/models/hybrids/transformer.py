@@ -32,15 +32,15 @@ class TransformerLayerSpec:
 def layer_weights(path: str, name: str, spec: TransformerLayerSpec, names: Mapping[str, str]) -> Iterator[Weight]:
     """Yield a layer's weights. names: in the checkpoint below `name`, by path below `path`."""
     D, F = spec.hidden_size, spec.mlp.intermediate_size
-    for inner, own in names.items():
+    for inner, module in names.items():
         if inner.endswith("norm"):
-            yield from norm_weights(f"{path}.{inner}", f"{name}.{own}", D)
+            yield from norm_weights(f"{path}.{inner}", f"{name}.{module}", D)
         elif inner == "mlp.up":
-            yield from linear_weights(f"{path}.{inner}", f"{name}.{own}", (F, D))
+            yield from linear_weights(f"{path}.{inner}", f"{name}.{module}", (F, D))
         elif inner == "mlp.down":
-            yield from linear_weights(f"{path}.{inner}", f"{name}.{own}", (D, F))
+            yield from linear_weights(f"{path}.{inner}", f"{name}.{module}", (D, F))
         else:
-            yield from linear_weights(f"{path}.{inner}", f"{name}.{own}", (D, D))
+            yield from linear_weights(f"{path}.{inner}", f"{name}.{module}", (D, D))
 
 
 def mlp_weights(path: str, name: str, sizes: tuple[int, ...]) -> Iterator[Weight]:

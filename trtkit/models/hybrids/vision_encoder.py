@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from trtkit.errors import SourceError
-from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
+from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, PartPort, Seam
 from trtkit.models.hybrids.weights import checkpoint_name, linear_weights, norm_weights
 from trtkit.models.weights import Weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from trtkit.arrays import MatrixShape
     from trtkit.models.attention import AttentionSpec, NormSpec
     from trtkit.models.feed_forward import MlpSpec
     from trtkit.models.hf_config import HfConfig
@@ -56,12 +57,12 @@ class VisionEncoderSpec:
         return self.grid[0] * self.grid[1] + int(self.has_class_token) + self.num_register_tokens
 
     @property
-    def outputs(self) -> tuple[Port, ...]:
+    def outputs(self) -> tuple[PartPort, ...]:
         """What the encoder gives: logits, or hidden states and, where it has a head, the pooled one."""
         if self.head.startswith("classifier"):
-            return (Port("logits", ("batch", self.head_size), "fp32"),)
-        hidden = Port("last_hidden_state", ("batch", self.num_tokens, self.hidden_size), "fp32")
-        pooled = Port("pooler_output", ("batch", self.head_size), "fp32")
+            return (PartPort("logits", ("batch", self.head_size), "fp32"),)
+        hidden = PartPort("last_hidden_state", ("batch", self.num_tokens, self.hidden_size), "fp32")
+        pooled = PartPort("pooler_output", ("batch", self.head_size), "fp32")
         return (hidden,) if self.head == "none" else (hidden, pooled)
 
 
@@ -86,19 +87,19 @@ def vision_hybrid(config: HfConfig, encoder: VisionEncoderSpec, names: Names, un
     """Return patch embedding through ONNX, encoder and head by the network API."""
     channels, patch = int(config.get("num_channels", 3)), pair(config.need("patch_size"))
     D, (rows, columns) = encoder.hidden_size, encoder.grid
-    pixels = Port("pixel_values", ("batch", channels, rows * patch[0], columns * patch[1]), "fp32")
+    pixels = PartPort("pixel_values", ("batch", channels, rows * patch[0], columns * patch[1]), "fp32")
     patches = ("batch", D, rows, columns)
     convolution = names.prefix + names.patches
     patch_part = OnnxPart(
         "patch",
         (pixels,),
-        (Port("embeddings", patches, reference=convolution),),
+        (PartPort("embeddings", patches, reference=convolution),),
         "torch.nn:Conv2d",
         {"in_channels": channels, "out_channels": D, "kernel_size": list(patch), "stride": list(patch)},
         f"{convolution}.",
     )
     weights = tuple(encoder_weights(encoder, names))
-    encoder_part = NetworkPart("encoder", (Port("embeddings", patches),), encoder.outputs, WRITER, encoder, weights)
+    encoder_part = NetworkPart("encoder", (PartPort("embeddings", patches),), encoder.outputs, WRITER, encoder, weights)
     encoder_part = replace(encoder_part, outputs=_with_reference(encoder.outputs, names.prefix + names.final_norm))
     return HybridSpec(
         str(config.get("model_type")),
@@ -109,7 +110,7 @@ def vision_hybrid(config: HfConfig, encoder: VisionEncoderSpec, names: Names, un
     )
 
 
-def _with_reference(outputs: tuple[Port, ...], module: str) -> tuple[Port, ...]:
+def _with_reference(outputs: tuple[PartPort, ...], module: str) -> tuple[PartPort, ...]:
     """Return the outputs; hidden states are what the reference's final norm gives."""
     return tuple(replace(port, reference=module) if port.name == "last_hidden_state" else port for port in outputs)
 
@@ -124,17 +125,17 @@ def grids(config: HfConfig, options: HybridOptions, *, resizes: bool) -> tuple[t
 
     Raises SourceError for an image size that patches do not divide, or that the model does not take.
     """
-    own, patch = pair(config.need("image_size")), pair(config.need("patch_size"))
-    size = options.image_size or own
-    if size != own and not resizes:
-        what = f"image size {size[0]} x {size[1]} is not the model's, {own[0]} x {own[1]}"
+    model_size, patch = pair(config.need("image_size")), pair(config.need("patch_size"))
+    size = options.image_size or model_size
+    if size != model_size and not resizes:
+        what = f"image size {size[0]} x {size[1]} is not the model's, {model_size[0]} x {model_size[1]}"
         raise SourceError(what, "image_size", "leave it out, or use a model whose positions are resized (dinov2)")
     for edge, step in zip(size, patch, strict=True):
-        if edge < step or (edge % step and size != own):
+        if edge < step or (edge % step and size != model_size):
             what = f"image size {size[0]} x {size[1]} is not a multiple of the patch size, {patch[0]} x {patch[1]}"
             raise SourceError(what, "image_size", f"use for example {max(1, round(edge / step)) * step}")
     rows, columns = (edge // step for edge, step in zip(size, patch, strict=True))
-    return (rows, columns), (own[0] // patch[0], own[1] // patch[1])
+    return (rows, columns), (model_size[0] // patch[0], model_size[1] // patch[1])
 
 
 def num_labels(config: HfConfig) -> int:
@@ -200,7 +201,7 @@ def _head(spec: VisionEncoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from _mlp("head.mlp", spec)
 
 
-def _linear(path: str, shape: tuple[int, int], *, has_bias: bool = True) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _linear(path: str, shape: MatrixShape, *, has_bias: bool = True) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from ((weight.path, weight.shape) for weight in linear_weights(path, path, shape, has_bias=has_bias))
 
 

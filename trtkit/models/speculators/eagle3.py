@@ -14,7 +14,7 @@ from trtkit.models.hf_config import HfConfig
 from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import HeadSpec
 from trtkit.models.speculators.spec import FusionSpec
-from trtkit.models.speculators.target import check_target
+from trtkit.models.speculators.target import SizePair, check_target
 from trtkit.models.weights import Weight, model_weights
 
 if TYPE_CHECKING:
@@ -144,11 +144,11 @@ def eagle3_spec(fields: Fields, where: str, target: DecoderSpec) -> Eagle3Spec:
         has_normed_output=bool(config.get("norm_output", False)),
     )
     sizes = (
-        ("`vocab_size`", spec.decoder.vocab_size, target.vocab_size),
-        ("`target_hidden_size`, or `hidden_size`", spec.target_hidden_size, target.hidden_size),
+        SizePair("`vocab_size`", spec.decoder.vocab_size, target.vocab_size),
+        SizePair("`target_hidden_size`, or `hidden_size`", spec.target_hidden_size, target.hidden_size),
     )
-    check_target(sizes, ("draft_vocab_size", spec.draft_vocab_size, spec.decoder.vocab_size), where)
-    if any(each.sliding_window for each in decoder.attentions):
+    check_target(sizes, SizePair("draft_vocab_size", spec.draft_vocab_size, spec.decoder.vocab_size), where)
+    if any(attention.sliding_window for attention in decoder.attentions):
         raise SourceError("a head whose layer slides is not supported", where)
     return spec
 

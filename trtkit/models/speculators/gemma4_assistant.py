@@ -13,7 +13,7 @@ from trtkit.models.gemma_parts import unused_weights
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import HeadSpec
-from trtkit.models.speculators.target import check_target
+from trtkit.models.speculators.target import SizePair, check_target
 from trtkit.models.weights import Weight, model_weights
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ class AssistantSpec:
     @property
     def sources(self) -> Mapping[int, AttentionSpec]:
         """The layers of the model whose caches it reads, each with the attention of a layer that reads it."""
-        return {each.cache_of: each for each in self.decoder.attentions if each.cache_of is not None}
+        return {
+            attention.cache_of: attention for attention in self.decoder.attentions if attention.cache_of is not None
+        }
 
     def fusion_weights(self) -> Iterator[Weight]:
         """Yield nothing: the model's network has no weights for it."""
@@ -92,13 +94,13 @@ class AssistantSpec:
 
     def head_weights(self) -> Iterator[Weight]:
         """Yield the weights of its own network, with the model's embedding, by their names in checkpoints."""
-        own, size, vocab = self.decoder.hidden_size, self.target_hidden_size, self.decoder.vocab_size
+        width, size, vocab = self.decoder.hidden_size, self.target_hidden_size, self.decoder.vocab_size
         yield Weight(TABLE, "", (vocab, size), is_table=True)
         yield from (weight for weight in model_weights(self.decoder) if weight.path != TABLE)
-        yield Weight("pre_projection.weight", "pre_projection.weight", (own, 2 * size))
-        yield Weight("post_projection.weight", "post_projection.weight", (size, own))
+        yield Weight("pre_projection.weight", "pre_projection.weight", (width, 2 * size))
+        yield Weight("post_projection.weight", "post_projection.weight", (size, width))
         if self.clusters is not None:
-            yield Weight(CENTROIDS, "masked_embedding.centroids.weight", (self.clusters.count, own))
+            yield Weight(CENTROIDS, "masked_embedding.centroids.weight", (self.clusters.count, width))
             yield Weight(ORDER, "masked_embedding.token_ordering", (vocab,), is_table=True)
 
     @property
@@ -132,14 +134,14 @@ def assistant_spec(fields: Fields, where: str, target: DecoderSpec) -> Assistant
     clusters = ClusterSpec(count, top_k) if config.get("use_ordered_embeddings", False) else None
     config.get("tie_word_embeddings", True)  # which files show: a tied matrix is stored as the embedding
     config.check_all_read()
-    own = decoder_spec(layers, f"{where}: text_config")
+    own_decoder = decoder_spec(layers, f"{where}: text_config")
     decoder = replace(
-        own,
-        layers=tuple(replace(layer, mixer=_reading(layer.attention, target)) for layer in own.layers),
-        head=HeadSpec(own.head.norm, is_tied=False),
+        own_decoder,
+        layers=tuple(replace(layer, mixer=_reading(layer.attention, target)) for layer in own_decoder.layers),
+        head=HeadSpec(own_decoder.head.norm, is_tied=False),
     )
     spec = AssistantSpec(decoder, size, target.embedding.scale, clusters)
-    tokens = "vocab_size", decoder.vocab_size, target.vocab_size
+    tokens = SizePair("vocab_size", decoder.vocab_size, target.vocab_size)
     check_target(_sizes(spec, target), tokens, where)
     if clusters is not None:
         _check_clusters(clusters, decoder.vocab_size, where)
@@ -185,14 +187,15 @@ def _type(attention: AttentionSpec) -> str:
     return _FULL if attention.sliding_window is None else _SLIDING
 
 
-def _sizes(spec: AssistantSpec, target: DecoderSpec) -> Iterator[tuple[str, int, int]]:
-    """Yield what an assistant and its model must agree on: a name, the assistant's value, the model's."""
-    yield "`vocab_size`", spec.decoder.vocab_size, target.vocab_size
-    yield "`backbone_hidden_size`", spec.target_hidden_size, target.hidden_size
+def _sizes(spec: AssistantSpec, target: DecoderSpec) -> Iterator[SizePair]:
+    """Yield what an assistant and its model must agree on."""
+    yield SizePair("`vocab_size`", spec.decoder.vocab_size, target.vocab_size)
+    yield SizePair("`backbone_hidden_size`", spec.target_hidden_size, target.hidden_size)
     for source, reader in spec.sources.items():
         kind, owner = _type(reader), target.layers[source].attention
-        yield f"`{kind}`: the head size", reader.head_dim, owner.head_dim
-        yield f"`{kind}`: the number of key/value heads", reader.num_key_value_heads, owner.num_key_value_heads
+        yield SizePair(f"`{kind}`: the head size", reader.head_dim, owner.head_dim)
+        heads = reader.num_key_value_heads, owner.num_key_value_heads
+        yield SizePair(f"`{kind}`: the number of key/value heads", *heads)
 
 
 def _check_clusters(clusters: ClusterSpec, vocab_size: int, where: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 from trtkit.models.hf_config import HfConfig
-from trtkit.models.speculators.target import check_target
+from trtkit.models.speculators.target import SizePair, check_target
 from trtkit.models.weights import Weight
 
 if TYPE_CHECKING:
@@ -142,8 +142,11 @@ def medusa_spec(fields: Fields, where: str, target: DecoderSpec, *, has_bias: bo
     config.check_all_read()
     if type(spec.heads) is not int or not 1 <= spec.heads <= _MOST_HEADS:
         raise SourceError(f"`{_HEADS}` is `{spec.heads}`; expected an integer from 1 to {_MOST_HEADS}", where)
-    sizes = ("`vocab_size`", vocab_size, target.vocab_size), ("`hidden_size`", hidden_size, target.hidden_size)
-    check_target(sizes, ("truncated_vocab_size", spec.draft_vocab_size, vocab_size), where)
+    sizes = (
+        SizePair("`vocab_size`", vocab_size, target.vocab_size),
+        SizePair("`hidden_size`", hidden_size, target.hidden_size),
+    )
+    check_target(sizes, SizePair("truncated_vocab_size", spec.draft_vocab_size, vocab_size), where)
     return spec
 
 

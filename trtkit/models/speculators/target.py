@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trtkit.errors import Problem, ProblemsError
 
@@ -10,19 +10,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def check_target(sizes: Iterable[tuple[str, int, int]], tokens: tuple[str, int, int], where: str) -> None:
+class SizePair(NamedTuple):
+    """A size that a head and its model both have. name: in the head's config."""
+
+    name: str
+    head: int
+    model: int
+
+
+def check_target(sizes: Iterable[SizePair], tokens: SizePair, where: str) -> None:
     """Raise ProblemsError for each way in which a head does not fit the model.
 
-    sizes: names in the head's config, with the head's value and the model's. tokens: the name of the number of tokens
-    that the head can guess, that number, and how many the model has.
+    sizes: must be equal. tokens: how many the head can guess, and how many the model has.
     """
     problems = [
-        Problem(f"{name} of the head is {own}, the model's is {other}", where)
-        for name, own, other in sizes
-        if own != other
+        Problem(f"{size.name} of the head is {size.head}, the model's is {size.model}", where)
+        for size in sizes
+        if size.head != size.model
     ]
-    name, guessed, known = tokens
-    if not 0 < guessed <= known:
-        problems.append(Problem(f"`{name}` is {guessed}, of {known} tokens", where))
+    if not 0 < tokens.head <= tokens.model:
+        problems.append(Problem(f"`{tokens.name}` is {tokens.head}, of {tokens.model} tokens", where))
     if problems:
         raise ProblemsError("the head was made for another model", problems, "use a head of this model")

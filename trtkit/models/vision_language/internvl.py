@@ -18,10 +18,10 @@ def spec(fields: Fields, _limits: VisionLimits, where: str) -> VisionSpec:
     """Return the tower that a config describes. Raises SourceError for crops that are not square."""
     vision = fields["vision_config"]
     (height, width), (rows, columns) = _pair(vision["image_size"]), _pair(vision["patch_size"])
-    places, ratio = (height // rows, width // columns), float(fields["downsample_ratio"])
-    per_side = places[0] * ratio
-    if places[0] != places[1] or per_side != int(per_side) or per_side < 1:
-        what = f"{places[0]} x {places[1]} patches, at `downsample_ratio` {ratio:g}, make no square of tokens"
+    patches, ratio = (height // rows, width // columns), float(fields["downsample_ratio"])
+    per_side = patches[0] * ratio
+    if patches[0] != patches[1] or per_side != int(per_side) or per_side < 1:
+        what = f"{patches[0]} x {patches[1]} patches, at `downsample_ratio` {ratio:g}, make no square of tokens"
         raise SourceError(what, where, "take config.json from the model's own folder")
     if fields["vision_feature_select_strategy"] != "default":
         what = f"`vision_feature_select_strategy` is `{fields['vision_feature_select_strategy']}`"

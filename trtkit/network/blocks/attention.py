@@ -48,7 +48,7 @@ def attention_block(
     with x.graph.scope("attention"):
         latent = gate = None
         if spec.latent is not None:
-            latent = latent_heads(weights, x, (spec, spec.latent), positions, is_expanded=past.is_expanded)
+            latent = latent_heads(weights, x, spec, spec.latent, positions, is_expanded=past.is_expanded)
             q, new = latent.queries, {"latent": latent.vector}
         elif spec.cache_of is not None:
             q = split_heads(weights.linear("q", x, has_bias=spec.has_qkv_bias), spec.num_attention_heads)
@@ -64,7 +64,7 @@ def attention_block(
         q = scale_query(q, spec.scale, positions.query_growth)
         keys, *others = past.read.values()
         qkv = (q, keys, others[0] if others else keys) if latent is None else latent.attending(q, keys)
-        attended = _attend(weights, qkv, (positions, past), spec)
+        attended = _attend(weights, qkv, positions, past, spec)
         attended = attended if latent is None else latent.outputs(attended)
         attended = attended if spec.value_dim is None else take(attended, -1, 0, spec.value_dim)
         attended = attended if spec.gate is None else attended * _own_gates(weights, x, spec, spec.gate)
@@ -162,12 +162,11 @@ def _norm_heads(weights: Weights, name: str, x: Tensor, spec: AttentionSpec) -> 
         return transpose(layer_norm(by_token, rows, None, spec.norm.eps), (0, 2, 1, 3))
 
 
-def _attend(weights: Weights, qkv: QKV, read: tuple[Positions, Past], spec: AttentionSpec) -> Tensor:
+def _attend(weights: Weights, qkv: QKV, positions: Positions, past: Past, spec: AttentionSpec) -> Tensor:
     """Return softmax(q k^T) v [B, N, S, H], on the native layer where that can do all that is requested."""
-    positions, past = read
     sinks = weights.get("sinks") if spec.has_sinks else None
     if past.pages is not None:
-        return paged_attention(qkv[0], qkv[1:], past.pages, sinks)
+        return paged_attention(*qkv, past.pages, sinks)
     assert positions.mask is not None
     if spec.softcap is None and sinks is None and qkv[1].shape[-1] == qkv[2].shape[-1]:
         return attention(qkv, positions.mask, positions.kv_lengths)
@@ -219,10 +218,9 @@ class LatentHeads:
 
 
 def latent_heads(
-    weights: Weights, x: Tensor, specs: tuple[AttentionSpec, LatentSpec], positions: Positions, *, is_expanded: bool
+    weights: Weights, x: Tensor, spec: AttentionSpec, latent: LatentSpec, positions: Positions, *, is_expanded: bool
 ) -> LatentHeads:
     """Return what attention is computed from, for x [B, S, D]."""
-    spec, latent = specs
     nope, q_rope = split(_queries(weights, x, spec, latent), -1, (latent.nope_dim, latent.rope_dim))
     compressed = weights.linear("kv_a", x, has_bias=spec.has_qkv_bias)
     vector, k_rope = split(compressed, -1, (spec.latent_rank, latent.rope_dim))

@@ -57,7 +57,7 @@ def _read_and_kept(past: Past, name: str, new: Tensor) -> tuple[Tensor, Tensor]:
         kept = new if past.scales is None else quantized(cache, new, past.scales[name])
         return kept, kept
     if past.scales is not None:
-        return append_quantized((cache, past.tables), new, past.scales[name], window)
+        return append_quantized(cache, past.tables, new, past.scales[name], window)
     if past.tables is not None:
         return append(pages_of(cache, past.tables), new), new
     updated = update_cache(cache, new, past.write_indices)

@@ -44,21 +44,21 @@ def write_decoder(weights: Weights, spec: DetrSpec, inputs: Mapping[str, Tensor]
         x = queries * 0.0 + take(memory, 1, 0, 1) * 0.0  # [B, Q, D]: queries start at zero
     for index in range(spec.decoder_layers):
         with graph.scope(f"layers.{index}"):
-            x = _decoder_layer(weights, spec, (x, queries), (memory, placed))
+            x = _decoder_layer(weights, spec, x, queries, memory, placed)
     x = norm_block(weights, "final_norm", x, spec.decoder.norm)
     boxes = sigmoid(relu_mlp(weights, "boxes", x, 3))
     return {"logits": weights.linear("classes", x, has_bias=True), "pred_boxes": boxes}
 
 
 def _decoder_layer(
-    weights: Weights, spec: DetrSpec, queries: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor]
+    weights: Weights, spec: DetrSpec, x: Tensor, positions: Tensor, values: Tensor, keys: Tensor
 ) -> Tensor:
-    """Apply a layer. queries: their state and positions; memory: the encoder's, without and with positions."""
-    layer, (x, positions), (values, keys) = spec.decoder, queries, memory
+    """Apply a layer to queries x and their positions. values, keys: the encoder's, without and with positions."""
+    layer = spec.decoder
     placed = x + positions
-    change = bidirectional_attention(weights, "attention", (placed, placed, x), layer.attention)
+    change = bidirectional_attention(weights, "attention", placed, placed, x, layer.attention)
     x = add_and_norm(weights, "attention_norm", x, change, layer.norm)
-    change = bidirectional_attention(weights, "cross_attention", (x + positions, keys, values), layer.attention)
+    change = bidirectional_attention(weights, "cross_attention", x + positions, keys, values, layer.attention)
     x = add_and_norm(weights, "cross_attention_norm", x, change, layer.norm)
     return feed_forward(weights, layer, x)
 

@@ -43,9 +43,9 @@ def write_detr3d_decoder(weights: Weights, spec: Detr3dSpec, inputs: Mapping[str
     for index in range(spec.num_layers):
         with weights.graph.scope(f"layers.{index}"):
             x = _layer(weights, spec, _Queries(x, position, reference), cameras)
-            codes = _branch(weights, "box", x, (0, 2, 4))
+            codes = _branch(weights, "box", x, step=2)
             reference = _refined(codes, reference)
-    logits = _branch(weights, "classes", x, (0, 3, 6))
+    logits = _branch(weights, "classes", x, step=3)
     with weights.graph.scope("coder"):
         codes = _in_metres(codes, reference, spec)
         best = _best(logits, codes, spec)
@@ -116,19 +116,22 @@ def _self_attention(weights: Weights, spec: Detr3dSpec, at: Tensor, x: Tensor) -
 
 def _position_encoder(weights: Weights, x: Tensor) -> Tensor:
     """Turn points into features: twice linear, norm, ReLU."""
-    for place in (0, 3):
-        x = weights.linear(f"position.{place}", x, has_bias=True)
-        x = relu(norm_block(weights, f"position.{place + 1}", x, _NORM))
+    for index in (0, 3):
+        x = weights.linear(f"position.{index}", x, has_bias=True)
+        x = relu(norm_block(weights, f"position.{index + 1}", x, _NORM))
     return x
 
 
-def _branch(weights: Weights, name: str, x: Tensor, places: tuple[int, int, int]) -> Tensor:
-    """Apply three linear layers with ReLUs between; class branches have norms before those."""
+def _branch(weights: Weights, name: str, x: Tensor, step: int) -> Tensor:
+    """Apply three linear layers with ReLUs between; class branches have norms before those.
+
+    step: from one layer to the next, in the checkpoint's numbers of modules.
+    """
     with weights.graph.scope(name):
-        for place in places[:2]:
-            x = weights.linear(str(place), x, has_bias=True)
-            x = relu(norm_block(weights, str(place + 1), x, _NORM) if name == "classes" else x)
-        return weights.linear(str(places[2]), x, has_bias=True)
+        for index in (0, step):
+            x = weights.linear(str(index), x, has_bias=True)
+            x = relu(norm_block(weights, str(index + 1), x, _NORM) if name == "classes" else x)
+        return weights.linear(str(2 * step), x, has_bias=True)
 
 
 def inverse_sigmoid(x: Tensor) -> Tensor:
@@ -159,7 +162,7 @@ def _best(logits: Tensor, codes: Tensor, spec: Detr3dSpec) -> dict[str, Tensor]:
     query = o.binary("floor_div", index, spec.num_classes)
     labels = index - query * spec.num_classes
     chosen = o.gather_nd(codes, o.unsqueeze(query, 2), batch_dims=1)  # [B, K, 10]
-    sizes = [o.unary("exp", take(chosen, 2, *place)) for place in (_SIZES_XY, _SIZE_Z)]
+    sizes = [o.unary("exp", take(chosen, 2, *span)) for span in (_SIZES_XY, _SIZE_Z)]
     yaw = _atan2(o, take(chosen, 2, *_SIN), take(chosen, 2, *_COS))
     centre = concat([take(chosen, 2, *_XY), take(chosen, 2, *_Z)], 2)
     boxes = concat([centre, *sizes, yaw, take(chosen, 2, *_VELOCITY)], 2)

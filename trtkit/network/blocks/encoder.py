@@ -15,9 +15,15 @@ if TYPE_CHECKING:
 
 
 def bidirectional_attention(
-    weights: Weights, name: str, inputs: tuple[Tensor, Tensor, Tensor], spec: AttentionSpec, mask: Tensor | None = None
+    weights: Weights,
+    name: str,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    spec: AttentionSpec,
+    mask: Tensor | None = None,
 ) -> Tensor:
-    """Attend from the first input [B, S, D] to all tokens of the others [B, T, D]: keys from one, values from the last.
+    """Attend from tokens `queries` [B, S, D] to all tokens `keys` and `values` [B, T, D], all before their projection.
 
     mask: as in `ops.attention`. The weights are `q`, `k`, `v` and `o` of module `name`.
     """
@@ -25,7 +31,7 @@ def bidirectional_attention(
     with graph.scope(name):
         q, k, v = (
             split_heads(weights.linear(role, x, has_bias=spec.has_qkv_bias), heads)
-            for role, x in zip("qkv", inputs, strict=True)
+            for role, x in zip("qkv", (queries, keys, values), strict=True)
         )
         attended = merge_heads(attention((scale_query(q, spec.scale), k, v), mask))
         return weights.linear("o", attended, has_bias=spec.has_output_bias)

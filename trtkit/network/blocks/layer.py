@@ -19,26 +19,29 @@ if TYPE_CHECKING:
 
 
 def decoder_layer(
-    weights: Weights, x: Tensor, specs: tuple[BlockSpec, LayerSpec], memory: Memory | None, vector: Tensor | None = None
+    weights: Weights,
+    x: Tensor,
+    block: BlockSpec,
+    layer: LayerSpec,
+    memory: Memory | None,
+    vector: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Apply a layer to x [B, S, D]; return the next hidden state, and the layer's updated caches or states by name.
 
     vector: the layer's own [B, S, P], if it has one. Several hidden states x are [B, S, streams, D].
     """
-    block, layer = specs
     if block.streams is not None and vector is not None and memory is not None:
-        return streams_layer(weights, x, (block, layer, block.streams), memory, vector)
-    x, present = _joined_parts(weights, x, specs, memory)
+        return streams_layer(weights, x, block, layer, block.streams, memory, vector)
+    x, present = _joined_parts(weights, x, block, layer, memory)
     if block.per_layer is not None and vector is not None:
         x = x + per_layer_part(weights, x, vector, block.per_layer, block.norm)
     return (x * weights.get("scalar", x.rank) if block.has_scalar else x), present
 
 
 def _joined_parts(
-    weights: Weights, x: Tensor, specs: tuple[BlockSpec, LayerSpec], memory: Memory | None
+    weights: Weights, x: Tensor, block: BlockSpec, layer: LayerSpec, memory: Memory | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Apply mixer and feed-forward, of which the layer has at least one."""
-    block, layer = specs
     present: dict[str, Tensor] = {}
     if layer.mixer is not None and memory is not None:
         normed = x if block.is_post_norm else _norm(weights, "attention_norm", x, block)

@@ -93,10 +93,10 @@ def delta_block(weights: Weights, x: Tensor, spec: DeltaNetSpec, states: States)
         qkv, z, b, a = _project(weights, x, spec)
         convolved, conv = convolution(weights, qkv, states, has_bias=False)
         q, k, v = _heads(activation(convolved, spec.activation), spec)
-        gates = _gates(weights, (a, b), spec, states)
+        g, beta = _gates(weights, a, b, spec, states)
         with x.graph.scope("rule"):
             masks = states.chunk.masks(x, has_levels=spec.is_by_channel)
-            read, state = gated_delta_rule((q, k, v), gates, states.arrays["delta"], masks)
+            read, state = gated_delta_rule((q, k, v), g, beta, states.arrays["delta"], masks)
         y = _normed(weights, read, z, spec)
         return weights.linear("out", y, ranks=spec.share.count), {"conv": conv, "delta": state}
 
@@ -137,14 +137,14 @@ def _heads(qkv: Tensor, spec: DeltaNetSpec) -> tuple[Tensor, Tensor, Tensor]:
     return q * spec.key_dim**-0.5, k, v
 
 
-def _gates(weights: Weights, ab: tuple[Tensor, Tensor], spec: DeltaNetSpec, states: States) -> tuple[Tensor, Tensor]:
+def _gates(weights: Weights, a: Tensor, b: Tensor, spec: DeltaNetSpec, states: States) -> tuple[Tensor, Tensor]:
     """Return the decay's logarithm [B, V, S, 1 or D] and beta [B, V, S, 1] in fp32, both 0 for padding."""
-    (a, b), graph = ab, weights.graph
+    graph = weights.graph
     is_token = unsqueeze(states.chunk.is_token(a), 3)
     rate, bias = (np.asarray(weights.array(name)).astype(np.float32).reshape(1, 1, -1) for name in ("a_log", "dt_bias"))
     if spec.is_by_channel:
-        own = spec.share.of(rate.shape[2])
-        rate = np.repeat(rate[..., own.start : own.stop], spec.key_dim, axis=2)
+        heads = spec.share.of(rate.shape[2])
+        rate = np.repeat(rate[..., heads.start : heads.stop], spec.key_dim, axis=2)
     step = softplus(cast(a, FP32) + graph.constant(bias, "dt_bias"))
     decay = step * graph.constant(-np.exp(rate), "rate")
     by_head = (split_heads(gate, spec.value_heads) for gate in (decay, sigmoid(cast(b, FP32))))
@@ -174,7 +174,7 @@ def mamba_block(weights: Weights, x: Tensor, spec: MambaSpec, states: States) ->
         z, channels, dt = split(projected, -1, (H * P, sum(sizes), H))
         convolved, conv = convolution(weights, channels, states, has_bias=spec.has_conv_bias)
         inner, b, c = split(cast(activation(convolved, spec.activation), FP32), -1, tuple(sizes))
-        y, state = _recurrence(weights, (inner, b, c), dt, spec, states)
+        y, state = _recurrence(weights, inner, b, c, dt, spec, states)
         y = _mamba_normed(weights, y, z, spec)
         out = weights.linear("out", y, has_bias=spec.has_output_bias, ranks=spec.share.count)
         return out, {"conv": conv, "ssm": state}
@@ -190,11 +190,11 @@ def _projected(weights: Weights, x: Tensor, spec: MambaSpec) -> Tensor:
 
 
 def _recurrence(
-    weights: Weights, xbc: tuple[Tensor, Tensor, Tensor], dt: Tensor, spec: MambaSpec, states: States
+    weights: Weights, x: Tensor, b: Tensor, c: Tensor, dt: Tensor, spec: MambaSpec, states: States
 ) -> tuple[Tensor, Tensor]:
     """Return what each token reads [B, S, H * P] and the updated state [B, H, N, P], in fp32."""
-    x = split_heads(xbc[0], spec.heads)
-    b, c = (split_heads(part, spec.groups) for part in xbc[1:])
+    x = split_heads(x, spec.heads)
+    b, c = (split_heads(part, spec.groups) for part in (b, c))
     if spec.groups != spec.heads:
         order = np.repeat(np.arange(spec.groups), spec.heads // spec.groups)
         b, c = (reorder(part, order, axis=1) for part in (b, c))

@@ -121,12 +121,12 @@ def _router_logits(weights: Weights, x: Tensor, routing: RoutingSpec) -> Tensor:
 
 def _experts(weights: Weights, x: Tensor, choice: Choice, spec: MoeSpec) -> Tensor:
     """Return the sum of what the rank's experts make of x [B, S, D], each weighed by the tokens' choice."""
-    own = choice if spec.share.count == 1 else own_choice(choice, spec.experts)
+    chosen = choice if spec.share.count == 1 else own_choice(choice, spec.experts)
     form, read = _form_of(weights, spec), None
     if form != "each" and spec.reads_chosen and weights.experts != "all":
-        read, weight = read_experts(own, len(spec.experts))
+        read, weight = read_experts(chosen, len(spec.experts))
     else:
-        weight = weight_of_each(own, len(spec.experts))
+        weight = weight_of_each(chosen, len(spec.experts))
     x = scale_inputs(x, weight) if spec.routing.scales_inputs else unsqueeze(x, 1)
     outputs = _each_expert(weights, x, spec) if form == "each" else _Stacked(weights, spec, read, form).outputs(x)
     return combine_experts(outputs, None if spec.routing.scales_inputs else weight)
@@ -135,11 +135,11 @@ def _experts(weights: Weights, x: Tensor, choice: Choice, spec: MoeSpec) -> Tens
 def _each_expert(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
     """Compute all experts one by one: x [1, 1 or E, S, D] -> [1, E, S, D]."""
     parts = split(x, 1, (1,) * int(x.shape[1]))
-    own = [reshape(part, (1, -1, x.shape[-1])) for part in parts]  # TensorRT quantizes blocks of three axes
-    inputs = own if len(own) > 1 else own * len(spec.experts)
+    flat = [reshape(part, (1, -1, x.shape[-1])) for part in parts]  # TensorRT quantizes blocks of three axes
+    inputs = flat if len(flat) > 1 else flat * len(spec.experts)
     outputs = [
-        mlp_block(weights, f"experts/{index}", each, spec.expert, ranks=1)
-        for index, each in zip(spec.experts, inputs, strict=True)
+        mlp_block(weights, f"experts/{index}", tokens, spec.expert, ranks=1)
+        for index, tokens in zip(spec.experts, inputs, strict=True)
     ]
     return concat([unsqueeze(y, 1) for y in outputs], axis=1)
 
@@ -214,10 +214,10 @@ def is_packed(weights: Weights, matrices: Sequence[Array]) -> bool:
     first = matrices[0]
     if not isinstance(first, QuantizedMatrix) or first.shape[1] * first.dtype.bits % (8 * _WORD_BYTES):
         return False
-    if not all(isinstance(each, QuantizedMatrix) and form_of(each) == form_of(first) for each in matrices):
+    if not all(isinstance(matrix, QuantizedMatrix) and form_of(matrix) == form_of(first) for matrix in matrices):
         return False
     return all(
-        reads_chosen_codes(weights.experts, each.format, changes_inputs=each.changes_inputs) for each in matrices
+        reads_chosen_codes(weights.experts, matrix.format, changes_inputs=matrix.changes_inputs) for matrix in matrices
     )
 
 

@@ -69,4 +69,4 @@ def _xielu(weights: Weights, x: Tensor) -> Tensor:
         positive, negative, beta, eps = (
             float(np.asarray(weights.array(name)).astype(np.float32).item()) for name in XIELU_WEIGHTS
         )
-        return xielu(x, (math.log1p(math.exp(positive)), beta + math.log1p(math.exp(negative))), beta, eps)
+        return xielu(x, math.log1p(math.exp(positive)), beta + math.log1p(math.exp(negative)), beta, eps)

@@ -10,6 +10,7 @@ from trtkit.network.ops.rotary import rotary_embedding
 if TYPE_CHECKING:
     from trtkit.models.attention import RopeSpec
     from trtkit.network.graph import Tensor
+    from trtkit.network.ops.rotary import RotaryTables
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +25,7 @@ class Positions:
 
     ids: Tensor | None
     mask: Tensor | None
-    tables: tuple[Tensor, Tensor] | None = None
+    tables: RotaryTables | None = None
     kv_lengths: Tensor | None = None
     query_growth: Tensor | None = None
     is_by_token: bool = False

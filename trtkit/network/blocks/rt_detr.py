@@ -13,7 +13,7 @@ from trtkit.dtypes import FP32
 from trtkit.network.blocks.encoder import add_and_norm, bidirectional_attention
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.blocks.transformer import feed_forward, relu_mlp, tokens_of
-from trtkit.network.lowering.deformable_attention import Levels, deformable_attention
+from trtkit.network.lowering.deformable_attention import FeatureLevels, deformable_attention
 from trtkit.network.lowering.trt_ops import TrtOps
 from trtkit.network.ops.arithmetic import cast, softmax
 from trtkit.network.ops.shape import concat, reshape, take, unsqueeze
@@ -21,7 +21,7 @@ from trtkit.network.ops.shape import concat, reshape, take, unsqueeze
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.arrays import Array
+    from trtkit.arrays import Array, HeightWidth
     from trtkit.models.hybrids.rt_detr import RtDetrSpec
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
@@ -36,7 +36,7 @@ def write_decoder(weights: Weights, spec: RtDetrSpec, inputs: Mapping[str, Tenso
     for index in range(spec.num_layers):
         positions = relu_mlp(weights, "query_positions", cast(boxes, x.dtype), 2)
         with graph.scope(f"layers.{index}"):
-            x = _layer(weights, spec, (x, positions), memory, boxes)
+            x = _layer(weights, spec, x, positions, memory, boxes)
             change = cast(relu_mlp(weights, "boxes", x, 3), FP32)
             boxes = o.unary("sigmoid", change + _logit(o, boxes))
     return {"logits": weights.linear("classes", x, has_bias=True), "pred_boxes": boxes}
@@ -52,16 +52,16 @@ def _queries(weights: Weights, spec: RtDetrSpec, memory: Tensor) -> tuple[Tensor
         scores = o.reduce("max", cast(weights.linear("classes", proposals, has_bias=True), FP32), (2,))
         boxes = cast(relu_mlp(weights, "boxes", proposals, 3), FP32) + graph.constant(anchors, "anchors")
         _, best = o.top_k(scores, spec.num_queries)
-        places = unsqueeze(best, 2)  # [B, Q, 1]
-        boxes = o.gather_nd(boxes, places, batch_dims=1)
-        return o.gather_nd(proposals, places, batch_dims=1), boxes
+        indices = unsqueeze(best, 2)  # [B, Q, 1]
+        boxes = o.gather_nd(boxes, indices, batch_dims=1)
+        return o.gather_nd(proposals, indices, batch_dims=1), boxes
 
 
-def _layer(weights: Weights, spec: RtDetrSpec, queries: tuple[Tensor, Tensor], memory: Tensor, boxes: Tensor) -> Tensor:
-    """Apply a layer to queries [B, Q, D], given with their positions."""
-    layer, (x, positions) = spec.layer, queries
+def _layer(weights: Weights, spec: RtDetrSpec, x: Tensor, positions: Tensor, memory: Tensor, boxes: Tensor) -> Tensor:
+    """Apply a layer to queries x [B, Q, D] and their positions."""
+    layer = spec.layer
     placed = x + positions
-    change = bidirectional_attention(weights, "attention", (placed, placed, x), layer.attention)
+    change = bidirectional_attention(weights, "attention", placed, placed, x, layer.attention)
     x = add_and_norm(weights, "attention_norm", x, change, layer.norm)
     change = _sampled_attention(weights, spec, x + positions, memory, boxes)
     x = add_and_norm(weights, "sampled_attention_norm", x, change, layer.norm)
@@ -78,9 +78,9 @@ def _sampled_attention(weights: Weights, spec: RtDetrSpec, x: Tensor, memory: Te
         offsets = reshape(offsets, (0, 0, heads, samples, 2)) * (spec.offset_scale / spec.points)
         shares = softmax(reshape(cast(weights.linear("shares", x, has_bias=True), FP32), (0, 0, heads, samples)))
         centre, size = (unsqueeze(take(boxes, 2, start, 2), 2, 3) for start in (0, 2))
-        levels = Levels(spec.levels, (spec.points,) * len(spec.levels), spec.is_discrete)
-        sampled = (centre + offsets * size, shares)
-        attended = deformable_attention(TrtOps(weights.graph), value, sampled, levels, weights.form)
+        levels = FeatureLevels(spec.levels, (spec.points,) * len(spec.levels), spec.is_discrete)
+        locations = centre + offsets * size
+        attended = deformable_attention(TrtOps(weights.graph), value, locations, shares, levels, weights.form)
         return weights.linear("o", attended, has_bias=True)
 
 
@@ -90,7 +90,7 @@ def _logit(o: TrtOps, x: Tensor) -> Tensor:
     return o.unary("log", o.binary("max", x, low) / o.binary("max", 1.0 - x, low))
 
 
-def anchor_logits(levels: tuple[tuple[int, int], ...], grid_size: float = 0.05) -> tuple[Array, Array]:
+def anchor_logits(levels: tuple[HeightWidth, ...], grid_size: float = 0.05) -> tuple[Array, Array]:
     """Return an anchor for each place of each level before the sigmoid [1, S, 4], and whether it is used [1, S, 1].
 
     An anchor is as large as its level is coarse; those too near the border have the largest number there is.

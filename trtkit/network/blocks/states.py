@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trtkit.network.graph import Tensor
-    from trtkit.network.ops.chunk import Chunk
+    from trtkit.network.ops.chunk import TokenChunk
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,4 +22,4 @@ class States:
 
     arrays: Mapping[str, Tensor]
     token_counts: Tensor
-    chunk: Chunk
+    chunk: TokenChunk

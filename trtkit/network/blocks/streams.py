@@ -30,7 +30,7 @@ def to_streams(weights: Weights, x: Tensor, spec: StreamsSpec) -> Tensor:
     """Return hidden states [B, S, P, D] that begin with x [B, S, D]; the others are projections of its magnitude."""
     others = [_projected(weights, "in", index, x, _magnitude(x)) for index in range(spec.count - 1)]
     with x.graph.scope("streams"):
-        return concat([unsqueeze(each, 2) for each in (x, *others)], 2)
+        return concat([unsqueeze(stream, 2) for stream in (x, *others)], 2)
 
 
 def from_streams(weights: Weights, streams: Tensor, spec: StreamsSpec) -> Tensor:
@@ -42,16 +42,21 @@ def from_streams(weights: Weights, streams: Tensor, spec: StreamsSpec) -> Tensor
     ]
     with streams.graph.scope("streams"):
         total = first
-        for each in others:
-            total = total + each
+        for stream in others:
+            total = total + stream
         return total / spec.count
 
 
 def streams_layer(
-    weights: Weights, streams: Tensor, specs: tuple[BlockSpec, LayerSpec, StreamsSpec], memory: Memory, vector: Tensor
+    weights: Weights,
+    streams: Tensor,
+    block: BlockSpec,
+    layer: LayerSpec,
+    spec: StreamsSpec,
+    memory: Memory,
+    vector: Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Apply a layer to hidden states [B, S, P, D]; return the next ones, and the layer's updated caches by name."""
-    block, layer, spec = specs
     norm = block.norm
     assert layer.feed_forward is not None
     predicted = _predict(weights, streams, spec, norm)

@@ -49,9 +49,9 @@ def write_text_encoder(weights: Weights, spec: TextEncoderSpec, inputs: Mapping[
     shown = cast(inputs["attention_mask"], INT32) > 0
     x, words = _embedded(weights, spec, ids, inputs.get("token_type_ids"))
     shared = _Shared(weights, spec, ids, shown)
-    for index, own in enumerate(spec.attention):
+    for index, layer_attention in enumerate(spec.attention):
         with weights.graph.scope(f"layers.{index}"):
-            x = _layer(weights, x, shared, own, has_norm=index > 0)
+            x = _layer(weights, x, shared, layer_attention, has_norm=index > 0)
     if not spec.is_post_norm:
         x = norm_block(weights, "final_norm", x, spec.norm)
     outputs = {"last_hidden_state": x}
@@ -94,17 +94,17 @@ class _Shared:
     spec: TextEncoderSpec
     ids: Tensor
     shown: Tensor
-    _places: Tensor | None = None
+    _positions: Tensor | None = None
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _tables: list[tuple[RopeSpec, tuple[Tensor, Tensor]]] = field(default_factory=list)
 
     @property
-    def places(self) -> Tensor:
-        """The place of every token in its text, [B, S] in int32."""
-        if self._places is None:
+    def positions(self) -> Tensor:
+        """The position of every token in its text, [B, S] in int32."""
+        if self._positions is None:
             with self.weights.graph.scope("places"):
-                self._places = cumulative_sum(cast(equal(self.ids, self.ids), INT32), 1) - 1
-        return self._places
+                self._positions = cumulative_sum(cast(equal(self.ids, self.ids), INT32), 1) - 1
+        return self._positions
 
     def mask(self, window: int | None) -> Tensor:
         """Return what is added to scores: [B, 1, 1, S], or [B, 1, S, S] of a layer with a window.
@@ -114,7 +114,7 @@ class _Shared:
         """
         graph, dtype = self.weights.graph, self.weights.dtype
         if window not in self._masks:
-            rows, columns = (unsqueeze(self.places, *axes) for axes in ((1, 3), (1, 2))) if window else (None, None)
+            rows, columns = (unsqueeze(self.positions, *axes) for axes in ((1, 3), (1, 2))) if window else (None, None)
             with graph.scope("sliding_mask" if window else "mask"):
                 allowed = unsqueeze(self.shown, 1, 2)
                 if rows is not None and columns is not None and window is not None:
@@ -137,30 +137,30 @@ class _Shared:
         return cos, sin
 
 
-def _layer(weights: Weights, x: Tensor, shared: _Shared, own: AttentionSpec, *, has_norm: bool) -> Tensor:
+def _layer(weights: Weights, x: Tensor, shared: _Shared, attention: AttentionSpec, *, has_norm: bool) -> Tensor:
     """Apply a layer to x [B, S, D]. has_norm: before its attention, where norms come first."""
     spec = shared.spec
     if spec.is_post_norm:
-        x = norm_block(weights, "attention_norm", x + _attention(weights, own, x, shared), spec.norm)
+        x = norm_block(weights, "attention_norm", x + _attention(weights, attention, x, shared), spec.norm)
         return norm_block(weights, "mlp_norm", x + mlp_block(weights, "mlp", x, spec.mlp), spec.norm)
     normed = norm_block(weights, "attention_norm", x, spec.norm) if has_norm else x
-    x = x + _attention(weights, own, normed, shared)
+    x = x + _attention(weights, attention, normed, shared)
     return x + mlp_block(weights, "mlp", norm_block(weights, "mlp_norm", x, spec.norm), spec.mlp)
 
 
 def _attention(weights: Weights, spec: AttentionSpec, x: Tensor, shared: _Shared) -> Tensor:
     """Let every token of x [B, S, D] attend to those of its text that its mask allows."""
     mask, heads, size = shared.mask(spec.sliding_window), spec.num_attention_heads, x.shape[-1]
-    tables = None if spec.rope is None else (spec.rope, shared.tables(spec.rope), shared.places)
+    tables = None if spec.rope is None else (spec.rope, shared.tables(spec.rope), shared.positions)
     with weights.graph.scope("attention"):
         if spec.qkv == "concatenated":
             projected = split(weights.linear("qkv", x, has_bias=spec.has_qkv_bias), -1, (size,) * 3)
         else:
             projected = [weights.linear(name, x, has_bias=spec.has_qkv_bias) for name in "qkv"]
-        q, k, v = (split_heads(each, heads) for each in projected)
+        q, k, v = (split_heads(part, heads) for part in projected)
         if tables is not None:
-            rope, turns, places = tables
-            q, k = (rotary_embedding(each, turns, places, rope.dim) for each in (q, k))
+            rope, turns, positions = tables
+            q, k = (rotary_embedding(part, turns, positions, rope.dim) for part in (q, k))
         attended = merge_heads(attention((scale_query(q, spec.scale), k, v), mask))
         return weights.linear("o", attended, has_bias=spec.has_output_bias)
 
@@ -169,7 +169,7 @@ def _head(weights: Weights, head: TextHead, x: Tensor, shown: Tensor, words: Ten
     """Return the head's outputs by name: of hidden states x [B, S, D], shown [B, S] and the words' table [V, D]."""
     if head.tokens == "mean":
         kept = unsqueeze(cast(shown, FP32), 2)
-        total, count = (unsqueeze(sum_over(each, 1), 1) for each in (cast(x, FP32) * kept, kept))
+        total, count = (unsqueeze(sum_over(values, 1), 1) for values in (cast(x, FP32) * kept, kept))
         x = cast(total / maximum(count, _LEAST_COUNT), x.dtype)
     elif head.tokens == "first":
         x = take(x, 1, 0, 1)

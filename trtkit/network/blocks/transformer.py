@@ -13,7 +13,7 @@ from trtkit.network.ops.linear import linear
 from trtkit.network.ops.shape import reshape, transpose
 
 if TYPE_CHECKING:
-    from trtkit.arrays import Array
+    from trtkit.arrays import Array, HeightWidth
     from trtkit.models.hybrids.transformer import TransformerLayerSpec
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
@@ -26,7 +26,7 @@ def encoder_layer(weights: Weights, spec: TransformerLayerSpec, x: Tensor, posit
         weights,
         "attention_norm",
         x,
-        bidirectional_attention(weights, "attention", (placed, placed, x), spec.attention),
+        bidirectional_attention(weights, "attention", placed, placed, x, spec.attention),
         spec.norm,
     )
     return feed_forward(weights, spec, x)
@@ -60,7 +60,7 @@ def relu_mlp(weights: Weights, name: str, x: Tensor, layers: int) -> Tensor:
     return x
 
 
-def sine_positions(size: tuple[int, int], hidden_size: int, temperature: float = 10000.0) -> Array:
+def sine_positions(size: HeightWidth, hidden_size: int, temperature: float = 10000.0) -> Array:
     """Return DETR's sine positions of a feature map without padding, in fp32: [1, h * w, D].
 
     Rows and columns are counted from 1 and scaled to 2 pi; half of the channels are the row's, half the column's.
@@ -82,7 +82,7 @@ def sine_positions(size: tuple[int, int], hidden_size: int, temperature: float =
 
 def _waves(edge: int, scale: Array) -> Array:
     """Return sines and cosines of the places along one edge: [edge, D / 2]."""
-    places = np.arange(1, edge + 1, dtype=np.float32)
-    places = places / (places[-1] + np.float32(1e-6)) * np.float32(2 * np.pi)
-    angles = places[:, None] / scale
+    positions = np.arange(1, edge + 1, dtype=np.float32)
+    positions = positions / (positions[-1] + np.float32(1e-6)) * np.float32(2 * np.pi)
+    angles = positions[:, None] / scale
     return np.stack([np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])], axis=-1).reshape(edge, -1)

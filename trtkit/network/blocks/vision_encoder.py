@@ -89,7 +89,7 @@ def _array(weights: Weights, role: str) -> Array:
 def _layer(weights: Weights, spec: VisionEncoderSpec, x: Tensor) -> Tensor:
     """Apply a pre-norm layer to x [B, S, D]."""
     normed = norm_block(weights, "attention_norm", x, spec.norm)
-    change = bidirectional_attention(weights, "attention", (normed, normed, normed), spec.attention)
+    change = bidirectional_attention(weights, "attention", normed, normed, normed, spec.attention)
     x = x + _scaled(weights, spec, "attention_scale", change)
     change = mlp_block(weights, "mlp", norm_block(weights, "mlp_norm", x, spec.norm), spec.mlp)
     return x + _scaled(weights, spec, "mlp_scale", change)

@@ -100,8 +100,8 @@ class Weights:
                 with self.graph.scope(str(index)):
                     share = bias[rows].reshape((1,) * (x.rank - 1) + (size,))
                     is_quantized = isinstance(matrix, QuantizedMatrix)
-                    own = matrix.rows(np.arange(rows.start, rows.stop)) if is_quantized else matrix[rows]
-                    outputs.append(self._multiplied(x, own, self.graph.constant(share, "bias", self.dtype)))
+                    part = matrix.rows(np.arange(rows.start, rows.stop)) if is_quantized else matrix[rows]
+                    outputs.append(self._multiplied(x, part, self.graph.constant(share, "bias", self.dtype)))
             return outputs
 
     def product(self, x: Tensor, bias: Tensor | None, *, is_in_out: bool = False) -> Tensor:

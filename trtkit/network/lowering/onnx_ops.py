@@ -188,11 +188,11 @@ class OnnxOps(Ops[OnnxValue]):
     def top_k(self, x: OnnxValue, k: int, axis: int = -1) -> tuple[OnnxValue, OnnxValue]:
         """See `Ops`."""
         names = self._append("TopK", [x, self._vector([k])], 2, {"axis": axis})
-        shape = tuple(k if place == axis % len(x.shape) else size for place, size in enumerate(x.shape))
-        values, places = (
+        shape = tuple(k if index == axis % len(x.shape) else size for index, size in enumerate(x.shape))
+        values, indices = (
             OnnxValue(self, name, shape, kind) for name, kind in zip(names, (x.dtype, INT64), strict=True)
         )
-        return values, self.cast(places, INT32)
+        return values, self.cast(indices, INT32)
 
     def softmax(self, x: OnnxValue, axis: int = -1) -> OnnxValue:
         """See `Ops`."""
@@ -242,9 +242,9 @@ class OnnxOps(Ops[OnnxValue]):
             return
         for node in self.nodes:
             for names in (node.input, node.output):
-                for place, current in enumerate(names):
+                for index, current in enumerate(names):
                     if current == value.name:
-                        names[place] = name
+                        names[index] = name
 
     def _number(self, value: float, dtype: DType) -> OnnxValue:
         return self.constant(np.array(value, np.float32 if dtype.is_float else dtype.numpy), dtype)
@@ -281,7 +281,7 @@ class OnnxOps(Ops[OnnxValue]):
     def _append(self, op_type: str, inputs: Sequence[OnnxValue], outputs: int, attributes: dict[str, Any]) -> list[str]:
         """Add a node; return the names of its outputs, the first of which is the node's own."""
         name = self._unique(snake_case(op_type))
-        names = [name, *(f"{name}/{place}" for place in range(1, outputs))]
+        names = [name, *(f"{name}/{index}" for index in range(1, outputs))]
         self.nodes.append(helper.make_node(op_type, [x.name for x in inputs], names, name=name, **attributes))
         return names
 

@@ -92,6 +92,6 @@ def numpy_type(dtype: DType) -> Any:
 def snake_case(op_type: str) -> str:
     """Return `grid_sample` for `GridSample`, `gather_nd` for `GatherND`."""
     return "".join(
-        f"_{letter.lower()}" if letter.isupper() and place and op_type[place - 1].islower() else letter.lower()
-        for place, letter in enumerate(op_type)
+        f"_{letter.lower()}" if letter.isupper() and index and op_type[index - 1].islower() else letter.lower()
+        for index, letter in enumerate(op_type)
     )

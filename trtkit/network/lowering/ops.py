@@ -187,7 +187,7 @@ class Ops(ABC, Generic[T]):
 
     def split(self, x: T, axis: int) -> list[T]:
         """Cut an axis of known size into its elements; the axis goes."""
-        return [self.squeeze(self.take(x, axis, place, 1), axis % len(x.shape)) for place in range(x.shape[axis])]
+        return [self.squeeze(self.take(x, axis, index, 1), axis % len(x.shape)) for index in range(x.shape[axis])]
 
     def stack(self, parts: Sequence[T], axis: int) -> T:
         """Join tensors of equal shapes along a new axis, at this place of the result."""

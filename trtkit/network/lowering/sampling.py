@@ -14,12 +14,11 @@ FORMS = (GRID_SAMPLE, GATHER)
 """One GridSample layer, or gathers of the four corners: where GridSample cannot be trusted."""
 
 
-def bilinear(o: Ops[T], image: T, at: tuple[T, T], form: str) -> T:
+def bilinear(o: Ops[T], image: T, x: T, y: T, form: str) -> T:
     """Sample image [B, C, H, W] at pixels (x, y), both [B, P, Q] in fp32 -> [B, C, P, Q] in fp32.
 
     Pixel centres are whole numbers; a corner outside the image counts as zero.
     """
-    x, y = at
     with o.fp32():
         image = o.cast(image, FP32)
         if form == GRID_SAMPLE:
@@ -49,14 +48,14 @@ def _gathered(o: Ops[T], image: T, x: T, y: T) -> T:
             column, row = left + float(dx), top + float(dy)
             weight = x_part * y_part * _is_inside(o, column, width) * _is_inside(o, row, height)
             above = o.cast(o.clip(row, 0.0, height - 1.0), INT32) * row_size
-            place = above + o.cast(o.clip(column, 0.0, width - 1.0), INT32)
-            picked = o.gather_nd(rows, o.unsqueeze(place, 3), batch_dims=1) * o.unsqueeze(weight, 3)
+            cell = above + o.cast(o.clip(column, 0.0, width - 1.0), INT32)
+            picked = o.gather_nd(rows, o.unsqueeze(cell, 3), batch_dims=1) * o.unsqueeze(weight, 3)
             total = picked if total is None else total + picked
     assert total is not None
     return o.transpose(total, (0, 3, 1, 2))
 
 
-def _is_inside(o: Ops[T], place: T, size: float | T) -> T:
+def _is_inside(o: Ops[T], position: T, size: float | T) -> T:
     """Return 1.0 where a whole position lies within the axis, else 0.0."""
-    inside = (place > -0.5) & (place < size - 0.5)
+    inside = (position > -0.5) & (position < size - 0.5)
     return o.cast(inside, FP32)

@@ -66,8 +66,8 @@ class TrtOps(Ops[Tensor]):
 
     def squeeze(self, x: Tensor, *axes: int) -> Tensor:
         """See `Ops`."""
-        places = self.graph.constant(np.array(axes, dtype=np.int64), "axes")
-        return self.graph.add(self._network.add_squeeze(x.trt, places.trt), "squeeze")
+        axes_tensor = self.graph.constant(np.array(axes, dtype=np.int64), "axes")
+        return self.graph.add(self._network.add_squeeze(x.trt, axes_tensor.trt), "squeeze")
 
     def expand(self, x: Tensor, dims: Sequence[Dim[Tensor]]) -> Tensor:
         """See `Ops`. A slice that stays at the one element of an axis of size 1."""
@@ -91,7 +91,7 @@ class TrtOps(Ops[Tensor]):
         """See `Ops`. A slice that begins before the tensor and ends after it."""
         starts, strides = [0] * x.rank, (1,) * x.rank
         starts[axis] = -before
-        dims = [self.size(x, place) for place in range(x.rank)]
+        dims = [self.size(x, axis) for axis in range(x.rank)]
         dims[axis] = dims[axis] + (before + after)
         static = _is_static(dims)
         layer = self._network.add_slice(x.trt, tuple(starts), tuple(dims) if static else (0,) * x.rank, strides)
@@ -165,9 +165,9 @@ class TrtOps(Ops[Tensor]):
         """See `Ops`."""
         layer = self._network.add_topk(x.trt, self._trt.TopKOperation.MAX, k, 1 << (axis % x.rank))
         values = self.graph.add(layer, "top_k")
-        places = layer.get_output(1)
-        places.name = f"{values.name}/indices"
-        return values, self.graph.tensor(places)
+        indices = layer.get_output(1)
+        indices.name = f"{values.name}/indices"
+        return values, self.graph.tensor(indices)
 
     def softmax(self, x: Tensor, axis: int = -1) -> Tensor:
         """See `Ops`."""

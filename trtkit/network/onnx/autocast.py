@@ -181,8 +181,8 @@ def _cast_input(model: onnx.ModelProto, value: onnx.ValueInfoProto, wanted: int)
 
     inner = f"{value.name}/cast"
     _rename(model, value.name, inner)
-    own = value.type.tensor_type.elem_type
-    cast = helper.make_node("Cast", [value.name], [inner], name=f"{value.name}/cast_input", to=own)
+    elem_type = value.type.tensor_type.elem_type
+    cast = helper.make_node("Cast", [value.name], [inner], name=f"{value.name}/cast_input", to=elem_type)
     model.graph.node.insert(0, cast)
     value.type.tensor_type.elem_type = wanted
 
@@ -238,10 +238,10 @@ def close_calls(model: onnx.ModelProto, original: onnx.ModelProto) -> None:
     for call in calls:
         closed = onnx.NodeProto()
         closed.CopyFrom(call)
-        for place in range(len(call.input)):
-            closed.input[place] = by_name[_border(call, "input", place)].input[0]
-        for place in range(len(call.output)):
-            closed.output[place] = by_name[_border(call, "output", place)].output[0]
+        for index in range(len(call.input)):
+            closed.input[index] = by_name[_border(call, "input", index)].input[0]
+        for index in range(len(call.output)):
+            closed.output[index] = by_name[_border(call, "output", index)].output[0]
         last = by_name[_border(call, "output", len(call.output) - 1)]
         last.CopyFrom(closed)
     inside = tuple(f"{call.name}/" for call in calls)
@@ -253,21 +253,21 @@ def close_calls(model: onnx.ModelProto, original: onnx.ModelProto) -> None:
 
 def _opened(node: onnx.NodeProto, body: onnx.FunctionProto) -> Sequence[onnx.NodeProto]:
     """Return a body with identities before its inputs and after its outputs."""
-    before = [_identity(node, "input", place, name) for place, name in enumerate(node.input)]
-    after = [_identity(node, "output", place, name) for place, name in enumerate(node.output)]
+    before = [_identity(node, "input", index, name) for index, name in enumerate(node.input)]
+    after = [_identity(node, "output", index, name) for index, name in enumerate(node.output)]
     names = dict(zip(body.input, (border.output[0] for border in before), strict=False))
     names |= dict(zip(body.output, (border.input[0] for border in after), strict=False))
     return [*before, *(placed(inner, node.name, names) for inner in body.node), *after]
 
 
-def _identity(node: onnx.NodeProto, side: str, place: int, tensor: str) -> onnx.NodeProto:
-    name = _border(node, side, place)
+def _identity(node: onnx.NodeProto, side: str, index: int, tensor: str) -> onnx.NodeProto:
+    name = _border(node, side, index)
     ends = (tensor, name) if side == "input" else (name, tensor)
     return helper.make_node("Identity", [ends[0]], [ends[1]], name=name)
 
 
-def _border(node: onnx.NodeProto, side: str, place: int) -> str:
-    return f"{node.name}/border/{side}_{place}"
+def _border(node: onnx.NodeProto, side: str, index: int) -> str:
+    return f"{node.name}/border/{side}_{index}"
 
 
 def _take_functions(model: onnx.ModelProto, original: onnx.ModelProto) -> None:

@@ -28,20 +28,20 @@ def sort_nodes(model: onnx.ModelProto, where: str) -> str:
     """Put every node after those whose outputs it reads, as ONNX asks for. Raises SourceError for a circle."""
     moved = 0
     for graph in all_graphs(model.graph):
-        makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
-        needs = {place: {makers[name] for name in _read_names(node) if name in makers}
-                 for place, node in enumerate(graph.node)}  # fmt: skip
-        if all(max(needed, default=-1) < place for place, needed in needs.items()):
+        makers = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+        needs = {index: {makers[name] for name in _read_names(node) if name in makers}
+                 for index, node in enumerate(graph.node)}  # fmt: skip
+        if all(max(needed, default=-1) < index for index, needed in needs.items()):
             continue
         try:
             order = list(TopologicalSorter(needs).static_order())
         except CycleError as error:
-            names = " -> ".join(f"`{graph.node[place].name or graph.node[place].op_type}`" for place in error.args[1])
+            names = " -> ".join(f"`{graph.node[index].name or graph.node[index].op_type}`" for index in error.args[1])
             raise SourceError(f"nodes wait for each other: {names}", where, "export the model again") from None
-        nodes = [type(graph.node[place]).FromString(graph.node[place].SerializeToString()) for place in order]
+        nodes = [type(graph.node[index]).FromString(graph.node[index].SerializeToString()) for index in order]
         del graph.node[:]
         graph.node.extend(nodes)
-        moved += sum(place != index for index, place in enumerate(order))
+        moved += sum(number != index for index, number in enumerate(order))
     return f"{moved} nodes moved" if moved else "in order"
 
 

@@ -28,7 +28,7 @@ _ONNX_DOMAINS = ("", "ai.onnx")
 
 
 @dataclass
-class _Rewrite:
+class _CustomOpRewrite:
     """A model being rewritten. done: what was replaced by which op; bodies: functions by what they depend on."""
 
     model: onnx.ModelProto
@@ -59,7 +59,7 @@ def _replaced(
     if not any(_key(node) in handlers for node in _nodes(original)):
         return original, "none"
     model = _with_plain_functions(_lifted(original), handlers)
-    rewrite = _Rewrite(model, Knowledge(model), **how)
+    rewrite = _CustomOpRewrite(model, Knowledge(model), **how)
     for graph in all_graphs(model.graph):
         for node in graph.node:
             if _key(node) in handlers:
@@ -129,23 +129,23 @@ def _lifted(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _with_plain_functions(model: onnx.ModelProto, handlers: dict[tuple[str, str], Any]) -> onnx.ModelProto:
     """Return the model without local functions where foreign nodes hide in them."""
-    own = [(function.domain, function.name) for function in model.functions if function.domain == DOMAIN]
+    kept = [(function.domain, function.name) for function in model.functions if function.domain == DOMAIN]
     foreign = [function for function in model.functions if function.domain != DOMAIN]
     if any(_key(node) in handlers for function in foreign for node in function.node):
-        return onnx.inliner.inline_selected_functions(model, own, exclude=True)
+        return onnx.inliner.inline_selected_functions(model, kept, exclude=True)
     return model
 
 
-def _replace_node(rewrite: _Rewrite, node: onnx.NodeProto, op: CustomOp, foreign: Foreign) -> None:
+def _replace_node(rewrite: _CustomOpRewrite, node: onnx.NodeProto, op: CustomOp, foreign: Foreign) -> None:
     """Turn a node into the op's, or note why it cannot be."""
     if not node.name:
-        node.name = f"{node.op_type}_{next(place for place, n in enumerate(_nodes(rewrite.model)) if n is node)}"
+        node.name = f"{node.op_type}_{next(number for number, n in enumerate(_nodes(rewrite.model)) if n is node)}"
     where = f"{foreign.label} `{node.name}`"
     try:
         replacement = foreign.convert(_read(rewrite, node))
         if replacement is None:
             return
-        facts = [_fact(rewrite, op, place, name) for place, name in enumerate(replacement.inputs)]
+        facts = [_fact(rewrite, op, index, name) for index, name in enumerate(replacement.inputs)]
         outputs = op.check(facts, replacement.attributes)
     except NotYetKnownError as unknown:
         if rewrite.is_final:
@@ -160,7 +160,7 @@ def _replace_node(rewrite: _Rewrite, node: onnx.NodeProto, op: CustomOp, foreign
     rewrite.done[foreign.label, op.name] += 1
 
 
-def _read(rewrite: _Rewrite, node: onnx.NodeProto) -> ForeignNode:
+def _read(rewrite: _CustomOpRewrite, node: onnx.NodeProto) -> ForeignNode:
     """Return a node as plain data."""
     knowledge = rewrite.knowledge
     return ForeignNode(
@@ -175,17 +175,17 @@ def _read(rewrite: _Rewrite, node: onnx.NodeProto) -> ForeignNode:
     )
 
 
-def _fact(rewrite: _Rewrite, op: CustomOp, place: int, name: str) -> Fact | None:
+def _fact(rewrite: _CustomOpRewrite, op: CustomOp, index: int, name: str) -> Fact | None:
     """Return what is known of an input, or what its port says where a tensor is there of which nothing is known."""
     fact = rewrite.knowledge.fact(name)
     if fact is not None or not name:
         return fact
-    port = op.inputs[min(place, len(op.inputs) - 1)]
+    port = op.inputs[min(index, len(op.inputs) - 1)]
     return Fact(port.types[0], (-1,) * port.rank)
 
 
 def _body(
-    rewrite: _Rewrite, op: CustomOp, facts: Sequence[Fact | None], replacement: Replacement
+    rewrite: _CustomOpRewrite, op: CustomOp, facts: Sequence[Fact | None], replacement: Replacement
 ) -> onnx.FunctionProto:
     """Return the function for these facts and attributes: one that is there, or a new one."""
     key = repr((op.name, facts, replacement.attributes))
@@ -193,9 +193,9 @@ def _body(
         names = {body.name for body in (*rewrite.model.functions, *rewrite.bodies.values())}
         count = sum(name == op.name or name.startswith(f"{op.name}_") for name in names)
         name = op.name if not count else f"{op.name}_{count + 1}"
-        case = (facts, replacement.attributes)
-        body = rewrite.bodies[key] = function_of(op, name, case, opset_of(rewrite.model), rewrite.form)
-        if rewrite.for_plugins and not refusal(op, *case):
+        attributes = replacement.attributes
+        body = rewrite.bodies[key] = function_of(op, name, facts, attributes, opset_of(rewrite.model), rewrite.form)
+        if rewrite.for_plugins and not refusal(op, facts, attributes):
             mark_for_plugin(body)
     return rewrite.bodies[key]
 
@@ -208,7 +208,7 @@ def _write(node: onnx.NodeProto, function: str, replacement: Replacement) -> Non
     node.CopyFrom(call)
 
 
-def _add_functions(rewrite: _Rewrite) -> None:
+def _add_functions(rewrite: _CustomOpRewrite) -> None:
     """Add the bodies, and the domain to what the model imports."""
     model = rewrite.model
     model.functions.extend(rewrite.bodies.values())

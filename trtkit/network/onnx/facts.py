@@ -116,9 +116,9 @@ def _value_info(name: str, fact: Fact) -> onnx.ValueInfoProto:
 
 def _set(values: Any, value: onnx.ValueInfoProto) -> None:
     """Replace what a graph says of a tensor."""
-    for place, known in enumerate(values):
+    for index, known in enumerate(values):
         if known.name == value.name:
-            del values[place]
+            del values[index]
             break
     values.append(value)
 

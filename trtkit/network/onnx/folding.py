@@ -42,26 +42,26 @@ _LARGEST_COMPARED_BYTES = 2**30
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class OnnxRun:
     """One run of a model in ONNX Runtime, which its rewritten forms are compared with."""
 
     inputs: Arrays
     outputs: Arrays
 
 
-def run_sample(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Sample | None:
+def run_sample(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> OnnxRun | None:
     """Run `model` on seeded random inputs; None if ONNX Runtime cannot, or the model or its inputs are over 1 GiB."""
     numbers = sum(math.prod(shape) for shape in shapes.values())
     if max(model.ByteSize(), 8 * numbers) > _LARGEST_COMPARED_BYTES:
         return None
     try:
         inputs = random_inputs(model, shapes)
-        return Sample(inputs, _run(model, inputs))
+        return OnnxRun(inputs, _run(model, inputs))
     except Exception:  # operators that it lacks, inputs that these random ones do not fit, memory
         return None
 
 
-def correct_outputs(model: onnx.ModelProto, sample: Sample) -> str:
+def correct_outputs(model: onnx.ModelProto, sample: OnnxRun) -> str:
     """Replace declared shapes of outputs that ONNX Runtime does not give: onnxslim believes them."""
     wrong = [value for value in model.graph.output if not _is_declared(value, sample.outputs[value.name].shape)]
     for value in wrong:
@@ -71,7 +71,7 @@ def correct_outputs(model: onnx.ModelProto, sample: Sample) -> str:
     return ", ".join(f"`{value.name}` is {list(sample.outputs[value.name].shape)}" for value in wrong)
 
 
-def fold_constants(model: onnx.ModelProto, sample: Sample | None = None) -> tuple[onnx.ModelProto, str]:
+def fold_constants(model: onnx.ModelProto, sample: OnnxRun | None = None) -> tuple[onnx.ModelProto, str]:
     """Fold constants and remove what has no effect, by onnxslim; return the model and what was done in words.
 
     What changes inputs, outputs or, on the sample, values is not kept, nor what grows the model by more than a quarter:
@@ -149,7 +149,7 @@ def _growth(model: onnx.ModelProto, slim: onnx.ModelProto) -> str:
     return f"the model would grow from {before / 2**20:.0f} to {after / 2**20:.0f} MiB"
 
 
-def _difference(slim: onnx.ModelProto, sample: Sample) -> str:
+def _difference(slim: onnx.ModelProto, sample: OnnxRun) -> str:
     """Say which output folding changed; empty if all are the same."""
     try:
         outputs = _run(slim, sample.inputs)

@@ -14,10 +14,10 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoPro
 from trtkit.dtypes import E8M0, FP4, FP8, FP16, FP32, INT4, INT8
 from trtkit.errors import Problem, ProblemsError
 from trtkit.files import replace_file, replacing
-from trtkit.network.layer_graph import MISSING, LayerGraph, Node, TensorSpec, Weights
+from trtkit.network.layer_graph import MISSING, LayerGraph, LayerNode, LayerWeights, TensorSpec
 from trtkit.network.onnx.care import NEWEST_IR_VERSION
 from trtkit.network.onnx.layers import FUNCTIONS, REFUSED, TAKE_STORED_TYPES, WRITERS, Write
-from trtkit.network.onnx.layers.layer import Emitter, Layer, NotInOnnxError, onnx_type
+from trtkit.network.onnx.layers.layer import Emitter, NotInOnnxError, OnnxLayer, onnx_type
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def onnx_model(graph: LayerGraph, data_file: str = "") -> tuple[ModelProto, list
     Assertions, which only check inputs, are left out.
     Raises ProblemsError with the first layer of every kind that ONNX cannot express.
     """
-    writer = _Writer(graph, data_file)
+    writer = _ModelWriter(graph, data_file)
     problems: dict[str, Problem] = {}
     for node in _in_order(graph):
         try:
@@ -81,11 +81,11 @@ def _weight_bytes(graph: LayerGraph) -> int:
     return sum(held.raw.nbytes for node in graph.nodes for held in node.weights.values())
 
 
-def _in_order(graph: LayerGraph) -> list[Node]:
+def _in_order(graph: LayerGraph) -> list[LayerNode]:
     """Return the layers, each after those it reads: as the network lists them if that is such an order."""
     producer = {slot: node for node in graph.nodes for slot in node.outputs}
     reads = {node: [producer[slot] for slot in node.inputs if slot in producer] for node in graph.nodes}
-    written: set[Node] = set()
+    written: set[LayerNode] = set()
     for node in graph.nodes:
         if not written.issuperset(reads[node]):
             break
@@ -112,7 +112,7 @@ def _unique_names(graph: LayerGraph) -> list[Value]:
 
 
 @dataclass
-class _Writer:
+class _ModelWriter:
     """Collects the parts of a model. blocks: weights that lie in the data file."""
 
     graph: LayerGraph
@@ -130,7 +130,7 @@ class _Writer:
         self._offsets: dict[tuple[int, int], int] = {}
         self._end = 0
 
-    def add(self, node: Node) -> None:
+    def add(self, node: LayerNode) -> None:
         """Write a layer. Raises NotInOnnxError."""
         if node.kind == "ASSERTION":
             return
@@ -148,7 +148,7 @@ class _Writer:
         results = self._results(node, write, values, emitter)
         self.nodes += _named(emitter, results, [self.names[slot] for slot in node.outputs])
 
-    def _results(self, node: Node, write: Write, values: Sequence[Value], emitter: Emitter) -> list[Value]:
+    def _results(self, node: LayerNode, write: Write, values: Sequence[Value], emitter: Emitter) -> list[Value]:
         """Write a layer's nodes; return its results. Types that ONNX's operators lack are widened around them."""
         slots = () if node.kind in TAKE_STORED_TYPES else (*node.inputs, *node.outputs)
         stored = {slot: spec for slot in slots if slot != MISSING and (spec := self.graph.spec(slot)).dtype in WIDER}
@@ -160,7 +160,7 @@ class _Writer:
             for slot, value in zip(node.inputs, values, strict=True)
         )
         graph = replace(self.graph, specs=tuple(specs)) if stored else self.graph
-        results = write(Layer(node, graph, inputs, emitter, self._constants.get, self._add_weights))
+        results = write(OnnxLayer(node, graph, inputs, emitter, self._constants.get, self._add_weights))
         return [
             emitter.cast(value, stored[slot].dtype) if slot in stored else value
             for slot, value in zip(node.outputs, (results,) if isinstance(results, str) else results, strict=True)
@@ -194,10 +194,10 @@ class _Writer:
             shape = [size if size >= 0 else free[axis] for axis, size in enumerate(spec.shape)]
         return helper.make_tensor_value_info(name, onnx_type(spec.dtype), shape)
 
-    def _add_call(self, node: Node, write: Write) -> None:
+    def _add_call(self, node: LayerNode, write: Write) -> None:
         """Write a layer as a call of a function; layers with the same body share it."""
         name, inputs = FUNCTIONS[node.kind]
-        values = tuple("" if slot == MISSING else inputs[place] for place, slot in enumerate(node.inputs))
+        values = tuple("" if slot == MISSING else inputs[index] for index, slot in enumerate(node.inputs))
         emitter = Emitter("")
         body = _named(emitter, self._results(node, write, values, emitter), ["y"])
         arguments = [value for value in values if value]
@@ -213,7 +213,7 @@ class _Writer:
         output = self.names[node.outputs[0]]
         self.nodes.append(helper.make_node(self.functions[key].name, called, [output], node.name, domain=DOMAIN))
 
-    def _add_constant(self, node: Node) -> None:
+    def _add_constant(self, node: LayerNode) -> None:
         """Write a constant under its tensor's name."""
         spec, held, shape = self.graph.spec(node.outputs[0]), node.weights.get("weights"), node.attributes["shape"]
         assert isinstance(shape, tuple)
@@ -226,13 +226,13 @@ class _Writer:
             stored = self._add_weights(f"{name}/stored", held, sizes)
             self.nodes.append(helper.make_node("Cast", [stored], [name], name, to=onnx_type(spec.dtype)))
 
-    def _add_weights(self, name: str, weights: Weights, shape: Sequence[int]) -> Value:
+    def _add_weights(self, name: str, weights: LayerWeights, shape: Sequence[int]) -> Value:
         """Write an initializer: its bytes here, or where they lie in the data file."""
         tensor = TensorProto(name=name, data_type=onnx_type(weights.dtype), dims=shape)
         if self.data_file and weights.raw.nbytes > _SMALL_BYTES:
             tensor.data_location = TensorProto.EXTERNAL
-            place = {"location": self.data_file, "offset": self._offset(weights.raw), "length": weights.raw.nbytes}
-            for key, value in place.items():
+            location = {"location": self.data_file, "offset": self._offset(weights.raw), "length": weights.raw.nbytes}
+            for key, value in location.items():
                 tensor.external_data.add(key=key, value=str(value))
         else:
             tensor.raw_data = weights.raw.tobytes()
@@ -260,6 +260,6 @@ def _named(emitter: Emitter, results: Sequence[Value], outputs: Sequence[Value])
             emitter.nodes.append(helper.make_node("Identity", [result], [output], output))
     for node in emitter.nodes:
         for names in (node.input, node.output):
-            for place, name in enumerate(names):
-                names[place] = renamed.get(name, name)
+            for index, name in enumerate(names):
+                names[index] = renamed.get(name, name)
     return emitter.nodes

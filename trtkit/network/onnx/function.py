@@ -21,17 +21,16 @@ _PLUGIN = " plugin"
 
 
 def function_of(
-    op: CustomOp, name: str, case: tuple[Sequence[Fact | None], Any], opset: int, form: str | None = None
+    op: CustomOp, name: str, facts: Sequence[Fact | None], attributes: Any, opset: int, form: str | None = None
 ) -> onnx.FunctionProto:
     """Return the op's body for inputs of known facts and attributes, as the local function `trtkit::name`.
 
     It has no inputs for those that are missing: TensorRT's parser takes no empty names there.
     """
-    facts, attributes = case
     writer = OnnxOps(opset)
     values = [
-        None if fact is None else writer.input(_input_name(op, place), fact.dtype, fact.shape)
-        for place, fact in enumerate(facts)
+        None if fact is None else writer.input(_input_name(op, index), fact.dtype, fact.shape)
+        for index, fact in enumerate(facts)
     ]
     results = op.lower(writer, op.complete(values), attributes, op.form(form))
     inputs = [value.name for value in values if value is not None]
@@ -80,10 +79,10 @@ def fp32_nodes(model: onnx.ModelProto) -> list[str]:
     return [node.name for node in model.graph.node if f"/{FP32_SCOPE}/" in node.name]
 
 
-def _input_name(op: CustomOp, place: int) -> str:
+def _input_name(op: CustomOp, index: int) -> str:
     """Return the name of an input; those of a variadic port are numbered."""
-    port = op.inputs[min(place, len(op.inputs) - 1)]
-    return f"{port.name}_{place - len(op.inputs) + 1}" if port.is_variadic else port.name
+    port = op.inputs[min(index, len(op.inputs) - 1)]
+    return f"{port.name}_{index - len(op.inputs) + 1}" if port.is_variadic else port.name
 
 
 def _inlined(node: onnx.NodeProto, bodies: dict[str, onnx.FunctionProto]) -> list[onnx.NodeProto]:
@@ -104,8 +103,8 @@ def placed(inner: onnx.NodeProto, prefix: str, names: dict[str, str]) -> onnx.No
     copy.CopyFrom(inner)
     copy.name = f"{prefix}/{inner.name}"
     for tensors in (copy.input, copy.output):
-        for place, name in enumerate(tensors):
-            tensors[place] = names.get(name) or f"{prefix}/{name}" if name else ""
+        for index, name in enumerate(tensors):
+            tensors[index] = names.get(name) or f"{prefix}/{name}" if name else ""
     for attribute in copy.attribute:
         if attribute.HasField("g"):
             nodes = [placed(node, prefix, names) for node in attribute.g.node]

@@ -21,7 +21,7 @@ LARGEST_INLINE_BYTES = 2**31 - 2**20
 
 
 @dataclass(frozen=True)
-class TensorSpec:
+class OnnxTensorSpec:
     """A network input or output: type by trtkit's name; each dimension a size or a symbol."""
 
     name: str
@@ -34,13 +34,13 @@ class TensorSpec:
         return any(isinstance(dim, str) for dim in self.shape)
 
 
-def graph_inputs(model: onnx.ModelProto) -> list[TensorSpec]:
+def graph_inputs(model: onnx.ModelProto) -> list[OnnxTensorSpec]:
     """Return the inputs that a caller feeds: initializers that are also listed as inputs are left out."""
     initializers = {tensor.name for tensor in model.graph.initializer}
     return [_spec(value) for value in model.graph.input if value.name not in initializers]
 
 
-def graph_outputs(model: onnx.ModelProto) -> list[TensorSpec]:
+def graph_outputs(model: onnx.ModelProto) -> list[OnnxTensorSpec]:
     """Return the outputs."""
     return [_spec(value) for value in model.graph.output]
 
@@ -71,7 +71,7 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
     onnx.save(model, str(path), save_as_external_data=large, location=f"{path.name}.data" if large else None)
 
 
-def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
+def _spec(value: onnx.ValueInfoProto) -> OnnxTensorSpec:
     import onnx
 
     number = value.type.tensor_type.elem_type
@@ -87,4 +87,4 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     shape = tuple(
         f"{value.name}.{axis}" if is_unnamed(dim) else dim.dim_param or dim.dim_value for axis, dim in enumerate(dims)
     )
-    return TensorSpec(value.name, dtype.name, shape)
+    return OnnxTensorSpec(value.name, dtype.name, shape)

@@ -40,7 +40,7 @@ def append_nms(model: onnx.ModelProto, options: Boxes) -> str:
     batch = images.dim_value if images.HasField("dim_value") else images.dim_param or "batch"
     sizes = ([batch, 1], [batch, most, 4], [batch, most], [batch, most])
     types = (TensorProto.INT32, TensorProto.FLOAT, TensorProto.FLOAT, TensorProto.INT32)
-    outputs = [helper.make_tensor_value_info(*each) for each in zip(NMS_OUTPUTS, types, sizes, strict=True)]
+    outputs = [helper.make_tensor_value_info(*parts) for parts in zip(NMS_OUTPUTS, types, sizes, strict=True)]
     nodes, weights = _tail(rows.name, options, classes)
     model.graph.node.extend(nodes)
     model.graph.initializer.extend(weights)
@@ -85,7 +85,7 @@ def _tail(rows: str, options: Boxes, classes: int) -> tuple[list[onnx.NodeProto]
     """Return the nodes from rows to the outputs, with their constants."""
     from onnx import helper
 
-    writer = _Writer()
+    writer = _NodeWriter()
     if options.layout == "channels-first":
         rows = writer.node("Transpose", rows, perm=[0, 2, 1])
     boxes = writer.slice(rows, 0, 4)
@@ -111,7 +111,7 @@ def _tail(rows: str, options: Boxes, classes: int) -> tuple[list[onnx.NodeProto]
     return writer.nodes, writer.constants
 
 
-class _Writer:
+class _NodeWriter:
     """Nodes and constants, named by their numbers."""
 
     def __init__(self) -> None:

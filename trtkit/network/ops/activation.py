@@ -62,14 +62,14 @@ def quick_gelu(x: Tensor) -> Tensor:
     return x * sigmoid(x * 1.702)
 
 
-def xielu(x: Tensor, alphas: tuple[float, float], beta: float, eps: float) -> Tensor:
-    """Compute a x^2 + beta x above 0, and b (exp(min(x, eps)) - 1 - x) + beta x below; alphas: (a, b). In fp32.
+def xielu(x: Tensor, alpha_positive: float, alpha_negative: float, beta: float, eps: float) -> Tensor:
+    """Compute a x^2 + beta x above 0, and b (exp(min(x, eps)) - 1 - x) + beta x below; in fp32. a, b: the alphas.
 
     Source: https://arxiv.org/abs/2411.13010, HF `XIELUActivation`.
     """
     x32 = cast(x, FP32)
-    below = (exponential(minimum(x32, eps)) - 1.0 - x32) * alphas[1]
-    return cast(select(x32 > 0.0, x32 * x32 * alphas[0], below) + x32 * beta, x.dtype)
+    below = (exponential(minimum(x32, eps)) - 1.0 - x32) * alpha_negative
+    return cast(select(x32 > 0.0, x32 * x32 * alpha_positive, below) + x32 * beta, x.dtype)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

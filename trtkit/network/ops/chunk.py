@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Levels:
+class BlockLevels:
     """Ones and zeros [1, 1, L, S, S] in fp32 for blocks of 1, 2, 4, ... tokens, after a level of single tokens.
 
     pairs: of each row, the columns that the level joins it with: those of the block before, if the row's is the second
@@ -40,10 +40,10 @@ class Masks:
     up_to: Tensor
     identity: Tensor
     merges: tuple[Tensor, ...]
-    levels: Levels | None = None
+    levels: BlockLevels | None = None
 
 
-class Chunk:
+class TokenChunk:
     """The new tokens of a call: at most `most` a row. The first `counts` [B] of a row are tokens, the rest padding."""
 
     def __init__(self, counts: Tensor, most: int) -> None:
@@ -72,13 +72,13 @@ class Chunk:
         return self._masks[has_levels]
 
 
-def _levels(index: Array, sizes: list[int], x: Tensor) -> Levels:
+def _levels(index: Array, sizes: list[int], x: Tensor) -> BlockLevels:
     """Return the masks of blocks of these sizes."""
     blocks = [index // size for size in sizes]
     is_same = [block[:, None] == block for block in blocks]
-    own, none = index[:, None] == index, np.zeros((len(index), len(index)), dtype=bool)
-    return Levels(
-        _sliced("level_pairs", np.stack([own, *map(_pairs, blocks)]), x),
+    same, none = index[:, None] == index, np.zeros((len(index), len(index)), dtype=bool)
+    return BlockLevels(
+        _sliced("level_pairs", np.stack([same, *map(_pairs, blocks)]), x),
         _sliced("since_block", np.stack([none, *(same & (index[:, None] >= index) for same in is_same)]), x),
         _sliced("to_block_end", np.stack([none, *(same & (index[:, None] < index) for same in is_same)]), x),
     )

@@ -11,6 +11,7 @@ from trtkit.network.ops.shape import unsqueeze
 
 if TYPE_CHECKING:
     from trtkit.network.graph import Tensor
+    from trtkit.network.ops.attention import QKV
     from trtkit.network.ops.chunk import Masks
 
 
@@ -81,9 +82,7 @@ def channel_decays(g: Tensor, masks: Masks) -> ChannelDecays:
     )
 
 
-def decayed_sums(
-    qkv: tuple[Tensor, Tensor, Tensor], left: Decays | ChannelDecays, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def decayed_sums(qkv: QKV, left: Decays | ChannelDecays, state: Tensor) -> tuple[Tensor, Tensor]:
     """Return what each token reads [B, H, S, E] and the state after the last one [B, H, D, E].
 
     Each token turns the state M to `M exp(g) + k v^T` and reads `M^T q`. qkv: [B, H, S, D], the same, [B, H, S, E].

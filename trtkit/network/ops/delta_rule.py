@@ -9,21 +9,20 @@ from trtkit.network.ops.linear import matmul
 
 if TYPE_CHECKING:
     from trtkit.network.graph import Tensor
+    from trtkit.network.ops.attention import QKV
     from trtkit.network.ops.chunk import Masks
 
 
-def gated_delta_rule(
-    qkv: tuple[Tensor, Tensor, Tensor], gates: tuple[Tensor, Tensor], state: Tensor, masks: Masks
-) -> tuple[Tensor, Tensor]:
+def gated_delta_rule(qkv: QKV, g: Tensor, beta: Tensor, state: Tensor, masks: Masks) -> tuple[Tensor, Tensor]:
     """Return what each token reads [B, H, S, E] and the state after the last one, all in fp32.
 
     Each token t turns the state M to `M exp(g) + k (beta (v - (M exp(g))^T k))^T` and reads `M^T q`.
-    qkv: queries and keys [B, H, S, D], scaled and of length 1, and values [B, H, S, E]. gates: g, the logarithm of the
-    decay [B, H, S, 1], or of each channel's [B, H, S, D], and beta [B, H, S, 1]; both are 0 for padding, which so
+    qkv: queries and keys [B, H, S, D], scaled and of length 1, and values [B, H, S, E]. g: the logarithm of the
+    decay [B, H, S, 1], or of each channel's [B, H, S, D]. beta: [B, H, S, 1]; both are 0 for padding, which so
     leaves the state as it is. state: [B, H, D, E]. masks: with levels if channels have their own decays.
     Source: https://arxiv.org/abs/2412.06464, section 3.3.
     """
-    (q, k, v), (g, beta) = qkv, gates
+    q, k, v = qkv
     left = decays(g, masks) if g.shape[3] == 1 else channel_decays(g, masks)
     inverse = unit_lower_inverse(left.scores(k * beta, k), masks)
     learned = matmul(inverse, v * beta) - matmul(matmul(inverse, k * beta * left.of_state), state)

@@ -48,9 +48,9 @@ def reorder(x: Tensor, order: Any, axis: int = -1) -> Tensor:
     return graph.add(graph.network.add_gather(x.trt, at.trt, axis % x.rank), "reorder")
 
 
-def entries(x: Tensor, axis: int, places: Tensor) -> Tensor:
+def entries(x: Tensor, axis: int, indices: Tensor) -> Tensor:
     """Return the elements of one axis at places [M], which takes that axis's place."""
-    return x.graph.add(x.graph.network.add_gather(x.trt, places.trt, axis), "gather")
+    return x.graph.add(x.graph.network.add_gather(x.trt, indices.trt, axis), "gather")
 
 
 def pick(x: Tensor, index: int) -> Tensor:

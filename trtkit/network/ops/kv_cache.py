@@ -53,23 +53,22 @@ def quantized(cache: Tensor, new: Tensor, scale: float) -> Tensor:
 
 
 def append_quantized(
-    cache: tuple[Tensor, Tensor | None], new: Tensor, scale: float, window: Tensor | None
+    cache: Tensor, tables: Tensor | None, new: Tensor, scale: float, window: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return cached keys or values followed by new ones [B, K, T + S, H], and the new ones in the cache's type.
 
-    cache: [B, K, T, H] in int8 or fp8; or a pool of pages and each sequence's, see `pages_of`.
+    cache: [B, K, T, H] in int8 or fp8; or, with tables, a pool of pages and each sequence's, see `pages_of`.
     new: [B, K, S, H]; they are read in quantized form, so that answers do not depend on how a prompt is split into
     calls. TensorRT's KVCacheUpdate accepts no 8-bit type.
     window: [T'], to return only the first T' cached ones.
     """
-    held, tables = cache
-    factor = scale_constant(held.graph, scale, "scale", new.dtype)
-    kept = quantize(new, factor, held.dtype)
+    factor = scale_constant(cache.graph, scale, "scale", new.dtype)
+    kept = quantize(new, factor, cache.dtype)
     if window is None:
-        return dequantize(append(held, kept), factor, new.dtype), kept
-    if tables is not None and held.dtype == INT8:
-        return dequantize(append(pages_of(held, tables), kept), factor, new.dtype), kept
+        return dequantize(append(cache, kept), factor, new.dtype), kept
+    if tables is not None and cache.dtype == INT8:
+        return dequantize(append(pages_of(cache, tables), kept), factor, new.dtype), kept
     # TensorRT slices and gathers no fp8, so that comes after.
-    real = dequantize(held, factor, new.dtype)
+    real = dequantize(cache, factor, new.dtype)
     cached = take_as_many(real, 2, window) if tables is None else pages_of(real, tables)
     return append(cached, dequantize(kept, factor, new.dtype)), kept

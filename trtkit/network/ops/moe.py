@@ -38,9 +38,9 @@ def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     graph = x.graph
     layer = graph.network.add_topk(x.trt, graph.backend.trt.TopKOperation.MAX, k, 1 << (x.rank - 1))
     values = graph.add(layer, "top_k")
-    places = layer.get_output(1)
-    places.name = f"{values.name}/indices"
-    return values, graph.tensor(places)
+    indices = layer.get_output(1)
+    indices.name = f"{values.name}/indices"
+    return values, graph.tensor(indices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +87,9 @@ def own_choice(choice: Choice, experts: range) -> Choice:
         first, last, zero = (
             graph.constant(np.full((1, 1, 1), n, np.int32)) for n in (experts.start, len(experts) - 1, 0)
         )
-        places = choice.experts - first
-        held = minimum(maximum(places, zero), last)
-        return Choice(held, choice.weights * cast(equal(held, places), FP32))
+        local_experts = choice.experts - first
+        held = minimum(maximum(local_experts, zero), last)
+        return Choice(held, choice.weights * cast(equal(held, local_experts), FP32))
 
 
 def weight_of_each(choice: Choice, experts: int) -> Tensor:
@@ -110,8 +110,8 @@ def read_experts(choice: Choice, experts: int) -> tuple[Tensor, Tensor]:
         is_fewer, size = choices < count, minimum(choices, count)
         both = concat([chosen, numbers], 0)
         read = slice_of(both, select(is_fewer, zero, choices), size)
-        places = reshape_like(slice_of(both, select(is_fewer, choices, zero), choices), choice.experts)
-        is_place = equal(unsqueeze(places, 3), unsqueeze(slice_of(numbers, zero, size), 0, 1, 2))  # [B, S, k, M]
+        indices = reshape_like(slice_of(both, select(is_fewer, choices, zero), choices), choice.experts)
+        is_place = equal(unsqueeze(indices, 3), unsqueeze(slice_of(numbers, zero, size), 0, 1, 2))  # [B, S, k, M]
         return read, sum_over(cast(is_place, FP32) * unsqueeze(choice.weights, 3), 2)
 
 
@@ -129,25 +129,25 @@ def _mixed_sparsely(logits: Tensor, jitter: float) -> Choice:
     """Choose two experts one after the other. Source: https://arxiv.org/abs/2409.12136, HF `sparsemixer`."""
     experts, weights, candidates = [], [], logits
     for _ in range(2):
-        best, place = top_k(candidates, 1)
+        best, index = top_k(candidates, 1)
         is_near = logical_not((best - logits) / maximum(absolute(logits), best) > 2 * jitter)
         probabilities = softmax(select(is_near, candidates, LOWEST))
-        experts.append(place)
-        weights.append(_picked(probabilities, place))
-        is_left = sum_over(_marked(place, logits.shape[-1]), 2) < 0.5
+        experts.append(index)
+        weights.append(_picked(probabilities, index))
+        is_left = sum_over(_marked(index, logits.shape[-1]), 2) < 0.5
         candidates = select(is_left, candidates, LOWEST)
     return Choice(concat(experts, -1), concat(weights, -1))
 
 
-def _picked(scores: Tensor, places: Tensor) -> Tensor:
+def _picked(scores: Tensor, indices: Tensor) -> Tensor:
     """Return the scores [B, S, k] at places [B, S, k] of [B, S, E]."""
-    return sum_over(_marked(places, scores.shape[-1]) * unsqueeze(scores, 2), 3)
+    return sum_over(_marked(indices, scores.shape[-1]) * unsqueeze(scores, 2), 3)
 
 
-def _marked(places: Tensor, size: int) -> Tensor:
+def _marked(indices: Tensor, size: int) -> Tensor:
     """Return 1 at each place of [B, S, k], 0 elsewhere, in fp32: [B, S, k, size]."""
-    numbers = places.graph.constant(np.arange(size, dtype=np.int32).reshape(1, 1, 1, -1), "numbers")
-    return cast(equal(unsqueeze(places, 3), numbers), FP32)
+    numbers = indices.graph.constant(np.arange(size, dtype=np.int32).reshape(1, 1, 1, -1), "numbers")
+    return cast(equal(unsqueeze(indices, 3), numbers), FP32)
 
 
 def combine_experts(outputs: Tensor, weights: Tensor | None) -> Tensor:

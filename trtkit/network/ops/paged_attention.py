@@ -36,12 +36,14 @@ class Pages:
     attributes: Mapping[str, float | str]
 
 
-def paged_attention(q: Tensor, new: tuple[Tensor, Tensor], pages: Pages, sinks: Tensor | None = None) -> Tensor:
+def paged_attention(
+    q: Tensor, new_keys: Tensor, new_values: Tensor, pages: Pages, sinks: Tensor | None = None
+) -> Tensor:
     """Attend from q [B, N, S, H], already scaled, to cached tokens and new ones, causally; rows of padding are zero.
 
-    new: keys and values of the new tokens [B, K, S, H], in the type of the pools. sinks: [N], see
+    new_keys, new_values: of the new tokens [B, K, S, H], in the type of the pools. sinks: [N], see
     `attention_from_primitives`.
     """
     op, rows = find("PagedAttention"), pages.rows
-    inputs = (q, pages.keys, pages.values, *new, rows.table, rows.lengths, rows.counts, sinks)
+    inputs = (q, pages.keys, pages.values, new_keys, new_values, rows.table, rows.lengths, rows.counts, sinks)
     return add_op(q.graph, op, inputs, op.attributes(**pages.attributes))[0]

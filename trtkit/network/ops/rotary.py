@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from trtkit.network.graph import Tensor
 
-if TYPE_CHECKING:
-    from trtkit.network.graph import Tensor
+RotaryTables = tuple[Tensor, Tensor]
+"""Cosines and sines."""
 
 
 def rotary_embedding(
-    x: Tensor, tables: tuple[Tensor, Tensor], position_ids: Tensor | None, dim: int, *, is_interleaved: bool = False
+    x: Tensor, tables: RotaryTables, position_ids: Tensor | None, dim: int, *, is_interleaved: bool = False
 ) -> Tensor:
     """Rotate the first `dim` elements of each head of x [B, N, S, H] by the angles of its position.
 

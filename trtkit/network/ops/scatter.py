@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from trtkit.network.graph import Tensor
 
 
-def scatter_last(x: Tensor, places: Tensor, updates: Tensor) -> Tensor:
+def scatter_last(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """Replace elements of each row: x [B, V], places and updates [B, M], of which a row's places differ."""
     graph = x.graph
-    layer = graph.network.add_scatter(x.trt, places.trt, updates.trt, graph.backend.trt.ScatterMode.ELEMENT)
+    layer = graph.network.add_scatter(x.trt, indices.trt, updates.trt, graph.backend.trt.ScatterMode.ELEMENT)
     if layer is not None:
         layer.axis = x.rank - 1
     return graph.add(layer, "scatter")

@@ -40,8 +40,8 @@ def merge_heads(x: Tensor) -> Tensor:
 
 def unsqueeze(x: Tensor, *axes: int) -> Tensor:
     """Insert axes of size 1 at these positions of the result."""
-    places = x.graph.constant(np.array(axes, dtype=np.int64), "axes")
-    return x.graph.add(x.graph.network.add_unsqueeze(x.trt, places.trt), "unsqueeze")
+    axes_tensor = x.graph.constant(np.array(axes, dtype=np.int64), "axes")
+    return x.graph.add(x.graph.network.add_unsqueeze(x.trt, axes_tensor.trt), "unsqueeze")
 
 
 def take(x: Tensor, axis: int, start: int, size: int) -> Tensor:

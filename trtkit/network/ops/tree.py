@@ -27,7 +27,7 @@ def tree_places(write_indices: Tensor, branch_ends: Tensor, length: int) -> Tens
 
 
 def tree_mask(
-    places: Tensor, branch_ends: Tensor, cached: Tensor, write_indices: Tensor, *, is_appended: bool
+    positions: Tensor, branch_ends: Tensor, cached: Tensor, write_indices: Tensor, *, is_appended: bool
 ) -> Tensor:
     """Return false where a key is a new token that the query does not descend from: [B, 1, S, keys].
 
@@ -38,14 +38,16 @@ def tree_mask(
     are among them.
     Source: tree attention, https://arxiv.org/abs/2401.10774, whose mask this is.
     """
-    with places.graph.scope("tree_mask"):
+    with positions.graph.scope("tree_mask"):
         starts = unsqueeze(write_indices, 1, 2, 3)
         if is_appended:
             far = (cached - starts) * 0 + _FAR
             ends = concat([far, unsqueeze(branch_ends, 1, 2)], axis=-1)
         else:
-            ends = select(cached < starts, places.graph.number(_FAR, INT32, 4), _of_keys(branch_ends, cached - starts))
-        return unsqueeze(places, 1, 3) < ends
+            ends = select(
+                cached < starts, positions.graph.number(_FAR, INT32, 4), _of_keys(branch_ends, cached - starts)
+            )
+        return unsqueeze(positions, 1, 3) < ends
 
 
 def _of_keys(branch_ends: Tensor, offsets: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ def build_eagle3(
     with graph.scope("embedding"):
         embedded = embedding(ids, weights.get("weight"))
     with graph.scope(f"layers.{index}"):
-        x, present = _layer(weights, (embedded, hidden), spec, memory)
+        x, present = _layer(weights, embedded, hidden, spec, memory)
     for name, tensor in present.items():
         graph.output(tensor, f"present_{name}_{index}")
     x = token_at(x, graph.take(InputSpec("last_token_index", INT32.name, (BATCH,), "scheduler")))
@@ -77,11 +77,10 @@ def build_eagle3(
 
 
 def _layer(
-    weights: Weights, inputs: tuple[Tensor, Tensor], spec: Eagle3Spec, memory: Attending
+    weights: Weights, embedded: Tensor, hidden: Tensor, spec: Eagle3Spec, memory: Attending
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """Apply the head's layer to embeddings and hidden states [B, S, D]; return [B, S, D] and its cache."""
     layer, norm = spec.decoder.layers[0], spec.decoder.block.norm
-    embedded, hidden = inputs
     normed = norm_block(weights, "hidden_norm", hidden, norm)
     joined = concat([norm_block(weights, "attention_norm", embedded, norm), normed], -1)
     attended, present = attention_block(weights, joined, layer.attention, memory.positions, memory.past)

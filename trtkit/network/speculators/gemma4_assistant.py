@@ -61,7 +61,7 @@ def build_assistant(
         source = layer.attention.cache_of
         assert source is not None
         with graph.scope(f"layers.{index}"):
-            x, _ = decoder_layer(weights, x, (spec.decoder.block, layer), memory[source])
+            x, _ = decoder_layer(weights, x, spec.decoder.block, layer, memory[source])
     assert spec.decoder.head.norm is not None
     x = reshape(norm_block(weights, "final_norm", x, spec.decoder.head.norm), (0, spec.decoder.hidden_size))
     graph.output(weights.linear("post_projection", x), NEXT_DRAFT_HIDDEN)
@@ -90,7 +90,7 @@ def _model_caches(graph: Graph, spec: AssistantSpec, options: DecoderOptions) ->
     memory = {}
     for source, attention in spec.sources.items():
         with graph.scope(f"cache_{source}"):
-            past = Past({}, lengths, _read(graph, (source, attention), options, window, pages))
+            past = Past({}, lengths, _read(graph, source, attention, options, window, pages))
             mask = causal_mask(next_position, lengths, keys, attention.sliding_window)
             assert attention.rope is not None
             cos, sin = rope_tables(attention.rope, options.max_sequence_length)
@@ -101,18 +101,18 @@ def _model_caches(graph: Graph, spec: AssistantSpec, options: DecoderOptions) ->
 
 def _read(
     graph: Graph,
-    shared: tuple[int, AttentionSpec],
+    source: int,
+    attention: AttentionSpec,
     options: DecoderOptions,
     window: Tensor | None,
     pages: Tensor | None,
 ) -> dict[str, Tensor]:
     """Return the keys and values [B, K, T, H] of a layer of the model."""
-    source, attention = shared
     heads, head_dim = Axis("key_value_heads", attention.num_key_value_heads), Axis("head_dim", attention.head_dim)
-    place, tokens = BATCH, Axis("cached_tokens", options.max_sequence_length)
+    row_axis, tokens = BATCH, Axis("cached_tokens", options.max_sequence_length)
     if options.page_tokens is not None:
-        place, tokens = Axis("pages"), Axis("page_tokens", options.page_tokens)
-    axes, dtype = (place, heads, tokens, head_dim), options.dtype.name
+        row_axis, tokens = Axis("pages"), Axis("page_tokens", options.page_tokens)
+    axes, dtype = (row_axis, heads, tokens, head_dim), options.dtype.name
     caches = {name: graph.take(InputSpec(f"past_{name}_{source}", dtype, axes, "cache")) for name in ("key", "value")}
     if pages is not None:
         tables = head_tables(pages, attention.num_key_value_heads)

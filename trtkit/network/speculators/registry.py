@@ -27,11 +27,10 @@ _WRITERS: dict[str, Callable[..., None]] = {
 
 
 def build_speculator(
-    graph: Graph, head: tuple[SpeculatorSpec, Any], arrays: Mapping[str, Array], options: DecoderOptions
+    graph: Graph, spec: SpeculatorSpec, known: Any, arrays: Mapping[str, Array], options: DecoderOptions
 ) -> None:
     """Add a head to an empty graph, with the inputs and outputs of its kind.
 
-    head: what it computes, and [V'], the model's tokens that it can guess, in its order.
+    spec: what the head computes. known: [V'], the model's tokens that it can guess, in its order.
     """
-    spec, known = head
     _WRITERS[spec.kind](graph, spec, known, arrays, options)

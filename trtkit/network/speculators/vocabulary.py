@@ -19,7 +19,7 @@ def of_all_tokens(logits: Tensor, known: Any, vocab_size: int) -> Tensor:
     """Return logits [..., V] from those of the tokens `known` [V']; the others are never guessed."""
     if len(known) == vocab_size:
         return logits
-    places = np.full(vocab_size, len(known), np.int32)
-    places[known] = np.arange(len(known))
+    rows = np.full(vocab_size, len(known), np.int32)
+    rows[known] = np.arange(len(known))
     padded = concat([logits, take(logits, -1, 0, 1) * 0.0 + lowest(FP32)], -1)
-    return reorder(padded, places)
+    return reorder(padded, rows)

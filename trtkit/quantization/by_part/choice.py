@@ -98,7 +98,7 @@ class HybridQuantization:
     @property
     def methods(self) -> set[str]:
         """Every method that is requested."""
-        parsed = {each.options.method for each in self.choices.values() if isinstance(each.part, OnnxPart)}
+        parsed = {choice.options.method for choice in self.choices.values() if isinstance(choice.part, OnnxPart)}
         return {*parsed, *self.layers.values()} - {NONE}
 
     def described(self, part: str) -> str:
@@ -108,10 +108,10 @@ class HybridQuantization:
 
     def check_globs(self, nodes: Mapping[str, Collection[str]]) -> None:
         """Refuse globs that match nothing. nodes: of each part that is parsed. Raises ConfigError."""
-        names = {name: [*nodes.get(name, ()), *_linear_layers(each.part)] for name, each in self.choices.items()}
+        names = {name: [*nodes.get(name, ()), *_linear_layers(choice.part)] for name, choice in self.choices.items()}
         problems = []
-        for key, options in {each.key: each.options for each in self.choices.values()}.items():
-            within = [name for part, each in self.choices.items() if each.key == key for name in names[part]]
+        for key, options in {choice.key: choice.options for choice in self.choices.values()}.items():
+            within = [name for part, choice in self.choices.items() if choice.key == key for name in names[part]]
             globs = [(glob, "exclude") for glob in options.exclude] + [(glob, "layers") for glob in options.layers]
             problems += [
                 Problem(f"`{glob}` matches no layer or node of its parts", f"{key}.{field}", _NAMES)
@@ -137,7 +137,9 @@ def hybrid_quantization(spec: HybridSpec, options: QuantizeOptions) -> HybridQua
             problems.append(Problem(what, choice.key, "exclude less, use another method or block, or `none`"))
     if problems:
         raise ConfigError(SUMMARY, list(dict.fromkeys(problems)))
-    return HybridQuantization(choices, {path: method for own in layers.values() for path, method in own.items()})
+    return HybridQuantization(
+        choices, {path: method for by_path in layers.values() for path, method in by_path.items()}
+    )
 
 
 def _choice(part: Part, options: QuantizeOptions) -> PartChoice:

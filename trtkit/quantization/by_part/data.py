@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from trtkit.quantization.by_part.choice import PartChoice
 
 
-def with_own_arrays(choice: PartChoice, own: Collection[str], whole: Collection[str], folder: Path) -> PartChoice:
+def with_own_arrays(
+    choice: PartChoice, input_names: Collection[str], whole: Collection[str], folder: Path
+) -> PartChoice:
     """Return the choice with .npz files that hold the part's inputs alone, in `folder`, where its data has others.
 
     own, whole: names of the part's inputs and of the model's. Raises SourceError for files that cannot be read.
@@ -28,7 +30,7 @@ def with_own_arrays(choice: PartChoice, own: Collection[str], whole: Collection[
         return choice
     files = sample_files(package_file.resolve(options.calibration.data))
     held = {path: read_npz(path) for path in files if path.suffix.lower() == ".npz"}
-    others = set(whole) - set(own)
+    others = set(whole) - set(input_names)
     if not any(others & arrays.keys() for arrays in held.values()):
         return choice
     own_folder = folder / "calibration"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.config.quantize import Calibration
-    from trtkit.quantization.llm.choice import Layer
+    from trtkit.quantization.llm.choice import LinearLayer
 
 Json = dict[str, Any]
 
@@ -45,7 +45,7 @@ def windows(ids: Sequence[int], calibration: Calibration) -> list[list[int]]:
 
 
 @dataclass
-class Statistics:
+class LayerStatistics:
     """What went into a layer and came out.
 
     peaks, squares: largest magnitude and mean square of each input channel, [in]. inverse_outputs: mean over tokens of
@@ -57,23 +57,23 @@ class Statistics:
     inverse_outputs: float
     tokens: int
 
-    def joined(self, other: Statistics) -> Statistics:
+    def joined(self, other: LayerStatistics) -> LayerStatistics:
         """Return the statistics of both's tokens."""
         tokens = self.tokens + other.tokens
-        own, its = self.tokens / tokens, other.tokens / tokens
-        return Statistics(
+        ours, its = self.tokens / tokens, other.tokens / tokens
+        return LayerStatistics(
             torch.maximum(self.peaks, other.peaks),
-            own * self.squares + its * other.squares,
-            own * self.inverse_outputs + its * other.inverse_outputs,
+            ours * self.squares + its * other.squares,
+            ours * self.inverse_outputs + its * other.inverse_outputs,
             tokens,
         )
 
 
 @dataclass
-class Measured:
+class CalibrationStatistics:
     """What calibration measured. layers: by name; keys, values: largest magnitude in each layer's cache."""
 
-    layers: dict[str, Statistics] = field(default_factory=dict)
+    layers: dict[str, LayerStatistics] = field(default_factory=dict)
     keys: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
@@ -87,13 +87,13 @@ def run(model: Any, texts: Iterable[Sequence[int]], report: Callable[[int], None
 
 
 def measure(
-    model: Any, layers: Sequence[Layer], texts: Sequence[Sequence[int]], report: Callable[[int], None]
-) -> Measured:
+    model: Any, layers: Sequence[LinearLayer], texts: Sequence[Sequence[int]], report: Callable[[int], None]
+) -> CalibrationStatistics:
     """Return the statistics of layers and the peaks of caches over the windows.
 
     Raises QuantizeError where inputs are not finite or all zero.
     """
-    measured = Measured()
+    measured = CalibrationStatistics()
     modules = dict(model.named_modules())
     hooks = [modules[layer.module].register_forward_hook(_hook(measured, layer)) for layer in layers]
     try:
@@ -122,11 +122,11 @@ def check_inputs(name: str, squares: torch.Tensor) -> None:
         raise QuantizeError(f"{what} on the calibration text", name, "exclude the layer, or use other text")
 
 
-def _hook(measured: Measured, layer: Layer) -> Any:
+def _hook(measured: CalibrationStatistics, layer: LinearLayer) -> Any:
     def note(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         x, y = (side.detach().reshape(-1, side.shape[-1]).float() for side in (inputs[0], output))
         inverse = float((1 / y.square().sum(1).clamp(min=_TINY)).mean())
-        seen = Statistics(x.abs().amax(0), x.square().mean(0), inverse, len(x))
+        seen = LayerStatistics(x.abs().amax(0), x.square().mean(0), inverse, len(x))
         known = measured.layers.get(layer.name)
         measured.layers[layer.name] = seen if known is None else known.joined(seen)
 

@@ -28,7 +28,7 @@ _HEAD = "lm_head"
 
 
 @dataclass(frozen=True)
-class Layer:
+class LinearLayer:
     """A linear layer. name: its path here; module: its name in transformers; size: columns of its matrix."""
 
     name: str
@@ -38,25 +38,25 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MethodChoice:
     """A method for each quantized layer. block: columns that share a scale in int4. pruned: layers, before that."""
 
-    methods: dict[Layer, str]
+    methods: dict[LinearLayer, str]
     block: int
-    pruned: tuple[Layer, ...] = ()
+    pruned: tuple[LinearLayer, ...] = ()
 
-    def of(self, layer: Layer) -> Method:
+    def of(self, layer: LinearLayer) -> Method:
         """Return a layer's method."""
         return METHODS[self.methods[layer]]
 
-    def without(self, names: Sequence[str], fallback: str | None = None) -> Choice:
+    def without(self, names: Sequence[str], fallback: str | None = None) -> MethodChoice:
         """Return the choice without some layers, or with another method for them."""
         others = {layer: method for layer, method in self.methods.items() if layer.name not in names}
         left = {} if fallback is None else {layer: fallback for layer in self.methods if layer.name in names}
-        return Choice(others | left, self.block, self.pruned)
+        return MethodChoice(others | left, self.block, self.pruned)
 
     @property
-    def rounded_here(self) -> list[Layer]:
+    def rounded_here(self) -> list[LinearLayer]:
         """The layers whose weights trtkit rounds itself; ModelOpt quantizes the others."""
         return [layer for layer in self.methods if not self.of(layer).is_modelopts]
 
@@ -71,18 +71,18 @@ class Choice:
         return any(METHODS[method].needs_data for method in self.methods.values())
 
 
-def linear_layers(spec: DecoderSpec) -> list[Layer]:
+def linear_layers(spec: DecoderSpec) -> list[LinearLayer]:
     """Return a model's linear layers; the output projection only where it has a matrix of its own."""
     layers = []
     for weight in model_weights(spec):
         name = weight.path.removesuffix(".weight")
         if len(weight.shape) == 2 and (_LINEAR.search(name) or name == _HEAD):
             rows, size = weight.shape[::-1] if spec.is_in_out and name != _HEAD else weight.shape
-            layers.append(Layer(name, weight.name.removesuffix(".weight"), rows, size))
+            layers.append(LinearLayer(name, weight.name.removesuffix(".weight"), rows, size))
     return layers
 
 
-def pruned_layers(spec: DecoderSpec, exclude: Sequence[str]) -> list[Layer]:
+def pruned_layers(spec: DecoderSpec, exclude: Sequence[str]) -> list[LinearLayer]:
     """Return the layers that `sparsity` is of: all linear ones but the head, and those that `exclude` has globs of."""
     layers = [layer for layer in linear_layers(spec) if layer.name != _HEAD]
     return [layer for layer in layers if not any(fnmatch.fnmatchcase(layer.name, glob) for glob in exclude)]
@@ -93,7 +93,7 @@ def inputs_of(name: str) -> str:
     return _SHARING.sub(lambda match: ".qkv" if match[1] else ".gate_up", _EXPERT.sub(".experts.", name))
 
 
-def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
+def choose(spec: DecoderSpec, options: QuantizeOptions) -> MethodChoice:
     """Return how each layer is to be quantized.
 
     Raises ConfigError for globs that match nothing, methods that are not for LLMs, and blocks that do not divide.
@@ -112,7 +112,7 @@ def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
         raise ConfigError("the model cannot be quantized this way", [Problem(what, "quantize.block", fix)])
     _check_fixed_blocks(methods)
     pruned = () if options.sparsity is None else tuple(pruned_layers(spec, options.exclude))
-    choice = Choice(methods, block, pruned)
+    choice = MethodChoice(methods, block, pruned)
     if is_streamed(spec, choice, options):
         return choice
     _check_sharing(linear_layers(spec), methods)
@@ -123,19 +123,19 @@ def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
     return choice
 
 
-def is_streamed(spec: DecoderSpec, choice: Choice, options: QuantizeOptions) -> bool:
+def is_streamed(spec: DecoderSpec, choice: MethodChoice, options: QuantizeOptions) -> bool:
     """Whether weights are rounded one by one as they are read: those of a mixture, if nothing else is quantized."""
     return has_experts(spec) and choice.is_weights_only and options.kv_cache is None
 
 
-def _check_sharing(layers: Sequence[Layer], methods: Mapping[Layer, str]) -> None:
+def _check_sharing(layers: Sequence[LinearLayer], methods: Mapping[LinearLayer, str]) -> None:
     """Refuse layers that share inputs in several of ModelOpt's formats, which it makes one. Raises ConfigError."""
-    groups: dict[str, list[Layer]] = {}
+    groups: dict[str, list[LinearLayer]] = {}
     for layer in layers:
         groups.setdefault(inputs_of(layer.name), []).append(layer)
     for first, *others in groups.values():
         for layer in others:
-            chosen = [methods.get(each, NONE) for each in (first, layer)]
+            chosen = [methods.get(member, NONE) for member in (first, layer)]
             formats = {method if method in METHODS and METHODS[method].is_modelopts else "" for method in chosen}
             if len(formats) > 1:
                 what = f"`{first.name}` and `{layer.name}` share their inputs and need one method"
@@ -144,7 +144,7 @@ def _check_sharing(layers: Sequence[Layer], methods: Mapping[Layer, str]) -> Non
                 raise ConfigError("the model cannot be quantized this way", [problem])
 
 
-def _check_fixed_blocks(methods: Mapping[Layer, str]) -> None:
+def _check_fixed_blocks(methods: Mapping[LinearLayer, str]) -> None:
     """Refuse layers whose columns the blocks of a method that has no choice do not divide. Raises ConfigError."""
     blocks = {layer: FORMATS[METHODS[method].format].block or 1 for layer, method in methods.items()}
     odd = [layer for layer, block in blocks.items() if layer.size % block]
@@ -154,7 +154,7 @@ def _check_fixed_blocks(methods: Mapping[Layer, str]) -> None:
         raise ConfigError("the model cannot be quantized this way", [Problem(what, "quantize.method", fix)])
 
 
-def _method(layer: Layer, options: QuantizeOptions) -> str:
+def _method(layer: LinearLayer, options: QuantizeOptions) -> str:
     """Return a layer's method, `none` if it stays."""
     if any(fnmatch.fnmatchcase(layer.name, glob) for glob in options.exclude):
         return NONE
@@ -188,9 +188,9 @@ def _unquantizable_caches(spec: DecoderSpec) -> str:
     """Return what caches a model has that cannot be quantized; empty if it has none."""
     if spec.states:
         return "the KV cache of a model with recurrent states"
-    if any(each.cache_of is not None for each in spec.attentions):
+    if any(attention.cache_of is not None for attention in spec.attentions):
         return "a KV cache that several layers read"
-    if not all(each.has_own_pairs for each in spec.attentions):
+    if not all(attention.has_own_pairs for attention in spec.attentions):
         return "the cache of latent attention"
     return "the KV cache of a model in which some layers have no attention" if _lacks_attention(spec) else ""
 

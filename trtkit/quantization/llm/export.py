@@ -93,12 +93,12 @@ def rename(folder: Path, modules: Mapping[str, str]) -> None:
 
     if not modules:
         return
-    places: dict[str, str] = {}
+    file_names: dict[str, str] = {}
     for file in sorted(folder.glob("model*.safetensors")):
         tensors = {new(name): tensor for name, tensor in load_file(file).items()}
         save_file(tensors, file, metadata={"format": "pt"})
-        places |= dict.fromkeys(tensors, file.name)
-    _index(folder, places)
+        file_names |= dict.fromkeys(tensors, file.name)
+    _index(folder, file_names)
 
 
 def check_quantized(folder: Path, modules: Sequence[str]) -> None:
@@ -117,22 +117,22 @@ def _replace(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
 
     files = sorted(folder.glob("model*.safetensors"))
     new = tensors.keys() - _names(files)
-    places: dict[str, str] = {}
+    file_names: dict[str, str] = {}
     for file in files:
         held = load_file(file)
         held |= {name: tensors[name] for name in tensors if name in held or name in new}
         new = set()
         save_file(held, file, metadata={"format": "pt"})
-        places |= dict.fromkeys(held, file.name)
-    _index(folder, places)
+        file_names |= dict.fromkeys(held, file.name)
+    _index(folder, file_names)
 
 
-def _index(folder: Path, places: dict[str, str]) -> None:
+def _index(folder: Path, file_names: dict[str, str]) -> None:
     """Say in a checkpoint's index, if it has one, which file holds which tensor."""
     index = folder / _INDEX
     if index.is_file():
         fields: Json = json.loads(index.read_text(encoding="utf-8"))
-        fields["weight_map"] = places
+        fields["weight_map"] = file_names
         index.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 

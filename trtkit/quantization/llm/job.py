@@ -22,13 +22,13 @@ from trtkit.sources.quantized import mxfp4
 
 if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions
-    from trtkit.jobs.job import Context
+    from trtkit.jobs.job import JobContext
     from trtkit.quantization.jobs import QuantizeRequest
     from trtkit.quantization.scoring.report import Scores
     from trtkit.sources.decoder_source import DecoderSource
 
 
-def quantize_llm(request: QuantizeRequest, context: Context) -> QuantizedLlm:
+def quantize_llm(request: QuantizeRequest, context: JobContext) -> QuantizedLlm:
     """Quantize the LLM of `config` as its `quantize` section asks, into `folder`: a checkpoint with its tokenizer.
 
     Raises ConfigError, QuantizeError, SourceError.

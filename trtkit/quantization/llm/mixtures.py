@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.dtypes import DType
     from trtkit.jobs.steps import Steps
-    from trtkit.quantization.llm.choice import Choice
+    from trtkit.quantization.llm.choice import MethodChoice
     from trtkit.quantized_matrix import QuantizedMatrix
     from trtkit.sources.decoder_source import DecoderSource
 
@@ -31,7 +31,7 @@ Tensors = dict[str, Any]
 _SHARD_BYTES = 4 << 30
 
 
-def write_mixture(opened: DecoderSource, choice: Choice, config: ModelConfig, folder: Path, steps: Steps) -> None:
+def write_mixture(opened: DecoderSource, choice: MethodChoice, config: ModelConfig, folder: Path, steps: Steps) -> None:
     """Write a checkpoint in ModelOpt's form: chosen layers in low precision, all else in the config's precision."""
     assert config.quantize is not None
     options = config.quantize.model_copy(update={"block": choice.block or None})
@@ -97,8 +97,8 @@ class _Shards:
         for index, name in enumerate(names):
             self._file(index).rename(self.folder / name)
         if count > 1:
-            places = {tensor: name for name, tensors in zip(names, self._places, strict=True) for tensor in tensors}
-            index_file = {"metadata": {"total_size": sum(self._sizes)}, "weight_map": places}
+            file_names = {tensor: name for name, tensors in zip(names, self._places, strict=True) for tensor in tensors}
+            index_file = {"metadata": {"total_size": sum(self._sizes)}, "weight_map": file_names}
             path = self.folder / "model.safetensors.index.json"
             path.write_text(json.dumps(index_file, indent=2) + "\n", encoding="utf-8")
         return sum(self._sizes)
@@ -114,7 +114,7 @@ class _Shards:
         return self.folder / f"shard-{index}.safetensors"
 
 
-def _write_config(opened: DecoderSource, choice: Choice, folder: Path) -> None:
+def _write_config(opened: DecoderSource, choice: MethodChoice, folder: Path) -> None:
     """Write config.json and ModelOpt's file next to it."""
     names = {WEIGHTS_ONLY[choice.of(layer).format] for layer in choice.methods}
     section: Json = {"quant_algo": names.pop() if len(names) == 1 else "MIXED_PRECISION"}

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from trtkit.config.quantize import QuantizeOptions
-    from trtkit.quantization.llm.calibration import Measured, Statistics
-    from trtkit.quantization.llm.choice import Choice, Layer
+    from trtkit.quantization.llm.calibration import CalibrationStatistics, LayerStatistics
+    from trtkit.quantization.llm.choice import LinearLayer, MethodChoice
     from trtkit.quantization.llm.experts import ExpertLayer
     from trtkit.quantization_methods import Algorithm, Format, Method
 
@@ -29,14 +29,16 @@ TOLERATED = 0.0025
 """Mean squared relative error of outputs, from rounding inputs, up to which a layer's inputs are rounded."""
 
 
-def kept_in_16_bits(weights: dict[Layer, torch.Tensor], measured: Measured, alpha: float) -> set[Layer]:
+def kept_in_16_bits(
+    weights: dict[LinearLayer, torch.Tensor], measured: CalibrationStatistics, alpha: float
+) -> set[LinearLayer]:
     """Return the layers whose inputs no int8 scale fits, with all that share these inputs. weights: [out, in] each."""
     seen = {layer: measured.layers[layer.name] for layer in weights}
     kept = [seen[layer].squares for layer in weights if rounding_error(seen[layer], weights[layer], alpha) > TOLERATED]
     return {layer for layer in weights if any(torch.equal(seen[layer].squares, squares) for squares in kept)}
 
 
-def rounding_error(statistics: Statistics, weight: torch.Tensor, alpha: float) -> float:
+def rounding_error(statistics: LayerStatistics, weight: torch.Tensor, alpha: float) -> float:
     """Return what rounding a layer's smoothed inputs to int8 does to its outputs: the mean squared relative error.
 
     A channel's error is a step's, uniformly spread, or all of it where it is below a step. Tokens weigh alike, so that
@@ -58,8 +60,12 @@ _SCALES: dict[Format, tuple[int, int]] = {"mxfp8": (8, 0), "fp4": (4, 3)}
 
 
 def quantize(
-    model: Any, options: QuantizeOptions, choice: Choice, measured: Measured | None, loop: Callable[[Any], None]
-) -> dict[Layer, ExpertLayer]:
+    model: Any,
+    options: QuantizeOptions,
+    choice: MethodChoice,
+    measured: CalibrationStatistics | None,
+    loop: Callable[[Any], None],
+) -> dict[LinearLayer, ExpertLayer]:
     """Quantize the chosen layers, those that read the same inputs alike as in ModelOpt's checkpoints.
 
     loop: runs calibration data through the model. Returns where the experts' layers are.
@@ -94,14 +100,14 @@ def quantize(
     return experts
 
 
-def input_scales(model: Any, choice: Choice) -> dict[str, float]:
+def input_scales(model: Any, choice: MethodChoice) -> dict[str, float]:
     """Return input scales that ModelOpt's export leaves out, by module: of fp8 with a scale for each row."""
     modules, largest = dict(model.named_modules()), FORMATS["fp8"].largest
     layers = _layers(choice, "least_error")
     return {layer.module: float(modules[layer.module].input_quantizer.amax) / largest for layer in layers}
 
 
-def _layers(choice: Choice, algorithm: Algorithm) -> list[Layer]:
+def _layers(choice: MethodChoice, algorithm: Algorithm) -> list[LinearLayer]:
     """Return the layers that an algorithm quantizes."""
     return [layer for layer in choice.methods if choice.of(layer).algorithm == algorithm]
 

@@ -14,7 +14,7 @@ from trtkit.quantization.llm.calibration import check_inputs, run
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trtkit.quantization.llm.choice import Choice, Layer
+    from trtkit.quantization.llm.choice import LinearLayer, MethodChoice
     from trtkit.quantization_methods import Algorithm
     from trtkit.quantized_matrix import QuantizedMatrix
 
@@ -22,8 +22,12 @@ _BLOCK = re.compile(r"^(.*?\.\d+)\.")
 
 
 def quantize_int4(
-    model: Any, choice: Choice, rounding: Rounding, texts: Sequence[Sequence[int]], report: Callable[[int, int], None]
-) -> dict[Layer, QuantizedMatrix]:
+    model: Any,
+    choice: MethodChoice,
+    rounding: Rounding,
+    texts: Sequence[Sequence[int]],
+    report: Callable[[int, int], None],
+) -> dict[LinearLayer, QuantizedMatrix]:
     """Return the matrices of a model's int4 layers; the model computes with them from here on.
 
     report: gets the number of blocks done, and of all.
@@ -32,7 +36,7 @@ def quantize_int4(
     modules = dict(model.named_modules())
     if not texts:
         return _rounded(layers, rounding, modules)
-    matrices: dict[Layer, QuantizedMatrix] = {}
+    matrices: dict[LinearLayer, QuantizedMatrix] = {}
     blocks = _by_block(layers)
     calls = _first_calls(model, [name for name in blocks if name], texts)
     for index, (name, inside) in enumerate(blocks.items()):
@@ -51,7 +55,7 @@ def quantize_int4(
 class _Inputs:
     """Layers that read the same inputs, and these inputs' x^T x."""
 
-    layers: list[Layer]
+    layers: list[LinearLayer]
     moments: torch.Tensor
 
 
@@ -70,9 +74,9 @@ class _Call:
         return state
 
 
-def _by_block(layers: Sequence[Layer]) -> dict[str, list[Layer]]:
+def _by_block(layers: Sequence[LinearLayer]) -> dict[str, list[LinearLayer]]:
     """Group layers by the block that they are in, `` for none."""
-    blocks: dict[str, list[Layer]] = {}
+    blocks: dict[str, list[LinearLayer]] = {}
     for layer in layers:
         match = _BLOCK.match(layer.module)
         blocks.setdefault(match[1] if match else "", []).append(layer)
@@ -100,12 +104,12 @@ def _first_calls(model: Any, names: Sequence[str], texts: Sequence[Sequence[int]
 
 
 def _states(
-    block: torch.nn.Module, layers: Sequence[Layer], modules: dict[str, Any], calls: Sequence[_Call]
+    block: torch.nn.Module, layers: Sequence[LinearLayer], modules: dict[str, Any], calls: Sequence[_Call]
 ) -> list[_Inputs]:
     """Run a block over all windows; return the moments of its layers' inputs, one for those that share them."""
     moments: dict[str, torch.Tensor] = {}
 
-    def note(layer: Layer) -> Callable[..., None]:
+    def note(layer: LinearLayer) -> Callable[..., None]:
         def hook(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             x = inputs[0].reshape(-1, inputs[0].shape[-1]).float()
             moments[layer.name] = moments.get(layer.name, 0) + x.T @ x
@@ -120,17 +124,19 @@ def _states(
         hook.remove()
     states: list[_Inputs] = []
     for layer in layers:
-        own = moments[layer.name]
-        check_inputs(layer.name, own.diagonal())
-        alike = next((state for state in states if torch.equal(state.moments, own)), None)
+        own_moments = moments[layer.name]
+        check_inputs(layer.name, own_moments.diagonal())
+        alike = next((state for state in states if torch.equal(state.moments, own_moments)), None)
         if alike is None:
-            states.append(_Inputs([layer], own))
+            states.append(_Inputs([layer], own_moments))
         else:
             alike.layers.append(layer)
     return states
 
 
-def _rounded(layers: Sequence[Layer], rounding: Rounding, modules: dict[str, Any]) -> dict[Layer, QuantizedMatrix]:
+def _rounded(
+    layers: Sequence[LinearLayer], rounding: Rounding, modules: dict[str, Any]
+) -> dict[LinearLayer, QuantizedMatrix]:
     """Round layers to nearest, whatever their inputs are."""
     return {
         layer: _put(module, nearest(_weight(module), rounding))
@@ -140,13 +146,13 @@ def _rounded(layers: Sequence[Layer], rounding: Rounding, modules: dict[str, Any
 
 
 def _quantized(
-    state: _Inputs, choice: Choice, rounding: Rounding, modules: dict[str, Any]
-) -> dict[Layer, QuantizedMatrix]:
+    state: _Inputs, choice: MethodChoice, rounding: Rounding, modules: dict[str, Any]
+) -> dict[LinearLayer, QuantizedMatrix]:
     """Quantize layers that share their inputs, those of one algorithm together."""
-    groups: dict[Algorithm, list[Layer]] = {}
+    groups: dict[Algorithm, list[LinearLayer]] = {}
     for layer in state.layers:
         groups.setdefault(choice.of(layer).algorithm, []).append(layer)
-    matrices: dict[Layer, QuantizedMatrix] = {}
+    matrices: dict[LinearLayer, QuantizedMatrix] = {}
     for algorithm, layers in groups.items():
         weights = [_weight(modules[layer.module]) for layer in layers]
         rounded = ROUNDERS[algorithm](weights, state.moments, rounding)

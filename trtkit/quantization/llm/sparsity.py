@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     import torch
 
     from trtkit.arrays import Array
-    from trtkit.quantization.llm.choice import Layer
+    from trtkit.quantization.llm.choice import LinearLayer
 
 GROUP, KEPT = 4, 2
 
 
 def prune(
-    model: torch.nn.Module, layers: Sequence[Layer], texts: Sequence[Sequence[int]], report: Callable[[int], None]
+    model: torch.nn.Module, layers: Sequence[LinearLayer], texts: Sequence[Sequence[int]], report: Callable[[int], None]
 ) -> None:
     """Prune layers of a model of transformers where it stands; what is kept makes up for what is not, on `texts`.
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.steps import Steps
-    from trtkit.quantization.llm.calibration import Measured
-    from trtkit.quantization.llm.choice import Choice, Layer
+    from trtkit.quantization.llm.calibration import CalibrationStatistics
+    from trtkit.quantization.llm.choice import LinearLayer, MethodChoice
     from trtkit.quantization.llm.experts import ExpertLayer
     from trtkit.quantized_matrix import QuantizedMatrix
     from trtkit.sources.decoder_source import DecoderSource
@@ -45,11 +45,11 @@ class QuantizedTorchModel:
 
     model: Any
     opened: DecoderSource
-    choice: Choice
-    measured: Measured | None
-    matrices: dict[Layer, QuantizedMatrix]
-    originals: dict[Layer, torch.Tensor]
-    experts: dict[Layer, ExpertLayer]
+    choice: MethodChoice
+    measured: CalibrationStatistics | None
+    matrices: dict[LinearLayer, QuantizedMatrix]
+    originals: dict[LinearLayer, torch.Tensor]
+    experts: dict[LinearLayer, ExpertLayer]
 
     def write(self, config: ModelConfig, folder: Path, steps: Steps) -> None:
         """Write the checkpoint: weights, config and tokenizer."""
@@ -66,7 +66,7 @@ class QuantizedTorchModel:
 
 
 def quantize_torch_model(
-    opened: DecoderSource, options: QuantizeOptions, choice: Choice, *, texts: list[list[int]], steps: Steps
+    opened: DecoderSource, options: QuantizeOptions, choice: MethodChoice, *, texts: list[list[int]], steps: Steps
 ) -> QuantizedTorchModel:
     """Return the model, measured and quantized."""
     model = text_model(opened)
@@ -77,17 +77,17 @@ def quantize_torch_model(
         prune(model, choice.pruned, texts, steps.counted("prune", len(texts)))
         steps.add("prune", f"{len(choice.pruned)} layers to {options.sparsity} by SparseGPT")
     measured, matrices, modules = None, {}, dict(model.named_modules())
-    experts: dict[Layer, ExpertLayer] = {}
-    own = choice.rounded_here
-    if texts and (options.kv_cache is not None or (choice.needs_data and len(own) < len(choice.methods))):
+    experts: dict[LinearLayer, ExpertLayer] = {}
+    rounded = choice.rounded_here
+    if texts and (options.kv_cache is not None or (choice.needs_data and len(rounded) < len(choice.methods))):
         measured = calibration.measure(model, plain, texts, steps.counted("measure", len(texts)))
         steps.add("measure", f"{len(texts)} windows of {len(texts[0])} tokens")
-    originals = {layer: modules[layer.module].weight.detach() for layer in own}
-    if own:
+    originals = {layer: modules[layer.module].weight.detach() for layer in rounded}
+    if rounded:
         rounding = Rounding(choice.block, options.zero_points)
         needed = texts if choice.needs_data else []
         matrices = quantize_int4(model, choice, rounding, needed, steps.counted("blocks"))
-    if len(own) < len(choice.methods):
+    if len(rounded) < len(choice.methods):
         loop = partial(calibration.run, texts=texts, report=steps.counted("calibrate", len(texts)))
         experts = modelopt.quantize(model, options, choice, measured, loop)
     if choice.methods:
@@ -95,7 +95,7 @@ def quantize_torch_model(
     return QuantizedTorchModel(model, opened, choice, measured, matrices, originals, experts)
 
 
-def _kv_cache(options: QuantizeOptions, measured: Measured | None) -> KvQuantization | None:
+def _kv_cache(options: QuantizeOptions, measured: CalibrationStatistics | None) -> KvQuantization | None:
     """Return the caches' scales. An fp8 scale below 1 gains nothing: its numbers have an exponent of their own."""
     if options.kv_cache is None or measured is None:
         return None
@@ -105,7 +105,7 @@ def _kv_cache(options: QuantizeOptions, measured: Measured | None) -> KvQuantiza
     return KvQuantization(options.kv_cache, keys, values)
 
 
-def _described(choice: Choice) -> list[str]:
+def _described(choice: MethodChoice) -> list[str]:
     """Return each method with how many layers it has."""
     counts: dict[str, int] = {}
     for method in choice.methods.values():
@@ -114,7 +114,7 @@ def _described(choice: Choice) -> list[str]:
     return [f"{count} layers {name}{block if METHODS[name].takes_block else ''}" for name, count in counts.items()]
 
 
-def make_plain(model: Any, layers: Iterable[Layer]) -> None:
+def make_plain(model: Any, layers: Iterable[LinearLayer]) -> None:
     """Replace GPT-2's Conv1D and subclasses by torch's own Linear, by which ModelOpt knows what to quantize.
 
     Raises QuantizeError for what is not a linear layer.

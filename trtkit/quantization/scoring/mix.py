@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trtkit.jobs.steps import Steps
     from trtkit.quantization.jobs import ScoringRequest
-    from trtkit.quantization.llm.choice import Choice, Layer
+    from trtkit.quantization.llm.choice import LinearLayer, MethodChoice
     from trtkit.quantization.llm.torch_model import QuantizedTorchModel
 
 
@@ -35,12 +35,12 @@ class Scoring:
 class Mixer:
     """Makes quantized models of one source. make: of a choice; texts: to score on; steps: where scoring is noted."""
 
-    make: Callable[[Choice], QuantizedTorchModel]
+    make: Callable[[MethodChoice], QuantizedTorchModel]
     texts: Sequence[Sequence[int]]
     has_zero_points: bool
     steps: Steps
 
-    def mixed(self, choice: Choice, scoring: Scoring) -> tuple[QuantizedTorchModel, Scores]:
+    def mixed(self, choice: MethodChoice, scoring: Scoring) -> tuple[QuantizedTorchModel, Scores]:
         """Return the model quantized as the budget allows, and its layers' scores.
 
         Raises QuantizeError for budgets that nothing holds.
@@ -56,7 +56,7 @@ class Mixer:
             scores = replace(scores, loss=loss_of(model, self.texts), fallback=scoring.fallback)
         return model, scores
 
-    def _remaining(self, choice: Choice, scoring: Scoring) -> Budget | None:
+    def _remaining(self, choice: MethodChoice, scoring: Scoring) -> Budget | None:
         """Return the budget less what the fallback itself loses, were all layers left to it.
 
         Losses of small errors add up; what the mix really loses is measured in the end.
@@ -100,11 +100,11 @@ class Switchboard:
         }
 
     @property
-    def layers(self) -> list[Layer]:
+    def layers(self) -> list[LinearLayer]:
         """All quantized layers."""
         return list(self._wanted)
 
-    def only(self, layers: Iterable[Layer]) -> None:
+    def only(self, layers: Iterable[LinearLayer]) -> None:
         """Quantize these layers, and no others."""
         on = set(layers)
         for layer in self._wanted:
@@ -116,7 +116,7 @@ class Switchboard:
         for layer in self._emulated.values():
             layer.give_back()
 
-    def _set(self, layer: Layer, is_on: bool) -> None:
+    def _set(self, layer: LinearLayer, is_on: bool) -> None:
         module = self._modules[layer.module]
         if layer in self._emulated:
             self._emulated[layer].set(is_on=is_on)
@@ -129,7 +129,7 @@ class Switchboard:
         if self._wanted[layer]:
             (module.input_quantizer.enable if is_on else module.input_quantizer.disable)()
 
-    def _is_inputs_enabled(self, layer: Layer) -> bool:
+    def _is_inputs_enabled(self, layer: LinearLayer) -> bool:
         quantizer = getattr(self._modules[layer.module], "input_quantizer", None)
         return quantizer is not None and bool(quantizer.is_enabled)
 
@@ -173,7 +173,7 @@ def loss_of(quantized: QuantizedTorchModel, texts: Sequence[Sequence[int]]) -> f
 
 
 def layer_losses(
-    switches: Switchboard, scorer: Scorer, methods: dict[Layer, str], bits: Bits, report: Any
+    switches: Switchboard, scorer: Scorer, methods: dict[LinearLayer, str], bits: Bits, report: Any
 ) -> list[LayerLoss]:
     """Return each layer's loss with it alone quantized, the largest first."""
     rows = []

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.steps import Steps
-    from trtkit.network.onnx.io import TensorSpec
+    from trtkit.network.onnx.io import OnnxTensorSpec
 
 PERCENTILE = 99.99
 """Of magnitudes, what the range covers by `percentile`."""
@@ -31,7 +31,7 @@ DRAWN = 8192
 
 
 @dataclass(frozen=True)
-class Place:
+class QuantizationRun:
     """Where a model is quantized. shapes: typical ones, at which products are judged. folder: for files in between."""
 
     shapes: dict[str, tuple[int, ...]]
@@ -39,7 +39,7 @@ class Place:
     steps: Steps
 
 
-def read_calibration(config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[Sample]:
+def read_calibration(config: ModelConfig, inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
     """Return the samples that `quantize.calibration` names: `samples` at most, spread over what is there.
 
     Images go through the config's `preprocess`; of a folder, its images, or .npz files if it has none. An .npz file
@@ -68,7 +68,7 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
     return [items[index * len(items) // count] for index in range(count)]
 
 
-def _parts(path: Path, inputs: Sequence[TensorSpec]) -> list[Sample]:
+def _parts(path: Path, inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
     """Cut the arrays of an .npz file along their first axis into runs. Raises SourceError and QuantizeError."""
     arrays = read_npz(path)
     check_names(Sample(path.name, arrays), inputs)
@@ -127,7 +127,7 @@ def _above(count: int) -> int:
 
 
 def measure(
-    model: onnx.ModelProto, tensors: Sequence[str], samples: Sequence[Sample], place: Place
+    model: onnx.ModelProto, tensors: Sequence[str], samples: Sequence[Sample], quantization: QuantizationRun
 ) -> dict[str, Range]:
     """Return the ranges of `tensors` over the samples, by ONNX Runtime. Raises QuantizeError where it cannot run."""
     import onnx
@@ -137,14 +137,14 @@ def measure(
     copy.CopyFrom(model)
     known = {value.name for value in (*model.graph.output, *model.graph.input)}
     copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in known)
-    path = place.folder / "measured.onnx"
+    path = quantization.folder / "measured.onnx"
     save_model(copy, path)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     ranges = {name: Range(len(samples)) for name in tensors}
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        for sample in place.steps.each("measure", samples):
+        for sample in quantization.steps.track("measure", samples):
             for name, value in _values(session, tensors, sample).items():
                 ranges[name].add(value)
     except Exception as error:  # ONNX Runtime raises a class of its own for each refusal

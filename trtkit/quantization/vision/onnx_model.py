@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trtkit.inputs.samples import Sample
     from trtkit.network.onnx.quantize import QuantizedCounts
     from trtkit.quantization.by_part.choice import PartChoice
-    from trtkit.quantization.vision.data import Place
+    from trtkit.quantization.vision.data import QuantizationRun
     from trtkit.quantization.vision.products import Loss
     from trtkit.quantization.vision.repair import Repaired
 
@@ -37,7 +37,7 @@ LOSS_KEY = "trtkit.quantization_loss"
 
 
 @dataclass(frozen=True)
-class QuantizedModel:
+class QuantizedOnnx:
     """A quantized model, what of it is quantized, and its loss on the calibration data; None without any."""
 
     model: onnx.ModelProto
@@ -45,7 +45,7 @@ class QuantizedModel:
     loss: Loss | None
 
 
-def quantized(model: onnx.ModelProto, config: ModelConfig, place: Place) -> onnx.ModelProto:
+def quantized(model: onnx.ModelProto, config: ModelConfig, quantization: QuantizationRun) -> onnx.ModelProto:
     """Return the model quantized as `config.quantize` asks; all else stays in fp32.
 
     Raises ConfigError, QuantizeError, SourceError.
@@ -53,14 +53,14 @@ def quantized(model: onnx.ModelProto, config: ModelConfig, place: Place) -> onnx
     assert config.quantize is not None
     options = config.quantize
     check_options(options)
-    result = quantized_but(model, config, select_nodes(model, options.exclude, "quantize.exclude"), place)
+    result = quantized_but(model, config, select_nodes(model, options.exclude, "quantize.exclude"), quantization)
     counts = result.counts
     if not counts.weights and not counts.activations:
         what = f"{options.method} finds nothing to quantize: every product is excluded or too small"
         raise QuantizeError(what, "quantize", "exclude less, use another method, or remove `quantize`")
-    place.steps.add("quantize", f"{options.method}: {counts}")
+    quantization.steps.add("quantize", f"{options.method}: {counts}")
     if result.loss is not None:
-        place.steps.add("loss", str(result.loss))
+        quantization.steps.add("loss", str(result.loss))
         result.model.metadata_props.add(key=LOSS_KEY, value=f"{result.loss.worst:.3g}")
     return result.model
 
@@ -75,7 +75,9 @@ def recorded_loss(model: onnx.ModelProto) -> float | None:
     return loss if math.isfinite(loss) else None
 
 
-def quantized_but(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: Place) -> QuantizedModel:
+def quantized_but(
+    model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], quantization: QuantizationRun
+) -> QuantizedOnnx:
     """Return the model quantized but for the nodes `exclude`. Raises QuantizeError, SourceError."""
     assert config.quantize is not None
     options, method = config.quantize, METHODS[config.quantize.method]
@@ -87,19 +89,21 @@ def quantized_but(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence
         what = f"{options.method} needs opset {opset}, and the model cannot be converted: {error}"
         raise QuantizeError(what, "opset", f"export the model with opset {opset} or newer") from None
     if method.rounds_inputs:
-        result = _by_modelopt(model, config, exclude, place)
-        return QuantizedModel(result.model, quantize.counts(result.model), result.loss)
+        result = _by_modelopt(model, config, exclude, quantization)
+        return QuantizedOnnx(result.model, quantize.counts(result.model), result.loss)
     if method.takes_block and options.block:
         _check_block(model, exclude, options.block)
     exact = type(model)()
     exact.CopyFrom(model)
     quantize.quantize_weights(model, method.dtype, exclude, options.block)
     samples = [] if options.calibration.data is None else data.read_calibration(config, graph_inputs(model))
-    loss = products.loss_of(exact, model, samples, place) if samples else None
-    return QuantizedModel(model, quantize.counts(model), loss)
+    loss = products.loss_of(exact, model, samples, quantization) if samples else None
+    return QuantizedOnnx(model, quantize.counts(model), loss)
 
 
-def quantized_part(model: onnx.ModelProto, config: ModelConfig, choice: PartChoice, place: Place) -> onnx.ModelProto:
+def quantized_part(
+    model: onnx.ModelProto, config: ModelConfig, choice: PartChoice, quantization: QuantizationRun
+) -> onnx.ModelProto:
     """Return a hybrid's exported parts, the one of `choice` quantized. Nodes begin with their part's name.
 
     Raises QuantizeError, SourceError.
@@ -112,7 +116,7 @@ def quantized_part(model: onnx.ModelProto, config: ModelConfig, choice: PartChoi
     named = [pattern for pattern in options.exclude if any(matches(node, pattern) for node in model.graph.node)]
     exclude = {node.name for node in model.graph.node if not node.name.startswith(f"{name}/")}
     exclude.update(select_nodes(model, named, f"{choice.key}.exclude"))
-    result = quantized_but(model, config.model_copy(update={"quantize": whole}), sorted(exclude), place)
+    result = quantized_but(model, config.model_copy(update={"quantize": whole}), sorted(exclude), quantization)
     counts = result.counts
     if not counts.weights and not counts.activations:
         if choice.is_own:
@@ -121,9 +125,9 @@ def quantized_part(model: onnx.ModelProto, config: ModelConfig, choice: PartChoi
             )
             raise QuantizeError(what, choice.key, "use another method, or `none`")
         return model
-    place.steps.add("quantize", f"part `{name}`, {options.method}: {counts}")
+    quantization.steps.add("quantize", f"part `{name}`, {options.method}: {counts}")
     if result.loss is not None:
-        place.steps.add("loss", f"part `{name}`: {result.loss}")
+        quantization.steps.add("loss", f"part `{name}`: {result.loss}")
     return result.model
 
 
@@ -146,9 +150,9 @@ def _check_model(model: onnx.ModelProto) -> None:
     if quantize.is_quantized(model):
         what = "the model already has Q/DQ nodes"
         raise QuantizeError(what, "quantize", "remove `quantize`, or use the original, unquantized model")
-    own = Counter(node.op_type for node in model.graph.node if node.domain not in {"", "ai.onnx"})
-    if own:
-        names = ", ".join(f"{count} {name}" for name, count in own.items())
+    foreign = Counter(node.op_type for node in model.graph.node if node.domain not in {"", "ai.onnx"})
+    if foreign:
+        names = ", ".join(f"{count} {name}" for name, count in foreign.items())
         fix = "use a model of standard ONNX operators; trtkit's `custom_ops` stay in `precision`"
         raise QuantizeError(f"operators of other domains cannot be quantized: {names}", "quantize", fix)
 
@@ -163,23 +167,25 @@ def _check_block(model: onnx.ModelProto, exclude: Sequence[str], block: int) -> 
         raise QuantizeError(f"a block size of {block} does not divide {products}{more}", "quantize.block", fix)
 
 
-def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: Place) -> Repaired:
+def _by_modelopt(
+    model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], quantization: QuantizationRun
+) -> Repaired:
     """Measure the model on data and let ModelOpt place Q/DQ."""
     assert config.quantize is not None
     options, where = config.quantize, str(config.quantize.calibration.data)
     samples = data.read_calibration(config, graph_inputs(model))
-    place.steps.add("calibration data", f"{len(samples)} samples")
+    quantization.steps.add("calibration data", f"{len(samples)} samples")
     before = quantize.product_inputs(model, exclude)
-    ranges = data.measure(model, before, samples, place)
+    ranges = data.measure(model, before, samples, quantization)
     data.check_ranges(ranges, _readers(model), where)
-    quantized_model = _placed(model, options, exclude, _Reader(samples, place), place.folder)
+    quantized_model = _placed(model, options, exclude, _SampleReader(samples, quantization), quantization.folder)
     if options.algorithm in ("mse", "percentile"):
         tensors = [node.input[0] for node in quantize.quantized_activations(quantized_model)]
-        ranges = data.measure(model, tensors, samples, place)
+        ranges = data.measure(model, tensors, samples, quantization)
         repair.set_scales(quantized_model, ranges, METHODS[options.method].format, options.algorithm)
-    result = repair.repaired(model, quantized_model, samples, place, options.keep)
+    result = repair.repaired(model, quantized_model, samples, quantization, options.keep)
     if result.kept:
-        place.steps.add("keep", f"{len(result.kept)} products that lose most: {', '.join(result.kept)}")
+        quantization.steps.add("keep", f"{len(result.kept)} products that lose most: {', '.join(result.kept)}")
     return result
 
 
@@ -194,7 +200,7 @@ def _readers(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def _placed(
-    model: onnx.ModelProto, options: QuantizeOptions, exclude: Sequence[str], reader: _Reader, folder: Path
+    model: onnx.ModelProto, options: QuantizeOptions, exclude: Sequence[str], reader: _SampleReader, folder: Path
 ) -> onnx.ModelProto:
     """Return the model with ModelOpt's Q/DQ, weights stored in 8 bits. Raises QuantizeError."""
     import onnx
@@ -229,11 +235,11 @@ def _placed(
     return placed
 
 
-class _Reader:
+class _SampleReader:
     """Gives ModelOpt the samples one by one, and the first one in the shapes that the engine is tuned for."""
 
-    def __init__(self, samples: Sequence[Sample], place: Place) -> None:
-        self._samples, self._place = samples, place
+    def __init__(self, samples: Sequence[Sample], quantization: QuantizationRun) -> None:
+        self._samples, self._place = samples, quantization
         self.rewind()
 
     def get_next(self) -> Mapping[str, Any] | None:
@@ -247,4 +253,4 @@ class _Reader:
 
     def rewind(self) -> None:
         """Begin again."""
-        self._left = self._place.steps.each("calibrate", self._samples)
+        self._left = self._place.steps.track("calibrate", self._samples)

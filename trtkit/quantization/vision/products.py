@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.inputs.samples import Sample
-    from trtkit.quantization.vision.data import Place
+    from trtkit.quantization.vision.data import QuantizationRun
 
 _OWN = "quantized/"
 _STEPS = ("QuantizeLinear", "DequantizeLinear")
@@ -64,9 +64,9 @@ def _own(node: onnx.NodeProto, renamed: set[str]) -> onnx.NodeProto:
     copy = type(node)()
     copy.CopyFrom(node)
     copy.name, copy.output[0] = _OWN + node.name, _OWN + node.output[0]
-    for place, name in enumerate(node.input):
+    for index, name in enumerate(node.input):
         if name in renamed:
-            copy.input[place] = _OWN + name
+            copy.input[index] = _OWN + name
     return copy
 
 
@@ -74,16 +74,16 @@ def losses(
     model: onnx.ModelProto,
     quantized: onnx.ModelProto,
     samples: Sequence[Sample],
-    place: Place,
+    quantization: QuantizationRun,
 ) -> dict[str, float]:
     """Return what each product loses if it alone is quantized: the outputs' squared relative error, by its name.
 
     Raises QuantizeError where ONNX Runtime cannot run it.
     """
     names = [pair.name for pair in product_pairs(model, quantized)]
-    run = _runner(_with_switches(model, quantized), place.folder / "switched.onnx")
+    run = _runner(_with_switches(model, quantized), quantization.folder / "switched.onnx")
     total = dict.fromkeys(names, 0.0)
-    report = place.steps.counted("products", len(names) * len(samples))
+    report = quantization.steps.counted("products", len(names) * len(samples))
     for index, sample in enumerate(samples):
         off = {_switch(name): np.asarray(False) for name in names}
         exact = run(sample.inputs | off)
@@ -110,12 +110,14 @@ class Loss:
         return f"relative RMS error {self.mean:.1%}, {self.worst:.1%} on the worst sample"
 
 
-def loss_of(model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place) -> Loss:
+def loss_of(
+    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], quantization: QuantizationRun
+) -> Loss:
     """Return what `quantized` loses against `model`. Raises QuantizeError where ONNX Runtime cannot run it."""
-    exact = _runner(model, place.folder / "exact.onnx")
-    run = _runner(quantized, place.folder / "finished.onnx")
+    exact = _runner(model, quantization.folder / "exact.onnx")
+    run = _runner(quantized, quantization.folder / "finished.onnx")
     errors = []
-    for sample in place.steps.each("loss", samples):
+    for sample in quantization.steps.track("loss", samples):
         pairs = zip(run(sample.inputs), exact(sample.inputs), strict=True)
         errors.append([_relative(ours, theirs) for ours, theirs in pairs if theirs.dtype.kind == "f"])
     squares = np.square(np.asarray(errors))
@@ -172,7 +174,7 @@ def _with_constants(model: onnx.ModelProto, quantized: onnx.ModelProto) -> onnx.
 
 
 def moved_means(
-    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place
+    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], quantization: QuantizationRun
 ) -> dict[str, Array]:
     """Return how far quantization lowers the mean of each output channel of convolutions and Gemms, by their names.
 
@@ -192,8 +194,11 @@ def moved_means(
         steps |= {part.output[0]: part for part in parts}
         measured.graph.output.append(ValueInfoProto(name=f"{_OWN}{pair.name}/moved"))
     measured.graph.node.extend(steps.values())
-    run = _runner(measured, place.folder / "means.onnx")
-    means = [[mean.astype(np.float64) for mean in run(sample.inputs)] for sample in place.steps.each("biases", samples)]
+    run = _runner(measured, quantization.folder / "means.onnx")
+    means = [
+        [mean.astype(np.float64) for mean in run(sample.inputs)]
+        for sample in quantization.steps.track("biases", samples)
+    ]
     return {pair.name: np.mean(values, axis=0) for pair, values in zip(pairs, zip(*means, strict=True), strict=True)}
 
 

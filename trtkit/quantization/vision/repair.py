@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.inputs.samples import Sample
-    from trtkit.quantization.vision.data import Place, Range
+    from trtkit.quantization.vision.data import QuantizationRun, Range
     from trtkit.quantization_methods import Format
 
 SMALL_LOSS = 0.05
@@ -73,7 +73,11 @@ class Repaired:
 
 
 def repaired(
-    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place, share: float
+    model: onnx.ModelProto,
+    quantized: onnx.ModelProto,
+    samples: Sequence[Sample],
+    quantization: QuantizationRun,
+    share: float,
 ) -> Repaired:
     """Return `quantized` with corrected biases and without the products that cost most, if it loses much with them.
 
@@ -81,14 +85,14 @@ def repaired(
     not add up to what they lose together, so the finished model is measured, and twice as many stay until it loses
     little or no more may stay; of all these models, the one that loses least is returned.
     """
-    allowed, count = _candidates(model, quantized, samples, place, share)
+    allowed, count = _candidates(model, quantized, samples, quantization, share)
     best: Repaired | None = None
     while True:
         tried = type(quantized)()
         tried.CopyFrom(quantized)
         keep_products(model, tried, allowed[:count])
-        correct_biases(model, tried, samples, place)
-        loss = loss_of(model, tried, samples, place)
+        correct_biases(model, tried, samples, quantization)
+        loss = loss_of(model, tried, samples, quantization)
         if best is None or loss.mean < best.loss.mean:
             best = Repaired(tried, tuple(allowed[:count]), loss)
         if loss.mean <= SMALL_LOSS or count == len(allowed):
@@ -97,7 +101,11 @@ def repaired(
 
 
 def _candidates(
-    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place, share: float
+    model: onnx.ModelProto,
+    quantized: onnx.ModelProto,
+    samples: Sequence[Sample],
+    quantization: QuantizationRun,
+    share: float,
 ) -> tuple[list[str], int]:
     """Return the products that may stay, the costliest first, and how many to begin with, by what each loses alone.
 
@@ -107,7 +115,7 @@ def _candidates(
     most, room = int(share * len(sizes)), share * sum(sizes.values())
     if not most:
         return [], 0
-    lost = losses(model, quantized, samples[:: max(1, len(samples) // RANKED_SAMPLES)][:RANKED_SAMPLES], place)
+    lost = losses(model, quantized, samples[:: max(1, len(samples) // RANKED_SAMPLES)][:RANKED_SAMPLES], quantization)
     allowed: list[str] = []
     count, left = 0, sum(lost.values())
     for name in sorted(lost, key=lambda name: -lost[name]):
@@ -133,8 +141,8 @@ def keep_products(model: onnx.ModelProto, quantized: onnx.ModelProto, names: Col
     for node in quantized.graph.node:
         if node.name not in exact:
             continue
-        for place, name in enumerate(exact[node.name].input[:2]):
-            node.input[place] = f"{name}/exact" if name in constants else name
+        for index, name in enumerate(exact[node.name].input[:2]):
+            node.input[index] = f"{name}/exact" if name in constants else name
             restored.update({name} & constants.keys())
     for name in restored:
         quantized.graph.initializer.add().CopyFrom(constants[name])
@@ -156,11 +164,13 @@ def _remove_unread(model: onnx.ModelProto) -> None:
         model.graph.initializer.remove(tensor)
 
 
-def correct_biases(model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place) -> None:
+def correct_biases(
+    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], quantization: QuantizationRun
+) -> None:
     """Add to biases by how much quantization lowers the means of what convolutions and Gemms compute on the data."""
     from onnx import numpy_helper
 
-    moved = moved_means(model, quantized, samples, place)
+    moved = moved_means(model, quantized, samples, quantization)
     constants = {tensor.name: tensor for tensor in quantized.graph.initializer}
     for node in quantized.graph.node:
         if node.name not in moved or (len(node.input) > 2 and node.input[2] not in constants):

@@ -10,17 +10,20 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from trtkit.reference.layer import Layer, Op, Tensor, sizes
-from trtkit.reference.layers.attention_mask import Block, Sizes, visible_blocks
+from trtkit.reference.layers.attention_mask import Block, MaskSizes, visible_blocks
 from trtkit.reference.layers.quantization import FP8_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+QKV = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values."""
+
 # Shapes: B sequences, S new tokens, T cached tokens, N query heads, K key/value heads, H head size.
 
 
 @dataclass(frozen=True)
-class _Form:
+class _AttentionForm:
     """What an IAttention computes. quantize: rounds the normalized scores as their quantized type would, or None."""
 
     is_softmax: bool
@@ -52,7 +55,7 @@ def attention(layer: Layer) -> Op:
     NVIDIA's text does not settle it. Source: IAttention and CausalMaskKind in NvInfer.h.
     """
     dtype = layer.input_dtype()
-    form = _Form(
+    form = _AttentionForm(
         layer.option("norm_op") == "SOFTMAX",
         layer.option("causal_kind"),
         layer.option("query_form") == "PACKED_NHD",
@@ -84,7 +87,7 @@ def _normalization_rounding(layer: Layer) -> Callable[[Tensor, Tensor], Tensor]:
     raise layer.unsupported(f"normalization type {kind}")
 
 
-def _packed(qkv: tuple[Tensor, Tensor, Tensor], extra: _Optional, form: _Form) -> Tensor:
+def _packed(qkv: QKV, extra: _Optional, form: _AttentionForm) -> Tensor:
     """Attend sequence by sequence; the result has the query's layout."""
     q, k, v = qkv
     lengths = extra.key_lengths
@@ -95,12 +98,12 @@ def _packed(qkv: tuple[Tensor, Tensor, Tensor], extra: _Optional, form: _Form) -
     for index in range(count):
         one_q = _sequence(q, query_ends, index)
         one_k, one_v = (_sequence(item, key_ends, index) for item in (k, v))
-        own = lengths[index : index + 1] if lengths is not None and not form.key_packed else None
+        length = lengths[index : index + 1] if lengths is not None and not form.key_packed else None
         mask = extra.mask
         if mask is not None:
             mask = mask[index : index + 1] if mask.shape[0] > 1 else mask
             mask = mask[..., : one_q.shape[2], : one_k.shape[2]]
-        blocks = visible_blocks(mask, own, _sizes(one_q, one_k, form))
+        blocks = visible_blocks(mask, length, _sizes(one_q, one_k, form))
         results.append(_padded((one_q, one_k, one_v), blocks, extra.scale, form))
     if form.query_packed:
         return torch.cat([item[0].transpose(0, 1) for item in results])
@@ -115,12 +118,12 @@ def _sequence(x: Tensor, ends: list[int] | None, index: int) -> Tensor:
     return x[first:last].transpose(0, 1).unsqueeze(0)
 
 
-def _sizes(q: Tensor, k: Tensor, form: _Form) -> Sizes:
+def _sizes(q: Tensor, k: Tensor, form: _AttentionForm) -> MaskSizes:
     """Return the sizes of one attention over [B, heads, tokens, H]."""
-    return Sizes(q.shape[2], k.shape[2], k.shape[1], q.shape[1] // k.shape[1], form.compute, form.causal, q.device)
+    return MaskSizes(q.shape[2], k.shape[2], k.shape[1], q.shape[1] // k.shape[1], form.compute, form.causal, q.device)
 
 
-def _padded(qkv: tuple[Tensor, Tensor, Tensor], blocks: list[Block], scale: Tensor | None, form: _Form) -> Tensor:
+def _padded(qkv: QKV, blocks: list[Block], scale: Tensor | None, form: _AttentionForm) -> Tensor:
     """Attend over [B, heads, tokens, H], block by block."""
     longest = max(block.columns for block in blocks)
     q, k, v = (item.to(form.compute) for item in (qkv[0], qkv[1][:, :, :longest], qkv[2][:, :, :longest]))
@@ -133,7 +136,7 @@ def _padded(qkv: tuple[Tensor, Tensor, Tensor], blocks: list[Block], scale: Tens
     return torch.cat(parts, 2)
 
 
-def _attend(qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, scale: Tensor | None, form: _Form) -> Tensor:
+def _attend(qkv: QKV, mask: Tensor | None, scale: Tensor | None, form: _AttentionForm) -> Tensor:
     """Attend with each row to all columns. Query heads that share a key/value head become rows of one head."""
     q, k, v = qkv
     if q.shape[1] == k.shape[1]:
@@ -142,9 +145,7 @@ def _attend(qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, scale: Tens
     return _scores_times_values((rows, k, v), mask, scale, form).reshape(q.shape)
 
 
-def _scores_times_values(
-    qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, scale: Tensor | None, form: _Form
-) -> Tensor:
+def _scores_times_values(qkv: QKV, mask: Tensor | None, scale: Tensor | None, form: _AttentionForm) -> Tensor:
     """Return normalized scores times values."""
     q, k, v = qkv
     if form.is_softmax and form.quantize is None:

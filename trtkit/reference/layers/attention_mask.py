@@ -17,7 +17,7 @@ _BLOCK_ROWS = 128
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MaskSizes:
     """What a mask is made for. group: query heads per key/value head. dtype: of scores. causal: CausalMaskKind."""
 
     rows: int
@@ -38,7 +38,7 @@ class Block:
     mask: Tensor | None
 
 
-def visible_blocks(mask: Tensor | None, lengths: Tensor | None, to: Sizes) -> list[Block]:
+def visible_blocks(mask: Tensor | None, lengths: Tensor | None, to: MaskSizes) -> list[Block]:
     """Return what mask, causality and lengths together let the queries see, which layers of the same sizes share.
 
     Columns after the last that any row of a block may attend to are left out: they would get no weight. Not on a GPU,
@@ -58,7 +58,7 @@ def visible_blocks(mask: Tensor | None, lengths: Tensor | None, to: Sizes) -> li
     return [_block(combined[:, :, start : start + size], slice(start, start + size), to) for start in starts]
 
 
-def _block(mask: Tensor, rows: slice, to: Sizes) -> Block:
+def _block(mask: Tensor, rows: slice, to: MaskSizes) -> Block:
     """Return a block of rows without the columns after the last that is true in any of them; one at least stays."""
     used = mask.flatten(0, -2).any(0).nonzero()
     columns = int(used[-1]) + 1 if len(used) else 1
@@ -66,7 +66,7 @@ def _block(mask: Tensor, rows: slice, to: Sizes) -> Block:
     return Block(rows, columns, _rows_of_groups(mask[..., :columns], count, to))
 
 
-def _rows_of_groups(mask: Tensor, rows: int, to: Sizes) -> Tensor:
+def _rows_of_groups(mask: Tensor, rows: int, to: MaskSizes) -> Tensor:
     """Return a mask [B, N or 1, S or 1, T] for queries whose heads became rows: [B, K or 1, group * S or 1, T]."""
     if to.group == 1 or mask.shape[1:3] == (1, 1):
         return mask
@@ -76,7 +76,7 @@ def _rows_of_groups(mask: Tensor, rows: int, to: Sizes) -> Tensor:
     return mask.repeat(1, 1, to.group, 1)
 
 
-def _combined_mask(mask: Tensor | None, lengths: Tensor | None, columns: int, to: Sizes) -> Tensor | None:
+def _combined_mask(mask: Tensor | None, lengths: Tensor | None, columns: int, to: MaskSizes) -> Tensor | None:
     """Return the mask of mask, causality and lengths together: true where a row may attend, or what is added."""
     allowed = _allowed(lengths, columns, to)
     if mask is None or allowed is None:
@@ -86,7 +86,7 @@ def _combined_mask(mask: Tensor | None, lengths: Tensor | None, columns: int, to
     return torch.where(allowed, mask.to(to.dtype), -float("inf"))
 
 
-def _allowed(lengths: Tensor | None, columns: int, to: Sizes) -> Tensor | None:
+def _allowed(lengths: Tensor | None, columns: int, to: MaskSizes) -> Tensor | None:
     """Return what causality and lengths allow, [B or 1, 1, S or 1, columns]; None if that is all."""
     column = torch.arange(columns, device=to.device)
     allowed = None if lengths is None else (column < lengths.reshape(-1, 1)).reshape(-1, 1, 1, columns)

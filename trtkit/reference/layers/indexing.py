@@ -49,8 +49,8 @@ def _gather_batched(x: Tensor, index: Tensor, axis: int, batch_dims: int) -> Ten
     rest = columns.shape[batch_dims + 1 :]
     spread = flat.reshape(*flat.shape, *[1] * len(rest)).expand(*flat.shape, *rest)
     picked = columns.gather(batch_dims, spread).reshape(*index.shape, *rest)
-    places = list(range(batch_dims, index.dim()))
-    return picked.movedim(places, [at + place - batch_dims for place in places])
+    axes = list(range(batch_dims, index.dim()))
+    return picked.movedim(axes, [at + axis - batch_dims for axis in axes])
 
 
 def _gather_nd(x: Tensor, index: Tensor, batch_dims: int) -> Tensor:
@@ -59,7 +59,7 @@ def _gather_nd(x: Tensor, index: Tensor, batch_dims: int) -> Tensor:
     columns, vectors = x.reshape(-1, *x.shape[batch_dims:]), index.reshape(-1, *index.shape[batch_dims:])
     depth = index.shape[-1]
     row = torch.arange(columns.shape[0], device=x.device).reshape(-1, *[1] * (vectors.dim() - 2))
-    where = [_from_start(vectors[..., place], columns.shape[place + 1]) for place in range(depth)]
+    where = [_from_start(vectors[..., axis], columns.shape[axis + 1]) for axis in range(depth)]
     picked = columns[(row.expand(vectors.shape[:-1]), *where)]
     return picked.reshape(*batch, *index.shape[batch_dims:-1], *x.shape[batch_dims + depth :])
 
@@ -72,7 +72,7 @@ def scatter(layer: Layer) -> Op:
 
     def scatter_nd(x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
         vectors = index.long()
-        where = tuple(_from_start(vectors[..., place], x.shape[place]) for place in range(index.shape[-1]))
+        where = tuple(_from_start(vectors[..., axis], x.shape[axis]) for axis in range(index.shape[-1]))
         return x.index_put(where, updates)
 
     return scatter_nd

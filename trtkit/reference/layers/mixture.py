@@ -43,10 +43,10 @@ def mixture_of_experts(layer: Layer) -> Op:
         choice, weight = chosen.reshape(len(tokens), -1), scores.reshape(len(tokens), -1).to(compute)
         total = torch.zeros_like(tokens)
         for index in sorted(set(choice.reshape(-1).tolist())):
-            token, place = (choice == index).nonzero(as_tuple=True)
-            own = [item[index] for item in weights]
-            result = expert(tokens[token], own, [item[index] for item in biases], scale)
-            total.index_add_(0, token, result * weight[token, place].unsqueeze(1))
+            token, column = (choice == index).nonzero(as_tuple=True)
+            matrices = [item[index] for item in weights]
+            result = expert(tokens[token], matrices, [item[index] for item in biases], scale)
+            total.index_add_(0, token, result * weight[token, column].unsqueeze(1))
         return total.reshape(hidden.shape).to(dtype)
 
     return run

@@ -30,9 +30,9 @@ def non_maximum_suppression(layer: Layer) -> Op:
         for batch in range(scores.shape[0]):
             detections = []
             for index in range(scores.shape[2]):
-                own = corners[batch, :, index] if corners.dim() == 4 else corners[batch]
+                candidates = corners[batch, :, index] if corners.dim() == 4 else corners[batch]
                 score = scores[batch, :, index].double()
-                kept = _suppress(own, score, overlap, threshold, count)
+                kept = _suppress(candidates, score, overlap, threshold, count)
                 detections += [(-float(score[box]), batch, index, box) for box in kept]
             rows += [row[1:] for row in sorted(detections, key=lambda row: row[0])]
         indices = torch.tensor(rows, dtype=index_dtype).reshape(-1, 3).to(boxes.device)

@@ -59,9 +59,9 @@ def _average_pool(x: Tensor, window: Window, excludes_padding: bool) -> Tensor:
     if not excludes_padding:
         stated = after if window.mode.startswith("SAME") else list(window.after)
         counted = F.pad(counted, pad_sizes(before, stated), value=1.0)
-        after = [size - own for size, own in zip(after, stated, strict=True)]
+        after = [size - pad for size, pad in zip(after, stated, strict=True)]
         counted = F.pad(counted, pad_sizes([0] * len(after), after))
-        after = [size + own for size, own in zip(after, stated, strict=True)]
+        after = [size + pad for size, pad in zip(after, stated, strict=True)]
     else:
         counted = F.pad(counted, pad_sizes(before, after))
     padded = F.pad(x, pad_sizes(before, after))

@@ -61,9 +61,9 @@ def spread_scale(scale: Tensor, shape: torch.Size, axis: int) -> Tensor:
         return wide.reshape(())
     if scale.dim() == 1 and len(shape) != 1:
         return wide.reshape(-1, *[1] * (len(shape) - axis % len(shape) - 1))
-    for place, (have, want) in enumerate(zip(scale.shape, shape, strict=True)):
+    for dim, (have, want) in enumerate(zip(scale.shape, shape, strict=True)):
         if have not in (1, want):
-            wide = wide.repeat_interleave(want // have, place)
+            wide = wide.repeat_interleave(want // have, dim)
     return wide
 
 
@@ -119,7 +119,7 @@ def _block_shape(layer: Layer) -> tuple[int, ...]:
     rank = len(layer.input_shape(0))
     axis, size = layer.number("axis"), layer.number("block_size")
     if size > 0:
-        return tuple(size if place == axis % rank else 1 for place in range(rank))
+        return tuple(size if index == axis % rank else 1 for index in range(rank))
     shape = layer.ints("block_shape")
     assert shape is not None
     return shape

@@ -66,11 +66,11 @@ def top_k(layer: Layer) -> Op:
     def run(x: Tensor, k: Tensor | None = None) -> tuple[Tensor, Tensor]:
         count = stated if k is None else int(k)
         if count == 1:
-            values, places = x.max(axis, True) if is_max else x.min(axis, True)
+            values, indices = x.max(axis, True) if is_max else x.min(axis, True)
         else:
-            values, places = torch.sort(x, dim=axis, descending=is_max, stable=True)
-            values, places = values.narrow(axis, 0, count), places.narrow(axis, 0, count)
-        return values, places.to(index_dtype)
+            values, indices = torch.sort(x, dim=axis, descending=is_max, stable=True)
+            values, indices = values.narrow(axis, 0, count), indices.narrow(axis, 0, count)
+        return values, indices.to(index_dtype)
 
     return run
 

@@ -14,7 +14,7 @@ Weights = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Rule:
+class CoordinateRule:
     """How an output position maps to input positions. Names: IResizeLayer in NvInfer.h."""
 
     mode: str
@@ -30,7 +30,7 @@ def resize(layer: Layer) -> Op:
 
     Where scales are given, positions are mapped with them, not with the ratio of the sizes (as in ONNX).
     """
-    rule = Rule(
+    rule = CoordinateRule(
         layer.option("resize_mode"),
         layer.option("coordinate_transformation"),
         layer.option("selector_for_single_pixel"),
@@ -58,7 +58,7 @@ def resize(layer: Layer) -> Op:
     return run
 
 
-def _by_torch(x: Tensor, wanted: list[int], scales: list[float], rule: Rule) -> Tensor | None:
+def _by_torch(x: Tensor, wanted: list[int], scales: list[float], rule: CoordinateRule) -> Tensor | None:
     """Return torch's own bilinear or nearest resize where it computes the same, else None."""
     if x.dim() != 4 or wanted[:2] != list(x.shape[:2]) or not x.is_floating_point() or x.dtype.itemsize < 4:
         return None
@@ -80,7 +80,7 @@ def _by_torch(x: Tensor, wanted: list[int], scales: list[float], rule: Rule) -> 
     return F.interpolate(x, wanted[2:], mode="bilinear", align_corners=aligned)
 
 
-def _resize_axis(x: Tensor, axis: int, size: int, rule: Rule, scale: float) -> Tensor:
+def _resize_axis(x: Tensor, axis: int, size: int, rule: CoordinateRule, scale: float) -> Tensor:
     """Return x with one axis resized: each mode is a product of one-dimensional ones."""
     position = _source(torch.arange(size, dtype=torch.float64, device=x.device), x.shape[axis], rule, scale)
     if rule.mode == "NEAREST":
@@ -93,7 +93,7 @@ def _resize_axis(x: Tensor, axis: int, size: int, rule: Rule, scale: float) -> T
     return total
 
 
-def _source(out: Tensor, length: int, rule: Rule, scale: float) -> Tensor:
+def _source(out: Tensor, length: int, rule: CoordinateRule, scale: float) -> Tensor:
     """Return the input position of each output position, in fp64."""
     size = len(out)
     if size == 1 and rule.selector == "UPPER":
@@ -116,7 +116,7 @@ def _nearest(position: Tensor, rounding: str) -> Tensor:
     return rounded.long()
 
 
-def _taps(position: Tensor, length: int, rule: Rule) -> Weights:
+def _taps(position: Tensor, length: int, rule: CoordinateRule) -> Weights:
     """Return the input positions that make up each output, and their weights."""
     low = torch.floor(position)
     if rule.mode == "LINEAR":

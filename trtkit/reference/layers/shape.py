@@ -67,9 +67,9 @@ def unsqueeze(layer: Layer) -> Lowered:
     stated = None if known is None else sizes(known)
 
     def run(x: Tensor, axes: Tensor) -> Tensor:
-        places = sizes(axes) if stated is None else stated
-        rank = x.dim() + len(places)
-        for axis in sorted(place % rank for place in places):
+        new_axes = sizes(axes) if stated is None else stated
+        rank = x.dim() + len(new_axes)
+        for axis in sorted(new_axis % rank for new_axis in new_axes):
             x = x.unsqueeze(axis)
         return x
 
@@ -133,10 +133,10 @@ def one_hot(layer: Layer) -> Op:
     axis = layer.number("axis")
 
     def run(indices: Tensor, values: Tensor, depth: Tensor) -> Tensor:
-        place = axis % (indices.dim() + 1)
+        new_axis = axis % (indices.dim() + 1)
         shape = [1] * (indices.dim() + 1)
-        shape[place] = int(depth)
+        shape[new_axis] = int(depth)
         classes = torch.arange(int(depth), device=indices.device).reshape(shape)
-        return torch.where(indices.unsqueeze(place) == classes, values[1], values[0])
+        return torch.where(indices.unsqueeze(new_axis) == classes, values[1], values[0])
 
     return run

@@ -32,7 +32,7 @@ def slice_layer(layer: Layer) -> Lowered:
         if known is not None:
             stated[index] = tuple(sizes(known))
 
-    indices = [index for index, own in stated.items() if own is None and layer.has_input(index)]
+    indices = [index for index, value in stated.items() if value is None and layer.has_input(index)]
     views: dict[tuple[object, ...], tuple[slice, ...]] = {}
 
     def run(x: Tensor, *optional: Tensor | None) -> Tensor:
@@ -43,7 +43,7 @@ def slice_layer(layer: Layer) -> Lowered:
         now = {**stated, **numbers}
         start, size, stride = _on_every_axis(x, (now[START], now[SIZE], now[STRIDE]), now[AXES])
         if not _is_inside(x, start, size, stride):
-            return _sampled(x, (start, size, stride), mode, optional[FILL - 1] if len(optional) >= FILL else None)
+            return _sampled(x, start, size, stride, mode, optional[FILL - 1] if len(optional) >= FILL else None)
         if any(step <= 0 and count > 1 for step, count in zip(stride, size, strict=True)):
             return _indexed(x, start, size, stride)
         if len(views) == _MOST_VIEWS:
@@ -60,9 +60,9 @@ def _on_every_axis(
     """Return start, size and stride for all axes of x; an axis not named is taken whole."""
     rank = x.dim()
     defaults = ([0] * rank, list(x.shape), [1] * rank)
-    for whole, own in zip(defaults, stated, strict=True):
-        if own is not None:
-            for axis, item in zip(range(rank) if axes is None else axes, own, strict=True):
+    for whole, numbers in zip(defaults, stated, strict=True):
+        if numbers is not None:
+            for axis, item in zip(range(rank) if axes is None else axes, numbers, strict=True):
                 whole[axis % rank] = item
     return defaults
 
@@ -94,14 +94,16 @@ def _positions(start: int, count: int, stride: int, device: torch.device) -> Ten
     return start + stride * torch.arange(count, device=device)
 
 
-def _sampled(x: Tensor, plan: tuple[list[int], list[int], list[int]], mode: str, fill: Tensor | None) -> Tensor:
+def _sampled(
+    x: Tensor, starts: list[int], counts: list[int], strides: list[int], mode: str, fill: Tensor | None
+) -> Tensor:
     """Return the slice where some positions lie outside, which the mode gives a meaning."""
     if mode == "STRICT_BOUNDS":
-        raise IndexError(f"slice from {plan[0]}, size {plan[1]}, stride {plan[2]} reaches outside {list(x.shape)}")
-    if mode == "FILL" and all(step == 1 for step in plan[2]):
-        return _padded(x, plan[0], plan[1], fill)
+        raise IndexError(f"slice from {starts}, size {counts}, stride {strides} reaches outside {list(x.shape)}")
+    if mode == "FILL" and all(step == 1 for step in strides):
+        return _padded(x, starts, counts, fill)
     is_inside = torch.ones([], dtype=torch.bool, device=x.device)
-    for axis, (start, count, stride) in enumerate(zip(*plan, strict=True)):
+    for axis, (start, count, stride) in enumerate(zip(starts, counts, strides, strict=True)):
         position = _positions(start, count, stride, x.device)
         length = x.shape[axis]
         valid = (position >= 0) & (position < length)

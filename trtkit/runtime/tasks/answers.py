@@ -23,7 +23,7 @@ class Classes:
 
     def to_json(self) -> dict[str, object]:
         """Return a list of classes."""
-        return {"classes": [_named(*each) for each in zip(self.ids, self.scores, self._labels(), strict=True)]}
+        return {"classes": [_named(*row) for row in zip(self.ids, self.scores, self._labels(), strict=True)]}
 
     def __str__(self) -> str:
         """Return `Egyptian cat 0.62, tabby cat 0.21`."""
@@ -67,12 +67,12 @@ class Box:
 
     def to_json(self) -> dict[str, object]:
         """Return it with its corners as a list."""
-        points = {"keypoints": [_rounded(each) for each in self.keypoints]} if self.keypoints else {}
+        points = {"keypoints": [_rounded(point) for point in self.keypoints]} if self.keypoints else {}
         return {**_named(self.class_id, self.score, self.label), "box": _rounded(self.corners), **points}
 
 
 @dataclass(frozen=True)
-class Boxes:
+class DetectedBoxes:
     """The objects of a picture, the surest first."""
 
     boxes: tuple[Box, ...]
@@ -171,7 +171,7 @@ class Outputs:
         return ", ".join(f"{name} {value.dtype.name} {list(value.shape)}" for name, value in self.outputs.items())
 
 
-Answer = Classes | Text | Boxes | ClassMap | DepthMap | Embedding | Outputs
+Answer = Classes | Text | DetectedBoxes | ClassMap | DepthMap | Embedding | Outputs
 
 
 def _named(class_id: int, score: float, label: str) -> dict[str, object]:

@@ -22,7 +22,7 @@ from trtkit.runtime.tasks.classes import softmax
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.arrays import Array
+    from trtkit.arrays import Array, WidthHeight
 
 Layout = Literal["channels-first", "anchors", "queries", "suppressed", "text-map"]
 Scores = Literal["probabilities", "sigmoid", "softmax"]
@@ -42,7 +42,7 @@ class Detections:
 
 
 @dataclass(frozen=True)
-class Limits:
+class BoxLimits:
     """Which boxes count. max_iou: of two boxes of one class, above which the weaker goes."""
 
     min_score: float = 0.25
@@ -63,7 +63,7 @@ def read_rows(rows: Array, layout: Layout, classes: int | None = None) -> list[D
     ]
 
 
-def read_queries(boxes: Array, logits: Array, scores: Scores, size: tuple[int, int]) -> list[Detections]:
+def read_queries(boxes: Array, logits: Array, scores: Scores, size: WidthHeight) -> list[Detections]:
     """Return queries as boxes in pixels. size: (width, height) of the input.
 
     With `softmax`, whose last class means nothing, a query has one class; with `sigmoid` it is a box for each
@@ -72,7 +72,7 @@ def read_queries(boxes: Array, logits: Array, scores: Scores, size: tuple[int, i
     pixels = corners(boxes) * np.array([*size, *size])
     by_class = probabilities(logits, scores)
     read = _each_class if scores == "sigmoid" else _best
-    return [read(image, each, image[:, :0]) for image, each in zip(pixels, by_class, strict=True)]
+    return [read(image, class_scores, image[:, :0]) for image, class_scores in zip(pixels, by_class, strict=True)]
 
 
 def read_selected(counts: Array, boxes: Array, scores: Array, classes: Array) -> list[Detections]:
@@ -90,7 +90,7 @@ def probabilities(logits: Array, scores: Scores) -> Array:
     return logits if scores == "probabilities" else np.asarray(1 / (1 + np.exp(-logits.clip(-80, 80))))
 
 
-def suppress(detections: Detections, limits: Limits) -> Detections:
+def suppress(detections: Detections, limits: BoxLimits) -> Detections:
     """Return what greedy non-maximum suppression within classes leaves, the surest first."""
     scores = detections.scores
     order = [int(index) for index in np.argsort(-scores, kind="stable") if scores[index] >= limits.min_score]
@@ -104,7 +104,7 @@ def suppress(detections: Detections, limits: Limits) -> Detections:
     return chosen(detections, kept)
 
 
-def strongest(detections: Detections, limits: Limits) -> Detections:
+def strongest(detections: Detections, limits: BoxLimits) -> Detections:
     """Return the surest boxes of an output that needs no suppression."""
     order = np.argsort(-detections.scores, kind="stable")[: limits.max_boxes]
     return chosen(detections, [int(index) for index in order if detections.scores[index] >= limits.min_score])

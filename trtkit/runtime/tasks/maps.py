@@ -9,14 +9,14 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtkit.arrays import Array
-    from trtkit.inputs.images import Placement
+    from trtkit.arrays import Array, WidthHeight
+    from trtkit.inputs.images import PicturePlacement
 
 # Pixels times channels that are held at once.
 _AT_ONCE = 1 << 25
 
 
-def class_map(logits: Array, placed: Placement, size: tuple[int, int]) -> Array:
+def class_map(logits: Array, placed: PicturePlacement, size: WidthHeight) -> Array:
     """Return the likeliest class [H, W] of each pixel of the picture, by bilinear interpolation of logits [C, h, w].
 
     size: (width, height) of the input.
@@ -24,12 +24,12 @@ def class_map(logits: Array, placed: Placement, size: tuple[int, int]) -> Array:
     return _sampled(logits, placed, size, lambda values: values.argmax(0).astype(np.int32))
 
 
-def depth_map(values: Array, placed: Placement, size: tuple[int, int]) -> Array:
+def depth_map(values: Array, placed: PicturePlacement, size: WidthHeight) -> Array:
     """Return the value [H, W] of each pixel of the picture, by bilinear interpolation of values [h, w]."""
     return _sampled(values[None], placed, size, lambda sampled: sampled[0])
 
 
-def _sampled(values: Array, placed: Placement, size: tuple[int, int], read: Callable[[Array], Array]) -> Array:
+def _sampled(values: Array, placed: PicturePlacement, size: WidthHeight, read: Callable[[Array], Array]) -> Array:
     """Return what `read` makes of values [C, h, w] at every pixel of the picture, some rows at a time."""
     import torch
     from torch.nn.functional import grid_sample
@@ -46,7 +46,7 @@ def _sampled(values: Array, placed: Placement, size: tuple[int, int], read: Call
     return np.concatenate(parts)
 
 
-def _centers(placed: Placement, size: tuple[int, int], axis: int) -> Array:
+def _centers(placed: PicturePlacement, size: WidthHeight, axis: int) -> Array:
     """Return where the centers of the picture's pixels lie in the input, in grid_sample's units of -1 to 1."""
     centers = np.arange(placed.size[axis]) + 0.5
     return np.asarray((centers * placed.scale[axis] + placed.offset[axis]) / size[axis] * 2 - 1)

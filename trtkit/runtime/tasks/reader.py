@@ -10,7 +10,7 @@ import numpy as np
 from trtkit.errors import SourceError
 from trtkit.network.onnx.nms import CLASSES_KEY, NMS_OUTPUTS
 from trtkit.runtime.tasks import boxes as box_layouts
-from trtkit.runtime.tasks.answers import Box, Boxes, Classes, ClassMap, DepthMap, Embedding, Outputs, Text
+from trtkit.runtime.tasks.answers import Box, Classes, ClassMap, DepthMap, DetectedBoxes, Embedding, Outputs, Text
 from trtkit.runtime.tasks.classes import metadata_labels, scores_of, softmax, top_classes
 from trtkit.runtime.tasks.maps import class_map, depth_map
 from trtkit.runtime.tasks.text_map import text_boxes
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from trtkit.arrays import Array
+    from trtkit.arrays import Array, WidthHeight
     from trtkit.bundle.bundle import Bundle
     from trtkit.bundle.records import IoRecord
     from trtkit.config.task import Task
-    from trtkit.inputs.images import Placement
+    from trtkit.inputs.images import PicturePlacement
     from trtkit.runtime.tasks.answers import Answer
 
 
@@ -32,7 +32,7 @@ _RANKS = {"classification": (2,), "ctc-text": (3,), "segmentation": (4,), "depth
 
 
 @dataclass(frozen=True)
-class Reader:
+class TaskReader:
     """How outputs become answers. task: None to return them as they are.
 
     labels: names of classes, empty if they have none. characters: of the text, the blank first. top_k: classes shown.
@@ -45,7 +45,7 @@ class Reader:
     top_k: int = 5
     keypoints: int = 0
 
-    def read(self, outputs: Mapping[str, Array], placed: Sequence[Placement], size: tuple[int, int]) -> list[Answer]:
+    def read(self, outputs: Mapping[str, Array], placed: Sequence[PicturePlacement], size: WidthHeight) -> list[Answer]:
         """Return an answer for each row of a batch.
 
         placed: where each picture lies in its input. size: (width, height) of the input.
@@ -59,9 +59,11 @@ class Reader:
             detected = read_boxes(self.task, arrays, size)
             return [self._boxes(*pair) for pair in zip(detected, placed, strict=True)]
         first = next(iter(arrays.values()))
-        return [self._answer(self.task.kind, value, place, size) for value, place in zip(first, placed, strict=True)]
+        return [
+            self._answer(self.task.kind, value, placement, size) for value, placement in zip(first, placed, strict=True)
+        ]
 
-    def _answer(self, kind: str, value: Array, placed: Placement, size: tuple[int, int]) -> Answer:
+    def _answer(self, kind: str, value: Array, placed: PicturePlacement, size: WidthHeight) -> Answer:
         """Return what one row of the first output says."""
         match kind:
             case "classification":
@@ -81,14 +83,14 @@ class Reader:
         scores = value if self.task is not None and self.task.scores == "probabilities" else softmax(value)
         return Classes(ids, tuple(float(scores[index]) for index in ids), self._names(ids))
 
-    def _boxes(self, detections: box_layouts.Detections, placed: Placement) -> Boxes:
+    def _boxes(self, detections: box_layouts.Detections, placed: PicturePlacement) -> DetectedBoxes:
         """Return boxes on the picture."""
         corners = placed.on_picture(detections.boxes.reshape(-1, 2, 2)).reshape(-1, 4)
         points = detections.rest.reshape(len(corners), -1, 3) if self._is_pose else np.zeros((len(corners), 0, 3))
         on_picture = np.concatenate([placed.on_picture(points[..., :2]), points[..., 2:]], -1)
         ids = [int(index) for index in detections.classes]
         names = self._names(ids) or ("",) * len(ids)
-        return Boxes(
+        return DetectedBoxes(
             tuple(
                 Box(_floats(box), float(score), number, name, tuple(_floats(point) for point in keypoints))
                 for box, score, number, name, keypoints in zip(
@@ -109,33 +111,33 @@ class Reader:
         return tuple(self.labels[index] for index in ids) if self.labels else ()
 
 
-def read_boxes(task: Task, arrays: Mapping[str, Array], size: tuple[int, int]) -> list[box_layouts.Detections]:
+def read_boxes(task: Task, arrays: Mapping[str, Array], size: WidthHeight) -> list[box_layouts.Detections]:
     """Return each image's boxes in pixels of the input, of a task with `boxes`. size: (width, height) of the input."""
     options = task.boxes
     assert options is not None
     if options.nms == "engine":
         return box_layouts.read_selected(*(arrays[name] for name in NMS_OUTPUTS))
-    limits = box_layouts.Limits(options.min_score, options.max_iou, options.max_boxes)
+    limits = box_layouts.BoxLimits(options.min_score, options.max_iou, options.max_boxes)
     if options.layout == "text-map":
         (maps,) = arrays.values()
-        return [box_layouts.strongest(text_boxes(each[0], size), limits) for each in maps]
+        return [box_layouts.strongest(text_boxes(array[0], size), limits) for array in maps]
     if options.layout == "queries":
         assert options.scores is not None
-        places, logits = sorted(arrays.values(), key=lambda array: array.shape[-1] != 4)
-        read = box_layouts.read_queries(places, logits, options.scores, size)
-        return [box_layouts.strongest(each, limits) for each in read]
+        boxes, logits = sorted(arrays.values(), key=lambda array: array.shape[-1] != 4)
+        read = box_layouts.read_queries(boxes, logits, options.scores, size)
+        return [box_layouts.strongest(rows, limits) for rows in read]
     classes = 1 if task.kind == "pose" else None
     read = box_layouts.read_rows(next(iter(arrays.values())), options.layout, classes)
     finish = box_layouts.strongest if options.layout == "suppressed" else box_layouts.suppress
-    return [finish(each, limits) for each in read]
+    return [finish(rows, limits) for rows in read]
 
 
-def open_reader(bundle: Bundle, top_k: int = 5) -> Reader:
+def open_reader(bundle: Bundle, top_k: int = 5) -> TaskReader:
     """Return how the bundle's outputs are read. Raises SourceError where they do not fit the config's task."""
     config, outputs = bundle.manifest.config, bundle.manifest.outputs
     task = config.task
     if task is None:
-        return Reader(None)
+        return TaskReader(None)
     _check_outputs(task, outputs)
     if task.kind == "classification" and task.scores is None:
         scores = scores_of(bundle.onnx_path()) if bundle.is_one_file else "logits"
@@ -144,7 +146,7 @@ def open_reader(bundle: Bundle, top_k: int = 5) -> Reader:
         what = "`preprocess.crop` cuts off what the map would have to cover"
         raise SourceError(what, bundle.manifest.name, "use `resize: {exact: ...}` or `resize: {letterbox: ...}`")
     if task.kind == "ctc-text":
-        return Reader(task, characters=tuple(ctc_characters(bundle.onnx_path())))
+        return TaskReader(task, characters=tuple(ctc_characters(bundle.onnx_path())))
     if task.labels is not None and not bundle.manifest.labels:
         what = "the bundle was built by a trtkit that did not keep the names of `task.labels` in it"
         raise SourceError(what, str(bundle.path), "build it again")
@@ -156,7 +158,7 @@ def open_reader(bundle: Bundle, top_k: int = 5) -> Reader:
         what = f"`task.labels` names {len(labels)} classes; the outputs have {classes}"
         fix = "give the names of the model's own classes, and build again"
         raise SourceError(what, task.labels or str(bundle.path), fix)
-    return Reader(task, labels, top_k=top_k, keypoints=_keypoints(task, outputs))
+    return TaskReader(task, labels, top_k=top_k, keypoints=_keypoints(task, outputs))
 
 
 def _own_labels(task: Task, bundle: Bundle) -> tuple[str, ...]:
@@ -170,9 +172,9 @@ def _own_labels(task: Task, bundle: Bundle) -> tuple[str, ...]:
 
 def _check_outputs(task: Task, outputs: Sequence[IoRecord]) -> None:
     """Refuse outputs that the task cannot be. Raises SourceError."""
-    if task.has_engine_nms and [each.name for each in outputs] == list(NMS_OUTPUTS):
+    if task.has_engine_nms and [output.name for output in outputs] == list(NMS_OUTPUTS):
         return
-    shapes = ", ".join(f"`{each.name}` {list(each.shape)}" for each in outputs)
+    shapes = ", ".join(f"`{output.name}` {list(output.shape)}" for output in outputs)
     if task.has_engine_nms or not _fits(task, outputs):
         layout = "" if task.boxes is None else f" in the layout `{task.boxes.layout}`"
         what = f"outputs {shapes} are not those of a {task.kind} task{layout}"
@@ -180,7 +182,7 @@ def _check_outputs(task: Task, outputs: Sequence[IoRecord]) -> None:
 
 
 def _fits(task: Task, outputs: Sequence[IoRecord]) -> bool:
-    shapes = [each.shape for each in outputs]
+    shapes = [output.shape for output in outputs]
     if task.boxes is None:
         ranks = _RANKS[task.kind]
         is_depth_map = task.kind != "depth" or len(shapes[0]) == 3 or shapes[0][1] in {1, -1}
@@ -215,7 +217,7 @@ def class_count(task: Task, outputs: Sequence[IoRecord]) -> int:
     elif task.boxes is None or task.boxes.layout == "suppressed" or task.has_engine_nms or task.kind == "pose":
         return 0
     elif task.boxes.layout == "queries":
-        logits = next(each.shape for each in outputs if each.shape[2] != 4)
+        logits = next(output.shape for output in outputs if output.shape[2] != 4)
         count = logits[2] - (task.boxes.scores == "softmax") if logits[2] > 0 else 0
     else:
         count = first[1] - 4 if task.boxes.layout == "channels-first" else first[2] - 5

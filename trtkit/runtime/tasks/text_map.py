@@ -12,7 +12,7 @@ import numpy as np
 from trtkit.runtime.tasks.boxes import Detections
 
 if TYPE_CHECKING:
-    from trtkit.arrays import Array
+    from trtkit.arrays import Array, WidthHeight
 
 # The detector marks the core of a line; text reaches about half of its height beyond it on every side.
 MARGIN = 0.5
@@ -20,7 +20,7 @@ THRESHOLD = 0.3
 SMALLEST_HEIGHT = 4
 
 
-def text_boxes(probability: Array, size: tuple[int, int]) -> Detections:
+def text_boxes(probability: Array, size: WidthHeight) -> Detections:
     """Return the boxes of text lines, from top to bottom, scored by the mean probability of their cores.
 
     probability: of text, [h, w]. size: (width, height) of the image that the map covers, in pixels of which boxes are.

@@ -108,7 +108,7 @@ class Tokenizer:
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             fix = "use roles and fields that the model's template supports"
             raise RequestError(f"the chat template does not take these messages: {error}", fix=fix) from None
-        return [int(each) for each in ids]
+        return [int(token_id) for token_id in ids]
 
     def token_id(self, text: str) -> int | None:
         """Return the id of a token by its text, as `<|im_end|>`; None if there is no such token."""

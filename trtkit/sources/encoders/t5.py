@@ -61,8 +61,8 @@ def _tabulate(attention: torch.nn.Module, length: int) -> None:
     attention.register_buffer("scores", torch.cat([back, ahead[:, 1:]], 1).T.contiguous(), persistent=False)
 
     def looked_up(query_length: int, key_length: int, **_: Any) -> torch.Tensor:
-        places = torch.arange(key_length)[None] - torch.arange(query_length)[:, None] + length - 1
-        scores: torch.Tensor = attention.get_buffer("scores")[places].permute(2, 0, 1)[None]
+        distances = torch.arange(key_length)[None] - torch.arange(query_length)[:, None] + length - 1
+        scores: torch.Tensor = attention.get_buffer("scores")[distances].permute(2, 0, 1)[None]
         return scores
 
     attention.__dict__["compute_bias"] = looked_up

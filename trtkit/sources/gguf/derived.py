@@ -20,22 +20,24 @@ def has_tensor(file: GgufFile, tensor: str) -> bool:
 
 def kinds(metadata: Metadata, file: GgufFile, tensors: Mapping[str, str], otherwise: str) -> list[str]:
     """Return what kind each block is: that of the first tensor in `tensors` that it has."""
-    names = [[f"blk.{index}.{each}" for each in tensors] for index in range(int(metadata.need("block_count")))]
+    names = [[f"blk.{index}.{tensor}" for tensor in tensors] for index in range(int(metadata.need("block_count")))]
     return [
-        next((kind for name, kind in zip(own, tensors.values(), strict=True) if name in file.tensors), otherwise)
-        for own in names
+        next(
+            (kind for name, kind in zip(layer_names, tensors.values(), strict=True) if name in file.tensors), otherwise
+        )
+        for layer_names in names
     ]
 
 
 def sliding_types(metadata: Metadata) -> list[str]:
     """Return `layer_types` of a file that lists which layers slide. Raises SourceError if it does not list all."""
     slides = metadata.need_list("attention.sliding_window_pattern")
-    return ["sliding_attention" if each else "full_attention" for each in slides]
+    return ["sliding_attention" if is_sliding else "full_attention" for is_sliding in slides]
 
 
 def key_heads(metadata: Metadata) -> Fields:
     """Return `num_key_value_heads` of a file that states none for layers without attention."""
-    return {"num_key_value_heads": max(int(each) for each in metadata.listed("attention.head_count_kv"))}
+    return {"num_key_value_heads": max(int(count) for count in metadata.listed("attention.head_count_kv"))}
 
 
 def mamba_head(metadata: Metadata) -> int:

@@ -32,7 +32,7 @@ from trtkit.sources.gguf.layout import (
     SANDWICH_BLOCKS,
     Change,
     GgufFamily,
-    Joined,
+    JoinedTensors,
 )
 from trtkit.sources.gguf.mamba_families import MAMBA_VARIANTS, MAMBAS
 from trtkit.sources.gguf.mixture_families import MIXTURE_VARIANTS, MIXTURES
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 def _delta_layers(metadata: Metadata, file: GgufFile) -> Fields:
     """Return which layers are which, and the size of a value head."""
     types = kinds(metadata, file, FULL_ATTENTION, "linear_attention")
-    own = len(types) - int(metadata.get("nextn_predict_layers", 0))
-    return {"linear_value_head_dim": mamba_head(metadata), "layer_types": types[:own]}
+    count = len(types) - int(metadata.get("nextn_predict_layers", 0))
+    return {"linear_value_head_dim": mamba_head(metadata), "layer_types": types[:count]}
 
 
 _DELTA_FIELDS = {
@@ -92,7 +92,7 @@ _QWEN3_NEXT = GgufFamily(
     },
     changes={**_DELTA_CHANGES, "ffn_gate_inp_shexp": ("squeeze",)},
     experts=MOE_EXPERTS,
-    joined=(Joined("linear_attn.in_proj_qkvz", ("attn_qkv", "attn_gate"), "delta"),),
+    joined=(JoinedTensors("linear_attn.in_proj_qkvz", ("attn_qkv", "attn_gate"), "delta"),),
     fixed={"norm_topk_prob": True},
     flags=BIASES,
     derived=_delta_layers,

@@ -59,9 +59,9 @@ def _sparsity(deviations: float) -> float:
 
 def _gemma3n(metadata: Metadata, file: GgufFile) -> Fields:
     return {
-        "intermediate_size": [int(each) for each in metadata.listed("feed_forward_length")],
+        "intermediate_size": [int(value) for value in metadata.listed("feed_forward_length")],
         "layer_types": sliding_types(metadata),
-        "activation_sparsity_pattern": [_sparsity(each) for each in metadata.listed("activation_sparsity_scale")],
+        "activation_sparsity_pattern": [_sparsity(value) for value in metadata.listed("activation_sparsity_scale")],
         "laurel_rank": _rows(file, "blk.0.laurel_l.weight"),
         "vocab_size_per_layer_input": _rows(file, "per_layer_token_embd.weight"),
     }
@@ -96,10 +96,10 @@ _GEMMA3N = GgufFamily(
 def _gemma4(metadata: Metadata, file: GgufFile) -> Fields:
     types = sliding_types(metadata)
     heads = dict(zip(types, metadata.listed("attention.head_count_kv"), strict=False))
-    widths = [int(each) for each in metadata.listed("feed_forward_length")]
+    widths = [int(width) for width in metadata.listed("feed_forward_length")]
     near, full = heads.get("sliding_attention"), heads.get("full_attention")
-    own = len(types) - int(metadata.get("attention.shared_kv_layers", 0))
-    full_layers = [index for index, kind in enumerate(types[:own]) if kind == "full_attention"]
+    count = len(types) - int(metadata.get("attention.shared_kv_layers", 0))
+    full_layers = [index for index, kind in enumerate(types[:count]) if kind == "full_attention"]
     return {
         "layer_types": types,
         "intermediate_size": widths[0],

@@ -26,7 +26,7 @@ LATER = "num_nextn_predict_layers"
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedTensors:
     """Tensors of a block that are one weight in Hugging Face's model. module: its name there."""
 
     module: str
@@ -64,7 +64,7 @@ class GgufFamily:
     layers: str = "model.layers.{i}."
     changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
     experts: Names = field(default_factory=dict)
-    joined: tuple[Joined, ...] = ()
+    joined: tuple[JoinedTensors, ...] = ()
     split: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     stated: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     fixed: Fields = field(default_factory=dict)

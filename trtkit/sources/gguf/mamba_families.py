@@ -18,7 +18,7 @@ from trtkit.sources.gguf.layout import (
     SIGMOID,
     Change,
     GgufFamily,
-    Joined,
+    JoinedTensors,
 )
 from trtkit.sources.gguf.mixture_families import GRANITE_MOE_SHARED, GRANITE_SHARED, ROUTED_FIELDS
 
@@ -172,7 +172,7 @@ _GRANITE_HYBRID = replace(
     },
     blocks={**GRANITE_MOE_SHARED.blocks, **_mamba("mamba"), "ffn_down": "shared_mlp.output_linear"},
     changes={**PERMUTED, **_MAMBA_CHANGES},
-    joined=(GRANITE_SHARED, Joined("shared_mlp.input_linear", ("ffn_gate", "ffn_up"))),
+    joined=(GRANITE_SHARED, JoinedTensors("shared_mlp.input_linear", ("ffn_gate", "ffn_up"))),
     fixed={"num_local_experts": 0, "position_embedding_type": "nope"},
     flags={**BIASES, **_SSM_FLAGS},
     derived=_granite_layers,
@@ -214,12 +214,12 @@ def _nemotron_layers(metadata: Metadata, file: GgufFile) -> Fields:
     """Return which layers are which, and the size of an MLP, which files state as 0 for other layers."""
     tensors = {**FULL_ATTENTION, "ffn_gate_inp.weight": "moe", "ffn_up.weight": "mlp"}
     types = kinds(metadata, file, tensors, "linear_attention")
-    own = len(types) - int(metadata.get("nextn_predict_layers", 0))
+    count = len(types) - int(metadata.get("nextn_predict_layers", 0))
     return {
         **key_heads(metadata),
         "mamba_head_dim": mamba_head(metadata),
-        "layers_block_type": types[:own],
-        "intermediate_size": max(int(each) for each in metadata.listed("feed_forward_length")),
+        "layers_block_type": types[:count],
+        "intermediate_size": max(int(width) for width in metadata.listed("feed_forward_length")),
     }
 
 

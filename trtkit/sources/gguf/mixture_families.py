@@ -26,7 +26,7 @@ from trtkit.sources.gguf.layout import (
     SOFTMAX,
     WINDOW,
     GgufFamily,
-    Joined,
+    JoinedTensors,
 )
 
 if TYPE_CHECKING:
@@ -77,10 +77,10 @@ _DOTS1 = GgufFamily(
 
 def _exaone_layers(metadata: Metadata, _: GgufFile) -> Fields:
     """Return which layers slide and which are dense; blocks that predict later tokens are listed last."""
-    own = int(metadata.need("block_count")) - int(metadata.get("nextn_predict_layers", 0))
+    count = int(metadata.need("block_count")) - int(metadata.get("nextn_predict_layers", 0))
     dense = int(metadata.get("leading_dense_block_count", 0))
-    types = ["dense" if index < dense else "sparse" for index in range(own)]
-    return {"layer_types": sliding_types(metadata)[:own], "mlp_layer_types": types}
+    types = ["dense" if index < dense else "sparse" for index in range(count)]
+    return {"layer_types": sliding_types(metadata)[:count], "mlp_layer_types": types}
 
 
 _EXAONE_MOE = GgufFamily(
@@ -108,7 +108,7 @@ _GRANITE_MOE = GgufFamily(
     experts={name: hf.replace("mlp", "block_sparse_moe") for name, hf in MOE_EXPERTS.items()},
     flags=BIASES,
 )
-GRANITE_SHARED = Joined("shared_mlp.input_linear", ("ffn_gate_shexp", "ffn_up_shexp"))
+GRANITE_SHARED = JoinedTensors("shared_mlp.input_linear", ("ffn_gate_shexp", "ffn_up_shexp"))
 GRANITE_MOE_SHARED = replace(
     _GRANITE_MOE,
     model_type="granitemoeshared",
@@ -141,8 +141,8 @@ def _hunyuan_sizes(metadata: Metadata, _: GgufFile) -> Fields:
     """Return how many experts each token takes. Raises SourceError for experts of another size than the MLP."""
     size = metadata.need("feed_forward_length")
     for key in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
-        if (own := metadata.get(key, size)) != size:
-            raise SourceError(f"`{key}` is `{own}`, only `{size}` is supported", metadata.where)
+        if (stated := metadata.get(key, size)) != size:
+            raise SourceError(f"`{key}` is `{stated}`, only `{size}` is supported", metadata.where)
     return {"moe_topk": metadata.need("expert_used_count")}
 
 

@@ -26,7 +26,7 @@ from trtkit.sources.gguf.layout import (
     SOFTMAX,
     WINDOW,
     GgufFamily,
-    Joined,
+    JoinedTensors,
 )
 from trtkit.sources.gguf.mixture_families import ROUTED_FIELDS, ROUTED_MLP
 
@@ -229,7 +229,7 @@ _YOUTU = GgufFamily(
     _DENSE_FIELDS,
     NAMES,
     {**_BLOCKS, **GATED_MLP},
-    joined=(Joined("self_attn.kv_b_proj", ("attn_k_b", "attn_v_b"), "latent"),),
+    joined=(JoinedTensors("self_attn.kv_b_proj", ("attn_k_b", "attn_v_b"), "latent"),),
     fixed={"q_lora_rank": None},
     flags=BIASES,
     derived=_sizes,

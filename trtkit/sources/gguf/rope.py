@@ -115,7 +115,7 @@ def _llama3(divisors: Array, theta: float, rotated: int, where: str) -> Fields:
         smooth = np.clip((turns - low) / (high - low), 0, 1) if high > low else (turns >= high).astype(float)
         expected = 1 / ((1 - smooth) / factor + smooth)
         if divisors.shape == expected.shape and np.allclose(divisors, expected, rtol=1e-4):
-            own = {**constants, "original_max_position_embeddings": _LENGTH}
-            return {"rope_type": "llama3", "factor": factor, **own}
+            fields = {**constants, "original_max_position_embeddings": _LENGTH}
+            return {"rope_type": "llama3", "factor": factor, **fields}
     fix = "build from the model's Hugging Face folder"
     raise SourceError("`rope_freqs.weight` holds frequencies that are not Llama 3's", where, fix)

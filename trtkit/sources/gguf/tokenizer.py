@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trtkit.sources.gguf.cuts import Cut
     from trtkit.sources.gguf.file import GgufFile
-    from trtkit.sources.tokenizer import Tokenizer
+    from trtkit.sources.tokenizer import TokenizerSource
 
 
 _KEY = "tokenizer.ggml."
@@ -111,7 +111,7 @@ class GgufTokenizer:
         return {name: value for name, value in named.items() if value is not None}
 
 
-def gguf_tokenizer(file: GgufFile) -> Tokenizer:
+def gguf_tokenizer(file: GgufFile) -> TokenizerSource:
     """Return the file's tokenizer, an empty one if it has none. Raises SourceError for a kind that is not known."""
     kind = file.metadata.get(_KEY + "model", "none")
     if kind in ("none", "no_vocab"):
@@ -125,8 +125,8 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     for name in ("tokens", "token_type", _NEEDED[kind]):
         if _KEY + name not in file.metadata:
             raise SourceError(f"metadata key `{_KEY}{name}` is missing", str(file.path), fix)
-    own = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
-    return GgufTokenizer(own, str(file.path))
+    fields = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
+    return GgufTokenizer(fields, str(file.path))
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:

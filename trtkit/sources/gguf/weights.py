@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.sources.gguf.file import GgufFile
-    from trtkit.sources.gguf.layout import Change, GgufFamily, Joined
+    from trtkit.sources.gguf.layout import Change, GgufFamily, JoinedTensors
     from trtkit.sources.gguf.metadata import Fields
 
 
@@ -41,7 +41,7 @@ def hf_weights(
     """
     weights: dict[str, StoredArray] = {}
     unknown = []
-    reader, later = _Reader(file, family, config, keep_quantized), _later_blocks(file, family)
+    reader, later = _TensorFinder(file, family, config, keep_quantized), _later_blocks(file, family)
     for name in file.tensors:
         if name in _NOT_WEIGHTS or name.endswith(".attn_rot_embd.weight") or name.startswith(later):
             continue
@@ -79,7 +79,7 @@ def _later_blocks(file: GgufFile, family: GgufFamily) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _TensorFinder:
     """Finds what the tensors of a file are in Hugging Face's model. config: the model's."""
 
     file: GgufFile
@@ -95,7 +95,7 @@ class _Reader:
             return
         start, tensor = self.family.layers.format(i=block[1]), block[2]
         module, _, suffix = tensor.rpartition(".")
-        whole = next((each for each in self.family.joined if module in each.tensors), None)
+        whole = next((group for group in self.family.joined if module in group.tensors), None)
         if tensor in self.family.blocks:
             yield f"{start}{self.family.blocks[tensor]}", self._restored(name, tensor)
         elif module in self.family.blocks:
@@ -105,8 +105,8 @@ class _Reader:
             for hf, part in self._split(name, module):
                 yield f"{start}{hf}.{suffix}", part
         elif whole is not None:
-            names = [f"blk.{block[1]}.{each}.{suffix}" for each in whole.tensors]
-            if all(each in self.file.tensors for each in names):
+            names = [f"blk.{block[1]}.{tensor}.{suffix}" for tensor in whole.tensors]
+            if all(name in self.file.tensors for name in names):
                 stored = join(self.file, names, whole, self.config, keep_quantized=self.keep_quantized)
                 yield f"{start}{whole.module}.{suffix}", stored
         else:
@@ -133,8 +133,8 @@ class _Reader:
             stored = (self.file.stored_matrix if self.keep_quantized else self.file.stored_row)(name, expert)
             rows = stored.shape[0] // len(parts) if stored.shape else 1
             for index, part in enumerate(parts):
-                own = stored if len(parts) == 1 else take_rows(stored, index * rows, rows)
-                yield experts[part].format(e=expert), own
+                array = stored if len(parts) == 1 else take_rows(stored, index * rows, rows)
+                yield experts[part].format(e=expert), array
 
     def _split(self, name: str, module: str) -> Iterator[_Named]:
         """Yield queries, keys and values of a tensor that holds their rows in this order."""
@@ -149,7 +149,7 @@ class _Reader:
         """Return what to undo. key: what the family calls the tensor; biases are changed with their rows only."""
         changes = self.family.changes.get(key, ())
         is_bias = name.endswith(".bias") and not key.endswith(".bias")
-        return tuple(each for each in changes if not (is_bias and each in OF_WEIGHTS))
+        return tuple(change for change in changes if not (is_bias and change in OF_WEIGHTS))
 
     def _restored(self, name: str, key: str) -> StoredArray:
         """Return a tensor with what the converter did to it undone."""
@@ -240,7 +240,9 @@ _UNDO: dict[Change, Callable[[Array, Fields], Array]] = {
 }
 
 
-def join(file: GgufFile, names: Sequence[str], how: Joined, config: Fields, *, keep_quantized: bool) -> StoredArray:
+def join(
+    file: GgufFile, names: Sequence[str], how: JoinedTensors, config: Fields, *, keep_quantized: bool
+) -> StoredArray:
     """Return the weight whose parts have these names. keep_quantized: parts of one type stay as they are."""
     if how.how == "rows":
         keeps = keep_quantized and len({file.tensors[name].type for name in names}) == 1

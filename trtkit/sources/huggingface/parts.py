@@ -18,14 +18,14 @@ def backbone(config: dict[str, Any]) -> torch.nn.Module:
     fields = {name: value for name, value in config.items() if name != "model_type"}
     inner = transformers.AutoBackbone.from_config(transformers.AutoConfig.for_model(config["model_type"], **fields))
 
-    class Backbone(type(inner)):  # type: ignore[misc]  # so that weights keep the backbone's own names
+    class TensorBackbone(type(inner)):  # type: ignore[misc]  # so that weights keep the backbone's own names
         """The backbone with plain tensors as its answer."""
 
         def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
             """Return feature maps [B, C, h, w], the largest first."""
             return tuple(super().forward(pixel_values).feature_maps)
 
-    inner.__class__ = Backbone
+    inner.__class__ = TensorBackbone
     module: torch.nn.Module = inner
     return module
 
@@ -37,7 +37,7 @@ def rt_detr_features(folder: str) -> torch.nn.Module:
 
     model = load_folder(transformers.AutoModelForObjectDetection, folder, **EAGER).model
 
-    class Features(torch.nn.Module):
+    class LevelFeatures(torch.nn.Module):
         """What the decoder attends to, level by level."""
 
         def __init__(self) -> None:
@@ -52,4 +52,4 @@ def rt_detr_features(folder: str) -> torch.nn.Module:
             maps = self.encoder(maps).last_hidden_state
             return tuple(project(level) for project, level in zip(self.decoder_input_proj, maps, strict=True))
 
-    return Features()
+    return LevelFeatures()

@@ -10,6 +10,8 @@ from trtkit.sources.safetensors_folder import json_object
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from trtkit.arrays import HeightWidth
+
 Fields = dict[str, Any]
 """Of a JSON file."""
 FILE = "preprocessor_config.json"
@@ -28,7 +30,7 @@ _SCORES = {
 }  # fmt: skip
 
 
-def folder_preprocess(folder: Path, image_size: tuple[int, int]) -> Preprocess | None:
+def folder_preprocess(folder: Path, image_size: HeightWidth) -> Preprocess | None:
     """Return what the folder's image processor does; None if there is none, or it does more than Preprocess can say.
 
     image_size: (height, width) of the engine, which the processor's pictures must have.

@@ -40,12 +40,14 @@ class DeciLMForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
 def _layer(config: DeciLMConfig, block: dict[str, dict], index: int) -> LlamaDecoderLayer:  # type: ignore[type-arg]
     """Return one layer. index: of its cache, of those that layers before it have."""
     attention, mlp = block["attention"], block["ffn"]
-    own, heads = copy.copy(config), config.num_attention_heads
+    layer_config, heads = copy.copy(config), config.num_attention_heads
     wide = int(2 * (mlp.get("ffn_mult") or 0) * config.hidden_size / 3)
-    own.num_key_value_heads = attention.get("num_key_value_heads") or heads // (attention.get("n_heads_in_group") or 1)
-    own.intermediate_size = mlp.get("intermediate_size") or wide + -wide % 256 or 1
-    own.hidden_act = mlp.get("hidden_act") or config.hidden_act
-    layer = LlamaDecoderLayer(own, index)
+    layer_config.num_key_value_heads = attention.get("num_key_value_heads") or heads // (
+        attention.get("n_heads_in_group") or 1
+    )
+    layer_config.intermediate_size = mlp.get("intermediate_size") or wide + -wide % 256 or 1
+    layer_config.hidden_act = mlp.get("hidden_act") or config.hidden_act
+    layer = LlamaDecoderLayer(layer_config, index)
     if attention.get("no_op"):
         layer.self_attn, layer.input_layernorm = _NoAttention(), torch.nn.Identity()
     if mlp.get("no_op"):

@@ -100,8 +100,8 @@ _JOINED = {"kimi_linear": (".conv1d.weight", tuple(f".{name}_conv1d.weight" for 
 
 def memory_name(name: str, model_type: str) -> str:
     """Return what transformers calls a weight of a file in memory."""
-    for stored, own in _RENAMED.get(model_type, ()):
-        name = re.sub(stored, own, name)
+    for stored, replacement in _RENAMED.get(model_type, ()):
+        name = re.sub(stored, replacement, name)
     return name
 
 
@@ -116,7 +116,7 @@ def unstack_experts(arrays: Mapping[str, StoredArray], model_type: str) -> dict[
     arrays = {**_without_bias(arrays), **arrays} if model_type in _OPTIONAL_BIAS else arrays
     for stored_name, array in arrays.items():
         name = memory_name(stored_name, model_type)
-        stack = next((each for each in _STACKS.get(model_type, _MODULES) if name.endswith(f".{each.name}")), None)
+        stack = next((known for known in _STACKS.get(model_type, _MODULES) if name.endswith(f".{known.name}")), None)
         if stack is not None and stack.hidden_axis:
             router = arrays.get(f"{stored_name.removesuffix(stack.name)}mlp.gate.weight")
             stack = stack if router is None else _oriented(stack, array, router.shape[-1])
@@ -137,8 +137,8 @@ def _with_joined(arrays: Mapping[str, StoredArray], end: str, ends: tuple[str, .
     """Return arrays, with those whose names end so joined into one where all of them are there."""
     joined = dict(arrays)
     for start in [name.removesuffix(ends[0]) for name in arrays if name.endswith(ends[0])]:
-        if all(start + each in arrays for each in ends):
-            parts = tuple(joined.pop(start + each) for each in ends)
+        if all(start + end in arrays for end in ends):
+            parts = tuple(joined.pop(start + end) for end in ends)
             shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
             joined[start + end] = StoredArray(shape, _Joined(parts), parts=parts)
     return joined
@@ -168,8 +168,8 @@ def _experts(name: str, array: StoredArray, stack: Stack) -> Iterator[tuple[str,
         raise SourceError(f"`{name}` has shape {list(array.shape)}; expected one array for each expert")
     for expert in range(shape[0]):
         for index, part in enumerate(stack.parts):
-            own = (shape[1] // parts, *shape[2:])
-            yield start + part.format(e=expert), StoredArray(own, _Part(array, stack, expert, index))
+            part_shape = (shape[1] // parts, *shape[2:])
+            yield start + part.format(e=expert), StoredArray(part_shape, _Part(array, stack, expert, index))
 
 
 @dataclass(frozen=True)

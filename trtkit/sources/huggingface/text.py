@@ -52,11 +52,11 @@ def folder_pooling(folder: Path) -> Pooling | None:
         unknown = next((kind for kind in kinds if kind not in _KINDS), ", ".join(kinds))
         fix = f"use a model of {', '.join(_KINDS)}, or remove the file to build the encoder alone"
         raise SourceError(f"the modules `{unknown}` are not supported", str(path), fix)
-    place = folder / modules[1][1] / "config.json"
-    modes = [name for name, value in json_object(place).items() if name.startswith("pooling_mode_") and value]
+    file = folder / modules[1][1] / "config.json"
+    modes = [name for name, value in json_object(file).items() if name.startswith("pooling_mode_") and value]
     if len(modes) != 1 or modes[0] not in _POOLINGS:
         what = f"the pooling is {' and '.join(f'`{mode}`' for mode in modes) or 'not stated'}"
-        raise SourceError(what, str(place), f"supported: {' or '.join(f'`{mode}`' for mode in _POOLINGS)}, one of them")
+        raise SourceError(what, str(file), f"supported: {' or '.join(f'`{mode}`' for mode in _POOLINGS)}, one of them")
     return Pooling(_POOLINGS[modes[0]], is_normalized=len(kinds) == len(_KINDS))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit.config.schema import InputSpec, TorchSource
+from trtkit.config.schema import ModuleInput, TorchSource
 from trtkit.errors import SourceError, reading
 from trtkit.sources.huggingface.folder import load_folder, open_config
 from trtkit.sources.safetensors_folder import read_json
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from trtkit.arrays import HeightWidth
     from trtkit.config.schema import ModelConfig
 
 
@@ -54,7 +55,7 @@ def torch_source(config: ModelConfig) -> TorchSource:
     return folder_source(Path(source.hf), config.image_size)
 
 
-def folder_source(folder: Path, image_size: tuple[int, int] | None = None) -> TorchSource:
+def folder_source(folder: Path, image_size: HeightWidth | None = None) -> TorchSource:
     """Return the torch source that a Hugging Face folder represents: `pixel_values [batch, 3, H, W]`.
 
     image_size: (height, width) where it is not the folder's own.
@@ -69,7 +70,7 @@ def folder_source(folder: Path, image_size: tuple[int, int] | None = None) -> To
         return TorchSource(
             factory="trtkit.sources.huggingface.vision:from_folder",
             kwargs={"folder": str(folder), "outputs": list(outputs)},
-            inputs={"pixel_values": InputSpec(shape=("batch", config.get("num_channels", 3), height, width))},
+            inputs={"pixel_values": ModuleInput(shape=("batch", config.get("num_channels", 3), height, width))},
             outputs=outputs,
         )
 

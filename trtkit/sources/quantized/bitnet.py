@@ -47,7 +47,9 @@ def bitnet_layers(stored: Stored, quantization: Mapping[str, object]) -> Parts:
     if kind == "autobitlinear" and mode == "online":
         kept = [str(name) for name in quantization.get("modules_to_not_convert") or ("lm_head",)]  # type: ignore[attr-defined]
         modules = layers(stored, "weight", ("weight",))
-        return replaced(stored, {name: own for name, own in modules.items() if _is_converted(name, own, kept)}, _online)
+        return replaced(
+            stored, {name: module for name, module in modules.items() if _is_converted(name, module, kept)}, _online
+        )
     modules = layers(stored, "weight_scale", ("weight", "weight_scale"))
     return replaced(stored, modules, partial(_packed, divides=kind == "bitlinear"))
 
@@ -81,7 +83,9 @@ def _packed(_: str, parts: Parts, *, divides: bool) -> QuantizedMatrix:
 def _is_converted(name: str, parts: Parts, kept: list[str]) -> bool:
     """Whether a module with a weight is a linear layer that is rounded; `kept` are beginnings, patterns and ends."""
     is_matrix = len(parts["weight"].shape) == 2 and "embed" not in name.rpartition(".")[2]
-    return is_matrix and not any(re.match(rf"(?:{each})(?:\.|$)", name) or name.endswith(each) for each in kept)
+    return is_matrix and not any(
+        re.match(rf"(?:{pattern})(?:\.|$)", name) or name.endswith(pattern) for pattern in kept
+    )
 
 
 def _online(_: str, parts: Parts) -> QuantizedMatrix:

@@ -17,6 +17,7 @@ from trtkit.sources.quantized.scales import row_scales
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trtkit.arrays import MatrixShape
     from trtkit.sources.quantized.layers import Stored
 
 _PARTS = ("weight", "weight_scale_inv", "activation_scale")
@@ -32,7 +33,7 @@ def fp8_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
     return replaced(stored, layers(stored, "weight_scale_inv", _PARTS), lambda _, parts: _matrix(parts, block))
 
 
-def _matrix(parts: Parts, block: tuple[int, int]) -> QuantizedMatrix:
+def _matrix(parts: Parts, block: MatrixShape) -> QuantizedMatrix:
     """Return one layer's matrix."""
     codes = part(parts, "weight")
     if codes.ndim != 2 or codes.dtype.name != "float8_e4m3fn":

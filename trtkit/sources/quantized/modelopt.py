@@ -44,13 +44,13 @@ def modelopt_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
     """
     algorithm = str(quantization.get("quant_algo")).upper()
     by_layer = quantization.get("quantized_layers") or {}
-    each = {name: str(how.get("quant_algo")).upper() for name, how in by_layer.items()}
-    for kind in (algorithm, *each.values()):
+    methods = {name: str(how.get("quant_algo")).upper() for name, how in by_layer.items()}
+    for kind in (algorithm, *methods.values()):
         if kind in _REFUSED:
             what = f"ModelOpt's `{kind}` is not supported: {_REFUSED[kind]}"
             raise SourceError(what, "quant_algo", "quantize again with another format")
     modules = layers(stored, "weight_scale", _PARTS)
-    return replaced(stored, modules, lambda module, parts: modelopt_matrix(parts, each.get(module, algorithm)))
+    return replaced(stored, modules, lambda module, parts: modelopt_matrix(parts, methods.get(module, algorithm)))
 
 
 def modelopt_matrix(parts: Parts, algorithm: str) -> QuantizedMatrix:

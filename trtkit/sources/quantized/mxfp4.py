@@ -41,7 +41,7 @@ def mxfp4_experts(stored: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
             shapes = f"{list(blocks.shape)} and {None if scales is None else list(scales.shape)}"
             problems.append(Problem(f"blocks and scales have shapes {shapes}", name))
             continue
-        arrays |= _experts(name.removesuffix(kind), (blocks, scales), _PARTS[kind])
+        arrays |= _experts(name.removesuffix(kind), blocks, scales, _PARTS[kind])
     if problems:
         raise ProblemsError("MXFP4 weights that cannot be read", problems, "copy the checkpoint's files again")
     return arrays
@@ -54,14 +54,14 @@ def _fit(blocks: StoredArray, scales: StoredArray, parts: int) -> bool:
 
 
 def _experts(
-    start: str, stored: tuple[StoredArray, StoredArray], parts: tuple[str, ...]
+    start: str, blocks: StoredArray, scales: StoredArray, parts: tuple[str, ...]
 ) -> Iterator[tuple[str, StoredArray]]:
     """Yield each expert's matrices [out, in]; rows of the parts take turns."""
-    experts, rows, blocks, _ = stored[0].shape
+    experts, rows, count, _ = blocks.shape
     for expert in range(experts):
         for index, part in enumerate(parts):
-            read = partial(_matrix, *stored, expert, slice(index, None, len(parts)))
-            array = StoredArray((rows // len(parts), blocks * BLOCK), read, is_quantized=True)  # type: ignore[arg-type]
+            read = partial(_matrix, blocks, scales, expert, slice(index, None, len(parts)))
+            array = StoredArray((rows // len(parts), count * BLOCK), read, is_quantized=True)  # type: ignore[arg-type]
             yield start + part.format(e=expert), array
 
 

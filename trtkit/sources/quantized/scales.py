@@ -9,12 +9,12 @@ import numpy as np
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
-    from trtkit.arrays import Array
+    from trtkit.arrays import Array, MatrixShape
 
 AGAIN = "quantize the model again"
 
 
-def row_scales(scales: Array, shape: tuple[int, int], block: tuple[int, int] = (0, 0)) -> Array:
+def row_scales(scales: Array, shape: MatrixShape, block: MatrixShape = (0, 0)) -> Array:
     """Return scales of a matrix [out, in] in fp32 as [], [out] or [out, blocks].
 
     block: rows and columns that share a scale, where several rows do; each row then gets its own. Raises SourceError.
@@ -41,7 +41,7 @@ def finite(scales: Array) -> Array:
     return wide
 
 
-def block_scales(scales: Array, shape: tuple[int, int], block: int) -> Array:
+def block_scales(scales: Array, shape: MatrixShape, block: int) -> Array:
     """Return scales [out, in / block] as they are. Raises SourceError where they are of another shape or NaN."""
     out, size = shape
     if scales.shape != (out, size // block) or size % block:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from trtkit.config.schema import InputSpec, TorchSource
+    from trtkit.config.schema import ModuleInput, TorchSource
 
 # torch.export specializes on sizes 0 and 1, so dynamic dimensions are traced at this size at least.
 _SMALLEST_TRACED = 2
@@ -30,7 +30,7 @@ _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Export:
+class ModuleExport:
     """A module to export. sizes: what its symbolic dimensions are traced at."""
 
     module: torch.nn.Module
@@ -59,7 +59,7 @@ def export(module: torch.nn.Module, source: TorchSource, dims: Mapping[str, int]
     """
     symbols = {dim for spec in source.inputs.values() for dim in spec.shape if isinstance(dim, str)}
     sizes = {name: max(_SMALLEST_TRACED, dims.get(name, _SMALLEST_TRACED)) for name in sorted(symbols)}
-    request = Export(module, source, sizes, out)
+    request = ModuleExport(module, source, sizes, out)
     first = ""
     for attempt in (_exported, _scripted, _with_fixed_batch(dims), _with_plain_attention):
         try:
@@ -82,7 +82,7 @@ class _NotApplicableError(Exception):
     """A way that would change nothing."""
 
 
-def _exported(request: Export) -> str:
+def _exported(request: ModuleExport) -> str:
     """Export through `torch.export`."""
     import torch
 
@@ -108,7 +108,7 @@ def _exported(request: Export) -> str:
     return f"torch.export to opset {request.source.opset}"
 
 
-def _check_dynamic(request: Export) -> None:
+def _check_dynamic(request: ModuleExport) -> None:
     """Raise SourceError for a dimension that was to be dynamic: where torch.export cannot keep it, torch fixes it."""
     import onnx
 
@@ -119,7 +119,7 @@ def _check_dynamic(request: Export) -> None:
                 raise SourceError(f"it fixes `{name}`, axis {axis} of `{value.name}`, at {dim.dim_value}")
 
 
-def _scripted(request: Export) -> str:
+def _scripted(request: ModuleExport) -> str:
     """Export by tracing one run: what Python reads of tensors becomes constant, and is named."""
     import torch
     from torch.jit._trace import TracerWarning
@@ -141,10 +141,10 @@ def _scripted(request: Export) -> str:
     return f"TorchScript to opset {opset}" + (f", {frozen} values that Python reads are constants" if frozen else "")
 
 
-def _with_fixed_batch(dims: Mapping[str, int]) -> Callable[[Export], str]:
+def _with_fixed_batch(dims: Mapping[str, int]) -> Callable[[ModuleExport], str]:
     """Return how to export with the first axis static, where no profile names it."""
 
-    def export_fixed(request: Export) -> str:
+    def export_fixed(request: ModuleExport) -> str:
         specs = request.source.inputs
         batch = {spec.shape[0] for spec in specs.values() if spec.shape and isinstance(spec.shape[0], str)} - {*dims}
         if not batch:
@@ -159,7 +159,7 @@ def _with_fixed_batch(dims: Mapping[str, int]) -> Callable[[Export], str]:
     return export_fixed
 
 
-def _with_plain_attention(request: Export) -> str:
+def _with_plain_attention(request: ModuleExport) -> str:
     """Export through `torch.export` with attention written out as products and a softmax."""
     with _plain_attention() as calls:
         detail = _exported(request)
@@ -188,7 +188,7 @@ def _plain_attention() -> Iterator[list[int]]:
         functional.scaled_dot_product_attention = fused
 
 
-def _check_sizes(request: Export) -> None:
+def _check_sizes(request: ModuleExport) -> None:
     """Compare what was written with the module at the traced sizes and at larger ones, if the file takes those.
 
     Raises SourceError if they differ: a size that became a constant is a wrong answer at any other.
@@ -215,16 +215,16 @@ def _matching(session: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor
         tuple(slice(size) if isinstance(size, int) else slice(None) for size in item.shape)
         for item in session.get_inputs()
     ]
-    return [x[places].contiguous() for x, places in zip(inputs, fixed, strict=True)]
+    return [x[indices].contiguous() for x, indices in zip(inputs, fixed, strict=True)]
 
 
 def _check_close(expected: Sequence[torch.Tensor], outputs: Sequence[np.ndarray[Any, Any]]) -> None:
-    for place, (want, have) in enumerate(zip(expected, outputs, strict=True)):
+    for index, (want, have) in enumerate(zip(expected, outputs, strict=True)):
         reference = want.numpy().astype(np.float64)
         if reference.shape != have.shape:
-            raise SourceError(f"output {place} has shape {list(have.shape)}, in torch {list(reference.shape)}")
+            raise SourceError(f"output {index} has shape {list(have.shape)}, in torch {list(reference.shape)}")
         if np.linalg.norm(have - reference) > _TOLERANCE * max(float(np.linalg.norm(reference)), 1e-6):
-            raise SourceError(f"output {place} differs from torch's")
+            raise SourceError(f"output {index} differs from torch's")
 
 
 def _tensors(outputs: Any) -> list[torch.Tensor]:
@@ -235,7 +235,7 @@ def _tensors(outputs: Any) -> list[torch.Tensor]:
     return [leaf for leaf in _pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
 
 
-def _example(spec: InputSpec, sizes: Mapping[str, int]) -> torch.Tensor:
+def _example(spec: ModuleInput, sizes: Mapping[str, int]) -> torch.Tensor:
     """Return a tensor of the spec's type at the given sizes."""
     import torch
 

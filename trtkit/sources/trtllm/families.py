@@ -52,7 +52,7 @@ _QWEN3_MOE = replace(
 _GEMMA = replace(
     _LLAMA, model_type="gemma", more=fields.gemma, plus_one=("input_layernorm", "post_layernorm", "transformer.ln_f")
 )
-_GEMMA2_NORMS = {f"{place}_feedforward_layernorm": f"{place}_feedforward_layernorm" for place in ("pre", "post")}
+_GEMMA2_NORMS = {f"{side}_feedforward_layernorm": f"{side}_feedforward_layernorm" for side in ("pre", "post")}
 _CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
 _GEMMA2 = replace(
     _GEMMA,

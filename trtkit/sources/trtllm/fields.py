@@ -128,17 +128,17 @@ def gemma2(config: Fields) -> Fields:
 
 def gemma3(config: Fields) -> Fields:
     """Return the fields of Gemma 3: of its text model."""
-    own = {name: config.get(name) for name in ("query_pre_attn_scalar", "final_logit_softcapping", "sliding_window")}
+    fields = {name: config.get(name) for name in ("query_pre_attn_scalar", "final_logit_softcapping", "sliding_window")}
     local = float(config["rope_local_base_freq"])
-    own["sliding_window_pattern"] = config["_sliding_window_pattern"]
+    fields["sliding_window_pattern"] = config["_sliding_window_pattern"]
     turned = {"sliding_attention": {"rope_type": "default", "rope_theta": local}, "full_attention": rope(config)}
-    return {**gemma(config), **own, "rope_parameters": turned}
+    return {**gemma(config), **fields, "rope_parameters": turned}
 
 
 def starcoder2(config: Fields) -> Fields:
     """Return the fields of StarCoder2."""
-    own = {"norm_epsilon": config["norm_epsilon"], "use_bias": config["attn_bias"]}
-    return {**own, "sliding_window": None, "hidden_act": gelu_tanh(config), "rope_parameters": rope(config)}
+    fields = {"norm_epsilon": config["norm_epsilon"], "use_bias": config["attn_bias"]}
+    return {**fields, "sliding_window": None, "hidden_act": gelu_tanh(config), "rope_parameters": rope(config)}
 
 
 def nemotron(config: Fields) -> Fields:
@@ -155,8 +155,8 @@ def nemotron(config: Fields) -> Fields:
 
 def phi(config: Fields) -> Fields:
     """Return the fields of Phi."""
-    own = {"layer_norm_eps": config["norm_epsilon"], "hidden_act": config["hidden_act"]}
-    return {**own, "rope_parameters": _partial_rope(config)}
+    fields = {"layer_norm_eps": config["norm_epsilon"], "hidden_act": config["hidden_act"]}
+    return {**fields, "rope_parameters": _partial_rope(config)}
 
 
 def phi3(config: Fields) -> Fields:
@@ -185,15 +185,15 @@ def cohere(config: Fields) -> Fields:
 
 def gpt_neox(config: Fields) -> Fields:
     """Return the fields of GPT-NeoX. TensorRT-LLM's always adds attention and feed-forward to the same input."""
-    own = {"layer_norm_eps": config["norm_epsilon"], "attention_bias": config["attn_bias"]}
-    own |= {"hidden_act": config["hidden_act"], "use_parallel_residual": True}
-    return {**own, "rope_parameters": _partial_rope(config)}
+    fields = {"layer_norm_eps": config["norm_epsilon"], "attention_bias": config["attn_bias"]}
+    fields |= {"hidden_act": config["hidden_act"], "use_parallel_residual": True}
+    return {**fields, "rope_parameters": _partial_rope(config)}
 
 
 def gptj(config: Fields) -> Fields:
     """Return the fields of GPT-J."""
-    own = {"layer_norm_epsilon": config["norm_epsilon"], "activation_function": "gelu_new"}
-    return {**own, "rotary_dim": config["rotary_dim"]}
+    fields = {"layer_norm_epsilon": config["norm_epsilon"], "activation_function": "gelu_new"}
+    return {**fields, "rotary_dim": config["rotary_dim"]}
 
 
 def gpt2(config: Fields) -> Fields:
@@ -223,9 +223,9 @@ def opt(config: Fields) -> Fields:
 
 def mpt(config: Fields) -> Fields:
     """Return the fields of MPT."""
-    own = {"alibi": True, "clip_qkv": config.get("clip_qkv"), "alibi_bias_max": config.get("alibi_bias_max", 8)}
+    attention = {"alibi": True, "clip_qkv": config.get("clip_qkv"), "alibi_bias_max": config.get("alibi_bias_max", 8)}
     ratio = inner_size(config) // config["hidden_size"]
-    return {"attn_config": own, "layer_norm_epsilon": config["norm_epsilon"], "expansion_ratio": ratio}
+    return {"attn_config": attention, "layer_norm_epsilon": config["norm_epsilon"], "expansion_ratio": ratio}
 
 
 def falcon(config: Fields) -> Fields:

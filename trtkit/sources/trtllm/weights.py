@@ -186,8 +186,8 @@ def expert_weights(ranks: Sequence[Mapping[str, StoredArray]], name: str, expert
         return {}
     weights: Arrays = {}
     for expert in range(parts[0].shape[0]):
-        own = [_expert(part, expert) for part in parts]
-        weights |= _apart(own, f"{experts.module}.{expert}", experts, is_down=is_down)
+        matrices = [_expert(part, expert) for part in parts]
+        weights |= _apart(matrices, f"{experts.module}.{expert}", experts, is_down=is_down)
     return weights
 
 

@@ -51,5 +51,5 @@ def load_weights(module: torch.nn.Module, folder: Path) -> None:
 def _stored_name(name: str, checkpoint: Mapping[str, Any]) -> str | None:
     """Return what a checkpoint calls a weight, None if it has none."""
     earlier = [name.replace(new, old, 1) for new, old in _EARLIER.items() if name.startswith(new)]
-    candidates = [prefix + each for each in (name, *earlier) for prefix in ("model.", "")]
-    return next((each for each in candidates if each in checkpoint), None)
+    candidates = [prefix + suffix for suffix in (name, *earlier) for prefix in ("model.", "")]
+    return next((candidate for candidate in candidates if candidate in checkpoint), None)

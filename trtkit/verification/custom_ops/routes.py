@@ -34,9 +34,9 @@ def native_in_onnx_runtime(trial: Trial) -> list[Array] | None:
     native = trial.case.native
     if native is None:
         return None
-    names = {port.name: f"x{place}" for place, port in enumerate(trial.op.inputs) if trial.inputs[place] is not None}
+    names = {port.name: f"x{index}" for index, port in enumerate(trial.op.inputs) if trial.inputs[index] is not None}
     inputs = [names.get(name, "") for name in native.inputs]
-    outputs = [f"y{place}" for place in range(len(trial.outputs))]
+    outputs = [f"y{index}" for index in range(len(trial.outputs))]
     node = helper.make_node(native.op_type, inputs, outputs, domain=native.domain, **native.attributes)
     try:
         return run_onnx(trial, model_of(trial, node))
@@ -82,12 +82,12 @@ def network_of(backend: Backend, trial: Trial, form: str) -> Graph:
     """Write the op's lowering with the network API."""
     graph = Graph(backend)
     inputs: list[Tensor | None] = [
-        None if fact is None else graph.input(f"x{place}", fact.dtype, fact.shape)
-        for place, fact in enumerate(trial.facts)
+        None if fact is None else graph.input(f"x{index}", fact.dtype, fact.shape)
+        for index, fact in enumerate(trial.facts)
     ]
     outputs = trial.op.lower(TrtOps(graph), inputs, trial.case.attributes, form)
-    for place, tensor in enumerate(outputs):
-        graph.output(tensor, f"y{place}")
+    for index, tensor in enumerate(outputs):
+        graph.output(tensor, f"y{index}")
     return graph
 
 
@@ -98,7 +98,7 @@ def run_network(graph: Graph, trial: Trial) -> list[Array]:
 
 def interpreted_kernel(trial: Trial) -> list[Array]:
     """Compute by the op's kernel under Triton's interpreter."""
-    inputs = [None if x is None else to_tensor(x, f"x{place}") for place, x in enumerate(trial.inputs)]
+    inputs = [None if x is None else to_tensor(x, f"x{index}") for index, x in enumerate(trial.inputs)]
     outputs = load_kernels(trial.op, interpreted=True).launch(inputs, trial.case.attributes)
     return [to_array(tensor) for tensor in outputs]
 
@@ -124,8 +124,8 @@ def build(graph: Graph | Parsed, trial: Trial, compute_capability: int | None = 
 def function_model(trial: Trial, form: str) -> onnx.ModelProto:
     """Return a model of one node `trtkit::Op` with its function."""
     op = trial.op
-    function = function_of(op, op.name, (trial.facts, trial.case.attributes), OPSET, form)
-    outputs = [f"y{place}" for place in range(len(op.outputs))]
+    function = function_of(op, op.name, trial.facts, trial.case.attributes, OPSET, form)
+    outputs = [f"y{index}" for index in range(len(op.outputs))]
     attributes = attribute_values(trial.case.attributes)
     node = helper.make_node(op.name, list(trial.named()), outputs, domain=DOMAIN, **attributes)
     model = model_of(trial, node)
@@ -135,8 +135,8 @@ def function_model(trial: Trial, form: str) -> onnx.ModelProto:
 
 def model_of(trial: Trial, node: onnx.NodeProto) -> onnx.ModelProto:
     """Return a model of one node between the trial's inputs and outputs."""
-    inputs = [_value_info(f"x{place}", fact) for place, fact in enumerate(trial.facts) if fact is not None]
-    outputs = [_value_info(f"y{place}", fact) for place, fact in enumerate(trial.outputs)]
+    inputs = [_value_info(f"x{index}", fact) for index, fact in enumerate(trial.facts) if fact is not None]
+    outputs = [_value_info(f"y{index}", fact) for index, fact in enumerate(trial.outputs)]
     graph = helper.make_graph([node], trial.op.name, inputs, outputs)
     imports = {"": OPSET, node.domain: 1} if node.domain else {"": OPSET}
     opsets = [helper.make_opsetid(domain, version) for domain, version in imports.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trtkit.models.speculators.eagle3 import EAGLE3
@@ -12,7 +13,7 @@ from trtkit.verification.speculators.gemma4_assistant import assistant_pairs
 from trtkit.verification.speculators.medusa import medusa_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
     from transformers import PreTrainedModel
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
     from trtkit.builder.speculators.opened import OpenedSpeculator
     from trtkit.llm.execution import ReferenceDecoder
 
-Opened = tuple["OpenedSpeculator", "Mapping[str, Array]"]
-"""A head, and the weights of its network by path."""
 Pairs = list[tuple["torch.Tensor", "torch.Tensor"]]
 """Logits of a head and those of its reference."""
 
-HEAD_PAIRS: dict[str, Callable[[ReferenceDecoder, PreTrainedModel, Opened, Sequence[int]], Pairs]] = {
+Compare = Callable[
+    ["ReferenceDecoder", "PreTrainedModel", "OpenedSpeculator", "Mapping[str, Array]", "Sequence[int]"], Pairs
+]
+"""Takes a head, the weights of its network by path, and a prompt's tokens."""
+
+HEAD_PAIRS: dict[str, Compare] = {
     EAGLE3: eagle3_pairs,
     GEMMA4_ASSISTANT: assistant_pairs,
     MEDUSA: medusa_pairs,

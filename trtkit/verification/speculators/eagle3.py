@@ -41,9 +41,9 @@ class Eagle3Reference:
             rows, columns = self._of_layer(f"attention.{name}.weight").shape
             wide = torch.nn.Linear(columns, rows, bias=bool(config.attention_bias))
             setattr(self._layer.self_attn, f"{name}_proj", wide)
-        own = {each.name: each.path for each in head.spec.head_weights() if each.path.startswith("layers.")}
-        self._hidden_norm = self._weights[own.pop("hidden_norm.weight")]
-        self._layer.load_state_dict({name: self._weights[path] for name, path in own.items()})
+        names = {weight.name: weight.path for weight in head.spec.head_weights() if weight.path.startswith("layers.")}
+        self._hidden_norm = self._weights[names.pop("hidden_norm.weight")]
+        self._layer.load_state_dict({name: self._weights[path] for name, path in names.items()})
 
     def fuse(self, states: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]) -> torch.Tensor:
         """Return what the head reads [S, D] of the hidden states [S, D'] that the model's layers begin with."""
@@ -108,13 +108,14 @@ def _tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
 def eagle3_pairs(
     model: ReferenceDecoder,
     reference: PreTrainedModel,
-    opened: tuple[OpenedSpeculator, Mapping[str, Array]],
+    opened: OpenedSpeculator,
+    arrays: Mapping[str, Array],
     ids: Sequence[int],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return a head's logits and its reference's: after a prompt's pieces, and after its own guesses."""
     import torch
 
-    head, torch_head, known, count = model.head, Eagle3Reference(*opened), opened[0].ids, len(ids)
+    head, torch_head, known, count = model.head, Eagle3Reference(opened, arrays), opened.ids, len(ids)
     if head is None or count < 3:
         raise GenerationError("a head needs a prompt of three tokens", "inputs", "give a longer text")
     with torch.inference_mode():
@@ -124,7 +125,7 @@ def eagle3_pairs(
         assert model.next_hidden is not None
         ours_hidden, tokens, pairs = model.next_hidden[:, : count - 1].clone(), list(ids[1:]), []
         middle = count // 2
-        spans = [(0, middle), *((place, place + 1) for place in range(middle, count - 1 + _GUESSES))]
+        spans = [(0, middle), *((position, position + 1) for position in range(middle, count - 1 + _GUESSES))]
         for start, stop in spans:
             sizes = np.array([start]), np.array([stop - start])
             call = Call(0, np.array([tokens[start:stop]]), *sizes, hidden=ours_hidden[:, start:stop])

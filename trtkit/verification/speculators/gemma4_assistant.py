@@ -74,7 +74,8 @@ def what_assistants_read(model: PreTrainedModel, ids: Sequence[int]) -> Read:
 def assistant_pairs(
     model: ReferenceDecoder,
     reference: PreTrainedModel,
-    opened: tuple[OpenedSpeculator, Mapping[str, Array]],
+    opened: OpenedSpeculator,
+    arrays: Mapping[str, Array],
     ids: Sequence[int],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return what an assistant gives and what its reference does: after a part of a prompt and after all of it.
@@ -83,7 +84,7 @@ def assistant_pairs(
     """
     import torch
 
-    head, theirs, table, pairs = model.head, _reference(*opened), reference.get_input_embeddings(), []
+    head, theirs, table, pairs = model.head, _reference(opened, arrays), reference.get_input_embeddings(), []
     if head is None or len(ids) < 3:
         raise GenerationError("an assistant needs a prompt of three tokens", "inputs", "give a longer text")
     with torch.inference_mode():
@@ -91,18 +92,18 @@ def assistant_pairs(
             hidden, shared = what_assistants_read(reference, ids[:count])
             model.forward(Call(0, np.array([ids[:count]]), np.zeros(1, np.int64), np.array([count])))
             assert model.next_hidden is not None
-            token, own, at = int(ids[count]), model.next_hidden[:, -1:].clone(), np.array([count - 1])
+            token, state, at = int(ids[count]), model.next_hidden[:, -1:].clone(), np.array([count - 1])
             for _ in range(_GUESSES):
-                logits = head.forward(Call(0, np.array([[token]]), at, np.ones(1, np.int64), hidden=own))
+                logits = head.forward(Call(0, np.array([[token]]), at, np.ones(1, np.int64), hidden=state))
                 embeds = torch.cat([table(torch.tensor([[token]])), hidden], -1)
-                places = torch.tensor([[count]])
-                inputs = {"inputs_embeds": embeds, "position_ids": places, "shared_kv_states": shared}
+                position_ids = torch.tensor([[count]])
+                inputs = {"inputs_embeds": embeds, "position_ids": position_ids, "shared_kv_states": shared}
                 outputs = theirs(**inputs, output_hidden_states=True)
                 pairs.append(_pair(logits.clone(), theirs, outputs))
                 assert head.next_hidden is not None
                 pairs.append((head.next_hidden.clone(), outputs.last_hidden_state[0]))
                 hidden = outputs.last_hidden_state
-                own = hidden.to(own.dtype)  # so that errors of guesses do not add up
+                state = hidden.to(state.dtype)  # so that errors of guesses do not add up
                 token = int(outputs.logits.argmax())
     return pairs
 
@@ -123,9 +124,9 @@ def _pair(
     scores, clusters = theirs.masked_embedding.centroids(hidden)[0], theirs.masked_embedding.num_centroids
     has_logits = logits[0] > logits.min()
     chosen = has_logits[order].view(clusters, -1).any(1)
-    own = torch.cat([logits[0, has_logits], scores[chosen].sort().values])
+    ours = torch.cat([logits[0, has_logits], scores[chosen].sort().values])
     best = scores.topk(theirs.masked_embedding.centroid_intermediate_top_k).values.sort().values
-    return own[None], torch.cat([theirs.lm_head(hidden)[0, has_logits], best])[None]
+    return ours[None], torch.cat([theirs.lm_head(hidden)[0, has_logits], best])[None]
 
 
 def _reference(opened: OpenedSpeculator, arrays: Mapping[str, Array]) -> Gemma4AssistantForCausalLM:

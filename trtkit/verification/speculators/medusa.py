@@ -41,25 +41,26 @@ def medusa_logits(spec: MedusaSpec, arrays: Mapping[str, Array], hidden: torch.T
 def medusa_pairs(
     model: ReferenceDecoder,
     reference: PreTrainedModel,
-    opened: tuple[OpenedSpeculator, Mapping[str, Array]],
+    opened: OpenedSpeculator,
+    arrays: Mapping[str, Array],
     ids: Sequence[int],
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the logits of all heads and their reference's, after each token of a prompt."""
     import torch
 
-    heads, count, (head, arrays) = model.head, len(ids), opened
-    assert isinstance(head.spec, MedusaSpec)
+    heads, count = model.head, len(ids)
+    assert isinstance(opened.spec, MedusaSpec)
     if heads is None or count < 1:
         raise GenerationError("heads need a prompt of one token", "inputs", "give a longer text")
     with torch.inference_mode():
         hidden = reference.base_model(torch.tensor([list(ids)])).last_hidden_state[0]
-        theirs = medusa_logits(head.spec, arrays, hidden)
+        theirs = medusa_logits(opened.spec, arrays, hidden)
         model.forward(Call(0, np.array([ids]), np.zeros(1, np.int64), np.array([count])))
         assert model.next_hidden is not None
         states, zeros, ours = model.next_hidden[0].clone(), np.zeros(1, np.int64), []
-        for place in range(count):
-            logits = heads.forward(Call(0, zeros[:, None], zeros, zeros, hidden=states[place : place + 1]))
-            ours.append(logits.view(head.spec.heads, -1)[:, head.ids].clone())
+        for position in range(count):
+            logits = heads.forward(Call(0, zeros[:, None], zeros, zeros, hidden=states[position : position + 1]))
+            ours.append(logits.view(opened.spec.heads, -1)[:, opened.ids].clone())
     return list(zip(torch.stack(ours, 1), theirs, strict=True))
 
 

@@ -32,7 +32,7 @@ def tree_pairs(
     count = len(_BRANCHES)
     known = list(ids[: max(1, min(len(ids) // 2, model.max_length - count))])
     start = np.array([len(known) - 1])
-    tokens = [known[-1], *(ids[(7 * place + 3) % len(ids)] for place in range(1, count))]
+    tokens = [known[-1], *(ids[(7 * index + 3) % len(ids)] for index in range(1, count))]
     if len(known) > 1:
         model.forward(Call(0, np.array([known[:-1]]), np.zeros(1, np.int64), start))
     tree = CallTree(np.array([[len(branch) - 1 for branch in _BRANCHES]]), np.array([_ENDS]))

@@ -9,14 +9,14 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from trtkit.deployment.dynamo.kubernetes import ClusterFacts, cluster_facts, manifests, write_manifests
-from trtkit.deployment.dynamo.model_folder import ServedModel
+from trtkit.deployment.dynamo.kubernetes import DynamoClusterFacts, cluster_facts, manifests, write_manifests
+from trtkit.deployment.dynamo.model_folder import ServableBundle
 from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FACTS = ClusterFacts("my-llama", "My_Llama", storage_gib=3, workers=2)
+FACTS = DynamoClusterFacts("my-llama", "My_Llama", storage_gib=3, workers=2)
 FILES = [name for name in manifests(FACTS) if name.endswith(".yaml")]
 
 
@@ -47,7 +47,7 @@ def test_requests_come_from_the_namespace_only() -> None:
     assert rule["from"] == [{"podSelector": {}}]
 
 
-GROUP = ClusterFacts("my-llama", "My_Llama", storage_gib=300, ranks=16, nodes=2)
+GROUP = DynamoClusterFacts("my-llama", "My_Llama", storage_gib=300, ranks=16, nodes=2)
 """A model on two nodes of eight GPUs."""
 # The fields of a LeaderWorkerSet that are used, by its definition (kubernetes-sigs/lws, v1).
 GROUP_SCHEMA = {
@@ -103,7 +103,7 @@ def test_a_model_of_several_nodes_is_served_by_a_group_of_pods() -> None:
 
 
 def test_ranks_of_one_node_are_one_pods_gpus(tmp_path: Path) -> None:
-    facts = cluster_facts("llama", ServedModel(tmp_path, has_chat=True, takes_images=False, ranks=4), workers=2)
+    facts = cluster_facts("llama", ServableBundle(tmp_path, has_chat=True, takes_images=False, ranks=4), workers=2)
     assert (facts.nodes, facts.gpus) == (1, 8)
 
 
@@ -115,7 +115,7 @@ def test_ranks_of_one_node_are_one_pods_gpus(tmp_path: Path) -> None:
     ],
 )
 def test_what_nodes_cannot_hold_is_refused(ranks: int, workers: int, what: str, tmp_path: Path) -> None:
-    model = ServedModel(tmp_path, has_chat=True, takes_images=False, ranks=ranks)
+    model = ServableBundle(tmp_path, has_chat=True, takes_images=False, ranks=ranks)
     with pytest.raises(DeployError) as refused:
         cluster_facts("llama", model, workers, gpus_per_node=5)
     assert refused.value.what == what

@@ -3,17 +3,17 @@ from __future__ import annotations
 from typing import Any
 
 from trtkit.deployment.triton.ensemble import ensemble
-from trtkit.deployment.triton.model_config import Section, Tensor, config_text, read_config
-from trtkit.deployment.triton.served import ServedModel
+from trtkit.deployment.triton.model_config import Section, TritonTensor, config_text, read_config
+from trtkit.deployment.triton.served import DeployedModel
 
 
-def step(name: str, inputs: str, outputs: str) -> ServedModel:
+def step(name: str, inputs: str, outputs: str) -> DeployedModel:
     """Return a model with these tensors, such as `a b`."""
-    ports = [tuple(Tensor(each, "fp32", (2,)) for each in names.split()) for names in (inputs, outputs)]
-    return ServedModel(name, "model", "python", ports[0], ports[1], (Section("", {"max_batch_size": 4}),))
+    ports = [tuple(TritonTensor(each, "fp32", (2,)) for each in names.split()) for names in (inputs, outputs)]
+    return DeployedModel(name, "model", "python", ports[0], ports[1], (Section("", {"max_batch_size": 4}),))
 
 
-def maps(steps: list[ServedModel], inputs: str, outputs: str) -> list[tuple[dict[str, str], dict[str, str]]]:
+def maps(steps: list[DeployedModel], inputs: str, outputs: str) -> list[tuple[dict[str, str], dict[str, str]]]:
     ends = step("ends", inputs, outputs)
     made = ensemble("all", "ensemble", steps, ends.inputs, ends.outputs)
     found: Any = read_config(config_text(made.sections), "all")

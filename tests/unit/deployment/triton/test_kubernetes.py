@@ -10,7 +10,7 @@ from trtkit.deployment.kubernetes_objects import cluster_name
 from trtkit.deployment.triton.commands import ContainerFacts
 from trtkit.deployment.triton.elsewhere import (
     QUEUE_METRIC,
-    ClusterFacts,
+    TritonClusterFacts,
     cluster_facts,
     manifests,
     write_manifests,
@@ -30,11 +30,11 @@ KINDS = {
 }
 
 
-def facts(*, needs_trtkit: bool = True, gpus: int = 1) -> ClusterFacts:
-    return ClusterFacts("resnet50", ContainerFacts(find_release("26.07"), needs_trtkit, gpus, shm_mib=512))
+def facts(*, needs_trtkit: bool = True, gpus: int = 1) -> TritonClusterFacts:
+    return TritonClusterFacts("resnet50", ContainerFacts(find_release("26.07"), needs_trtkit, gpus, shm_mib=512))
 
 
-def read(name: str, of: ClusterFacts | None = None) -> Any:
+def read(name: str, of: TritonClusterFacts | None = None) -> Any:
     return yaml.safe_load(manifests(of or facts())[name])
 
 

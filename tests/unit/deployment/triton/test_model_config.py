@@ -6,7 +6,7 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from trtkit.deployment.triton import model_config
-from trtkit.deployment.triton.model_config import Section, Tensor, config_text, read_config
+from trtkit.deployment.triton.model_config import Section, TritonTensor, config_text, read_config
 from trtkit.deployment.triton.options import DeployOptions, read_options
 from trtkit.errors import ConfigError, DeployError
 
@@ -33,13 +33,13 @@ def test_what_is_no_configuration_is_told() -> None:
 
 
 def test_a_tensor_without_axes_is_reshaped() -> None:
-    found = parsed(model_config.interface([Tensor("t", "int64", (), is_optional=True, is_scalar=True)], [], ""))
+    found = parsed(model_config.interface([TritonTensor("t", "int64", (), is_optional=True, is_scalar=True)], [], ""))
     assert (list(found.input[0].dims), found.input[0].HasField("reshape"), found.input[0].optional) == ([1], True, True)
 
 
 def test_a_type_that_triton_lacks_is_told() -> None:
     with pytest.raises(DeployError, match="Triton does not support type `fp8`"):
-        Tensor("x", "fp8", (1,)).fields()
+        TritonTensor("x", "fp8", (1,)).fields()
 
 
 def test_queue_options_reach_the_batcher() -> None:

@@ -20,7 +20,7 @@ from trtkit.network.profile import ProfileShapes, ResolvedProfile
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
-    from trtkit.deployment.triton.served import ServedModel
+    from trtkit.deployment.triton.served import DeployedModel
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "triton"
 CHAINED = """
@@ -44,11 +44,11 @@ def chained(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return open_bundle(as_tensorrt(build(folder / "vit.yaml", folder / "bundle")))
 
 
-def text(model: ServedModel) -> str:
+def text(model: DeployedModel) -> str:
     return config_text([*model.sections, versions((1,))])
 
 
-def config(model: ServedModel) -> Any:
+def config(model: DeployedModel) -> Any:
     return read_config(text(model), model.name)
 
 

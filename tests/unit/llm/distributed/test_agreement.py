@@ -13,13 +13,13 @@ from tests.gloo import gloo_groups, gloo_ranks
 from trtkit.errors import RankError
 from trtkit.llm.distributed.agreement import check_values
 from trtkit.llm.distributed.channel import Channel
-from trtkit.llm.distributed.stage import COMPARE_EVERY, Place, StageRunner
+from trtkit.llm.distributed.stage import COMPARE_EVERY, GridPosition, StageRunner
 from trtkit.llm.execution import Call
 from trtkit.models.parallel import Grid
 from trtkit.reference import GlooRank
 
 if TYPE_CHECKING:
-    from trtkit.llm.execution.execution import StageExecution
+    from trtkit.llm.execution.execution import RankExecution
     from trtkit.reference import Rank
 
 CALL = Call(0, np.ones((2, 1), np.int64), np.zeros(2, np.int64), np.ones(2, np.int64))
@@ -45,7 +45,7 @@ def test_a_rank_that_drifts_is_noticed_at_the_next_comparison() -> None:
     grid = Grid(tensor=2)
     executions = [Drifting(10**6), Drifting(5)]
     runners = [
-        StageRunner(cast("StageExecution", execution), Channel(group), Place(rank, grid, GlooRank(group)))
+        StageRunner(cast("RankExecution", execution), Channel(group), GridPosition(rank, grid, GlooRank(group)))
         for rank, (execution, group) in enumerate(zip(executions, gloo_groups(2), strict=True))
     ]
 

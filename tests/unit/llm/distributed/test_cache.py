@@ -35,7 +35,7 @@ STATE = CacheArray("past_state_1", "float32", 1, 2, is_state=True)
 
 def group(arrays: tuple[CacheArray, ...], channel: Any = None, run: Any = None) -> GroupCache:
     """Return the caches of two pipeline stages. arrays: of the second."""
-    own = PagedCache([POOL, COPIED], (2, 512), lambda _: torch.float32)
+    own = PagedCache([POOL, COPIED], 2, 512, lambda _: torch.float32)
     return GroupCache(own, [(KEYS,), arrays], channel, run)
 
 
@@ -44,7 +44,7 @@ def test_rows_run_by_length_only_where_no_stage_needs_them_together(
     arrays: tuple[CacheArray, ...], is_parted: bool
 ) -> None:
     call = Call(0, np.array([[3], [4]]), np.array([400, 5]), np.array([1, 1]))
-    assert group(arrays).place(call).runs_together != is_parted
+    assert group(arrays).prepare(call).runs_together != is_parted
 
 
 def test_a_first_stage_without_attention_keeps_the_blocks_of_the_others() -> None:
@@ -55,7 +55,7 @@ def test_a_first_stage_without_attention_keeps_the_blocks_of_the_others() -> Non
         (Axis("batch"), Axis("key_value_heads", 1), Axis("cached_tokens", 48), Axis("head_dim", 2)),
         "cache",
     )
-    own, other = (KvCache(specs, (2, 48), lambda _: torch.float32) for specs in ([], [linear]))
+    own, other = (KvCache(specs, 2, 48, lambda _: torch.float32) for specs in ([], [linear]))
     cached = torch.arange(2 * 48 * 2, dtype=torch.float32).reshape(2, 1, 48, 2)
     held = other.view(slice(0, 2))["past_key_0"]
     held.copy_(cached)

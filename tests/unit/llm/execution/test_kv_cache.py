@@ -39,7 +39,7 @@ def cache(dtype: torch.dtype = torch.float32, slots: int = 3) -> KvCache:
         )
         for name, (heads, size) in SHAPES.items()
     ]
-    made = KvCache([InputSpec("input_ids", "int32", (BATCH,), "request"), *specs], (slots, 8), lambda _: dtype)
+    made = KvCache([InputSpec("input_ids", "int32", (BATCH,), "request"), *specs], slots, 8, lambda _: dtype)
     for array in made.view(slice(0, slots)).values():
         array.copy_(torch.arange(array.numel()).view(array.shape) % 100)
     return made
@@ -243,14 +243,14 @@ def test_work_on_a_stream_uses_no_memory_that_its_caller_drops(is_paged: bool) -
     spec = InputSpec("past_key_0", "fp32", axes, "cache")
 
     def tokens(stream: Stream | None) -> list[list[int]]:
-        held = open_cache([spec], (3, 8), lambda _: torch.float32, stream)
+        held = open_cache([spec], 3, 8, lambda _: torch.float32, stream)
         random = torch.Generator().manual_seed(0)
         form = held.form(7)
         for slot in (0, 1):
             data = torch.randn(form.size_bytes // 4, generator=random).view(torch.uint8)
             held.load(slot, SavedSequence(form, data))
         held.share(0, 2, 7)
-        held.place(Call(2, np.zeros((1, 1), np.int64), np.array([7]), np.array([1])))
+        held.prepare(Call(2, np.zeros((1, 1), np.int64), np.array([7]), np.array([1])))
         held.move(np.array([2, 1]), np.array([6, 3]), np.array([1, 2]))
         return [held.save(slot, 7).data.tolist() for slot in range(3)]
 

@@ -10,7 +10,7 @@ from onnx import helper
 from tests import models
 from trtkit.errors import SourceError
 from trtkit.network.onnx import care
-from trtkit.network.onnx.io import TensorSpec, graph_inputs
+from trtkit.network.onnx.io import OnnxTensorSpec, graph_inputs
 
 
 def test_checker_counts_nodes_and_names_the_opset() -> None:
@@ -49,7 +49,7 @@ def test_placeholders_get_the_name_of_their_axis(placeholder: int | str) -> None
     shape = (placeholder, 3, placeholder, "width")
     model = models.model([node], [models.tensor("x", *shape)], [models.tensor("y", *shape)])
     assert care.name_dimensions(model) == "named x.0, x.2"
-    assert graph_inputs(model) == [TensorSpec("x", "fp32", ("x.0", 3, "x.2", "width"))]
+    assert graph_inputs(model) == [OnnxTensorSpec("x", "fp32", ("x.0", 3, "x.2", "width"))]
     assert care.name_dimensions(model) == "all named"
 
 

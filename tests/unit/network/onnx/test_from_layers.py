@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from tests.onnx_oracle import session
 from trtkit.dtypes import BF16, BOOL, DTYPES, FP32, INT8, DType
 from trtkit.errors import ProblemsError
-from trtkit.network.layer_graph import LayerGraph, Node, TensorSpec, Weights
+from trtkit.network.layer_graph import LayerGraph, LayerNode, LayerWeights, TensorSpec
 from trtkit.network.onnx import from_layers
 from trtkit.network.onnx.from_layers import onnx_model, write_onnx
 
@@ -26,15 +26,17 @@ if TYPE_CHECKING:
 MATRIX = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
 
 
-def weights(array: Any, dtype: DType = FP32, count: int | None = None) -> dict[str, Weights]:
-    return {"weights": Weights(dtype, np.ascontiguousarray(array).reshape(-1).view(np.uint8), count or array.size)}
+def weights(array: Any, dtype: DType = FP32, count: int | None = None) -> dict[str, LayerWeights]:
+    return {"weights": LayerWeights(dtype, np.ascontiguousarray(array).reshape(-1).view(np.uint8), count or array.size)}
 
 
-def constant(slot: int, shape: tuple[int, ...], held: dict[str, Weights]) -> Node:
-    return Node("CONSTANT", f"c{slot}", (), (slot,), {"shape": shape}, held)
+def constant(slot: int, shape: tuple[int, ...], held: dict[str, LayerWeights]) -> LayerNode:
+    return LayerNode("CONSTANT", f"c{slot}", (), (slot,), {"shape": shape}, held)
 
 
-def graph(nodes: list[Node], specs: Sequence[tuple[str, DType, tuple[int, ...] | None]], inputs: int = 0) -> LayerGraph:
+def graph(
+    nodes: list[LayerNode], specs: Sequence[tuple[str, DType, tuple[int, ...] | None]], inputs: int = 0
+) -> LayerGraph:
     """Return a network whose first tensors are inputs and whose last is its output."""
     tensors = [TensorSpec(slot, name, dtype, False, shape) for slot, (name, dtype, shape) in enumerate(specs, 1)]
     return LayerGraph(tuple(nodes), (None, *tensors), tuple(range(1, inputs + 1)), (len(specs),))
@@ -47,8 +49,8 @@ def product(**more: Any) -> LayerGraph:
     nodes = [
         constant(2, (32, 32), held),
         constant(3, (32, 32), held),
-        Node("MATRIX_MULTIPLY", "first", (1, 2), (4,), options),
-        Node("MATRIX_MULTIPLY", "second", (4, 3), (5,), options),
+        LayerNode("MATRIX_MULTIPLY", "first", (1, 2), (4,), options),
+        LayerNode("MATRIX_MULTIPLY", "second", (4, 3), (5,), options),
     ]
     sizes = [("x", (-1, 32)), ("m1", (32, 32)), ("m2", (32, 32)), ("h", (-1, 32)), ("y", (-1, 32))]
     return graph(nodes, [(name, FP32, shape) for name, shape in sizes], 1)
@@ -97,7 +99,7 @@ def test_scales_of_blocks_along_any_axes(scale_shape: tuple[int, ...]) -> None:
     nodes = [
         constant(1, (4, 6), weights(data, INT8)),
         constant(2, scale_shape, weights(scale)),
-        Node("DEQUANTIZE", "dequantize", (1, 2), (3,), {"axis": 1}),
+        LayerNode("DEQUANTIZE", "dequantize", (1, 2), (3,), {"axis": 1}),
     ]
     specs = [("q", INT8, (4, 6)), ("scale", FP32, scale_shape), ("y", FP32, (4, 6))]
     (got,) = session(onnx_model(graph(nodes, specs))[0]).run(None, {})
@@ -113,7 +115,7 @@ def test_floor_division_rounds_down(x: list[float]) -> None:
     dtype = FP32 if isinstance(x[0], float) else DTYPES["int32"]
     y = [2, 2, -3, -3, 4, 5]
     shape = [("x", dtype, (6,)), ("y", dtype, (6,)), ("z", dtype, (6,))]
-    network = graph([Node("ELEMENTWISE", "divide", (1, 2), (3,), {"op": "FLOOR_DIV"})], shape, 2)
+    network = graph([LayerNode("ELEMENTWISE", "divide", (1, 2), (3,), {"op": "FLOOR_DIV"})], shape, 2)
     feed = {"x": np.array(x, dtype.numpy), "y": np.array(y, dtype.numpy)}
     (got,) = session(onnx_model(network)[0]).run(None, feed)
     np.testing.assert_array_equal(got, np.floor_divide(feed["x"], feed["y"]))
@@ -122,8 +124,8 @@ def test_floor_division_rounds_down(x: list[float]) -> None:
 def test_numbers_win_over_nan_and_casts_stay_in_range() -> None:
     shape = (4,)
     nodes = [
-        Node("ELEMENTWISE", "larger", (1, 2), (3,), {"op": "MAX"}),
-        Node("CAST", "whole", (3,), (4,), {"to_type": "INT8"}),
+        LayerNode("ELEMENTWISE", "larger", (1, 2), (3,), {"op": "MAX"}),
+        LayerNode("CAST", "whole", (3,), (4,), {"to_type": "INT8"}),
     ]
     names = [("x", FP32), ("y", FP32), ("larger", FP32), ("whole", INT8)]
     model, _ = onnx_model(graph(nodes, [(name, dtype, shape) for name, dtype in names], 2))
@@ -133,10 +135,10 @@ def test_numbers_win_over_nan_and_casts_stay_in_range() -> None:
 
 def test_every_kind_that_onnx_lacks_is_named_once() -> None:
     nodes = [
-        Node("MOE", "experts", (1,), (2,)),
-        Node("MOE", "more_experts", (2,), (3,)),
-        Node("PLUGIN_V3", "swin", (3,), (4,)),
-        Node("GATHER", "pick", (1, 4), (5,), {"axis": 2, "num_elementwise_dims": 1, "mode": "DEFAULT"}),
+        LayerNode("MOE", "experts", (1,), (2,)),
+        LayerNode("MOE", "more_experts", (2,), (3,)),
+        LayerNode("PLUGIN_V3", "swin", (3,), (4,)),
+        LayerNode("GATHER", "pick", (1, 4), (5,), {"axis": 2, "num_elementwise_dims": 1, "mode": "DEFAULT"}),
     ]
     specs: list[tuple[str, DType, tuple[int, ...] | None]] = [(f"t{slot}", FP32, (2, 3, 4)) for slot in range(1, 6)]
     with pytest.raises(ProblemsError) as caught:
@@ -151,14 +153,14 @@ def test_every_kind_that_onnx_lacks_is_named_once() -> None:
 
 
 def test_tensors_of_one_name_are_told_apart() -> None:
-    nodes = [Node("UNARY", "a", (1,), (2,), {"op": "NOT"}), Node("UNARY", "b", (2,), (3,), {"op": "NOT"})]
+    nodes = [LayerNode("UNARY", "a", (1,), (2,), {"op": "NOT"}), LayerNode("UNARY", "b", (2,), (3,), {"op": "NOT"})]
     model, _ = onnx_model(graph(nodes, [("x", BOOL, (2,)), ("t", BOOL, (2,)), ("t", BOOL, (2,))], 1))
     onnx.checker.check_model(model, full_check=True)
     assert [node.output[0] for node in model.graph.node] == ["t#2", "t"]
 
 
 def test_bf16_is_computed_in_fp32_where_onnx_takes_none() -> None:
-    nodes = [Node("EINSUM", "sum", (1, 2), (3,), {"equation": "ij,jk->ik"})]
+    nodes = [LayerNode("EINSUM", "sum", (1, 2), (3,), {"equation": "ij,jk->ik"})]
     model, _ = onnx_model(graph(nodes, [(name, BF16, (2, 2)) for name in ("a", "b", "c")], 2))
     onnx.checker.check_model(model, full_check=True)
     assert [node.op_type for node in model.graph.node] == ["Cast", "Cast", "Einsum", "Cast"]
@@ -168,8 +170,8 @@ def test_bf16_is_computed_in_fp32_where_onnx_takes_none() -> None:
 def test_types_that_onnx_only_stores_are_joined_in_a_wider_one(name: str) -> None:
     dtype = DTYPES[name]
     nodes = [
-        Node("CONCATENATION", "join", (1, 2), (3,), {"axis": 0}),
-        Node("KV_CACHE_UPDATE", "update", (3, 3, 4), (5,), {"update_form": "PADDED_BHND"}),
+        LayerNode("CONCATENATION", "join", (1, 2), (3,), {"axis": 0}),
+        LayerNode("KV_CACHE_UPDATE", "update", (3, 3, 4), (5,), {"update_form": "PADDED_BHND"}),
     ]
     shape = (1, 1, 2, 2)
     specs: list[tuple[str, DType, tuple[int, ...]]] = [
@@ -191,7 +193,7 @@ def test_aligned_corners_are_those_of_whole_sizes() -> None:
     x = np.random.default_rng(2).standard_normal((1, 1, 4, 6)).astype(np.float32)
     for shape in ((1, 1, 4, 6), (1, 1, -1, -1)):
         specs = [("x", FP32, shape), ("y", FP32, (1, 1, -1, -1))]
-        model, _ = onnx_model(graph([Node("RESIZE", "r", (1,), (2,), options)], specs, 1))
+        model, _ = onnx_model(graph([LayerNode("RESIZE", "r", (1,), (2,), options)], specs, 1))
         want = torch.nn.functional.interpolate(torch.from_numpy(x), (2, 4), mode="bilinear", align_corners=True)
         programs: tuple[Any, ...] = (session(model), ReferenceEvaluator(model))
         for program in programs:  # which read a corner by scales differently

@@ -10,7 +10,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from tests.unit.network.ops.evaluate import evaluate, random
-from trtkit.network.ops.chunk import Chunk
+from trtkit.network.ops.chunk import TokenChunk
 from trtkit.network.ops.delta_rule import gated_delta_rule
 from trtkit.network.ops.shape import transpose
 
@@ -45,9 +45,9 @@ def rule(counts: list[int], *arrays: torch.Tensor) -> list[torch.Tensor]:
 
     def build(*tensors: Tensor) -> list[Tensor]:
         q, k, v, g, beta, state, token_counts = tensors
-        chunk = Chunk(token_counts, MOST)
+        chunk = TokenChunk(token_counts, MOST)
         masks = chunk.masks(transpose(v, (0, 2, 1, 3)), has_levels=g.shape[3] > 1)
-        return list(gated_delta_rule((q, k, v), (g, beta), state, masks))
+        return list(gated_delta_rule((q, k, v), g, beta, state, masks))
 
     q, k, v, g, beta, state = arrays
     is_token = (torch.arange(q.shape[1]) < torch.tensor(counts)[:, None])[..., None, None]

@@ -13,13 +13,13 @@ from onnx import helper
 from transformers import DetrImageProcessorPil, RTDetrImageProcessorPil
 
 from tests import models
-from trtkit.runtime.tasks.boxes import Detections, Limits, read_queries, read_rows, strongest, suppress
+from trtkit.runtime.tasks.boxes import BoxLimits, Detections, read_queries, read_rows, strongest, suppress
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.runtime.tasks.boxes import Layout
 
-LIMITS = Limits(min_score=0.3, max_iou=0.4, max_boxes=1000)
+LIMITS = BoxLimits(min_score=0.3, max_iou=0.4, max_boxes=1000)
 
 
 def rows(count: int = 400, classes: int = 5, seed: int = 0) -> Array:
@@ -29,7 +29,7 @@ def rows(count: int = 400, classes: int = 5, seed: int = 0) -> Array:
     return np.concatenate([places, random.integers(0, 100, (1, count, classes)) / 100], -1).astype(np.float32)
 
 
-def by_onnx_runtime(boxes: Array, scores: Array, limits: Limits) -> set[int]:
+def by_onnx_runtime(boxes: Array, scores: Array, limits: BoxLimits) -> set[int]:
     """Return the anchors that NonMaxSuppression keeps, if each has its best class alone."""
     alone = np.where(scores == scores.max(-1, keepdims=True), scores, 0)
     limit = [models.constant("max", [limits.max_boxes], "int64")]
@@ -69,7 +69,7 @@ def test_suppression_keeps_what_onnx_runtime_keeps(layout: Layout, seed: int) ->
 
 def test_the_most_boxes_are_the_surest() -> None:
     (read,) = read_rows(rows().transpose(0, 2, 1), "channels-first")
-    every, some = suppress(read, LIMITS), suppress(read, Limits(0.3, 0.4, 7))
+    every, some = suppress(read, LIMITS), suppress(read, BoxLimits(0.3, 0.4, 7))
     assert len(every.scores) > 7
     assert np.array_equal(some.boxes, every.boxes[:7])
 
@@ -97,7 +97,7 @@ def check(ours: list[Detections], theirs: list[dict[str, torch.Tensor]]) -> None
 @pytest.mark.parametrize("seed", range(3))
 def test_queries_with_a_softmax_are_those_of_transformers_detr(seed: int) -> None:
     boxes, logits = of_queries(seed)
-    limits = Limits(0.4, 1.0, 100)
+    limits = BoxLimits(0.4, 1.0, 100)
     ours = [strongest(each, limits) for each in read_queries(boxes, logits, "softmax", (640, 480))]
     outputs = SimpleNamespace(logits=torch.from_numpy(logits), pred_boxes=torch.from_numpy(boxes))
     sizes = [(480, 640)] * 2
@@ -107,7 +107,7 @@ def test_queries_with_a_softmax_are_those_of_transformers_detr(seed: int) -> Non
 @pytest.mark.parametrize("seed", range(3))
 def test_queries_with_sigmoids_are_those_of_transformers_rt_detr(seed: int) -> None:
     boxes, logits = of_queries(seed)
-    limits = Limits(0.9, 1.0, 30)
+    limits = BoxLimits(0.9, 1.0, 30)
     ours = [strongest(each, limits) for each in read_queries(boxes, logits, "sigmoid", (640, 480))]
     outputs = SimpleNamespace(logits=torch.from_numpy(logits), pred_boxes=torch.from_numpy(boxes))
     sizes = [(480, 640)] * 2

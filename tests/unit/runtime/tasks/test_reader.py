@@ -14,9 +14,9 @@ from trtkit.bundle.records import IoRecord
 from trtkit.config.task import Preprocess, Resize, Task
 from trtkit.errors import SourceError
 from trtkit.inputs.images import placement
-from trtkit.runtime.tasks.answers import Boxes, Classes
+from trtkit.runtime.tasks.answers import Classes, DetectedBoxes
 from trtkit.runtime.tasks.classes import scores_of
-from trtkit.runtime.tasks.reader import Reader, _check_outputs
+from trtkit.runtime.tasks.reader import TaskReader, _check_outputs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,9 +29,9 @@ def task(kind: str, **keys: Any) -> Task:
     return Task.model_validate({"kind": kind, **keys})
 
 
-def boxes_of(reader: Reader, output: Any, size: tuple[int, int] = (100, 50)) -> Boxes:
+def boxes_of(reader: TaskReader, output: Any, size: tuple[int, int] = (100, 50)) -> DetectedBoxes:
     (answer,) = reader.read({"y": output}, [placement(size, LETTERBOX)], (64, 64))
-    assert isinstance(answer, Boxes)
+    assert isinstance(answer, DetectedBoxes)
     return answer
 
 
@@ -40,7 +40,7 @@ def test_boxes_lie_on_the_picture_and_not_beyond_it() -> None:
     rows = np.zeros((1, 6, 50), np.float32)
     rows[0, :, 0] = [32, 32, 32, 16, 0.9, 0.1]  # the middle of the picture, half as wide and as high
     rows[0, :, 1] = [60, 44, 20, 20, 0.1, 0.8]  # over the corner
-    answer = boxes_of(Reader(task("detection", boxes=YOLO), ("cat", "dog")), rows)
+    answer = boxes_of(TaskReader(task("detection", boxes=YOLO), ("cat", "dog")), rows)
     assert [(box.label, box.class_id) for box in answer.boxes] == [("cat", 0), ("dog", 1)]
     assert answer.boxes[0].corners == pytest.approx((25, 12.5, 75, 37.5))
     assert answer.boxes[1].corners == pytest.approx((78.125, 28.125, 100, 50))
@@ -55,7 +55,7 @@ def test_boxes_lie_on_the_picture_and_not_beyond_it() -> None:
 def test_keypoints_lie_on_the_picture() -> None:
     rows = np.zeros((1, 5 + 6, 60), np.float32)
     rows[0, :, 7] = [32, 32, 32, 16, 0.9, 32, 32, 0.7, 0, 16, 0.2]
-    answer = boxes_of(Reader(task("pose", boxes=YOLO)), rows)
+    answer = boxes_of(TaskReader(task("pose", boxes=YOLO)), rows)
     assert [len(box.keypoints) for box in answer.boxes] == [2]
     assert answer.boxes[0].keypoints[0] == pytest.approx((50, 25, 0.7))
     assert answer.boxes[0].keypoints[1] == pytest.approx((0, 0, 0.2))
@@ -64,7 +64,7 @@ def test_keypoints_lie_on_the_picture() -> None:
 def test_what_was_suppressed_by_the_network_is_taken_as_it_is() -> None:
     rows = np.zeros((1, 10, 6), np.float32)
     rows[0, 0], rows[0, 1] = [0, 16, 64, 48, 0.9, 1], [0, 17, 64, 48, 0.8, 1]
-    answer = boxes_of(Reader(task("detection", boxes={"layout": "suppressed"})), rows)
+    answer = boxes_of(TaskReader(task("detection", boxes={"layout": "suppressed"})), rows)
     assert [box.score for box in answer.boxes] == pytest.approx([0.9, 0.8])
     assert answer.boxes[0].corners == pytest.approx((0, 0, 100, 50))
 
@@ -74,7 +74,9 @@ def test_a_map_of_text_gives_boxes_that_reach_beyond_the_cores_of_lines() -> Non
     probability = np.zeros((1, 1, 32, 32), np.float32)
     probability[0, 0, 12:16, 10:20] = 0.8
     probability[0, 0, 18:22, 10:20] = 0.4  # text, but not enough of it
-    answer = boxes_of(Reader(task("detection", boxes={"layout": "text-map", "min_score": 0.5}), ("text",)), probability)
+    answer = boxes_of(
+        TaskReader(task("detection", boxes={"layout": "text-map", "min_score": 0.5}), ("text",)), probability
+    )
     assert str(answer) == "1 box: text 0.80"
     assert answer.boxes[0].corners == pytest.approx((16 / 0.64, 4 / 0.64, 44 / 0.64, 20 / 0.64))
 
@@ -82,7 +84,7 @@ def test_a_map_of_text_gives_boxes_that_reach_beyond_the_cores_of_lines() -> Non
 def test_a_class_without_a_name_is_an_error() -> None:
     rows = np.array([[[0, 16, 64, 48, 0.9, 2]]], np.float32)
     with pytest.raises(SourceError, match=r"answers class 2; `task\.labels` names 2"):
-        boxes_of(Reader(task("detection", boxes={"layout": "suppressed"}), ("a", "b")), rows)
+        boxes_of(TaskReader(task("detection", boxes={"layout": "suppressed"}), ("a", "b")), rows)
 
 
 def outputs(*shapes: tuple[int, ...]) -> list[IoRecord]:
@@ -141,7 +143,7 @@ LOGITS = np.array([[1.0, 3.0, 2.0, -4.0]], np.float32)
 
 
 def classes_of(scores: str | None, output: Any) -> Classes:
-    reader = Reader(task("classification", scores=scores))
+    reader = TaskReader(task("classification", scores=scores))
     (answer,) = reader.read({"y": output}, [placement((100, 50), LETTERBOX)], (64, 64))
     assert isinstance(answer, Classes)
     return answer

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 import torch
 
-from trtkit.config.schema import InputSpec, TorchSource
+from trtkit.config.schema import ModuleInput, TorchSource
 from trtkit.errors import SourceError
 from trtkit.sources.torch import attempts
 
@@ -43,7 +43,7 @@ class WideAttention(torch.nn.Module):
 
 
 def source(*shape: int | str) -> TorchSource:
-    return TorchSource(factory="m:make", inputs={"x": InputSpec(shape=shape)}, outputs=("y",))
+    return TorchSource(factory="m:make", inputs={"x": ModuleInput(shape=shape)}, outputs=("y",))
 
 
 def run(path: Path, x: torch.Tensor) -> np.ndarray:

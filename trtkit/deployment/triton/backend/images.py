@@ -48,7 +48,7 @@ class ImageModel:
         names = [f"image {index}" if len(images) > 1 else "image" for index in range(len(images))]
         pictures = [decode_image(image_bytes(data), name) for data, name in zip(images, names, strict=True)]
         inputs = [picture_input(picture, self._preprocess, self._dtype) for picture in pictures]
-        sizes = {input_size(each, self._preprocess) for each in inputs}
+        sizes = {input_size(image, self._preprocess) for image in inputs}
         if len(sizes) > 1:
             listed = ", ".join(f"{height}x{width}" for width, height in sorted(sizes, key=lambda size: size[::-1]))
             raise SourceError(f"images of one request have different sizes: {listed}", "image", "send one per request")

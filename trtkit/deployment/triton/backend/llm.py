@@ -41,7 +41,7 @@ _LAST_WORDS_S = 0.5  # for answers to reach the server
 log = logging.getLogger(__name__)
 
 
-class Stream:
+class RequestStream:
     """A request under way: its answers so far, and where they go. asks: its prompts that have not ended, by name."""
 
     def __init__(self, request: Any, asks: Mapping[str, Ask]) -> None:
@@ -66,7 +66,7 @@ class LlmModel:
         self._defaults = Defaults(settings["default_max_tokens"], encode)
         self._metrics = EngineMetrics(self._engine.frontend.engine, _labels(args))
         self._numbers = itertools.count()
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, RequestStream] = {}
         self._news: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_all, name="trtkit-sender", daemon=True)
         self._sender.start()
@@ -83,7 +83,7 @@ class LlmModel:
             except Exception as error:
                 _refuse(request.get_response_sender(), error)
                 continue
-            stream = Stream(request, asks)
+            stream = RequestStream(request, asks)
             for name, ask in asks.items():
                 self._streams[name] = stream
                 self._engine.submit(ask.prompt, ask.params, name, _Putter(self._news, name), ask.scheduling)
@@ -126,7 +126,7 @@ class LlmModel:
             stream.sender.send(refusal(renamed(news)))
         else:
             for outputs in pieces(ask, news):
-                stream.sender.send(answer({key: each for key, each in outputs.items() if key in stream.outputs}))
+                stream.sender.send(answer({key: array for key, array in outputs.items() if key in stream.outputs}))
         if is_last:
             del self._streams[name], stream.asks[name]
             if not stream.asks:
@@ -201,22 +201,22 @@ def _streamed(ask: Ask, news: Delta) -> dict[str, Array]:
         "num_output_tokens": np.array([[len(news.token_ids)]], dtype=np.int32),
     }
     if ask.has_logprobs:
-        arrays["output_log_probs"] = np.array([[[each.logprob for each in news.logprobs]]], dtype=np.float32)
+        arrays["output_log_probs"] = np.array([[[token.logprob for token in news.logprobs]]], dtype=np.float32)
     return arrays
 
 
 def _whole(ask: Ask, answers: Sequence[CompletionOutput], text: str, prompt_tokens: int) -> dict[str, Array]:
     """Return all answers of a prompt; shorter ones are filled up with -1."""
-    longest = max(len(each.token_ids) for each in answers)
+    longest = max(len(completion.token_ids) for completion in answers)
     ids = np.full((1, len(answers), longest), -1, dtype=np.int32)
-    for row, each in enumerate(answers):
-        ids[0, row, : len(each.token_ids)] = each.token_ids
-    lengths = [len(each.token_ids) for each in answers]
+    for row, completion in enumerate(answers):
+        ids[0, row, : len(completion.token_ids)] = completion.token_ids
+    lengths = [len(completion.token_ids) for completion in answers]
     arrays = {
-        "text_output": _text([text + each.text for each in answers]),
+        "text_output": _text([text + completion.text for completion in answers]),
         "output_ids": ids,
         "sequence_length": np.array([lengths], dtype=np.int32),
-        "finish_reason": _text([each.finish_reason or "" for each in answers]),
+        "finish_reason": _text([completion.finish_reason or "" for completion in answers]),
         **_places(ask, range(len(answers))),
         "num_input_tokens": np.array([[prompt_tokens]], dtype=np.int32),
         "num_output_tokens": np.array([[sum(lengths)]], dtype=np.int32),
@@ -228,12 +228,12 @@ def _whole(ask: Ask, answers: Sequence[CompletionOutput], text: str, prompt_toke
 
 def _logprobs(answers: Sequence[CompletionOutput], longest: int) -> dict[str, Array]:
     """Return log probabilities of every token, 0 after shorter answers, and their sums."""
-    each = np.zeros((1, len(answers), longest), dtype=np.float32)
+    array = np.zeros((1, len(answers), longest), dtype=np.float32)
     for row, output in enumerate(answers):
         values = [item.logprob for item in output.logprobs or ()]
-        each[0, row, : len(values)] = values
+        array[0, row, : len(values)] = values
     sums = [answer.cumulative_logprob or 0.0 for answer in answers]
-    return {"output_log_probs": each, "cum_log_probs": np.array([sums], dtype=np.float32)}
+    return {"output_log_probs": array, "cum_log_probs": np.array([sums], dtype=np.float32)}
 
 
 def _places(ask: Ask, indices: Sequence[int]) -> dict[str, Array]:

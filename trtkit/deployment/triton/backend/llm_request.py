@@ -253,9 +253,11 @@ def _messages(text: str) -> list[Any]:
         messages = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"is not JSON: {error}", "messages", _MESSAGES) from None
-    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise RequestError("is not a list of objects", "messages", _MESSAGES)
-    for part in (part for each in messages if isinstance(each.get("content"), list) for part in each["content"]):
+    for part in (
+        part for message in messages if isinstance(message.get("content"), list) for part in message["content"]
+    ):
         if isinstance(part, dict) and part.get("type") == "image" and part.keys() - {"type"}:
             what = "an image in a message cannot name a file on the server"
             raise RequestError(what, "messages", 'send {"type": "image"}, and its bytes as `image`')

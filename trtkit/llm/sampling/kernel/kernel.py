@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from trtkit.llm.sampling.draw import FIRST_GROUP, GROUP
-from trtkit.network.aot import Kernel, pointer
+from trtkit.network.aot import TritonKernel, pointer
 
 if TYPE_CHECKING:
     import torch
@@ -51,11 +51,11 @@ def _score(key):
 
 @triton.jit
 def _processed(
-    row, place, is_there, logits_ptr, numbers, bias_ptr, counts_ptr, allowed_ptr, V,
+    row, column, is_there, logits_ptr, numbers, bias_ptr, counts_ptr, allowed_ptr, V,
     HAS_BIAS: tl.constexpr, HAS_COUNTS: tl.constexpr, HAS_ALLOWED: tl.constexpr,
 ):  # fmt: skip
     """Return scores after bias, penalties, bans and temperature, -inf outside of the row."""
-    cell = row * V + place
+    cell = row * V + column
     score = tl.load(logits_ptr + cell, mask=is_there, other=_NEVER).to(tl.float32)
     if HAS_BIAS:
         score += tl.load(bias_ptr + cell, mask=is_there, other=0.0)
@@ -68,8 +68,8 @@ def _processed(
         cost = times * tl.load(numbers + 3).to(tl.float32) + tl.load(numbers + 2).to(tl.float32)
         score = tl.where(count > 1, score - cost, score)
     if HAS_ALLOWED:
-        word = tl.load(allowed_ptr + row * ((V + 31) // 32) + place // 32, mask=is_there, other=0)
-        score = tl.where((word >> (place % 32)) & 1 != 0, score, _NEVER)
+        word = tl.load(allowed_ptr + row * ((V + 31) // 32) + column // 32, mask=is_there, other=0)
+        score = tl.where((word >> (column % 32)) & 1 != 0, score, _NEVER)
     temperature = tl.load(numbers).to(tl.float32)
     return tl.where(is_there, tl.div_rn(score, temperature), _NEVER)
 
@@ -89,12 +89,12 @@ def _least_key(
         pivots = (low + ((width * way) >> 4)).to(tl.int32)
         sums = tl.full((_WAYS,), 0.0, tl.float64)
         for start in range(0, V, BLOCK):
-            place = start + tl.arange(0, BLOCK)
-            score = tl.load(scores + place, mask=place < V, other=_NEVER)
+            column = start + tl.arange(0, BLOCK)
+            score = tl.load(scores + column, mask=column < V, other=_NEVER)
             key = _key(score)
             weight = tl.exp(score - top)
             if BY == _BY_COUNT:
-                weight = tl.where(place < V, 1.0, 0.0)
+                weight = tl.where(column < V, 1.0, 0.0)
             weight = tl.where(key >= least, weight, 0.0)
             if BY == _BY_DISTANCE:
                 key = tl.abs(score - center).to(tl.int32, bitcast=True)
@@ -113,8 +113,8 @@ def _mass(scores, V, top, least, BLOCK: tl.constexpr):
     below, total = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     equal = tl.full((), 0, tl.int32)
     for start in range(0, V, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        score = tl.load(scores + place, mask=place < V, other=_NEVER)
+        column = start + tl.arange(0, BLOCK)
+        score = tl.load(scores + column, mask=column < V, other=_NEVER)
         key, weight = _key(score), tl.exp(score - top)
         below += tl.reduce(tl.where(key < least, weight, 0.0), 0, _add).to(tl.float64)
         total += tl.reduce(weight, 0, _add).to(tl.float64)
@@ -131,14 +131,14 @@ def _remove(scores, V, top, least, count, min_p, BLOCK: tl.constexpr):
     total, moment = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
     before = tl.full((), 0, tl.int32)
     for start in range(0, V, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        score = tl.load(scores + place, mask=place < V, other=_NEVER)
+        column = start + tl.arange(0, BLOCK)
+        score = tl.load(scores + column, mask=column < V, other=_NEVER)
         key, weight = _key(score), tl.exp(score - top)
         equal = (key == least).to(tl.int32)
         rank = before + tl.associative_scan(equal, 0, _add)
         before += tl.reduce(equal, 0, _add)
         is_kept = ((key > least) | ((equal > 0) & (rank > count))) & (weight >= min_p) & (score > _NEVER)
-        tl.store(scores + place, tl.where(is_kept, score, _NEVER), mask=place < V)
+        tl.store(scores + column, tl.where(is_kept, score, _NEVER), mask=column < V)
         weight = tl.where(is_kept, weight, 0.0)
         total += tl.reduce(weight, 0, _add).to(tl.float64)
         moment += tl.reduce(weight * tl.where(is_kept, score - top, 0.0), 0, _add).to(tl.float64)
@@ -147,9 +147,9 @@ def _remove(scores, V, top, least, count, min_p, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _weights(scores, place, V, top, center, furthest):
+def _weights(scores, column, V, top, center, furthest):
     """Return the weights of tokens no further than `furthest` from the center, in fp64."""
-    score = tl.load(scores + place, mask=place < V, other=_NEVER)
+    score = tl.load(scores + column, mask=column < V, other=_NEVER)
     is_near = tl.abs(score - center).to(tl.int32, bitcast=True) <= furthest
     return tl.where(is_near & (score > _NEVER), tl.exp(score - top), 0.0).to(tl.float64)
 
@@ -175,10 +175,10 @@ def _draw(scores, V, top, center, furthest, uniform, GROUP: tl.constexpr):
         value = tl.reduce(weight, 0, _add) / _noise(key, group)
         winner = tl.where(value > best, start, winner)
         best = tl.where(value > best, value, best)
-    place = winner + tl.arange(0, GROUP)
-    values = _weights(scores, place, V, top, center, furthest) / _noise(key, place)
+    column = winner + tl.arange(0, GROUP)
+    values = _weights(scores, column, V, top, center, furthest) / _noise(key, column)
     highest = tl.reduce(values, 0, _larger)
-    return tl.reduce(tl.where(values == highest, place, V), 0, _smaller)
+    return tl.reduce(tl.where(values == highest, column, V), 0, _smaller)
 
 
 @triton.jit
@@ -186,9 +186,9 @@ def _first(scores, V, top, BLOCK: tl.constexpr):
     """Return the first token of the largest score."""
     token = tl.full((), 0, tl.int32) + V
     for start in range(0, V, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        score = tl.load(scores + place, mask=place < V, other=_NEVER)
-        first = tl.reduce(tl.where(score == top, place, V), 0, _smaller)
+        column = start + tl.arange(0, BLOCK)
+        score = tl.load(scores + column, mask=column < V, other=_NEVER)
+        first = tl.reduce(tl.where(score == top, column, V), 0, _smaller)
         token = tl.where(first < token, first, token)
     return token
 
@@ -206,10 +206,10 @@ def sample_rows(
         return
     top, faults = tl.full((), _NEVER, tl.float32), tl.full((), 0, tl.int32)
     for start in range(0, V, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        score = _processed(row, place, place < V, logits_ptr, numbers, bias_ptr, counts_ptr, allowed_ptr, V,
+        column = start + tl.arange(0, BLOCK)
+        score = _processed(row, column, column < V, logits_ptr, numbers, bias_ptr, counts_ptr, allowed_ptr, V,
                            HAS_BIAS, HAS_COUNTS, HAS_ALLOWED)  # fmt: skip
-        tl.store(scores + place, score, mask=place < V)
+        tl.store(scores + column, score, mask=column < V)
         faults += tl.reduce((score != score).to(tl.int32), 0, _add)
         highest = tl.reduce(score, 0, _larger)
         top = tl.where(highest > top, highest, top)
@@ -261,10 +261,10 @@ def launch(
     )  # fmt: skip
 
 
-def to_compile(dtype: DType) -> Kernel:
+def to_compile(dtype: DType) -> TritonKernel:
     """Return the kernel with everything it can do, and the types of its arguments."""
     inputs = {"logits_ptr": pointer(dtype), "numbers_ptr": "*fp64", "bias_ptr": "*fp32", "counts_ptr": "*i32"}
     outputs = {"scores_ptr": "*fp32", "tokens_ptr": "*i64"}
     constants = {"HAS_BIAS": True, "HAS_COUNTS": True, "HAS_ALLOWED": True, "BLOCK": BLOCK, "GROUP": GROUP}
     signature = {**inputs, "allowed_ptr": "*i32", "V": "i32", **outputs, **dict.fromkeys(constants, "constexpr")}
-    return Kernel(sample_rows, signature, constants, _WARPS)
+    return TritonKernel(sample_rows, signature, constants, _WARPS)

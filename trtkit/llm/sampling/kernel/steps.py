@@ -98,17 +98,17 @@ class KernelSampler:
         """Count tokens [R] that the host has drawn for `slots` [R], for penalties."""
         counted = (self._columns.uses[slots] & _COUNTS > 0) & (tokens >= 0) & (tokens < self._vocab_size)
         if self._tables.counts is not None and counted.any():
-            place = self._there(slots[counted]), self._there(tokens[counted])
-            twice = torch.full(place[0].shape, 2, dtype=torch.int32, device=self._device)
-            self._tables.counts.index_put_(place, twice, accumulate=True)
+            cells = self._there(slots[counted]), self._there(tokens[counted])
+            twice = torch.full(cells[0].shape, 2, dtype=torch.int32, device=self._device)
+            self._tables.counts.index_put_(cells, twice, accumulate=True)
 
     def count_drawn(self, slots: Array, tokens: torch.Tensor) -> None:
         """Count tokens [R], which are on the device and below 0 if there is none, for penalties."""
         rows = np.flatnonzero(self._columns.uses[slots] & _COUNTS)
         if self._tables.counts is not None and rows.size:
             drawn = tokens[self._there(rows)]
-            place = self._there(slots[rows]), drawn.clamp(min=0)
-            self._tables.counts.index_put_(place, torch.where(drawn < 0, 0, 2).int(), accumulate=True)
+            cells = self._there(slots[rows]), drawn.clamp(min=0)
+            self._tables.counts.index_put_(cells, torch.where(drawn < 0, 0, 2).int(), accumulate=True)
 
     def draw(self, slots: Array, rows: slice, uniform: Array) -> KernelDraw:
         """Return what draws the tokens of `slots` [R] in a step of the slots `rows`, with uniform numbers [R]."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trtkit.arrays import Array
-    from trtkit.llm.sampling.processors.step import Step
+    from trtkit.llm.sampling.processors.step import SamplingStep
 
 NOTHING = np.zeros(0, np.int64)
 
@@ -26,12 +26,12 @@ def repeated_ngrams(ids: Array, size: int) -> Array:
     if windows <= 0:
         return NOTHING
     matches = np.ones(windows, np.bool_)
-    for place in range(size - 1):
-        matches &= ids[place : place + windows] == ids[len(ids) - size + 1 + place]
+    for step in range(size - 1):
+        matches &= ids[step : step + windows] == ids[len(ids) - size + 1 + step]
     return ids[size - 1 :][matches]
 
 
-def bar(step: Step) -> None:
+def bar(step: SamplingStep) -> None:
     """Bar n-grams that repeat, bad words, and for `min_tokens` every token that ends the answer."""
     barred = [*_ngrams(step), *_words(step), *_ends(step)]
     if not barred:
@@ -42,18 +42,18 @@ def bar(step: Step) -> None:
     step.scores[step.tensor(rows[known]), step.tensor(tokens[known])] = -np.inf
 
 
-def _ngrams(step: Step) -> Iterator[tuple[int, Array]]:
+def _ngrams(step: SamplingStep) -> Iterator[tuple[int, Array]]:
     for row in step.rows(Use.NGRAM):
         slot = step.slots[row]
         yield int(row), repeated_ngrams(step.sequences.ids(slot), int(step.columns["no_repeat_ngram_size"][slot]))
 
 
-def _words(step: Step) -> Iterator[tuple[int, Array]]:
-    for row, state in step.each(Use.BAD_WORDS):
+def _words(step: SamplingStep) -> Iterator[tuple[int, Array]]:
+    for row, state in step.states_of(Use.BAD_WORDS):
         yield row, state.bad_words.barred(step.sequences.ids(step.slots[row]))
 
 
-def _ends(step: Step) -> Iterator[tuple[int, Array]]:
+def _ends(step: SamplingStep) -> Iterator[tuple[int, Array]]:
     """transformers' MinNewTokensLengthLogitsProcessor, and vLLM's for `stop_token_ids`."""
     using = step.rows(Use.MIN_TOKENS)
     early = using[step.steps(using) < step.columns["min_tokens"][step.slots[using]]]
@@ -63,14 +63,14 @@ def _ends(step: Step) -> Iterator[tuple[int, Array]]:
             yield int(row), state.stop_ids
 
 
-def force(step: Step) -> None:
+def force(step: SamplingStep) -> None:
     """Bar every end until each forced word has occurred; force words when there is room for nothing else.
 
     Our definition, for transformers 5 dropped constrained beam search: as long as a word is missing, no token that ends
     the answer is allowed. Once the tokens left of `max_tokens` are no more than the missing words need, the words are
     forced token by token, the one that is furthest along first.
     """
-    for row, state in step.each(Use.FORCE_WORDS):
+    for row, state in step.states_of(Use.FORCE_WORDS):
         slot = step.slots[row]
         generated = step.sequences.generated(slot)
         missing = state.force_words.missing(generated)
@@ -84,10 +84,10 @@ def force(step: Step) -> None:
             scores[step.tensor(state.stop_ids)] = -np.inf
 
 
-def follow_guides(step: Step) -> None:
+def follow_guides(step: SamplingStep) -> None:
     """Bar what a row's grammar does not allow next."""
     rows, masks = [], []
-    for row, state in step.each(Use.GUIDE):
+    for row, state in step.states_of(Use.GUIDE):
         assert state.guide
         if not state.guide.error:
             rows.append(row)

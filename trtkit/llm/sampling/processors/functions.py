@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from trtkit.llm.sampling.processors.step import Step
+    from trtkit.llm.sampling.processors.step import SamplingStep
 
 
-def call_functions(step: Step) -> None:
+def call_functions(step: SamplingStep) -> None:
     """Call `processor(input_ids [1, L], scores [1, V]) -> scores` in order. One that fails ends its request only."""
-    for row, state in step.each(Use.FUNCTIONS):
+    for row, state in step.states_of(Use.FUNCTIONS):
         ids = step.tensor(step.sequences.ids(step.slots[row]).copy()[None])
         for function in state.settings.params.logits_processors:
             try:

@@ -11,12 +11,12 @@ from trtkit.llm.sampling.columns import Use
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array
-    from trtkit.llm.sampling.processors.step import Step
+    from trtkit.llm.sampling.processors.step import SamplingStep
 
 
-def add_bias(step: Step) -> None:
+def add_bias(step: SamplingStep) -> None:
     """Add `logit_bias` (OpenAI's definition; transformers' SequenceBiasLogitsProcessor for runs of one token)."""
-    biased = step.each(Use.BIAS)
+    biased = step.states_of(Use.BIAS)
     if not biased:
         return
     rows = np.repeat([row for row, _ in biased], [len(state.bias_ids) for _, state in biased])
@@ -25,7 +25,7 @@ def add_bias(step: Step) -> None:
     step.scores[step.tensor(rows), step.tensor(ids)] += step.tensor(values)
 
 
-def penalise_repetition(step: Step) -> None:
+def penalise_repetition(step: SamplingStep) -> None:
     """Multiply negative scores of tokens in prompt and answer by the penalty, divide the others by it.
 
     CTRL, arXiv:1909.05858; transformers' RepetitionPenaltyLogitsProcessor.
@@ -35,13 +35,13 @@ def penalise_repetition(step: Step) -> None:
         return
     rows, ids = step.pairs(using, generated=False)
     penalty = step.tensor(step.columns["repetition_penalty"][step.slots[rows]])
-    place = step.tensor(rows), step.tensor(ids)
-    score = step.scores[place]
+    cells = step.tensor(rows), step.tensor(ids)
+    score = step.scores[cells]
     # A token that occurs twice writes the same score twice.
-    step.scores[place] = torch.where(score < 0, score * penalty, score / penalty)
+    step.scores[cells] = torch.where(score < 0, score * penalty, score / penalty)
 
 
-class Counts:
+class TokenCounts:
     """How often each slot has generated each token: [slots, V], allocated when the first request needs it."""
 
     def __init__(self, slots: int, vocab_size: int) -> None:
@@ -72,7 +72,7 @@ class Counts:
         return self._counts[slots, tokens]
 
 
-def penalise_counts(step: Step, counts: Counts) -> None:
+def penalise_counts(step: SamplingStep, counts: TokenCounts) -> None:
     """Subtract `frequency_penalty * count + presence_penalty` from tokens of the answer (OpenAI's definition)."""
     using = step.rows(Use.COUNTS)
     if not using.size:
@@ -81,5 +81,5 @@ def penalise_counts(step: Step, counts: Counts) -> None:
     slots = step.slots[rows]
     cost = step.columns["frequency_penalty"][slots] * counts.at(slots, ids).astype(np.float32)
     cost += step.columns["presence_penalty"][slots]
-    place = step.tensor(rows), step.tensor(ids)
-    step.scores[place] = step.scores[place] - step.tensor(cost)
+    cells = step.tensor(rows), step.tensor(ids)
+    step.scores[cells] = step.scores[cells] - step.tensor(cost)

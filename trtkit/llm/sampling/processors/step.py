@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Step:
+class SamplingStep:
     """Scores [R, V] that processors write into, and whose they are.
 
     slots, uses: [R]. states: of every slot. errors: rows whose request cannot go on, and why.
@@ -36,7 +36,7 @@ class Step:
         """Return the rows that need something done."""
         return np.flatnonzero(self.uses & int(use))
 
-    def each(self, use: Use) -> list[tuple[int, SlotState]]:
+    def states_of(self, use: Use) -> list[tuple[int, SlotState]]:
         """Return the rows that need something done with the states of their slots."""
         states = [(int(row), self.states[self.slots[row]]) for row in self.rows(use)]
         return [(row, state) for row, state in states if state is not None]
@@ -53,9 +53,9 @@ class Step:
         begins = self.sequences.prompt_lengths[slots] if generated else np.zeros_like(lengths)
         first, last = int(begins.min()), int(lengths.max())
         tokens = self.sequences.tokens[slots, first:last]
-        places = np.arange(first, last)
+        positions = np.arange(first, last)
         # A model may know tokens that it has no logits for.
-        there = (places >= begins[:, None]) & (places < lengths[:, None]) & (tokens < self.scores.shape[1])
+        there = (positions >= begins[:, None]) & (positions < lengths[:, None]) & (tokens < self.scores.shape[1])
         row_of, _ = np.nonzero(there)
         return rows[row_of], tokens[there]
 

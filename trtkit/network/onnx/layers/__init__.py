@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trtkit.network.onnx.layers import attention, elementwise, quantization, reduction, shape, window
-from trtkit.network.onnx.layers.layer import Layer, Value
+from trtkit.network.onnx.layers.layer import OnnxLayer, Value
 
-Write = Callable[[Layer], Value | tuple[Value, ...]]
+Write = Callable[[OnnxLayer], Value | tuple[Value, ...]]
 """Emits a layer's nodes and returns its outputs. Raises NotInOnnxError."""
 
 WRITERS: dict[str, Write] = {

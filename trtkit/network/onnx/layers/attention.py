@@ -12,12 +12,12 @@ from trtkit.network.onnx.layers.layer import NotInOnnxError
 from trtkit.network.onnx.layers.quantization import rounded
 
 if TYPE_CHECKING:
-    from trtkit.network.onnx.layers.layer import Layer, Value
+    from trtkit.network.onnx.layers.layer import OnnxLayer, Value
 
 _MASK, _SCALE, _KEY_LENGTHS = 3, 4, 6
 
 
-def attention(layer: Layer) -> Value:
+def attention(layer: OnnxLayer) -> Value:
     """Compute softmax(q k^T + mask) v in fp32: q [B, N, S, H], k and v [B, K, T, H].
 
     Not ONNX's Attention: TensorRT's has a length for each sequence, and gives zeros for rows with nothing to attend to.
@@ -40,19 +40,19 @@ def attention(layer: Layer) -> Value:
     return layer.narrowed(y)
 
 
-def _fp32(layer: Layer, index: int) -> Value:
+def _fp32(layer: OnnxLayer, index: int) -> Value:
     value = layer.value(index)
     return value if layer.input(index).dtype == FP32 else layer.emitter.cast(value, FP32)
 
 
-def _grouped(layer: Layer, value: Value, shared: int, group: int) -> Value:
+def _grouped(layer: OnnxLayer, value: Value, shared: int, group: int) -> Value:
     """Split the heads [B, N, ...] into [B, K, N / K, ...]."""
     e = layer.emitter
     sizes = e.emit("Concat", e.shape(value, 0, 1), e.constant([shared, group]), e.shape(value, 2), axis=0)
     return e.emit("Reshape", value, sizes)
 
 
-def _weights(layer: Layer, scores: Value, is_grouped: bool) -> Value:
+def _weights(layer: OnnxLayer, scores: Value, is_grouped: bool) -> Value:
     """Return the masked and normalized scores."""
     e, nothing = layer.emitter, layer.emitter.constant(-float("inf"), "float32")
     is_softmax = layer.option("norm_op") == "SOFTMAX"
@@ -79,7 +79,7 @@ def _weights(layer: Layer, scores: Value, is_grouped: bool) -> Value:
     return rounded(layer, scores, scale, layer.option("normalization_quantize_to_type"))
 
 
-def _mask(layer: Layer, is_grouped: bool) -> Value:
+def _mask(layer: OnnxLayer, is_grouped: bool) -> Value:
     """Return the mask [B, N or 1, S, T], its heads split as the queries'; empty if there is none."""
     if not layer.has(_MASK):
         return ""
@@ -93,7 +93,7 @@ def _mask(layer: Layer, is_grouped: bool) -> Value:
     return _grouped(layer, value, shared, layer.static_size(0, 1) // shared)
 
 
-def _allowed(layer: Layer) -> Value:
+def _allowed(layer: OnnxLayer) -> Value:
     """Return what lengths and causality allow, [B or 1, 1, S or 1, T]; empty if that is all."""
     e, causal = layer.emitter, layer.option("causal_kind")
     if not layer.has(_KEY_LENGTHS) and causal == "NONE":
@@ -113,7 +113,7 @@ def _allowed(layer: Layer) -> Value:
     return e.emit("And", allowed, earlier) if allowed else earlier
 
 
-def kv_cache_update(layer: Layer) -> Value:
+def kv_cache_update(layer: OnnxLayer) -> Value:
     """Write new keys or values [B, K, S, H] into a cache [B, K, T, H] from each sequence's position on."""
     if layer.option("update_form") == "PACKED_NHD" and layer.has(3):
         raise NotInOnnxError("its updates are packed")
@@ -121,7 +121,7 @@ def kv_cache_update(layer: Layer) -> Value:
     return layer.emitter.emit("TensorScatter", *inputs, axis=-2, mode="linear")
 
 
-def rotary_embedding(layer: Layer) -> Value:
+def rotary_embedding(layer: OnnxLayer) -> Value:
     """Rotate pairs of the first elements of x [B, N, S, H] by angles of the position, in fp32 at least."""
     e, size = layer.emitter, layer.number("rotary_embedding_dim") or layer.static_size(0, 3)
     x, tables = layer.widened(), [layer.widened(index) for index in (1, 2)]

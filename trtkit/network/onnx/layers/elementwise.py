@@ -11,7 +11,7 @@ from trtkit.dtypes import BOOL, FP32
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtkit.network.onnx.layers.layer import Layer, Value
+    from trtkit.network.onnx.layers.layer import OnnxLayer, Value
 
 # Attributes: nothing of the layer's, its alpha, or alpha and beta by ONNX's names.
 _ACTIVATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -29,7 +29,7 @@ _GELU = {"GELU_ERF": "none", "GELU_TANH": "tanh"}
 _INNER = {"SOFTPLUS": "Softplus", "SCALED_TANH": "Tanh"}
 
 
-def activation(layer: Layer) -> Value:
+def activation(layer: OnnxLayer) -> Value:
     """Apply a function to each element."""
     kind, alpha, beta, e = layer.option("type"), layer.real("alpha"), layer.real("beta"), layer.emitter
     if kind in _GELU:
@@ -43,7 +43,7 @@ def activation(layer: Layer) -> Value:
     return e.emit(op, layer.value(0), **dict(zip(names, (alpha, beta), strict=False)))
 
 
-def _clip(layer: Layer, low: float, high: float) -> Value:
+def _clip(layer: OnnxLayer, low: float, high: float) -> Value:
     """Limit to [low, high]; to `low` if that is above `high`, where ONNX's Clip takes `high`."""
     dtype = layer.input().dtype
     if not dtype.is_float:
@@ -70,7 +70,7 @@ _BINARY = {
 }
 
 
-def elementwise(layer: Layer) -> Value:
+def elementwise(layer: OnnxLayer) -> Value:
     """Combine two tensors."""
     op = layer.option("op")
     if op == "FLOOR_DIV":
@@ -82,7 +82,7 @@ def elementwise(layer: Layer) -> Value:
     return layer.emitter.emit(_BINARY[op], layer.value(0), layer.value(1))
 
 
-def _extreme(layer: Layer, op: str) -> Value:
+def _extreme(layer: OnnxLayer, op: str) -> Value:
     """Return the larger or smaller element, the number where one is NaN: ONNX's Max and Min may return NaN."""
     first, second, e = layer.value(0), layer.value(1), layer.emitter
     if not layer.input().dtype.is_float:
@@ -93,7 +93,7 @@ def _extreme(layer: Layer, op: str) -> Value:
     return e.emit(op, *without)
 
 
-def _floor_div(layer: Layer) -> Value:
+def _floor_div(layer: OnnxLayer) -> Value:
     """Divide, rounded down; for floats the multiple that gives a remainder of the divisor's sign."""
     first, second, e = layer.widened(0), layer.widened(1), layer.emitter
     zero, is_float = layer.like(0), layer.input().dtype.is_float
@@ -121,17 +121,17 @@ _UNARY = {
 }
 
 
-def unary(layer: Layer) -> Value:
+def unary(layer: OnnxLayer) -> Value:
     """Apply a function to each element."""
     return layer.emitter.emit(_UNARY[layer.option("op")], layer.value(0))
 
 
-def select(layer: Layer) -> Value:
+def select(layer: OnnxLayer) -> Value:
     """Take elements of input 1 where the condition holds, of input 2 elsewhere."""
     return layer.emitter.emit("Where", *layer.values)
 
 
-def parametric_relu(layer: Layer) -> Value:
+def parametric_relu(layer: OnnxLayer) -> Value:
     """Multiply negative elements by slopes."""
     return layer.emitter.emit("PRelu", *layer.values)
 
@@ -139,7 +139,7 @@ def parametric_relu(layer: Layer) -> Value:
 _LIMITS = {"int32": 2.0**31, "int64": 2.0**62, "int8": 2.0**7, "uint8": 2.0**8, "int4": 2.0**3}
 
 
-def cast(layer: Layer) -> Value:
+def cast(layer: OnnxLayer) -> Value:
     """Convert to the output's type.
 
     ONNX leaves open what floats outside the range of an integer type become: here the nearest limit, and 0 for NaN, as
@@ -157,7 +157,7 @@ def cast(layer: Layer) -> Value:
     return e.cast(e.emit("Clip", number, *bounds), target)
 
 
-def scale(layer: Layer) -> Value:
+def scale(layer: OnnxLayer) -> Value:
     """Compute (x * scale + shift) ** power with one value per tensor, channel or element."""
     mode, axis, shape = layer.option("mode"), layer.number("channel_axis"), layer.input_shape()
     counts = {name: held.count for name, held in layer.node.weights.items()}

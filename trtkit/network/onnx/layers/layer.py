@@ -9,7 +9,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from trtkit.dtypes import BF16, BOOL, FP16, FP32, INT64, DType
-from trtkit.network.layer_graph import MISSING, LayerGraph, TensorSpec, Weights
+from trtkit.network.layer_graph import MISSING, LayerGraph, LayerWeights, TensorSpec
 from trtkit.network.layer_view import LayerView
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Emitter:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer(LayerView):
+class OnnxLayer(LayerView):
     """One layer. values: its inputs in the graph or function that is written into, empty if one is left out.
 
     constant: the weights of the CONSTANT layer that writes a slot, None for other slots.
@@ -79,8 +79,8 @@ class Layer(LayerView):
     graph: LayerGraph
     values: tuple[Value, ...]
     emitter: Emitter
-    constant: Callable[[int], Weights | None]
-    add_weights: Callable[[str, Weights, Sequence[int]], Value]
+    constant: Callable[[int], LayerWeights | None]
+    add_weights: Callable[[str, LayerWeights, Sequence[int]], Value]
 
     def has(self, index: int) -> bool:
         """Whether optional input `index` is present."""

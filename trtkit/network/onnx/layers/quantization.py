@@ -11,10 +11,10 @@ from trtkit.dtypes import FP16, FP32
 from trtkit.network.onnx.layers.layer import NotInOnnxError, onnx_type
 
 if TYPE_CHECKING:
-    from trtkit.network.onnx.layers.layer import Layer, Value
+    from trtkit.network.onnx.layers.layer import OnnxLayer, Value
 
 
-def quantize(layer: Layer) -> Value:
+def quantize(layer: OnnxLayer) -> Value:
     """Divide by the scale in fp32, round to the nearest value of the output type, saturate."""
     scale, attributes = _scale(layer, layer.widened(1), 1)
     inputs = [layer.widened(), scale]
@@ -24,7 +24,7 @@ def quantize(layer: Layer) -> Value:
     return layer.emitter.emit("QuantizeLinear", *inputs, output_dtype=target, **attributes)
 
 
-def dequantize(layer: Layer) -> Value:
+def dequantize(layer: OnnxLayer) -> Value:
     """Multiply by the scale and round to the output type once."""
     e, target = layer.emitter, layer.output().dtype
     is_direct = layer.input(1).dtype == target and target in (FP32, FP16)
@@ -37,7 +37,7 @@ def dequantize(layer: Layer) -> Value:
     return result if is_direct or target == FP32 else e.cast(result, target)
 
 
-def _scale(layer: Layer, scale: Value, index: int) -> tuple[Value, dict[str, int]]:
+def _scale(layer: OnnxLayer, scale: Value, index: int) -> tuple[Value, dict[str, int]]:
     """Return a scale or zero point as ONNX takes it, with `axis` and `block_size`.
 
     TensorRT's is one number, one per index of an axis, or of the data's rank: one per block, along any axes.
@@ -60,14 +60,14 @@ def _scale(layer: Layer, scale: Value, index: int) -> tuple[Value, dict[str, int
     return scale, {"axis": blocked, "block_size": data[blocked] // shape[blocked]}
 
 
-def _repeated(layer: Layer, value: Value, axis: int, times: int) -> Value:
+def _repeated(layer: OnnxLayer, value: Value, axis: int, times: int) -> Value:
     """Repeat each element along an axis."""
     e = layer.emitter
     index = e.emit("Div", e.ramp(e.emit("Mul", e.size(value, axis), e.constant(times))), e.constant(times))
     return e.emit("Gather", value, index, axis=axis)
 
 
-def rounded(layer: Layer, value: Value, scale: Value, kind: str) -> Value:
+def rounded(layer: OnnxLayer, value: Value, scale: Value, kind: str) -> Value:
     """Return what quantizing to INT8 or FP8 and dequantizing does to fp32 values."""
     e, types = layer.emitter, {"INT8": TensorProto.INT8, "FP8": TensorProto.FLOAT8E4M3FN}
     if kind not in types:

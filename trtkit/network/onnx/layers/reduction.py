@@ -8,10 +8,10 @@ from trtkit.dtypes import FP32, INT64
 from trtkit.network.onnx.layers.layer import NotInOnnxError
 
 if TYPE_CHECKING:
-    from trtkit.network.onnx.layers.layer import Layer, Value
+    from trtkit.network.onnx.layers.layer import OnnxLayer, Value
 
 
-def matrix_multiply(layer: Layer) -> Value:
+def matrix_multiply(layer: OnnxLayer) -> Value:
     """Multiply collections of matrices or vectors, transposed where the layer says so."""
     e, forms = layer.emitter, (layer.option("op0"), layer.option("op1"))
     sides = []
@@ -26,13 +26,13 @@ def matrix_multiply(layer: Layer) -> Value:
     return e.emit("Squeeze", product, e.constant(axes)) if axes else product
 
 
-def einsum(layer: Layer) -> Value:
+def einsum(layer: OnnxLayer) -> Value:
     """Sum products by an Einstein equation, in fp32 at least: ONNX's Einsum takes no bf16."""
     operands = [layer.widened(index) for index in range(len(layer.values))]
     return layer.narrowed(layer.emitter.emit("Einsum", *operands, equation=layer.option("equation")))
 
 
-def reduce(layer: Layer) -> Value:
+def reduce(layer: OnnxLayer) -> Value:
     """Reduce axes; the average of whole numbers drops the fraction."""
     e, op, keeps = layer.emitter, layer.option("op"), int(layer.flag("keep_dims"))
     if not layer.axes():
@@ -46,24 +46,24 @@ def reduce(layer: Layer) -> Value:
     return e.emit(name, layer.value(0), axes, keepdims=keeps)
 
 
-def cumulative(layer: Layer) -> Value:
+def cumulative(layer: OnnxLayer) -> Value:
     """Sum along an axis up to each element."""
     directions = {name: int(layer.flag(name)) for name in ("exclusive", "reverse")}
     return layer.emitter.emit("CumSum", layer.value(0), layer.scalar(1), **directions)
 
 
-def top_k(layer: Layer) -> tuple[Value, ...]:
+def top_k(layer: OnnxLayer) -> tuple[Value, ...]:
     """Return the k largest or smallest along one axis, sorted, and their positions."""
     e, (axis,) = layer.emitter, layer.axes()
     count = e.constant([layer.number("k")])
     if layer.has(1):
         count = e.emit("Reshape", layer.int64(1), e.constant([1]))
     is_max = int(layer.option("op") == "MAX")
-    values, places = e.emit_several(2, "TopK", layer.value(0), count, axis=axis, largest=is_max, sorted=1)
-    return values, places if layer.output(1).dtype == INT64 else e.cast(places, layer.output(1).dtype)
+    values, indices = e.emit_several(2, "TopK", layer.value(0), count, axis=axis, largest=is_max, sorted=1)
+    return values, indices if layer.output(1).dtype == INT64 else e.cast(indices, layer.output(1).dtype)
 
 
-def softmax(layer: Layer) -> Value:
+def softmax(layer: OnnxLayer) -> Value:
     """Normalize exponentials along one axis, or along several together."""
     e, axes = layer.emitter, layer.axes()
     if len(axes) == 1:
@@ -73,7 +73,7 @@ def softmax(layer: Layer) -> Value:
     return layer.narrowed(e.emit("Div", weights, e.emit("ReduceSum", weights, along)))
 
 
-def ragged_softmax(layer: Layer) -> Value:
+def ragged_softmax(layer: OnnxLayer) -> Value:
     """Take the softmax of the first elements of each row of [Z, S]; the rest is zero."""
     e, x = layer.emitter, layer.widened()
     inside = e.emit("Less", e.ramp(e.size(x, 1)), layer.int64(1))
@@ -81,7 +81,7 @@ def ragged_softmax(layer: Layer) -> Value:
     return layer.narrowed(e.emit("Where", inside, weights, layer.like(0)))
 
 
-def normalization(layer: Layer) -> Value:
+def normalization(layer: OnnxLayer) -> Value:
     """Compute (x - mean) / sqrt(variance + epsilon) * scale + bias in fp32 at least; channels are grouped first."""
     e, x, groups, axes = layer.emitter, layer.widened(), layer.number("num_groups"), layer.axes()
     split = x
@@ -99,7 +99,7 @@ def normalization(layer: Layer) -> Value:
     return layer.narrowed(e.emit("Add", scaled, _by_channel(layer, 2)))
 
 
-def _by_channel(layer: Layer, index: int) -> Value:
+def _by_channel(layer: OnnxLayer, index: int) -> Value:
     """Return scale or bias in fp32 at least, one value per group repeated for the group's channels."""
     e, value, shape = layer.emitter, layer.widened(index), layer.input_shape(index)
     value = e.cast(value, FP32) if layer.is_narrow() and not layer.is_narrow(index) else value

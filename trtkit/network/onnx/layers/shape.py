@@ -10,10 +10,10 @@ from trtkit.dtypes import FP32, INT64
 from trtkit.network.onnx.layers.layer import NotInOnnxError
 
 if TYPE_CHECKING:
-    from trtkit.network.onnx.layers.layer import Layer, Value
+    from trtkit.network.onnx.layers.layer import OnnxLayer, Value
 
 
-def shuffle(layer: Layer) -> Value:
+def shuffle(layer: OnnxLayer) -> Value:
     """Transpose, reshape, transpose."""
     e, value, rank = layer.emitter, layer.value(0), len(layer.input_shape())
     value = _transposed(layer, value, "first_transpose", rank)
@@ -28,12 +28,12 @@ def shuffle(layer: Layer) -> Value:
     return _transposed(layer, value, "second_transpose", len(layer.output_shape()))
 
 
-def _transposed(layer: Layer, value: Value, attribute: str, rank: int) -> Value:
+def _transposed(layer: OnnxLayer, value: Value, attribute: str, rank: int) -> Value:
     order = (layer.ints(attribute) or tuple(range(rank)))[:rank]
     return value if order == tuple(range(rank)) else layer.emitter.emit("Transpose", value, perm=order)
 
 
-def squeeze(layer: Layer) -> Value:
+def squeeze(layer: OnnxLayer) -> Value:
     """Remove axes of size 1: those that input 1 names, else those of the shape."""
     e = layer.emitter
     if layer.has(1):
@@ -42,22 +42,22 @@ def squeeze(layer: Layer) -> Value:
     return e.emit("Squeeze", layer.value(0), e.constant(axes))
 
 
-def unsqueeze(layer: Layer) -> Value:
+def unsqueeze(layer: OnnxLayer) -> Value:
     """Insert axes of size 1."""
     return layer.emitter.emit("Unsqueeze", layer.value(0), layer.vector(1))
 
 
-def shape(layer: Layer) -> Value:
+def shape(layer: OnnxLayer) -> Value:
     """Return sizes."""
     return layer.emitter.shape(layer.value(0))
 
 
-def concatenation(layer: Layer) -> Value:
+def concatenation(layer: OnnxLayer) -> Value:
     """Join tensors along one axis."""
     return layer.emitter.emit("Concat", *layer.values, axis=layer.number("axis"))
 
 
-def padding(layer: Layer) -> Value:
+def padding(layer: OnnxLayer) -> Value:
     """Pad the last two axes with zeros; negative padding trims."""
     e, rank = layer.emitter, len(layer.input_shape())
     before, after = layer.ints("pre_padding_nd") or (), layer.ints("post_padding_nd") or ()
@@ -65,7 +65,7 @@ def padding(layer: Layer) -> Value:
     return e.emit("Pad", layer.value(0), e.constant((*rest, *before, *rest, *after)))
 
 
-def reverse_sequence(layer: Layer) -> Value:
+def reverse_sequence(layer: OnnxLayer) -> Value:
     """Reverse the first elements of each slice along the batch axis; ONNX's ReverseSequence takes no bf16."""
     axes = {"batch_axis": layer.number("batch_axis"), "time_axis": layer.number("sequence_axis")}
     if sorted(axes.values()) != [0, 1]:
@@ -73,19 +73,19 @@ def reverse_sequence(layer: Layer) -> Value:
     return layer.narrowed(layer.emitter.emit("ReverseSequence", layer.widened(), layer.int64(1), **axes))
 
 
-def one_hot(layer: Layer) -> Value:
+def one_hot(layer: OnnxLayer) -> Value:
     """Set on_value where the new axis equals the index; ONNX's OneHot counts negative ones from the end instead."""
     e, rank = layer.emitter, len(layer.output_shape())
     axis = layer.number("axis") % rank
     classes = e.ramp(e.emit("Squeeze", layer.vector(2)))
-    others = [place for place in range(rank) if place != axis]
+    others = [other for other in range(rank) if other != axis]
     classes = e.emit("Unsqueeze", classes, e.constant(others)) if others else classes
     is_class = e.emit("Equal", e.emit("Unsqueeze", layer.int64(0), e.constant([axis])), classes)
-    off, on = (e.emit("Gather", layer.value(1), e.constant(place)) for place in (0, 1))
+    off, on = (e.emit("Gather", layer.value(1), e.constant(index)) for index in (0, 1))
     return e.emit("Where", is_class, on, off)
 
 
-def gather(layer: Layer) -> Value:
+def gather(layer: OnnxLayer) -> Value:
     """Pick elements by index."""
     batch_dims, mode, e = layer.number("num_elementwise_dims"), layer.option("mode"), layer.emitter
     if mode == "ND":
@@ -100,7 +100,7 @@ def gather(layer: Layer) -> Value:
     return e.emit("GatherND", layer.value(0), index, batch_dims=batch_dims)
 
 
-def scatter(layer: Layer) -> Value:
+def scatter(layer: OnnxLayer) -> Value:
     """Copy data and overwrite the elements or slices that indices name."""
     data, index, updates = layer.value(0), layer.int64(1), layer.value(2)
     if layer.option("mode") == "ELEMENT":
@@ -108,10 +108,10 @@ def scatter(layer: Layer) -> Value:
     return layer.emitter.emit("ScatterND", data, index, updates)
 
 
-def non_zero(layer: Layer) -> Value:
+def non_zero(layer: OnnxLayer) -> Value:
     """Return the positions of non-zero elements, one row per axis."""
-    places = layer.emitter.emit("NonZero", layer.value(0))
-    return places if layer.output().dtype == INT64 else layer.emitter.cast(places, layer.output().dtype)
+    indices = layer.emitter.emit("NonZero", layer.value(0))
+    return indices if layer.output().dtype == INT64 else layer.emitter.cast(indices, layer.output().dtype)
 
 
 _START, _SIZE, _STRIDE, _FILL, _AXES = 1, 2, 3, 4, 5
@@ -121,7 +121,7 @@ _BEFORE_FIRST = -(1 << 62)
 """Where a backward slice ends that takes the first element too."""
 
 
-def slice_layer(layer: Layer) -> Value:
+def slice_layer(layer: OnnxLayer) -> Value:
     """Take `size` elements per axis from `start` in steps of `stride`, by Slice if that can express it."""
     known = {index: _known(layer, index) for index in _ATTRIBUTES}
     start, size, stride = (known[index] for index in (_START, _SIZE, _STRIDE))
@@ -146,23 +146,23 @@ def slice_layer(layer: Layer) -> Value:
     return e.emit("Slice", layer.value(0), *bounds)
 
 
-def _known(layer: Layer, index: int) -> tuple[int, ...] | None:
+def _known(layer: OnnxLayer, index: int) -> tuple[int, ...] | None:
     """Return what the layer or a constant says of start, size, stride or axes."""
     stated = layer.ints(_ATTRIBUTES[index])
     return layer.known(index) if stated is None else stated
 
 
-def _gathered(layer: Layer, known: dict[int, tuple[int, ...] | None]) -> Value:
+def _gathered(layer: OnnxLayer, known: dict[int, tuple[int, ...] | None]) -> Value:
     """Take a slice by one index for each axis: any stride, any sample mode."""
     e, rank, mode = layer.emitter, len(layer.input_shape()), layer.option("mode")
     axes = known[_AXES]
     if layer.has(_AXES) and axes is None:
         raise NotInOnnxError("its axes are known at run time only")
     value, inside = layer.value(0), []
-    for place, stated in enumerate(range(rank) if axes is None else axes):
+    for number, stated in enumerate(range(rank) if axes is None else axes):
         axis = stated % rank
-        first, step = (_item(layer, known, index, place, axis) for index in (_START, _STRIDE))
-        count = _item(layer, known, _SIZE, place, axis)
+        first, step = (_item(layer, known, index, number, axis) for index in (_START, _STRIDE))
+        count = _item(layer, known, _SIZE, number, axis)
         index = e.emit("Add", first, e.emit("Mul", e.ramp(count), step))
         length = e.size(layer.value(0), axis)
         if mode == "FILL":
@@ -180,17 +180,17 @@ def _gathered(layer: Layer, known: dict[int, tuple[int, ...] | None]) -> Value:
     return e.emit("Where", allowed, value, fill)
 
 
-def _item(layer: Layer, known: dict[int, tuple[int, ...] | None], index: int, place: int, axis: int) -> Value:
+def _item(layer: OnnxLayer, known: dict[int, tuple[int, ...] | None], index: int, number: int, axis: int) -> Value:
     """Return start, size or stride of one axis as a scalar; the whole axis by default."""
     e, numbers = layer.emitter, known[index]
     if numbers is not None:
-        return e.constant(numbers[place])
+        return e.constant(numbers[number])
     if layer.has(index):
-        return e.emit("Gather", layer.vector(index), e.constant(place))
+        return e.emit("Gather", layer.vector(index), e.constant(number))
     return e.size(layer.value(0), axis) if index == _SIZE else e.constant(int(index == _STRIDE))
 
 
-def _wrapped(layer: Layer, index: Value, length: Value) -> Value:
+def _wrapped(layer: OnnxLayer, index: Value, length: Value) -> Value:
     """Return positions moved inside an axis as the sample mode says; those to be filled may be any."""
     e, mode, one = layer.emitter, layer.option("mode"), layer.emitter.constant(1)
     if mode == "STRICT_BOUNDS":
@@ -205,7 +205,7 @@ def _wrapped(layer: Layer, index: Value, length: Value) -> Value:
     return e.emit("Min", e.emit("Max", index, e.constant(0)), e.emit("Max", last, e.constant(0)))
 
 
-def fill(layer: Layer) -> Value:
+def fill(layer: OnnxLayer) -> Value:
     """Make a ramp, or random values; no two libraries draw the same ones."""
     e, operation = layer.emitter, layer.option("operation")
     stated = layer.known(0) if layer.has(0) else layer.ints("shape")
@@ -219,7 +219,7 @@ def fill(layer: Layer) -> Value:
     return e.cast(e.emit("Add", e.emit("Mul", random, factor), low), layer.output().dtype)
 
 
-def _ramp(layer: Layer, sizes: Value) -> Value:
+def _ramp(layer: OnnxLayer, sizes: Value) -> Value:
     """Return alpha + the sum over axes of position times beta; one beta holds for all axes."""
     e, dtype, rank = layer.emitter, layer.output().dtype, len(layer.output_shape())
     total = e.emit("Expand", e.cast(_number(layer, 1), dtype), sizes)
@@ -233,7 +233,7 @@ def _ramp(layer: Layer, sizes: Value) -> Value:
     return total
 
 
-def _number(layer: Layer, index: int) -> Value:
+def _number(layer: OnnxLayer, index: int) -> Value:
     """Return alpha (1) or beta (2) of a fill."""
     if layer.has(index):
         return layer.value(index)

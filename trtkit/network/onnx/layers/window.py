@@ -13,7 +13,7 @@ from trtkit.network.onnx.layers.layer import NotInOnnxError
 
 if TYPE_CHECKING:
     from trtkit.network.layer_view import Window
-    from trtkit.network.onnx.layers.layer import Layer, Value
+    from trtkit.network.onnx.layers.layer import OnnxLayer, Value
 
 
 def _attributes(window: Window) -> dict[str, tuple[int, ...] | str]:
@@ -28,7 +28,7 @@ def _attributes(window: Window) -> dict[str, tuple[int, ...] | str]:
     return {**common, "pads": (*window.before, *window.after)}
 
 
-def _padded(layer: Layer, window: Window) -> Window:
+def _padded(layer: OnnxLayer, window: Window) -> Window:
     """Return a window whose EXPLICIT_ROUND_UP became padding, which needs fixed sizes."""
     if window.mode != "EXPLICIT_ROUND_UP":
         return window
@@ -36,7 +36,7 @@ def _padded(layer: Layer, window: Window) -> Window:
     return replace(window, after=tuple(window.padding(spatial)[1]))
 
 
-def convolution(layer: Layer) -> Value:
+def convolution(layer: OnnxLayer) -> Value:
     """Correlate [N, C, ...] with a kernel [K, C / groups, ...]."""
     window, maps = _padded(layer, window_of(layer, "kernel_size_nd")), layer.number("num_output_maps")
     kernel, bias = _parameters(layer, (maps, -1, *window.size))
@@ -44,7 +44,7 @@ def convolution(layer: Layer) -> Value:
     return layer.emitter.emit("Conv", layer.value(0), kernel, bias, **attributes)
 
 
-def deconvolution(layer: Layer) -> Value:
+def deconvolution(layer: OnnxLayer) -> Value:
     """Transpose-convolve [N, C, ...] with a kernel [C, K / groups, ...]; padding crops the result."""
     window, groups = window_of(layer, "kernel_size_nd"), layer.number("num_groups")
     before, after = window.before, window.after
@@ -60,7 +60,7 @@ def deconvolution(layer: Layer) -> Value:
     return layer.emitter.emit("ConvTranspose", layer.value(0), kernel, bias, **_attributes(plain), group=groups)
 
 
-def _parameters(layer: Layer, shape: tuple[int, ...]) -> tuple[Value, Value]:
+def _parameters(layer: OnnxLayer, shape: tuple[int, ...]) -> tuple[Value, Value]:
     """Return kernel and bias: inputs, or weights in the input's type."""
     dtype, kernel, bias = layer.input().dtype, layer.value(1), layer.value(2)
     if not kernel:
@@ -74,7 +74,7 @@ def _parameters(layer: Layer, shape: tuple[int, ...]) -> tuple[Value, Value]:
     return kernel, bias
 
 
-def pooling(layer: Layer) -> Value:
+def pooling(layer: OnnxLayer) -> Value:
     """Reduce each window of [N, C, ...]."""
     e, kind = layer.emitter, layer.option("type")
     stated = window_of(layer, "window_size_nd")
@@ -93,7 +93,7 @@ def pooling(layer: Layer) -> Value:
     return e.emit("Add", e.emit("Mul", largest, shares[0]), e.emit("Mul", average, shares[1]))
 
 
-def local_response_normalization(layer: Layer) -> Value:
+def local_response_normalization(layer: OnnxLayer) -> Value:
     """Divide by (k + alpha / window * sum of squares over neighbouring channels) ** beta."""
     size = layer.number("window_size")
     if size % 2 == 0:
@@ -106,7 +106,7 @@ _RESIZE_MODES = {"NEAREST": "nearest", "LINEAR": "linear", "CUBIC": "cubic"}
 _ROUNDINGS = {"HALF_UP": "round_prefer_ceil", "HALF_DOWN": "round_prefer_floor", "FLOOR": "floor", "CEIL": "ceil"}
 
 
-def resize(layer: Layer) -> Value:
+def resize(layer: OnnxLayer) -> Value:
     """Resize axes to sizes or by scales, by which positions are mapped too, except between aligned corners."""
     e, mode = layer.emitter, layer.option("resize_mode")
     transformation = layer.option("coordinate_transformation").lower()
@@ -138,7 +138,7 @@ def resize(layer: Layer) -> Value:
 _GRID_PADDING = {"FILL": "zeros", "CLAMP": "border", "REFLECT": "reflection"}
 
 
-def grid_sample(layer: Layer) -> Value:
+def grid_sample(layer: OnnxLayer) -> Value:
     """Sample [N, C, ...] at the positions of a grid in [-1, 1]."""
     attributes = {
         "mode": _RESIZE_MODES[layer.option("interpolation_mode")],
@@ -148,7 +148,7 @@ def grid_sample(layer: Layer) -> Value:
     return layer.emitter.emit("GridSample", *layer.values, **attributes)
 
 
-def non_maximum_suppression(layer: Layer) -> tuple[Value, ...]:
+def non_maximum_suppression(layer: OnnxLayer) -> tuple[Value, ...]:
     """Keep the best boxes of each batch item and class: rows by batch, then falling score, and their count.
 
     ONNX's operator orders rows by class within a batch item, so they are sorted: by score, then by batch item, each

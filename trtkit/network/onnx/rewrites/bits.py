@@ -32,7 +32,7 @@ def bitwise(name: str) -> Callable[[Writer, Node], Written]:
         if mask is not None:
             x = _wide(o, node.x(mask[0]))
             return [o.cast(o.call("Mod", [x, o.number(mask[1], x.dtype)]), node.x(0).dtype)]
-        a, b = (_wide(o, node.x(place)) for place in (0, 1))
+        a, b = (_wide(o, node.x(index)) for index in (0, 1))
         return [o.cast(_combined(o, name, a, b), node.x(0).dtype)]
 
     return write
@@ -79,12 +79,12 @@ def _wide(o: Writer, x: OnnxValue) -> OnnxValue:
 
 def _low_mask(node: Node) -> tuple[int, int] | None:
     """Return the other input's place and 2^k where one input is the constant 2^k - 1: the rest of a division."""
-    for place in (0, 1):
-        value = node.constants[place]
-        if value is not None and value.size == 1 and value.ndim <= len(node.x(1 - place).shape):
+    for index in (0, 1):
+        value = node.constants[index]
+        if value is not None and value.size == 1 and value.ndim <= len(node.x(1 - index).shape):
             above = int(value.reshape(())) + 1
             if 1 < above <= 2**30 and above & (above - 1) == 0:
-                return 1 - place, above
+                return 1 - index, above
     return None
 
 
@@ -93,7 +93,7 @@ def _combined(o: Writer, name: str, a: OnnxValue, b: OnnxValue) -> OnnxValue:
     bits = 63 if a.dtype == INT64 else 31
     a_bits, a_sign = _bits(o, a, bits)
     b_bits, b_sign = _bits(o, b, bits)
-    weights = o.constant(np.array([2**place for place in range(bits)], np.int64), a.dtype)
+    weights = o.constant(np.array([2**bit for bit in range(bits)], np.int64), a.dtype)
     low = o.reduce("sum", _joined(o, name, a_bits, b_bits) * weights, [-1])
     return low + _joined(o, name, a_sign, b_sign) * _lowest(o, a.dtype)
 
@@ -102,7 +102,7 @@ def _bits(o: Writer, x: OnnxValue, bits: int) -> tuple[OnnxValue, OnnxValue]:
     """Return the bits below the sign along a new last axis, and the sign's, all 0 or 1."""
     sign = o.cast(x < 0, x.dtype)
     low = o.unsqueeze(x - sign * _lowest(o, x.dtype), len(x.shape))
-    weights = o.constant(np.array([2**place for place in range(bits)], np.int64), x.dtype)
+    weights = o.constant(np.array([2**bit for bit in range(bits)], np.int64), x.dtype)
     return o.call("Mod", [o.binary("div", low, weights), o.number(2, x.dtype)]), sign
 
 

@@ -32,10 +32,10 @@ def _expanded(o: Writer, rows: Sequence[Sequence[OnnxValue]], columns: Sequence[
     if len(columns) == 1:
         return rows[0][columns[0]]
     total: OnnxValue | None = None
-    for place, column in enumerate(columns):
-        rest = [*columns[:place], *columns[place + 1 :]]
+    for index, column in enumerate(columns):
+        rest = [*columns[:index], *columns[index + 1 :]]
         term = rows[0][column] * _expanded(o, rows[1:], rest)
-        total = term if total is None else total - term if place % 2 else total + term
+        total = term if total is None else total - term if index % 2 else total + term
     assert total is not None
     return total
 

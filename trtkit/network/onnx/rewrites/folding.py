@@ -36,24 +36,27 @@ def col2im(o: Writer, node: Node) -> Written:
     node.check_all_read()
     spans = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, block, strict=True)]
     padded = [size + pads[axis] + pads[axis + rank] for axis, size in enumerate(image)]
-    places = [(size - span) // stride + 1 for size, span, stride in zip(padded, spans, strides, strict=True)]
-    sizes = [(count - 1) * stride + span for count, stride, span in zip(places, strides, spans, strict=True)]
+    steps = [(size - span) // stride + 1 for size, span, stride in zip(padded, spans, strides, strict=True)]
+    sizes = [(count - 1) * stride + span for count, stride, span in zip(steps, strides, spans, strict=True)]
     channels = x.shape[1] // points
     weight = np.zeros((channels * points, 1, *spans), np.float32)
-    for point, place in enumerate(np.ndindex(*block)):
-        weight[point::points, 0][(slice(None), *np.multiply(place, dilations))] = 1
+    for point, tap in enumerate(np.ndindex(*block)):
+        weight[point::points, 0][(slice(None), *np.multiply(tap, dilations))] = 1
     y = o.call(
         "ConvTranspose",
-        [o.reshape(x, [0, x.shape[1], *places]), o.constant(weight, x.dtype)],
+        [o.reshape(x, [0, x.shape[1], *steps]), o.constant(weight, x.dtype)],
         group=channels,
         strides=list(strides),
     )
-    return [_cut(o, y, pads, (sizes, image))]
+    return [_cut(o, y, pads, sizes, image)]
 
 
-def _cut(o: Writer, y: OnnxValue, pads: Sequence[int], sizes: tuple[list[int], list[int]]) -> OnnxValue:
-    """Return the image without padding; rows that no column covers are zero. sizes: as made, of the image."""
-    for axis, (have, want) in enumerate(zip(*sizes, strict=True)):
+def _cut(o: Writer, y: OnnxValue, pads: Sequence[int], sizes: list[int], image: list[int]) -> OnnxValue:
+    """Return the image without padding; rows that no column covers are zero.
+
+    sizes: with padding. image: sizes without.
+    """
+    for axis, (have, want) in enumerate(zip(sizes, image, strict=True)):
         start = pads[axis]
         if have < start + want:
             y = o.pad(y, 2 + axis, 0, start + want - have)

@@ -25,9 +25,9 @@ def expand_functions(model: onnx.ModelProto) -> Counter[str]:
     knowledge = Knowledge(model)
     for graph in all_graphs(model.graph):
         nodes: list[onnx.NodeProto] = []
-        for place, node in enumerate(graph.node):
+        for index, node in enumerate(graph.node):
             body = _body(node, knowledge, opset_of(model)) if needs_expansion(node) else None
-            nodes.extend([node] if body is None else _spliced(body, node, node.name or f"{node.op_type}_{place}"))
+            nodes.extend([node] if body is None else _spliced(body, node, node.name or f"{node.op_type}_{index}"))
             done[node.op_type] += body is not None
         copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
@@ -50,14 +50,14 @@ def _has_more_outputs(node: onnx.NodeProto) -> bool:
 
 def _attention_needs_it(node: onnx.NodeProto) -> bool:
     """Outputs but the first, capped scores, a window, a mask or lengths next to causality, a past."""
-    places = {place for place, name in enumerate(node.input) if name}
+    present = {index for index, name in enumerate(node.input) if name}
     causal = bool(_attribute(node, "is_causal", 0))
     limits = ("softcap", "softmax_precision", "attn_window_size", "left_window_size", "right_window_size")
     return (
         _has_more_outputs(node)
-        or bool(places & {4, 5})
-        or (causal and bool(places & {3, 6}))
-        or 6 in places
+        or bool(present & {4, 5})
+        or (causal and bool(present & {3, 6}))
+        or 6 in present
         or any(_attribute(node, name, 0) for name in limits)
         or any("window" in attribute.name for attribute in node.attribute)
     )
@@ -121,10 +121,10 @@ def _renamed(
 ) -> list[onnx.NodeProto]:
     """Return copies of nodes under the names of another graph; tensors without one get `prefix`."""
     copies = []
-    for place, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
-        copy.name = f"{prefix}/{node.name or f'{node.op_type.lower()}_{place}'}"
+        copy.name = f"{prefix}/{node.name or f'{node.op_type.lower()}_{index}'}"
         copy.input[:] = [names.get(name, f"{prefix}/{name}") if name else "" for name in node.input]
         copy.output[:] = [names.setdefault(name, f"{prefix}/{name}") if name else "" for name in node.output]
         del copy.attribute[:]
@@ -156,11 +156,11 @@ def _rename_graph(
     """Rename what is inside a branch or loop."""
     if not attribute.HasField("g"):
         return
-    graph, own = attribute.g, dict(names)
+    graph, local_names = attribute.g, dict(names)
     for value in (*graph.input,):
-        own[value.name] = value.name = f"{prefix}/{value.name}"
-    inner = _renamed(graph.node, prefix, own, attributes)
+        local_names[value.name] = value.name = f"{prefix}/{value.name}"
+    inner = _renamed(graph.node, prefix, local_names, attributes)
     for value in graph.output:
-        value.name = own.get(value.name, value.name)
+        value.name = local_names.get(value.name, value.name)
     del graph.node[:]
     graph.node.extend(inner)

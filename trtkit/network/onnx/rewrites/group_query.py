@@ -61,7 +61,7 @@ def group_query_attention(o: Writer, node: Node) -> Written:
     if is_rotary:
         cos, sin = _angles(o, node, positions)
         q, k = (_rotated(o, x, cos, sin, is_interleaved=is_interleaved) for x in (q, k))
-    present_k, present_v = (_cached(o, node, place, new, past) for place, new in ((3, k), (4, v)))
+    present_k, present_v = (_cached(o, node, index, new, past) for index, new in ((3, k), (4, v)))
     length = o.size(present_k, 2)
     keys = o.reshape(o.arange(length, INT32), [1, 1, -1])
     at = o.unsqueeze(positions, 2)
@@ -69,14 +69,14 @@ def group_query_attention(o: Writer, node: Node) -> Written:
     if window > 0:
         hidden = o.binary("or", hidden, keys < at - (window - 1))
     scoring = _Scoring(scale or heads.size**-0.5, softcap, hidden, node.optional(10))
-    out = _attended(o, (q, present_k, present_v), heads, scoring)
+    out = _attended(o, q, present_k, present_v, heads, scoring)
     return [out, present_k, present_v][: len(node.outputs)]
 
 
 def _refuse_inputs(node: Node) -> None:
-    for place, name in ((11, "head_sink"), (12, "k_scale"), (13, "v_scale")):
-        if node.input(place):
-            raise Refusal(f"input {place} (`{name}`) is given, allowed: none", "export the model without it")
+    for index, name in ((11, "head_sink"), (12, "k_scale"), (13, "v_scale")):
+        if node.input(index):
+            raise Refusal(f"input {index} (`{name}`) is given, allowed: none", "export the model without it")
 
 
 def _number(o: Writer, size: int | OnnxValue) -> OnnxValue | int:
@@ -95,7 +95,7 @@ def _split_heads(o: Writer, node: Node) -> tuple[OnnxValue, OnnxValue, OnnxValue
     parts = [node.x(0), node.x(0), node.x(0)] if is_packed else [node.x(0), node.x(1), node.x(2)]
     if is_packed:
         ends = (0, queries * size, (queries + keys) * size, (queries + 2 * keys) * size)
-        parts = [o.take(packed, 2, ends[place], ends[place + 1] - ends[place]) for place in range(3)]
+        parts = [o.take(packed, 2, ends[index], ends[index + 1] - ends[index]) for index in range(3)]
     tokens = o.size(packed, 1)
     split = [
         o.transpose(o.reshape(part, [0, 0, count, size]), (0, 2, 1, 3))
@@ -109,7 +109,7 @@ def _angles(o: Writer, node: Node, positions: OnnxValue) -> tuple[OnnxValue, Onn
     position_ids = node.optional(9)
     at = positions if position_ids is None else o.cast(position_ids, INT32)
     at = o.binary("max", at, 0)
-    cos, sin = (o.unsqueeze(o.gather(node.x(place), at, 0), 1) for place in (7, 8))
+    cos, sin = (o.unsqueeze(o.gather(node.x(index), at, 0), 1) for index in (7, 8))
     return cos, sin
 
 
@@ -127,28 +127,27 @@ def _rotated(o: Writer, x: OnnxValue, cos: OnnxValue, sin: OnnxValue, *, is_inte
     return rotated if size == 2 * half else o.concat([rotated, o.take(x, 3, 2 * half, size - 2 * half)], 3)
 
 
-def _cached(o: Writer, node: Node, place: int, x: OnnxValue, before: OnnxValue) -> OnnxValue:
+def _cached(o: Writer, node: Node, index: int, x: OnnxValue, before: OnnxValue) -> OnnxValue:
     """Return keys or values of all tokens [B, K, T, H]. x: of the new tokens. before: lengths before them [B, 1]."""
-    past = node.optional(place)
+    past = node.optional(index)
     if past is None:
         return x
-    present = node.declared.get(node.outputs[place - 2]) if node.is_used(place - 2) else None
-    is_shared = present is not None and present == node.declared.get(node.input(place))
+    present = node.declared.get(node.outputs[index - 2]) if node.is_used(index - 2) else None
+    is_shared = present is not None and present == node.declared.get(node.input(index))
     old = o.size(past, 2)
     both = o.concat([past, x], 2)
-    places = o.unsqueeze(o.arange(o.size(past if is_shared else both, 2), INT32), 0)  # [1, T]
+    positions = o.unsqueeze(o.arange(o.size(past if is_shared else both, 2), INT32), 0)  # [1, T]
     first = _number(o, old)
-    step = places - before
+    step = positions - before
     is_new = o.binary("and", step > -1, step < _number(o, o.size(x, 2)))
     last = first - 1
-    at = o.select(is_new, step + first, o.binary("max", o.binary("min", places, last), 0))
+    at = o.select(is_new, step + first, o.binary("max", o.binary("min", positions, last), 0))
     moved = o.transpose(both, (0, 2, 1, 3))  # [B, P + S, K, H]
     return o.transpose(o.gather_nd(moved, o.unsqueeze(at, 2), batch_dims=1), (0, 2, 1, 3))
 
 
-def _attended(o: Writer, qkv: tuple[OnnxValue, OnnxValue, OnnxValue], heads: _Heads, scoring: _Scoring) -> OnnxValue:
+def _attended(o: Writer, q: OnnxValue, k: OnnxValue, v: OnnxValue, heads: _Heads, scoring: _Scoring) -> OnnxValue:
     """Return softmax(q k^T scale + mask) v as [B, S, N * H]; the queries of one key head are multiplied at once."""
-    q, k, v = qkv
     group = heads.queries // heads.keys
     grouped = o.reshape(q, [0, heads.keys, -1, heads.size])  # [B, K, N / K * S, H]
     length = o.size(k, 2)

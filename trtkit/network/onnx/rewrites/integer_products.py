@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 _CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
 
-def shifted(o: Writer, node: Node, place: int, zero_place: int, axis: int) -> OnnxValue:
+def shifted(o: Writer, node: Node, index: int, zero_place: int, axis: int) -> OnnxValue:
     """Return an input minus its zero point in fp32; a vector of zero points lies along `axis`."""
-    value = node.constants[place]
+    value = node.constants[index]
     zero_point = node.constants[zero_place] if node.input(zero_place) else np.zeros((), np.int8)
     if value is not None and zero_point is not None:
         return _weights(o, value.astype(np.int32) - _along(zero_point, axis, value.ndim).astype(np.int32))
-    whole = node.whole(o, place)
+    whole = node.whole(o, index)
     if not node.input(zero_place):
         return whole
     return whole - o.along(node.whole(o, zero_place), axis, len(whole.shape))
@@ -45,7 +45,7 @@ def _along(value: Array, axis: int, rank: int) -> Array:
     """Return a vector along one axis."""
     if value.size == 1:
         return value.reshape(())
-    return value.reshape([-1 if place == axis % rank else 1 for place in range(rank)])
+    return value.reshape([-1 if index == axis % rank else 1 for index in range(rank)])
 
 
 def conv_integer(o: Writer, node: Node) -> Written:
@@ -66,20 +66,22 @@ def conv_attributes(node: Node) -> dict[str, object]:
 def matmul_integer(o: Writer, node: Node) -> Written:
     """Write a product of integer matrices."""
     node.check_all_read()
-    return [o.cast(o.unary("round", integer_matmul(o, node, (0, 1, 2, 3))), INT32)]
+    return [o.cast(o.unary("round", integer_matmul(o, node, a_zero=2, b_zero=3)), INT32)]
 
 
-def integer_matmul(o: Writer, node: Node, places: tuple[int, int, int, int]) -> OnnxValue:
-    """Return the product in fp32. places: of A, B and their zero points, which lie along A's rows and B's columns."""
-    a, b, a_zero, b_zero = places
-    left = shifted(o, node, a, a_zero, -2)
-    return o.matmul(left, shifted(o, node, b, b_zero, -1))
+def integer_matmul(o: Writer, node: Node, a_zero: int, b_zero: int) -> OnnxValue:
+    """Return the product of A and B in fp32.
+
+    a_zero, b_zero: the inputs with their zero points, which lie along A's rows and B's columns.
+    """
+    left = shifted(o, node, 0, a_zero, -2)
+    return o.matmul(left, shifted(o, node, 1, b_zero, -1))
 
 
 def matmul_integer_to_float(o: Writer, node: Node) -> Written:
     """Write ONNX Runtime's product with scales: A, B, A scale, B scale, A zero point, B zero point, bias."""
     node.check_all_read()
-    product = integer_matmul(o, node, (0, 1, 4, 5))
+    product = integer_matmul(o, node, a_zero=4, b_zero=5)
     product = product * o.along(node.x(2), -2, len(product.shape)) * o.along(node.x(3), -1, len(product.shape))
     bias = node.optional(6)
     return [product if bias is None else product + bias]

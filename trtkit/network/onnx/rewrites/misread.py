@@ -47,12 +47,12 @@ def recurrent(op_type: str) -> Callable[[Writer, Node], Written]:
         if not node.number("layout", 0):
             return None
         kept = {name: value for name, value in node.attributes.items() if name != "layout"}
-        inputs = [o.transpose(value, (1, 0, 2)) if place in {0, 5, 6} and value is not None else value
-                 for place, value in enumerate(node.values)]  # fmt: skip
+        inputs = [o.transpose(value, (1, 0, 2)) if index in {0, 5, 6} and value is not None else value
+                 for index, value in enumerate(node.values)]  # fmt: skip
         outputs = o.calls(op_type, inputs, len(node.outputs), **kept)
         order = [(2, 0, 1, 3), *[(1, 0, 2)] * 2]
         return [
-            o.transpose(value, order[place]) if node.is_used(place) else None for place, value in enumerate(outputs)
+            o.transpose(value, order[index]) if node.is_used(index) else None for index, value in enumerate(outputs)
         ]
 
     return write
@@ -66,11 +66,11 @@ def one_hot(o: Writer, node: Node) -> Written:
     size, axis = int(depth.reshape(())), node.number("axis", -1)
     rank = len(node.x(0).shape) + 1
     axis %= rank
-    places = o.cast(node.x(0), INT32)
-    places = o.unsqueeze(o.select(places < 0, places + size, places), axis)
-    line = o.reshape(o.arange(size, INT32), [size if place == axis else 1 for place in range(rank)])
-    off, on = (o.squeeze(o.take(node.x(2), 0, place, 1), 0) for place in (0, 1))
-    return [o.select(o.binary("eq", places, line), on, off)]
+    indices = o.cast(node.x(0), INT32)
+    indices = o.unsqueeze(o.select(indices < 0, indices + size, indices), axis)
+    line = o.reshape(o.arange(size, INT32), [size if index == axis else 1 for index in range(rank)])
+    off, on = (o.squeeze(o.take(node.x(2), 0, index, 1), 0) for index in (0, 1))
+    return [o.select(o.binary("eq", indices, line), on, off)]
 
 
 def mod(o: Writer, node: Node) -> Written:
@@ -87,8 +87,8 @@ def clip(o: Writer, node: Node) -> Written:
     if x is None or x.dtype not in {INT8, UINT8}:
         return None
     wide = o.cast(x, INT32)
-    for place, name in ((1, "max"), (2, "min")):
-        limit = node.optional(place)
+    for index, name in ((1, "max"), (2, "min")):
+        limit = node.optional(index)
         wide = wide if limit is None else o.binary(name, wide, o.cast(limit, INT32))
     return [o.cast(wide, x.dtype)]
 
@@ -103,7 +103,7 @@ def einsum(o: Writer, node: Node) -> Written:
         raise Refusal(f"`{equation}` has {len(labels)} labels; TensorRT takes the {len(ascii_lowercase)} small letters")
     free = iter(sorted(set(ascii_lowercase) - labels))
     small = {label: label if label.islower() else next(free) for label in sorted(labels)}
-    inputs = [node.x(place) for place in range(len(node.inputs))]
+    inputs = [node.x(index) for index in range(len(node.inputs))]
     return [o.call("Einsum", inputs, equation=equation.translate(str.maketrans(small)))]
 
 

@@ -48,7 +48,7 @@ def skip_layer_norm(o: Writer, node: Node) -> Written:
     """Write LayerNormalization of input + skip + bias; the sum is the fourth output."""
     epsilon = node.number("epsilon", 1e-12)
     node.check_all_read()
-    if any(node.is_used(place) for place in (1, 2)):
+    if any(node.is_used(index) for index in (1, 2)):
         raise Refusal("outputs 1 and 2 (mean and deviation, for training) are used", "export the model for inference")
     total = node.x(0) + node.x(1)
     bias = node.optional(4)
@@ -65,7 +65,7 @@ def fused_matmul(o: Writer, node: Node) -> Written:
     for name in ("transBatchA", "transBatchB"):
         node.only(name, (0,), 0)
     node.check_all_read()
-    a, b = (_turned(o, node.x(place)) if turn else node.x(place) for place, turn in enumerate(turns))
+    a, b = (_turned(o, node.x(index)) if turn else node.x(index) for index, turn in enumerate(turns))
     product = o.matmul(a, b)
     return [product if alpha == 1.0 else product * alpha]
 

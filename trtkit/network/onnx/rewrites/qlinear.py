@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from trtkit.network.onnx.rewrites.writer import Writer
 
 
-def dequantized(o: Writer, node: Node, place: int, axis: int = 1) -> OnnxValue:
-    """Return the tensor at `place` as numbers; its scale and zero point are the two inputs after it.
+def dequantized(o: Writer, node: Node, index: int, axis: int = 1) -> OnnxValue:
+    """Return the tensor at `index` as numbers; its scale and zero point are the two inputs after it.
 
     axis: along which scales and zero points lie where they are vectors.
     """
-    inputs = [node.x(place), node.x(place + 1), node.optional(place + 2)]
+    inputs = [node.x(index), node.x(index + 1), node.optional(index + 2)]
     return o.call("DequantizeLinear", [x for x in inputs if x is not None], axis=axis)
 
 
-def quantized(o: Writer, node: Node, x: OnnxValue, place: int, axis: int = 1) -> OnnxValue:
-    """Return x quantized by the scale and the zero point at `place`."""
-    inputs = [x, node.x(place), node.optional(place + 1)]
+def quantized(o: Writer, node: Node, x: OnnxValue, index: int, axis: int = 1) -> OnnxValue:
+    """Return x quantized by the scale and the zero point at `index`."""
+    inputs = [x, node.x(index), node.optional(index + 1)]
     return o.call("QuantizeLinear", [x for x in inputs if x is not None], axis=axis)
 
 
@@ -46,7 +46,7 @@ def qlinear_conv(o: Writer, node: Node) -> Written:
 
 def _bias(o: Writer, node: Node) -> OnnxValue:
     """Return the bias, whose scale is the product of the others."""
-    scales = [node.constants[place] for place in (1, 4)]
+    scales = [node.constants[index] for index in (1, 4)]
     bias = node.constants[8]
     if bias is not None and scales[0] is not None and scales[1] is not None:
         return o.constant((bias * scales[0].astype(np.float64) * scales[1]).astype(np.float32))
@@ -56,7 +56,7 @@ def _bias(o: Writer, node: Node) -> OnnxValue:
 def qlinear_matmul(o: Writer, node: Node) -> Written:
     """Write a, a scale, a zero point, b, ..., y scale, y zero point."""
     node.check_all_read()
-    ranks = [len(node.x(place).shape) for place in (0, 3)]
+    ranks = [len(node.x(index).shape) for index in (0, 3)]
     product = o.matmul(dequantized(o, node, 0, axis=ranks[0] - 2), dequantized(o, node, 3, axis=ranks[1] - 1))
     return [quantized(o, node, product, 6)]
 
@@ -99,7 +99,7 @@ def qlinear_concat(o: Writer, node: Node) -> Written:
     """Write y scale, y zero point, then each tensor with its scale and zero point."""
     axis = node.number("axis")
     node.check_all_read()
-    parts = [dequantized(o, node, place) for place in range(2, len(node.inputs), 3)]
+    parts = [dequantized(o, node, index) for index in range(2, len(node.inputs), 3)]
     return [quantized(o, node, o.concat(parts, axis), 0)]
 
 

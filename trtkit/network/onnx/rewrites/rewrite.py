@@ -219,5 +219,5 @@ def _drop_unused(model: onnx.ModelProto) -> None:
 
 def _keep(values: Any, names: set[str]) -> None:
     """Remove what has none of these names."""
-    for place in [place for place, value in enumerate(values) if value.name not in names][::-1]:
-        del values[place]
+    for index in [index for index, value in enumerate(values) if value.name not in names][::-1]:
+        del values[index]

@@ -30,33 +30,33 @@ class Node(ForeignNode):
     values: Sequence[OnnxValue | None] = field(default_factory=list)
     declared: Mapping[str, Sequence[int | str]] = field(default_factory=dict)
 
-    def x(self, place: int, name: str = "") -> OnnxValue:
+    def x(self, index: int, name: str = "") -> OnnxValue:
         """Return an input. Raises Refusal where it is missing, NotYetKnownError where its rank is not known."""
-        if not self.input(place):
-            raise Refusal(f"input {place}{name and f' (`{name}`)'} is missing")
-        value = self.values[place]
+        if not self.input(index):
+            raise Refusal(f"input {index}{name and f' (`{name}`)'} is missing")
+        value = self.values[index]
         if value is None:
             raise NotYetKnownError(
-                f"type and rank of input {place} (`{self.input(place)}`) must be known, the type one of TensorRT's"
+                f"type and rank of input {index} (`{self.input(index)}`) must be known, the type one of TensorRT's"
             )
         return value
 
-    def whole(self, o: Writer, place: int) -> OnnxValue:
+    def whole(self, o: Writer, index: int) -> OnnxValue:
         """Return an input of whole numbers in fp32. TensorRT takes no 8-bit constants but those it dequantizes."""
-        value = self.constants[place]
-        return o.cast(self.x(place), FP32) if value is None else o.constant(value.astype(np.float32))
+        value = self.constants[index]
+        return o.cast(self.x(index), FP32) if value is None else o.constant(value.astype(np.float32))
 
-    def optional(self, place: int) -> OnnxValue | None:
+    def optional(self, index: int) -> OnnxValue | None:
         """Return an input, None if it is missing."""
-        return self.x(place) if self.input(place) else None
+        return self.x(index) if self.input(index) else None
 
-    def known(self, place: int) -> bool:
+    def known(self, index: int) -> bool:
         """Whether an input is a constant."""
-        return place < len(self.constants) and self.constants[place] is not None
+        return index < len(self.constants) and self.constants[index] is not None
 
-    def is_used(self, place: int) -> bool:
+    def is_used(self, index: int) -> bool:
         """Whether the node has that output."""
-        return place < len(self.outputs) and bool(self.outputs[place])
+        return index < len(self.outputs) and bool(self.outputs[index])
 
 
 Written: TypeAlias = Sequence[OnnxValue | None] | None

@@ -44,7 +44,7 @@ def scatter_nd(o: Writer, node: Node) -> Written:
     node.check_all_read()
     if reduction == "none":
         return None
-    data, indices, updates = (node.x(place) for place in (0, 1, 2))
+    data, indices, updates = (node.x(index) for index in (0, 1, 2))
     depth = indices.shape[-1]
     _require_sizes(data, indices)
     sizes = data.shape[:depth]
@@ -59,10 +59,10 @@ def scatter_nd(o: Writer, node: Node) -> Written:
         total = total + part
     count, inner = math.prod(sizes), math.prod(data.shape[depth:])
     many = math.prod(indices.shape[:-1])
-    places = _Places(
+    targets = _Places(
         o.reshape(data, [1, count, inner]), o.reshape(total, [1, many]), o.reshape(updates, [1, many, inner])
     )
-    return [o.reshape(_masked(o, reduction, places), data.shape)]
+    return [o.reshape(_masked(o, reduction, targets), data.shape)]
 
 
 def scatter_elements(o: Writer, node: Node) -> Written:
@@ -72,7 +72,7 @@ def scatter_elements(o: Writer, node: Node) -> Written:
     node.check_all_read()
     if reduction == "none":
         return None
-    data, indices, updates = (node.x(place) for place in (0, 1, 2))
+    data, indices, updates = (node.x(index) for index in (0, 1, 2))
     _require_sizes(data, indices)
     axis %= len(data.shape)
     size, many = data.shape[axis], indices.shape[axis]
@@ -82,12 +82,12 @@ def scatter_elements(o: Writer, node: Node) -> Written:
     last = [*(other for other in range(len(data.shape)) if other != axis), axis]
     rows = math.prod(size for other, size in enumerate(indices.shape) if other != axis)
     index = o.reshape(o.transpose(o.cast(indices, INT32), last), [rows, many])
-    places = _Places(
+    targets = _Places(
         o.reshape(o.transpose(part, last), [rows, size, 1]),
         o.select(index < 0, index + size, index),
         o.reshape(o.transpose(updates, last), [rows, many, 1]),
     )
-    result = o.reshape(_masked(o, reduction, places), [part.shape[other] for other in last])
+    result = o.reshape(_masked(o, reduction, targets), [part.shape[other] for other in last])
     result = o.transpose(result, [last.index(other) for other in range(len(last))])
     return [_put_back(o, data, result)]
 
@@ -125,20 +125,20 @@ def _in_rounds(o: Writer, reduction: str, node: Node, sizes: Sequence[int]) -> O
     return data
 
 
-def _occurrences(places: Sequence[tuple[int, ...]]) -> list[int]:
+def _occurrences(targets: Sequence[tuple[int, ...]]) -> list[int]:
     """Return for each place how often it came before."""
     seen: dict[tuple[int, ...], int] = {}
     counts = []
-    for place in places:
-        counts.append(seen.get(place, 0))
-        seen[place] = counts[-1] + 1
+    for target in targets:
+        counts.append(seen.get(target, 0))
+        seen[target] = counts[-1] + 1
     return counts
 
 
-def _masked(o: Writer, reduction: str, places: _Places) -> OnnxValue:
+def _masked(o: Writer, reduction: str, targets: _Places) -> OnnxValue:
     """Return data combined with all updates of each place."""
-    rows, count, inner = places.data.shape
-    many = places.index.shape[1]
+    rows, count, inner = targets.data.shape
+    many = targets.index.shape[1]
     elements = rows * count * many * (1 if reduction == "add" else inner)
     if elements > _MOST_ELEMENTS:
         raise Refusal(
@@ -146,15 +146,15 @@ def _masked(o: Writer, reduction: str, places: _Places) -> OnnxValue:
             f"allowed: {_MOST_ELEMENTS}",
             "scatter what is unique, or fewer updates",
         )
-    hit = o.binary("eq", o.unsqueeze(places.index, 1), o.reshape(o.arange(count, INT32), [1, count, 1]))  # [R, P, M]
+    hit = o.binary("eq", o.unsqueeze(targets.index, 1), o.reshape(o.arange(count, INT32), [1, count, 1]))  # [R, P, M]
     if reduction == "add":
-        summed = o.matmul(o.cast(hit, FP32), o.cast(places.updates, FP32))
-        return places.data + o.cast(summed, places.data.dtype)
+        summed = o.matmul(o.cast(hit, FP32), o.cast(targets.updates, FP32))
+        return targets.data + o.cast(summed, targets.data.dtype)
     name, neutral = _REDUCED[reduction]
-    wide = o.cast(places.updates, FP32)
+    wide = o.cast(targets.updates, FP32)
     masked = o.select(o.unsqueeze(hit, 3), o.unsqueeze(wide, 1), neutral)  # [R, P, M, I]
-    combined = o.binary(_BINARY[reduction], o.cast(places.data, FP32), o.reduce(name, masked, [2]))
-    return o.cast(combined, places.data.dtype)
+    combined = o.binary(_BINARY[reduction], o.cast(targets.data, FP32), o.reduce(name, masked, [2]))
+    return o.cast(combined, targets.data.dtype)
 
 
 RULES = (Rule("", "ScatterND", scatter_nd), Rule("", "ScatterElements", scatter_elements))

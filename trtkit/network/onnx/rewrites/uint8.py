@@ -110,9 +110,9 @@ def _shift(model: onnx.ModelProto, shifted: set[str], constants: dict[str, onnx.
         if _is_constant_quantizer(node, constants) and _quantized(node) in shifted:
             _shift_zero_point(graph, node, constants)
         for names, seen in ((node.input, read), (node.output, written)):
-            for place, name in enumerate(names):
+            for index, name in enumerate(names):
                 if name in shifted and _takes_int8(node, name, constants):
-                    names[place] = name + _SUFFIX
+                    names[index] = name + _SUFFIX
                     seen.add(name)
     _convert(graph, shifted, written, read, constants)
 

@@ -23,8 +23,8 @@ def affine_grid(o: Writer, node: Node) -> Written:
         raise Refusal(f"input 0 (`theta`) has shape {list(theta.shape)}, allowed: [N, 2, 3] and [N, 3, 4]")
     sizes = _sizes(o, node, rank)
     axes = [_axis(o, size, is_aligned) for size in sizes]
-    places = [_spread(o, axis, place, sizes) for place, axis in enumerate(axes)][::-1]
-    base = o.stack([*places, _spread(o, axes[0] * 0.0 + 1.0, 0, sizes)], -1)
+    columns = [_spread(o, axis, index, sizes) for index, axis in enumerate(axes)][::-1]
+    base = o.stack([*columns, _spread(o, axes[0] * 0.0 + 1.0, 0, sizes)], -1)
     flat = o.reshape(base, [1, -1, rank + 1])
     grid = o.matmul(flat, o.transpose(o.cast(theta, FP32), (0, 2, 1)))
     return [o.cast(o.reshape(grid, [theta.shape[0], *sizes, rank]), theta.dtype)]
@@ -46,10 +46,10 @@ def _axis(o: Writer, size: int | OnnxValue, is_aligned: bool) -> OnnxValue:
     return (steps * 2.0 + 1.0) / count - 1.0
 
 
-def _spread(o: Writer, axis: OnnxValue, place: int, sizes: list[int | OnnxValue]) -> OnnxValue:
+def _spread(o: Writer, axis: OnnxValue, index: int, sizes: list[int | OnnxValue]) -> OnnxValue:
     """Return the places along one axis for every pixel."""
     shape = [1] * len(sizes)
-    shape[place] = -1
+    shape[index] = -1
     return o.expand(o.reshape(axis, shape), sizes)
 
 

@@ -94,6 +94,6 @@ def _without_identities(nodes: list[onnx.NodeProto], outputs: set[str]) -> list[
 def _rename(nodes: list[onnx.NodeProto], old: str, new: str) -> None:
     for node in nodes:
         for names in (node.input, node.output):
-            for place, name in enumerate(names):
+            for index, name in enumerate(names):
                 if name == old:
-                    names[place] = new
+                    names[index] = new

@@ -72,12 +72,12 @@ def _dequantized_int32(o: Writer, node: Node) -> OnnxValue:
     return o.cast(o.constant(product), node.x(1).dtype)
 
 
-def _is_ours(node: Node, place: int) -> bool:
+def _is_ours(node: Node, index: int) -> bool:
     """Whether there is a zero point of int8 or uint8 that is not known to be zero, or a computed scale of one."""
-    zero_point = node.values[place] if place < len(node.inputs) else None
+    zero_point = node.values[index] if index < len(node.inputs) else None
     if zero_point is None or zero_point.dtype not in _RANGES or node.values[0] is None:
         return False
-    value = node.constants[place]
+    value = node.constants[index]
     if value is None or zero_point.dtype == UINT8:
         return True
     return bool(np.any(value)) or not node.known(1)

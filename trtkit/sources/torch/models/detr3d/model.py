@@ -299,11 +299,11 @@ def sample_features(
     points = torch.cat((points, torch.ones_like(points[..., :1])), -1)  # [B, Q, 4]
     projected = torch.einsum("bnij,bqj->bnqi", lidar2img, points)
     depth = projected[..., 2:3]
-    place = projected[..., :2] / depth.clamp(min=_NEAREST_DEPTH)
-    place = (place / place.new_tensor((space.image[1], space.image[0])) - 0.5) * 2
-    is_seen = (depth[..., 0] > _NEAREST_DEPTH) & (place > -1).all(-1) & (place < 1).all(-1)  # [B, cameras, Q]
-    batch, cameras = place.shape[:2]
-    grid = place.flatten(0, 1).unsqueeze(2)  # [B cameras, Q, 1, 2]
+    position = projected[..., :2] / depth.clamp(min=_NEAREST_DEPTH)
+    position = (position / position.new_tensor((space.image[1], space.image[0])) - 0.5) * 2
+    is_seen = (depth[..., 0] > _NEAREST_DEPTH) & (position > -1).all(-1) & (position < 1).all(-1)  # [B, cameras, Q]
+    batch, cameras = position.shape[:2]
+    grid = position.flatten(0, 1).unsqueeze(2)  # [B cameras, Q, 1, 2]
     sampled = [F.grid_sample(level.flatten(0, 1), grid, align_corners=False).squeeze(-1) for level in levels]
     stacked = torch.stack(sampled, -1)
     stacked = stacked.view(batch, cameras, *stacked.shape[1:])  # [B, cameras, C, Q, levels]
