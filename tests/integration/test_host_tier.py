@@ -121,5 +121,5 @@ def test_turns_in_flight_get_what_each_gets_alone(options: dict[str, Any], pages
     assert found > 60
     assert tested.statistics.restored_tokens > 50
     assert tested.statistics.preemptions > 0
-    assert not tested.host.claimed_bytes
+    assert not tested.host.retained_bytes
     assert is_clean(tested)

@@ -86,7 +86,7 @@ def test_tokens_do_not_depend_on_the_schedule(schedule: str, options: dict[str, 
         assert preemptions > 3
         assert (restored > 0) == ("host_cache_bytes" not in options)
     assert is_clean(tested)
-    assert not tested.host.claimed_bytes
+    assert not tested.host.retained_bytes
 
 
 def test_under_mlfq_a_short_answer_does_not_wait_for_long_ones() -> None:

@@ -87,7 +87,7 @@ def test_what_a_page_shows_is_compared(shown: str, is_measured: bool, missing: s
         ("migration/tensorrt-llm.md", "no OpenAI endpoint", "trtkit/cli/serve.py"),
         ("migration/tensorrt-llm.md", "none: cache sizes follow", "trtkit/llm/cache/page_tables.py"),
         ("tensorrt-llm-names.md", "caches are linear", "trtkit/llm/cache/page_tables.py"),
-        ("comparison.md", "trees of guesses", "trtkit/llm/engine/guess_tree.py"),
+        ("comparison.md", "trees of guesses", "trtkit/llm/engine/drafts.py"),
         ("comparison.md", "paged attention without a copy", "plugins/paged_attention/kernel.py"),
         ("comparison.md", "quantization-aware training", "docs/distillation.md"),
         ("generate.md", "pip install 'trtkit[", "pyproject.toml"),

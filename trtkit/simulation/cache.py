@@ -32,8 +32,12 @@ class _Form(NamedTuple):
     size_bytes: int
 
 
+class _Data(NamedTuple):
+    nbytes: int
+
+
 class _Saved(NamedTuple):
-    form: _Form
+    data: _Data
     tokens: int
 
 
@@ -118,4 +122,4 @@ class SimulatedCache:
 
     def saved(self, tokens: int) -> SavedSequence:
         """Return the first tokens of a sequence as another replica sends them."""
-        return cast("SavedSequence", _Saved(self.form(tokens), tokens))
+        return cast("SavedSequence", _Saved(_Data(tokens * self._options.token_bytes), tokens))

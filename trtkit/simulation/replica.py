@@ -124,10 +124,7 @@ class Replica:
         self._clock.now_s = run.end_s
         copied_s = run.begin_s - run.started_s
         if run.steps > 1 and self.scheduler.memory.host.blocks is not None:
-            batch = run.batch.decode.size
-            for step in range(max(0, run.steps - _NOTED_STEPS), run.steps):
-                seconds = decode_s(run.lines, batch, run.cached + step * batch, 1)
-                self.scheduler.costs.note(seconds, 0, decodes=True)
+            self._note_costs(run)
         for ended in self.scheduler.end_step(run.batch, run.started_s, copied_s, max(1, run.steps)):
             self._end(ended.request, ended.request.metrics.finished_s or run.end_s, is_late=ended.reason == "error")
         self._begin(run.end_s)
@@ -149,10 +146,8 @@ class Replica:
                 self._end(ended.request, now_s, is_late=True)
             self._run = None
             return
-        self._reserve(batch.decode, self._slots.cached[batch.decode] + 1)
-        for group in batch.prefill:
-            stops = [chunk.start + chunk.count for chunk in group]
-            self._reserve(np.array([chunk.slot for chunk in group]), np.array(stops))
+        if self._cache.pages is not None:
+            self._reserve_pages(batch)
         begin_s, cached = self._clock.now_s, int(self._slots.cached[batch.decode].sum())
         run = self._run = _Run(batch, now_s, begin_s, math.inf, int(batch.decode.size > 0), cached=cached)
         if batch.decode.size:
@@ -167,7 +162,9 @@ class Replica:
             self._cut(run, queue.next_alarm_s)
             if queue.policy.measures:
                 requests = self.scheduler.running.requests
-                self._cut(run, now_s + min(queue.policy.left_s(requests[slot].turn) for slot in batch.decode.tolist()))
+                self._cut(
+                    run, now_s + min(queue.policy.left_s(requests[slot].standing) for slot in batch.decode.tolist())
+                )
 
     def _follow(self, batch: Batch, now_s: float) -> None:
         """Record who has got a slot; their answers are known already."""
@@ -196,18 +193,24 @@ class Replica:
         answer = request.ids[length : len(tokens)]
         tokens[length : length + len(answer)] = answer
 
-    def _reserve(self, slots: Ints, stops: Ints) -> None:
-        """Take the pages that tokens up to `stops` [R] need, which the network takes before a call."""
-        if self._cache.pages is not None and len(slots):
-            longest = self.options.slot_tokens
-            self._cache.pages.reserve(slots, self._slots.cached[slots], np.minimum(stops, longest))
+    def _reserve_pages(self, batch: Batch) -> None:
+        """Take the pages that a step's new tokens need, as the network does before each call."""
+        self._reserve(batch.decode, 1)
+        for group in batch.prefill:
+            self._reserve(np.array([chunk.slot for chunk in group]), np.array([chunk.count for chunk in group]))
+
+    def _reserve(self, slots: Ints, counts: Ints | int) -> None:
+        """Take the pages of `counts` more tokens of slots [R]."""
+        if self._cache.pages is not None and slots.size:
+            starts = self._slots.cached[slots]
+            self._cache.pages.reserve(slots, starts, np.minimum(starts + counts, self.options.slot_tokens))
 
     def _end_decoding(self, run: _Run) -> None:
         """Let all who decode gain the run's tokens; those that are complete end."""
         slots, steps = run.batch.decode, run.steps
         if not slots.size or not steps:
             return
-        self._reserve(slots, self._slots.cached[slots] + steps)
+        self._reserve(slots, steps)
         self._slots.cached[slots] += steps
         self._lengths[slots] += steps
         if self._silent:
@@ -252,6 +255,14 @@ class Replica:
         """Return the seconds of a call for pieces of prompts, padded as the engine pads them."""
         tokens, length = max(chunk.count for chunk in group), max(chunk.start + chunk.count for chunk in group)
         return self.options.times.prefill_s(len(group), tokens, length)
+
+    def _note_costs(self, run: _Run) -> None:
+        """Note what the latest steps have taken, by which the scheduler chooses what the host keeps."""
+        (base, slope), (other_base, other_slope) = run.lines
+        for step in range(max(0, run.steps - _NOTED_STEPS), run.steps):
+            cached = run.cached + step * run.batch.decode.size
+            seconds = max(base + slope * cached, other_base + other_slope * cached)
+            self.scheduler.costs.note(seconds, 0, decodes=True)
 
     def _state(self, run: _Run) -> ReplicaState:
         """Return what holds before a run's steps; of what is reserved, the mean of before and after."""

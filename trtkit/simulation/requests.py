@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.llm.scheduler import DEFAULT_SCHEDULING, SchedulingParams, Turn
+from trtkit.llm.scheduler import DEFAULT_SCHEDULING, SchedulingParams, Standing
 from trtkit.llm.scheduler.request import Metrics
 from trtkit.llm.sequences import NO_ADAPTER
 
@@ -54,7 +54,7 @@ class SimulatedRequest:
     """A request by its counts, as the scheduler takes it.
 
     generated: tokens it had when it was last preempted. imported: tokens of it that another replica has computed.
-    claims: keys of what the host keeps for it. is_prompt_alone: only the prompt is computed; is_handed_on: it has
+    retained: keys of what the host keeps for it. is_prompt_alone: only the prompt is computed; is_handed_on: it has
     been, by another replica. is_unread: its prompt is still to be read.
     """
 
@@ -65,11 +65,11 @@ class SimulatedRequest:
     hashes: tuple[int, ...] = ()
     scheduling: SchedulingParams = DEFAULT_SCHEDULING
     block_tokens: int = BLOCK_TOKENS
-    turn: Turn = field(default_factory=Turn)
+    standing: Standing = field(default_factory=Standing)
     metrics: Metrics = field(default_factory=Metrics)
     generated: list[int] = field(default_factory=list)
     imported: int = 0
-    claims: list[bytes] = field(default_factory=list)
+    retained: list[bytes] = field(default_factory=list)
     first_token_s: float = math.nan
     is_prompt_alone: bool = False
     is_handed_on: bool = False

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ENGINE, STEPS = "trtkit.llm.execution.engine", "trtkit.llm.sampling.kernel.steps"
 CALL = "trtkit.llm.execution.call"
-SAMPLER, FLIGHT = "trtkit.llm.sampling.sampler", "trtkit.llm.engine.flight"
+SAMPLER, FLIGHT = "trtkit.llm.sampling.sampler", "trtkit.llm.engine.in_flight"
 MISTAKES = {
     "a stale address": (
         ENGINE,

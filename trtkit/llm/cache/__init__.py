@@ -3,9 +3,8 @@
 Source: PagedAttention, https://arxiv.org/abs/2309.06180.
 """
 
-from trtkit.llm.cache.block_keys import START, block_keys, next_key
 from trtkit.llm.cache.page_tables import PageCopies, PageTables, contents
-from trtkit.llm.cache.prefix_tree import ROOT, PageChange, PrefixTree
+from trtkit.llm.cache.prefix_tree import ROOT, START, PageChange, PrefixTree, block_keys, next_key
 
 __all__ = [
     "ROOT",

@@ -21,7 +21,7 @@ class Imports:
 
     def add(self, ids: Ints, saved: SavedSequence) -> bool:
         """Keep the cached tokens `ids`; return whether they fit."""
-        size = saved.form.size_bytes
+        size = saved.data.nbytes
         if size > self._most_bytes:
             return False
         self._remove(ids.tobytes())
@@ -52,7 +52,7 @@ class Imports:
 
     def _remove(self, key: bytes) -> None:
         if key in self._saved:
-            self.size_bytes -= self._saved.pop(key)[1].form.size_bytes
+            self.size_bytes -= self._saved.pop(key)[1].data.nbytes
 
 
 def _common(one: Ints, other: Ints) -> int:

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
-
-from trtkit.llm.cache.block_keys import START, next_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+_KEY_BYTES = 32
+START = b""
+"""The key before the first block."""
+
+
+def next_key(parent: bytes, content: bytes) -> bytes:
+    """Return the key of a block with this content after the block `parent`."""
+    return blake2b(len(parent).to_bytes(1, "little") + parent + content, digest_size=_KEY_BYTES).digest()
+
+
+def block_keys(contents: Iterable[bytes]) -> list[bytes]:
+    """Return the keys of a sequence's blocks, in order, by the content of each."""
+    keys, parent = [], START
+    for content in contents:
+        parent = next_key(parent, content)
+        keys.append(parent)
+    return keys
+
 
 ROOT = 0
 """The parent of first pages; page 0 holds nobody's tokens."""

@@ -7,8 +7,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from trtkit.llm.execution import CallTree
+from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
     from trtkit.llm.scheduler.slots import Bools
@@ -107,3 +109,104 @@ def _spread(array: Ints, rows: Ints, count: int) -> Ints:
     spread = np.full((count, array.shape[1]), -1)
     spread[rows] = array
     return spread
+
+
+class GuessTree:
+    """Guesses of R sequences. The drawn ones are a chain, which is always kept; alternatives are kept by likelihood.
+
+    A guess is as likely as the product of the head's probabilities along its branch, so what a kept guess follows is
+    kept too.
+    Source: dynamic draft trees, https://arxiv.org/abs/2406.16858.
+
+    depth: of the chain. most: guesses of a sequence, the chain's included.
+    """
+
+    def __init__(self, rows: int, depth: int, most: int) -> None:
+        self._depth, self._most = depth, most
+        self._tokens, self._parents = np.zeros((2, rows, 0), np.int64)
+        self._scores = np.zeros((rows, 0))  # logarithms; -inf for no guess
+        self._is_drawn = np.zeros((rows, 0), np.bool_)
+        self._paths = np.zeros((rows, 0, depth), np.int64)  # each ancestor's place among its siblings, counted from 1
+        self._level = np.full((rows, 1), -1)  # the last level's guesses; the drawn one is the first
+        self._levels = 0
+
+    def grow(self, logits: torch.Tensor, drawn: Ints) -> None:
+        """Let the last drawn guesses be followed by `drawn` [R], and by alternatives that logits [R, V] find likely."""
+        self._grow(self._level[:, :1], logits, drawn)
+
+    def grow_everywhere(self, logits: torch.Tensor, drawn: Ints) -> None:
+        """Let all likely guesses of the last level be followed alike: what follows does not depend on them."""
+        self._grow(self._level[:, : max(1, self._most - self._depth)], logits, drawn)
+
+    def drafts(self) -> Drafts:
+        """Return the guesses."""
+        if self._most == self._depth:
+            return Drafts(self._tokens)
+        order = np.lexsort((-self._scores, ~self._is_drawn), axis=-1)[:, : self._most]
+        is_none = np.isneginf(_of(self._scores, order))
+        paths = np.where(is_none[..., None], self._tokens.shape[1] + 1, _of(self._paths, order))
+        depth_first = np.lexsort(tuple(np.moveaxis(paths, -1, 0)[::-1]), axis=-1)
+        order, is_none = _of(order, depth_first), _of(is_none, depth_first)
+        places = np.zeros_like(self._tokens)
+        np.put_along_axis(places, order, np.broadcast_to(np.arange(order.shape[1]), order.shape), 1)
+        parents = _of(self._parents, order)
+        parents = np.where((parents < 0) | is_none, -1, _of(places, np.maximum(parents, 0)))
+        return Drafts(np.where(is_none, -1, _of(self._tokens, order)), parents)
+
+    def _grow(self, parents: Ints, logits: torch.Tensor, drawn: Ints) -> None:
+        """Add a level after `parents` [R, N], guesses of the last one of which the first is drawn."""
+        more = self._most - self._depth
+        if not more:
+            self._tokens = np.concatenate([self._tokens, drawn[:, None]], 1)
+            return
+        tokens, logprobs, of_drawn = _likely(logits, drawn, more + 1)
+        held = _of(self._scores, np.maximum(parents, 0)) if self._levels else np.zeros(parents.shape)
+        scores = held[:, :, None] + logprobs[:, None]
+        scores[:, 0][tokens == drawn[:, None]] = -np.inf  # it is there already
+        shape, first = scores.shape, self._tokens.shape[1]
+        self._add(
+            np.concatenate([drawn[:, None], np.tile(tokens, (1, shape[1]))], 1),
+            np.concatenate([parents[:, :1], np.repeat(parents, shape[2], 1)], 1),
+            np.concatenate([np.where(drawn < 0, -np.inf, held[:, 0] + of_drawn)[:, None], _flat(scores)], 1),
+            np.concatenate([[1], np.tile(np.arange(2, 2 + shape[2]), shape[1])]),
+        )
+        by_score = np.argsort(-self._scores[:, first + 1 :], axis=1, kind="stable") + first + 1
+        self._level = np.concatenate([np.full((len(drawn), 1), first), by_score], 1)
+
+    def _add(self, tokens: Ints, parents: Ints, scores: np.ndarray, ranks: Ints) -> None:
+        """Add guesses [R, N], of which the first is drawn. ranks: [N], their places among their siblings."""
+        paths = np.zeros((*tokens.shape, self._depth), np.int64)
+        if self._levels:
+            paths = _of(self._paths, np.maximum(parents, 0))
+        paths[..., self._levels] = ranks
+        is_drawn = np.zeros(tokens.shape, np.bool_)
+        is_drawn[:, 0] = ~np.isneginf(scores[:, 0])
+        self._tokens, self._parents = (
+            np.concatenate(each, 1) for each in ((self._tokens, tokens), (self._parents, parents))
+        )
+        self._scores = np.concatenate([self._scores, scores], 1)
+        self._is_drawn = np.concatenate([self._is_drawn, is_drawn], 1)
+        self._paths = np.concatenate([self._paths, paths], 1)
+        self._levels += 1
+
+
+def _likely(logits: torch.Tensor, drawn: Ints, most: int) -> tuple[Ints, np.ndarray, np.ndarray]:
+    """Return the `most` likeliest tokens [R, N], their log probabilities, and those of the drawn ones [R]."""
+    logprobs = torch.log_softmax(logits.float(), -1)
+    of_drawn = logprobs.gather(1, to_device(np.maximum(drawn, 0), logits.device)[:, None])[:, 0]
+    values, tokens = logprobs.topk(min(most, logits.shape[1]))
+    scores = values.double().cpu().numpy()
+    return tokens.cpu().numpy(), np.where(scores < _UNKNOWN, -np.inf, scores), of_drawn.double().cpu().numpy()
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    """Join the last two axes."""
+    return array.reshape(len(array), -1)
+
+
+def _of(array: np.ndarray, order: Ints) -> np.ndarray:
+    """Return the elements of the second axis of [R, N, ...] in `order` [R, M]."""
+    return array[np.arange(len(order))[:, None], order]
+
+
+_UNKNOWN = -1e30  # tokens that a head cannot guess have lower logits

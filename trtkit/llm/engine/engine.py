@@ -9,7 +9,7 @@ import numpy as np
 from trtkit.llm.adapters import no_adapters
 from trtkit.llm.cache.prefixes import Prefixes
 from trtkit.llm.engine.decoding import decode
-from trtkit.llm.engine.flight import Flight, Launched, begin, can_launch, collect, draw, launch
+from trtkit.llm.engine.in_flight import InFlight, Launched, begin, can_launch, collect, draw, launch
 from trtkit.llm.engine.options import EngineOptions, check_options
 from trtkit.llm.engine.request import check_request
 from trtkit.llm.engine.state import State
@@ -54,7 +54,7 @@ class LLMEngine:
         costs, shared = StepCosts(is_late=self._overlaps and execution.is_asynchronous), self._options.of(execution)
         self._scheduler: Scheduler[Request] = Scheduler(execution.cache, shared, self._options.clock, adapters, costs)
         self._state = State(execution, self._scheduler, has_kernel=has_kernel)
-        self._flights: list[Flight] = []
+        self._in_flight: list[InFlight] = []
         self.prefixes = Prefixes(self._scheduler.memory, self._options.min_shared_tokens)
 
     @property
@@ -75,7 +75,7 @@ class LLMEngine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self._scheduler.has_work or bool(self._flights)
+        return self._scheduler.has_work or bool(self._in_flight)
 
     @property
     def free_slots(self) -> int:
@@ -142,7 +142,7 @@ class LLMEngine:
     def _schedule(self, now_s: float, launched: Ints | None) -> Batch:
         """Return what this step does, after collecting the tokens in flight where that has to be known for it."""
         try:
-            batch = self._scheduler.schedule(now_s, launched, in_flight=bool(self._flights))
+            batch = self._scheduler.schedule(now_s, launched, in_flight=bool(self._in_flight))
         except TokensInFlight:
             self._collect()
             batch = self._scheduler.schedule(now_s, launched)
@@ -154,7 +154,7 @@ class LLMEngine:
         launched = None
         if self._overlaps:
             try:
-                ready = self._scheduler.decoding(in_flight=bool(self._flights))
+                ready = self._scheduler.decoding(in_flight=bool(self._in_flight))
             except TokensInFlight:
                 self._collect()
                 ready = self._scheduler.decoding()
@@ -162,21 +162,21 @@ class LLMEngine:
             launched = launch(self._state, ready) if can_launch(self._state, ready) else None
         self._collect()
         if launched is not None:
-            self._flights.append(draw(self._state, launched))
+            self._in_flight.append(draw(self._state, launched))
         return launched
 
     def _decode(self, ready: Ints) -> None:
         """Decode slots that were not launched ahead, some of which may have begun in this step."""
         if self._overlaps and can_launch(self._state, ready):
-            self._flights.append(draw(self._state, launch(self._state, ready)))
+            self._in_flight.append(draw(self._state, launch(self._state, ready)))
         else:
             decode(self._state, ready, self._options.proposer)
 
     def _collect(self) -> None:
         """Take the tokens in flight."""
-        for flight in self._flights:
+        for flight in self._in_flight:
             collect(self._state, flight)
-        self._flights = []
+        self._in_flight = []
 
     def _prefill(self, group: list[Chunk]) -> None:
         """Read chunks of prompts; those that are complete give their first token."""
@@ -198,7 +198,7 @@ class LLMEngine:
     def _begin(self, ready: Ints, logits: torch.Tensor) -> None:
         """Draw the first tokens of prompts; if steps overlap, the host takes them after it has launched the next."""
         if self._overlaps and not self._scheduler.running.is_beam[ready].any():
-            self._flights.append(begin(self._state, ready, logits))
+            self._in_flight.append(begin(self._state, ready, logits))
         else:
             take(self._state, ready, logits)
 

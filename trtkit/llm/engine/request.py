@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 
 from trtkit.errors import RequestError
-from trtkit.llm.scheduler import DEFAULT_SCHEDULING, SchedulingParams, Turn
+from trtkit.llm.scheduler import DEFAULT_SCHEDULING, SchedulingParams, Standing
 from trtkit.llm.scheduler.request import Ended, Metrics
 from trtkit.llm.sequences import NO_ADAPTER
 
@@ -36,7 +36,7 @@ class Request:
 
     generated: tokens made before a preemption. logprobs: one a generated token.
     prompt_logprobs: one a prompt token but the first. soft: vectors that are in the prompt, such as an image's.
-    turn: where it stands among the others, of which the queue keeps track. claims: keys of what the host keeps for it.
+    standing: among the other requests, kept by the queue. retained: keys of what the host keeps for it.
     adapter: the LoRA adapter that computes it.
     """
 
@@ -50,8 +50,8 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     metrics: Metrics = field(default_factory=Metrics)
     soft: SoftTokens | None = None
-    turn: Turn = field(default_factory=Turn)
-    claims: list[bytes] = field(default_factory=list)
+    standing: Standing = field(default_factory=Standing)
+    retained: list[bytes] = field(default_factory=list)
     adapter: LoadedAdapter | None = None
     _ids: Ints | None = field(default=None, repr=False)
 

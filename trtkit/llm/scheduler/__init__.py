@@ -6,8 +6,8 @@ from trtkit.llm.scheduler.options import (
     ScheduleOptions,
     SchedulingParams,
 )
+from trtkit.llm.scheduler.policy import Standing
 from trtkit.llm.scheduler.queue import RequestQueue, Service
-from trtkit.llm.scheduler.turn import Turn
 
 __all__ = [
     "DEFAULT_SCHEDULE",
@@ -16,5 +16,5 @@ __all__ = [
     "ScheduleOptions",
     "SchedulingParams",
     "Service",
-    "Turn",
+    "Standing",
 ]

@@ -7,16 +7,14 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Generic
 
 from trtkit.errors import OverloadedError, RequestError
-from trtkit.llm.scheduler.policy import make_policy
+from trtkit.llm.scheduler.policy import OUTPUT_TOKEN, PROMPT_TOKEN, Shares, Standing, make_policy
 from trtkit.llm.scheduler.request import T
-from trtkit.llm.scheduler.shares import OUTPUT_TOKEN, PROMPT_TOKEN, Shares
-from trtkit.llm.scheduler.turn import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.llm.scheduler.options import ScheduleOptions
-    from trtkit.llm.scheduler.turn import Rank
+    from trtkit.llm.scheduler.policy import Order
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +53,7 @@ class RequestQueue(Generic[T]):
         self._shares = None if options.shares is None else Shares(options.shares)
         self._limit, self._arrivals, self._entries = limit, 0, 0
         self._places: dict[int, _Place[T]] = {}
-        self._lanes: dict[tuple[int, int], dict[str, list[tuple[Rank, int, _Place[T]]]]] = {}
+        self._lanes: dict[tuple[int, int], dict[str, list[tuple[Order, int, _Place[T]]]]] = {}
         self._alarms: list[tuple[float, int, _Place[T]]] = []  # deadlines, and when waiting has taken too long
 
     def __len__(self) -> int:
@@ -76,10 +74,10 @@ class RequestQueue(Generic[T]):
         """Take a new request. Raises as `check_room` does."""
         self.check_room(1)
         level = self.policy.level(request.scheduling, request.prompt_tokens)
-        turn = Turn(self._arrivals, level, served_s=arrived_s, is_by_deadline=self.policy.is_by_deadline)
+        standing = Standing(self._arrivals, level, served_s=arrived_s, is_by_deadline=self.policy.is_by_deadline)
         if request.scheduling.deadline_s is not None:
-            turn.due_s = arrived_s + request.scheduling.deadline_s
-        request.turn = turn
+            standing.due_s = arrived_s + request.scheduling.deadline_s
+        request.standing = standing
         self._arrivals += 1
         self.put_back(request)
 
@@ -88,8 +86,8 @@ class RequestQueue(Generic[T]):
         if self._shares is not None:
             self._shares.add(request.scheduling.user)
         self._line_up(request)
-        if not request.turn.is_promoted:
-            self._wake_at(request.turn.served_s + self.policy.starvation_s, request)
+        if not request.standing.is_promoted:
+            self._wake_at(request.standing.served_s + self.policy.starvation_s, request)
 
     def first(self) -> T | None:
         """Return the request whose turn it is."""
@@ -106,22 +104,22 @@ class RequestQueue(Generic[T]):
             del self._lanes[key]
         return None
 
-    def in_turn(self) -> list[T]:
+    def in_order(self) -> list[T]:
         """Return all requests in order; of users with shares, those of who was served least first."""
         entries = [
-            ((key, self._used(user), rank), place.request)
+            ((key, self._used(user), order), place.request)
             for key, users in self._lanes.items()
             for user, heap in users.items()
-            for rank, _, place in heap
+            for order, _, place in heap
         ]
         return [request for _, request in sorted(entries, key=lambda entry: entry[0]) if request is not None]
 
     def begin(self, request: T) -> None:
         """Remove a request that gets a slot. Who was first when room was made for it may not be any more."""
-        if not request.turn.has_begun and self._shares is not None:
+        if not request.standing.has_begun and self._shares is not None:
             self._shares.charge(request.scheduling.user, PROMPT_TOKEN * request.prompt_tokens + OUTPUT_TOKEN)
         self._leave(request)
-        request.turn.has_begun = True
+        request.standing.has_begun = True
 
     def remove(self, request_id: str) -> T | None:
         """Remove a request, None if it does not wait."""
@@ -138,12 +136,12 @@ class RequestQueue(Generic[T]):
             request = heappop(self._alarms)[2].request
             if request is None:
                 continue
-            if not request.turn.has_begun and request.turn.due_s <= now_s:
+            if not request.standing.has_begun and request.standing.due_s <= now_s:
                 self._leave(request)
                 late.append(request)
-            elif self._is_starved(request.turn, now_s):
-                request.turn.promote()
-                self._places.pop(request.turn.arrival).request = None
+            elif self._is_starved(request.standing, now_s):
+                request.standing.promote()
+                self._places.pop(request.standing.arrival).request = None
                 self._line_up(request)
         return late
 
@@ -158,36 +156,36 @@ class RequestQueue(Generic[T]):
         return self._alarms[0][0] if self._alarms else float("inf")
 
     def account(self, service: Service[T]) -> bool:
-        """Count what a step did; return whether the rank of a request that has a slot has changed."""
+        """Count what a step did; return whether the order of requests that have slots has changed."""
         if self._shares is not None:
             for request in service.decoding:
                 self._shares.charge(request.scheduling.user, OUTPUT_TOKEN * service.tokens)
         if not self.policy.measures:
             return False
-        served = [request.turn for request in (*service.decoding, *service.reading)]
-        for turn in served:
-            turn.served_s = service.ended_s
-        starved = [request.turn for request in service.idle if self._is_starved(request.turn, service.ended_s)]
-        for turn in starved:
-            turn.promote()
+        served = [request.standing for request in (*service.decoding, *service.reading)]
+        for standing in served:
+            standing.served_s = service.ended_s
+        starved = [request.standing for request in service.idle if self._is_starved(request.standing, service.ended_s)]
+        for standing in starved:
+            standing.promote()
         return self.policy.charge(served, service.seconds, service.prompt_tokens) or bool(starved)
 
-    def _is_starved(self, turn: Turn, now_s: float) -> bool:
-        return not turn.is_promoted and turn.served_s + self.policy.starvation_s <= now_s
+    def _is_starved(self, standing: Standing, now_s: float) -> bool:
+        return not standing.is_promoted and standing.served_s + self.policy.starvation_s <= now_s
 
     def _line_up(self, request: T) -> None:
-        """Give a request a place by its rank."""
-        turn, rank = request.turn, request.turn.rank
-        place = self._places[turn.arrival] = _Place(request)
-        users = self._lanes.setdefault(rank[:2], {})
-        user = "" if self._shares is None or turn.is_promoted else request.scheduling.user
-        heappush(users.setdefault(user, []), (rank, self._next_entry(), place))
-        if not turn.has_begun:
-            self._wake_at(turn.due_s, request)
+        """Give a request a place by its order."""
+        standing, order = request.standing, request.standing.order
+        place = self._places[standing.arrival] = _Place(request)
+        users = self._lanes.setdefault(order[:2], {})
+        user = "" if self._shares is None or standing.is_promoted else request.scheduling.user
+        heappush(users.setdefault(user, []), (order, self._next_entry(), place))
+        if not standing.has_begun:
+            self._wake_at(standing.due_s, request)
 
     def _wake_at(self, at_s: float, request: T) -> None:
         if at_s < float("inf"):
-            heappush(self._alarms, (at_s, self._next_entry(), self._places[request.turn.arrival]))
+            heappush(self._alarms, (at_s, self._next_entry(), self._places[request.standing.arrival]))
 
     def _next_entry(self) -> int:
         """Return a number that no other entry of a heap has: places cannot be compared."""
@@ -195,7 +193,7 @@ class RequestQueue(Generic[T]):
         return self._entries
 
     def _leave(self, request: T) -> None:
-        self._places.pop(request.turn.arrival).request = None
+        self._places.pop(request.standing.arrival).request = None
         if self._shares is not None:
             self._shares.remove(request.scheduling.user)
 
@@ -203,7 +201,7 @@ class RequestQueue(Generic[T]):
         """Return what a user's share has come to; 0 if nobody has shares."""
         return 0.0 if self._shares is None else self._shares.used(user)
 
-    def _next_user(self, users: dict[str, list[tuple[Rank, int, _Place[T]]]]) -> str:
+    def _next_user(self, users: dict[str, list[tuple[Order, int, _Place[T]]]]) -> str:
         """Return the user who was served least; among equals, whose request comes first."""
         shares = self._shares
         if shares is None or len(users) == 1:

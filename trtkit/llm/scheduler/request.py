@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 if TYPE_CHECKING:
     from trtkit.llm.adapters.adapters import LoadedAdapter
     from trtkit.llm.scheduler.options import SchedulingParams
-    from trtkit.llm.scheduler.turn import Turn
+    from trtkit.llm.scheduler.policy import Standing
     from trtkit.llm.sequences import AdapterId, Ints
     from trtkit.llm.soft_tokens import SoftTokens
 
@@ -37,13 +37,13 @@ class Metrics:
 class Schedulable(Protocol):
     """A request, as far as the scheduler is concerned.
 
-    generated: tokens made before a preemption. claims: keys of what the host keeps for it. soft: vectors in its prompt.
-    turn: where it stands among the others, of which the queue keeps track. adapter: the LoRA adapter that computes it.
+    generated: tokens made before a preemption. retained: keys of what the host keeps for it.
+    standing: among the other requests, kept by the queue.
     """
 
-    turn: Turn
+    standing: Standing
     generated: list[int]
-    claims: list[bytes]
+    retained: list[bytes]
     metrics: Metrics
 
     @property

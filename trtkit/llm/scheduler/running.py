@@ -44,7 +44,7 @@ class Running(Generic[T]):
         self.ends: Ints = np.zeros(slots, np.int64)
         self.is_beam: Bools = np.zeros(slots, np.bool_)
         self.tenancies: Ints = np.zeros(slots, np.int64)
-        self._turns = np.zeros((4, slots))  # the rank of each slot's request, backwards
+        self._orders = np.zeros((4, slots))  # the order of each slot's request, backwards
 
     @property
     def adapters(self) -> set[int]:
@@ -55,7 +55,7 @@ class Running(Generic[T]):
         """Let a request run in a slot."""
         self.ends[slot] = end
         self.requests[slot] = request
-        self._turns[::-1, slot] = request.turn.rank
+        self._orders[::-1, slot] = request.standing.order
         self.tenancies[slot] += 1
 
     def add_group(self, group: BeamGroup[T], end: int) -> None:
@@ -81,21 +81,23 @@ class Running(Generic[T]):
         """Return the slots that a request holds."""
         return [slot for slot, request in self.requests.items() if request.id == request_id]
 
-    def in_turn(self, slots: Ints) -> list[int]:
+    def in_order(self, slots: Ints) -> list[int]:
         """Return slots in the order of their requests."""
-        order: list[int] = slots[np.lexsort(self._turns[:, slots])].tolist()
+        if len(slots) == 1:
+            return [int(slots[0])]
+        order: list[int] = slots[np.lexsort(self._orders[:, slots])].tolist()
         return order
 
-    def rank_again(self) -> None:
+    def order_again(self) -> None:
         """Note that requests have moved to other levels."""
         for slot, request in self.requests.items():
-            self._turns[::-1, slot] = request.turn.rank
+            self._orders[::-1, slot] = request.standing.order
 
     def to_preempt(self, level: int) -> list[int]:
         """Return the slots of requests below `level`, the first to preempt last: of the lowest level, the latest.
 
         Beam searches keep their slots: they are not worth computing again.
         """
-        lower = [slot for slot, request in self.requests.items() if request.turn.level > level]
+        lower = [slot for slot, request in self.requests.items() if request.standing.level > level]
         slots = np.array(lower, np.int64)
-        return self.in_turn(slots[~self.is_beam[slots]])
+        return self.in_order(slots[~self.is_beam[slots]])

@@ -197,7 +197,7 @@ class Scheduler(Generic[T]):
             service, self._service = self._service, None
             service = replace(service, seconds=ended_s - started_s, ended_s=ended_s, prompt_tokens=tokens, tokens=steps)
             if self.queue.account(service):
-                self.running.rank_again()
+                self.running.order_again()
         if steps == 1:
             self.costs.note(ended_s - started_s - copied_s, tokens, decodes=bool(batch.decode.size))
         self.memory.host.write()
@@ -220,14 +220,14 @@ class Scheduler(Generic[T]):
         self._service = Service(decoding, reading, idle)
 
     def _chunks(self, decoding: int) -> list[Chunk]:
-        """Return the pieces of prompts that are read while `decoding` slots decode: at least one token, so none starves.
+        """Return the pieces of prompts to read while `decoding` slots decode: at least one token, so that none starves.
 
         Prefixes are looked up again for slots that have read nothing: others may have cached them meanwhile.
         """
         lengths, slots = self.slots.sequences.lengths, self.slots
         unread: Ints = (slots.is_running & (slots.cached < lengths - 1)).nonzero()[0]
         budget, chunks = max(1, self._budget - decoding), []
-        for slot in self.running.in_turn(unread) if unread.size else ():
+        for slot in self.running.in_order(unread) if unread.size else ():
             if budget <= 0:
                 break
             if reused := self.memory.match_again(slot, self.running.requests[slot]):
@@ -263,7 +263,7 @@ class Scheduler(Generic[T]):
         """
         if not self.slots.free:
             return
-        for request in self.queue.in_turn():
+        for request in self.queue.in_order():
             if request is first or not self._is_harmless(request, first):
                 continue
             if self.slots.free < request.slots or not self.memory.has_pages(
@@ -328,29 +328,29 @@ class Scheduler(Generic[T]):
 
     def _to_preempt(self, request: T) -> list[int]:
         """Return the slots that can be preempted for a request, the first to be preempted last."""
-        slots = self.running.to_preempt(request.turn.level)
-        return [slot for slot in slots if self.memory.host.can_claim(slot)] if self.queue.policy.keeps_work else slots
+        slots = self.running.to_preempt(request.standing.level)
+        return [slot for slot in slots if self.memory.host.can_retain(slot)] if self.queue.policy.keeps_work else slots
 
     def _preempt(self, slot: int) -> T:
         """Take a request's slot; it keeps its tokens, and goes on from them when its turn comes again."""
         prompt_length = int(self.slots.sequences.prompt_lengths[slot])
         most = prompt_length if self.running.is_beam[slot] else None  # beams begin again
-        claims = self.memory.host.keep(slot, most, is_claimed=True)
+        retained = self.memory.host.keep(slot, most, is_retained=True)
         generated = self.slots.sequences.known(slot)
         request = self._leave(slot)
-        request.claims += claims
+        request.retained += retained
         request.generated = generated
         request.metrics.preemptions += 1
         self.statistics.preemptions += 1
-        self.statistics.swaps += bool(claims)
+        self.statistics.swaps += bool(retained)
         return request
 
     def _preempt_last(self) -> bool:
         """Preempt the request that is last in turn, unless it is alone; return whether it was preempted."""
-        in_turn = self.running.in_turn(np.array(list(self.running.requests), np.int64))
-        group = self.running.groups.get(in_turn[-1])
-        last = in_turn[-1:] if group is None else group.all_slots
-        if len(last) == len(in_turn):
+        in_order = self.running.in_order(np.array(list(self.running.requests), np.int64))
+        group = self.running.groups.get(in_order[-1])
+        last = in_order[-1:] if group is None else group.all_slots
+        if len(last) == len(in_order):
             return False
         requests = [self._preempt(slot) for slot in last]
         if group is not None:

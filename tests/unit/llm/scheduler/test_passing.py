@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtkit.llm.adapters.adapters import Adapters, LoadedAdapter
-from trtkit.llm.scheduler import DEFAULT_SCHEDULING, SchedulingParams, Turn
+from trtkit.llm.scheduler import DEFAULT_SCHEDULING, SchedulingParams, Standing
 from trtkit.llm.scheduler.memory import SchedulerOptions
 from trtkit.llm.scheduler.request import Metrics
 from trtkit.llm.scheduler.scheduler import Scheduler
@@ -43,9 +43,9 @@ class Asked:
     max_new_tokens: int = LONGEST
     needs_whole_prompt: bool = False
     soft: None = None
-    turn: Turn = field(default_factory=Turn)
+    standing: Standing = field(default_factory=Standing)
     generated: list[int] = field(default_factory=list)
-    claims: list[bytes] = field(default_factory=list)
+    retained: list[bytes] = field(default_factory=list)
     metrics: Metrics = field(default_factory=Metrics)
 
     @property

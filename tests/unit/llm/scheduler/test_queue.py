@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtkit.errors import RequestError
-from trtkit.llm.scheduler import DEFAULT_SCHEDULING, RequestQueue, ScheduleOptions, SchedulingParams, Service, Turn
+from trtkit.llm.scheduler import DEFAULT_SCHEDULING, RequestQueue, ScheduleOptions, SchedulingParams, Service, Standing
 
 if TYPE_CHECKING:
     from trtkit.serving_options import ScheduleName
@@ -23,7 +23,7 @@ class Asked:
     id: str
     scheduling: SchedulingParams = DEFAULT_SCHEDULING
     prompt_tokens: int = 1
-    turn: Turn = field(default_factory=Turn)
+    standing: Standing = field(default_factory=Standing)
 
 
 def queue(*asked: Asked, **options: object) -> RequestQueue[Asked]:
@@ -89,7 +89,7 @@ def test_a_prompt_skips_the_queues_whose_quantum_does_not_cover_it() -> None:
     levels = []
     for tokens in (100, 101, 200, 400, 401, 10_000):
         waiting.add(request := Asked(str(tokens), prompt_tokens=tokens), 0.0)
-        levels.append(request.turn.level)
+        levels.append(request.standing.level)
     assert levels == [0, 1, 1, 2, 3, 3]
 
 
@@ -99,7 +99,7 @@ def test_who_used_up_a_quantum_moves_down_a_level_and_starts_anew_there() -> Non
     levels = []
     for step in range(1, 9):
         waiting.account(served(request, seconds=0.0625, ended_s=step / 16))
-        levels.append(request.turn.level)
+        levels.append(request.standing.level)
     assert levels == [0, 1, 1, 1, 1, 2, 2, 2]  # 0.1 s is over in the second step, 0.2 s more in the fourth after it
 
 
@@ -118,7 +118,7 @@ def test_who_was_not_served_for_too_long_comes_first() -> None:
     waiting.add(running, 0.0)
     begin(waiting)
     assert waiting.account(served(seconds=0.1, ended_s=5.0, idle=(running,)))
-    assert running.turn.is_promoted
+    assert running.standing.is_promoted
 
 
 def test_users_are_served_by_their_weights() -> None:
@@ -184,8 +184,8 @@ class Machine:
         self.waiting.wake(self.now_s)
         while (request := self.waiting.first()) is not None:
             if len(self.running) == self.slots:
-                last = max(self.running, key=lambda each: each.turn.rank)
-                if last.turn.level <= request.turn.level:
+                last = max(self.running, key=lambda each: each.standing.order)
+                if last.standing.level <= request.standing.level:
                     break
                 self.running.remove(last)
                 self.waiting.put_back(last)

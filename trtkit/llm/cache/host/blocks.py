@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from trtkit.llm.cache.host.rate import CopyRate
-from trtkit.llm.cache.host.store import HostStore
+from trtkit.llm.cache.host.store import CopyRate, HostStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,13 +68,13 @@ class BlockTier:
     def keep(self, keys: Sequence[bytes], places: Sequence[int]) -> None:
         """Copy blocks to the host that it does not have, as far as there is room, from the first of a sequence on."""
         store = self.store
-        claimed, new, new_places = store.claim(keys), [], []
+        retained, new, new_places = store.retain(keys), [], []
         for key, place in zip(keys, places, strict=True):
             if key in store:
                 continue
             if self._take_row(key) is None:
                 break
-            claimed += store.claim([key])
+            retained += store.retain([key])
             new.append(key)
             new_places.append(place)
         if new:
@@ -84,8 +83,8 @@ class BlockTier:
             if self._blocks.is_waited_for:
                 self.rate.note(self._clock() - started_s, len(new) * self._blocks.size_bytes)
             if self._files is not None:
-                self._unwritten.append(_Unwritten(has_come, store.claim(new)))
-        store.release(claimed)
+                self._unwritten.append(_Unwritten(has_come, store.retain(new)))
+        store.release(retained)
         store.touch(keys)
         self.write()
 
@@ -97,14 +96,14 @@ class BlockTier:
             self.flush()
 
     def find(self, keys: Sequence[bytes], first: int, least: int) -> tuple[list[bytes], int]:
-        """Return those of a sequence's blocks that are kept from `first` on, claimed, if they are `least` at least.
+        """Return a sequence's blocks that are kept from `first` on, and retain them, if they are at least `least`.
 
         Those that only files have are read. Return, too, how many that were.
         """
         stop = first
         while stop < len(keys) and self.holds(keys[stop]):
             stop += 1
-        claimed: list[bytes] = []
+        retained: list[bytes] = []
         read = 0
         if stop - first >= least:
             for key in keys[first:stop]:
@@ -112,10 +111,10 @@ class BlockTier:
                     if not self._read(key):
                         break
                     read += 1
-                claimed += self.store.claim([key])
-        if len(claimed) >= least:
-            return claimed, read
-        self.store.release(claimed)
+                retained += self.store.retain([key])
+        if len(retained) >= least:
+            return retained, read
+        self.store.release(retained)
         return [], 0
 
     def copied_bytes(self, keys: Sequence[bytes]) -> int:
@@ -130,9 +129,9 @@ class BlockTier:
         self.store.touch(keys)
 
     def has_room(self, keys: Sequence[bytes]) -> bool:
-        """Whether all these blocks could be claimed at once."""
-        missing = sum(not self.store.is_claimed(key) for key in keys)
-        return self.store.claimed_bytes + missing * self._blocks.size_bytes <= self.store.limit_bytes
+        """Whether all these blocks could be retained at once."""
+        missing = sum(not self.store.is_retained(key) for key in keys)
+        return self.store.retained_bytes + missing * self._blocks.size_bytes <= self.store.limit_bytes
 
     def write(self) -> None:
         """Give the files those blocks that have come to the host; those that wait for too long are left out."""
@@ -169,7 +168,7 @@ class BlockTier:
         return True
 
     def _take_row(self, key: bytes) -> int | None:
-        """Return the row for a new block; None if claims leave no room."""
+        """Return the row for a new block; None if retained blocks leave no room."""
         if not self.store.make_room(self._blocks.size_bytes):
             return None
         if self._free:

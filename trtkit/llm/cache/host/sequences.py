@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.llm.cache.host.rate import CopyRate
-from trtkit.llm.cache.host.store import HostStore
+from trtkit.llm.cache.host.store import CopyRate, HostStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

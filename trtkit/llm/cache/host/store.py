@@ -9,6 +9,28 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+_LINK_SECONDS_PER_BYTE = 1 / 25e9  # PCIe 4.0 with 16 lanes
+_NEWEST, _FORGOTTEN = 0.3, 0.1
+
+
+class CopyRate:
+    """A running mean, which a slow copy does not settle forever: with each `forget` it comes closer to the link's."""
+
+    def __init__(self) -> None:
+        self.seconds_per_byte = _LINK_SECONDS_PER_BYTE
+        self._is_measured = False
+
+    def note(self, seconds: float, size_bytes: int) -> None:
+        """Take what a copy took."""
+        newest, share = seconds / size_bytes, _NEWEST if self._is_measured else 1.0
+        self.seconds_per_byte += share * (newest - self.seconds_per_byte)
+        self._is_measured = True
+
+    def forget(self) -> None:
+        """Note that something was not copied, so that nothing was measured."""
+        self.seconds_per_byte += _FORGOTTEN * (_LINK_SECONDS_PER_BYTE - self.seconds_per_byte)
+
+
 T = TypeVar("T")
 
 
@@ -16,18 +38,18 @@ T = TypeVar("T")
 class _Entry(Generic[T]):
     size_bytes: int
     value: T
-    claims: int = 0
+    retained: int = 0
 
 
 class HostStore(Generic[T]):
-    """Values of known sizes. One that somebody claims stays; all others give way to what is put later.
+    """Values of known sizes. Retained ones stay; all others are evicted for what is put later.
 
     on_drop: takes the key and the value of what gives way. drops: how often something has.
     """
 
     def __init__(self, limit_bytes: int, on_drop: Callable[[bytes, T], None] = lambda _key, _value: None) -> None:
         self.limit_bytes, self._on_drop = limit_bytes, on_drop
-        self.size_bytes = self.claimed_bytes = self.drops = 0
+        self.size_bytes = self.retained_bytes = self.drops = 0
         self._entries: OrderedDict[bytes, _Entry[T]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -41,14 +63,14 @@ class HostStore(Generic[T]):
         return self._entries[key].value
 
     def make_room(self, size_bytes: int) -> bool:
-        """Drop what was used least recently until so many bytes fit; nothing, and False, if claims leave no room."""
-        if self.claimed_bytes + size_bytes > self.limit_bytes:
+        """Evict what was used least recently until so many bytes fit; if retained ones leave no room, nothing: False."""
+        if self.retained_bytes + size_bytes > self.limit_bytes:
             return False
         excess, dropped = self.size_bytes + size_bytes - self.limit_bytes, []
         for key, entry in self._entries.items():
             if excess <= 0:
                 break
-            if not entry.claims:
+            if not entry.retained:
                 dropped.append(key)
                 excess -= entry.size_bytes
         for key in dropped:
@@ -68,25 +90,25 @@ class HostStore(Generic[T]):
             if key in self._entries:
                 self._entries.move_to_end(key)
 
-    def claim(self, keys: Iterable[bytes]) -> list[bytes]:
+    def retain(self, keys: Iterable[bytes]) -> list[bytes]:
         """Let those of `keys` that are kept stay until they are released; return them."""
         kept = [key for key in keys if key in self._entries]
         for key in kept:
             entry = self._entries[key]
-            self.claimed_bytes += 0 if entry.claims else entry.size_bytes
-            entry.claims += 1
+            self.retained_bytes += 0 if entry.retained else entry.size_bytes
+            entry.retained += 1
         return kept
 
     def release(self, keys: Iterable[bytes]) -> None:
-        """Take back a claim on each of `keys`."""
+        """Take back what one `retain` of each of `keys` did."""
         for key in keys:
             entry = self._entries[key]
-            entry.claims -= 1
-            self.claimed_bytes -= 0 if entry.claims else entry.size_bytes
+            entry.retained -= 1
+            self.retained_bytes -= 0 if entry.retained else entry.size_bytes
 
-    def is_claimed(self, key: bytes) -> bool:
-        """Whether a value is kept that somebody claims."""
-        return key in self._entries and self._entries[key].claims > 0
+    def is_retained(self, key: bytes) -> bool:
+        """Whether a value is kept, and retained."""
+        return key in self._entries and self._entries[key].retained > 0
 
     def _drop(self, key: bytes) -> None:
         entry = self._entries.pop(key)

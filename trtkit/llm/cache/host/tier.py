@@ -98,14 +98,14 @@ class HostTier:
         return self.sequences.store.size_bytes + (0 if self.blocks is None else self.blocks.store.size_bytes)
 
     @property
-    def claimed_bytes(self) -> int:
+    def retained_bytes(self) -> int:
         """Bytes of requests that gave way and have not come back."""
-        return self.sequences.store.claimed_bytes + (0 if self.blocks is None else self.blocks.store.claimed_bytes)
+        return self.sequences.store.retained_bytes + (0 if self.blocks is None else self.blocks.store.retained_bytes)
 
-    def keep(self, slot: int, most: int | None = None, *, is_claimed: bool = False) -> list[bytes]:
+    def keep(self, slot: int, most: int | None = None, *, is_retained: bool = False) -> list[bytes]:
         """Save what a slot has cached, or its first `most` tokens, as far as there is room, if computing takes longer.
 
-        is_claimed: whether it stays until it is released; returns the keys to release then.
+        is_retained: whether it stays until it is released; returns the keys to release then.
         """
         ids = self._known(slot, most)
         with self._waiting():
@@ -113,11 +113,11 @@ class HostTier:
                 keys = self._keys(ids, self._slots.sequences.soft.get(slot))
                 if self._is_worth(self.blocks, self.blocks.copied_bytes(keys), len(keys) * self.blocks.tokens):
                     self.blocks.keep(keys, self.blocks.places(slot, 0, len(keys)))
-                return self.blocks.store.claim(keys) if is_claimed else []
+                return self.blocks.store.retain(keys) if is_retained else []
             key = self._keep_whole(slot, ids)
-            return self.sequences.store.claim([key]) if is_claimed and key is not None else []
+            return self.sequences.store.retain([key]) if is_retained and key is not None else []
 
-    def can_claim(self, slot: int) -> bool:
+    def can_retain(self, slot: int) -> bool:
         """Whether there is room for all that a slot has cached."""
         ids = self._known(slot)
         if self.blocks is not None:
@@ -125,10 +125,10 @@ class HostTier:
         if slot in self._slots.sequences.soft:
             return False
         store, size = self.sequences.store, self._cache.form(len(ids)).size_bytes if len(ids) else 0
-        return store.claimed_bytes + size <= store.limit_bytes
+        return store.retained_bytes + size <= store.limit_bytes
 
     def release(self, keys: Sequence[bytes]) -> None:
-        """Let go of what `keep` claimed."""
+        """Let go of what `keep` retained."""
         (self.sequences if self.blocks is None else self.blocks).store.release(keys)
 
     def find(self, ids: Ints, soft: SoftTokens | None, common: int, least: int) -> HostPrefix | None:

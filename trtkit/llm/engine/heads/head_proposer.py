@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trtkit.errors import RequestError
-from trtkit.llm.engine.drafts import Drafts
-from trtkit.llm.engine.guess_tree import GuessTree
+from trtkit.llm.engine.drafts import Drafts, GuessTree
 
 
 class HeadProposer:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.llm.engine.guesses import Guesses
 from trtkit.llm.engine.heads.head_proposer import HeadProposer, no_drafts
 from trtkit.llm.engine.heads.last_hidden import LastHidden
+from trtkit.llm.engine.proposers import Guesses
 from trtkit.llm.execution import Call
 from trtkit.runtime.device import to_device
 

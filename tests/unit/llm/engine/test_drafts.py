@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtkit.llm.engine.drafts import Drafts
-from trtkit.llm.engine.guess_tree import GuessTree
+from trtkit.llm.engine.drafts import Drafts, GuessTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -47,7 +47,7 @@ class Launched:
 
 
 @dataclass(frozen=True, eq=False)
-class Flight:
+class InFlight:
     """Tokens of a step that were drawn and have not arrived. arrive: waits for them on the host.
 
     is_counted: whether the device has counted them for penalties.
@@ -76,18 +76,18 @@ def launch(state: State, ready: Ints) -> Launched:
     return Launched(ready, lengths, state.running.tenancies[ready], logits, _place(ready, logits), draw is not None)
 
 
-def draw(state: State, step: Launched) -> Flight:
+def draw(state: State, step: Launched) -> InFlight:
     """Draw the tokens of a step that it has not drawn itself, now that the host knows all those before them."""
     state.statistics.synchronous_steps += state.sampler.waits(step.slots)
-    return Flight(step, _draw(state, step), step.is_drawn)
+    return InFlight(step, _draw(state, step), step.is_drawn)
 
 
-def begin(state: State, slots: Ints, logits: torch.Tensor) -> Flight:
+def begin(state: State, slots: Ints, logits: torch.Tensor) -> InFlight:
     """Draw the first tokens of `slots` [R], whose prompts are computed, from logits [R, V]; nothing is waited for."""
     lengths, tenancies = state.slots.sequences.lengths[slots], state.running.tenancies[slots]
     step = Launched(slots, lengths, tenancies, logits, _place(slots, logits), is_drawn=False)
     launched = _draw(state, step)
-    return Flight(step, launched, state.sampler.count_drawn(slots, launched.tokens))
+    return InFlight(step, launched, state.sampler.count_drawn(slots, launched.tokens))
 
 
 def _draw(state: State, step: Launched) -> Drawn:
@@ -108,7 +108,7 @@ def _place(slots: Ints, logits: torch.Tensor) -> torch.Tensor | slice:
     return to_device(slots, logits.device)
 
 
-def collect(state: State, flight: Flight) -> None:
+def collect(state: State, flight: InFlight) -> None:
     """Take the tokens of a flight and end the sequences they complete; drop those of slots that others have now."""
     step, sampled = flight.step, flight.arrive()
     goes_on = step.goes_on(state)

@@ -1,0 +1,184 @@
+"""The scheduler alone, without a network: its batches keep every budget, and every request comes to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtkit.errors import RequestError
+from trtkit.llm.cache.host.tier import HostOptions
+from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams
+from trtkit.llm.scheduler.batch import Batch, SlotTaken
+from trtkit.llm.scheduler.memory import SchedulerOptions
+from trtkit.llm.scheduler.scheduler import Scheduler
+from trtkit.simulation.cache import Clock, SimulatedCache
+from trtkit.simulation.replica_options import ReplicaOptions
+from trtkit.simulation.requests import SimulatedRequest
+from trtkit.simulation.times import MeasuredTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LENGTH, PAGE, BLOCK = 64, 4, 8
+SCHEDULES = (
+    ScheduleOptions("fcfs"),
+    ScheduleOptions("priority"),
+    ScheduleOptions("mlfq", quantum_s=3.0, levels=3, starvation_s=40.0),
+    ScheduleOptions("fcfs", {"a": 3.0}),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A machine, and requests by the step in which they come: prompt, answer, shared block, priority and user."""
+
+    slots: int
+    pages: int | None
+    budget: int
+    schedule: ScheduleOptions
+    host_tokens: int
+    requests: tuple[tuple[int, int, int, int, int, str], ...]
+
+
+requests = st.tuples(
+    st.integers(0, 12),
+    st.integers(1, 40),
+    st.integers(1, 20),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.sampled_from("ab"),
+)
+cases = st.builds(
+    Case,
+    st.integers(1, 5),
+    st.sampled_from([None, 16, 40]),
+    st.sampled_from([1, 5, 16]),
+    st.sampled_from(SCHEDULES),
+    st.sampled_from([0, 30, 1000]),
+    st.lists(requests, min_size=1, max_size=12).map(tuple),
+)
+
+
+class Machine:
+    """Carries batches out at once, a second each: tokens are those that requests are known to have."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.clock, self.ended, self.step = case, Clock(), list[str](), 0
+        times = MeasuredTimes(1.0)
+        options = ReplicaOptions(times, case.slots, LENGTH, 16, pages=case.pages, page_tokens=PAGE, token_bytes=1)
+        self.cache = SimulatedCache(options, self.clock)
+        shared = SchedulerOptions(
+            case.slots,
+            LENGTH,
+            16,
+            case.budget,
+            case.schedule,
+            min_shared_tokens=1,
+            host=HostOptions(case.host_tokens, PAGE),
+        )
+        self.scheduler: Scheduler[SimulatedRequest] = Scheduler(cast("Any", self.cache), shared, self.clock)
+
+    def arrive(self) -> None:
+        """Submit the requests of this step."""
+        for number, (step, prompt, answer, block, priority, user) in enumerate(self.case.requests):
+            if step == self.step:
+                scheduling = SchedulingParams(priority, user)
+                request = SimulatedRequest(number, 0.0, prompt, answer, (block,), scheduling, BLOCK)
+                request.metrics.arrived_s = self.clock.now_s
+                self.scheduler.submit(request)
+
+    def run(self) -> Iterator[Batch]:
+        """Yield each batch before it is carried out."""
+        scheduler, sequences = self.scheduler, self.scheduler.slots.sequences
+        while self.step <= 12 or scheduler.has_work:
+            self.arrive()
+            started_s = self.clock.now_s
+            batch = scheduler.schedule(started_s)
+            for change in scheduler.changes:
+                if isinstance(change, SlotTaken) and change.slot in scheduler.running.requests:
+                    ids = change.request.ids[: sequences.tokens.shape[1]]
+                    sequences.tokens[change.slot, : len(ids)] = ids
+            scheduler.changes.clear()
+            yield batch
+            self._carry_out(batch)
+            self.clock.now_s += 1.0
+            self.ended += [ended.request.id for ended in scheduler.end_step(batch, started_s)]
+            self.step += 1
+
+    def _carry_out(self, batch: Batch) -> None:
+        slots, lengths = self.scheduler.slots, self.scheduler.slots.sequences.lengths
+        if self.cache.pages is not None and batch.decode.size:
+            starts = slots.cached[batch.decode]
+            self.cache.pages.reserve(batch.decode, starts, np.minimum(starts + 1, LENGTH))
+        slots.cached[batch.decode] += 1
+        complete = [chunk.slot for group in batch.prefill for chunk in group if self.scheduler.read(chunk)]
+        for slot in [*batch.decode.tolist(), *complete]:
+            lengths[slot] += 1
+            if lengths[slot] >= self.scheduler.running.ends[slot]:
+                self.scheduler.finish(slot, "length")
+
+
+def check_pages(scheduler: Scheduler[SimulatedRequest]) -> None:
+    """Every page is free, unused, or in as many tables as it has references; none is in two otherwise."""
+    pages = scheduler.memory.pages
+    if pages is None:
+        return
+    held = np.concatenate([np.zeros(0, np.int64), *(pages.pages_of(slot) for slot in range(len(pages.counts)))])
+    counts = np.bincount(held.astype(np.int64), minlength=pages.pages)
+    np.testing.assert_array_equal(counts[1:], pages.references[1:])
+    assert pages.free + int((pages.references[1:] > 0).sum()) == pages.pages - 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases)
+def test_batches_keep_the_budget_and_every_request_ends_once(case: Case) -> None:
+    machine = Machine(case)
+    for batch in machine.run():
+        scheduler, slots = machine.scheduler, machine.scheduler.slots
+        chunks = [chunk for group in batch.prefill for chunk in group]
+        assert len(batch.decode) <= case.slots
+        assert batch.prompt_tokens <= max(1, case.budget - len(batch.decode))
+        busy = [*batch.decode.tolist(), *(chunk.slot for chunk in chunks)]
+        assert len(set(busy)) == len(busy)
+        assert set(busy) <= set(scheduler.running.requests)
+        for chunk in chunks:
+            assert 0 < chunk.count <= 16
+            assert chunk.start == slots.cached[chunk.slot]
+            assert chunk.start + chunk.count <= slots.sequences.lengths[chunk.slot]
+        for group in batch.prefill:
+            numbers = [chunk.slot for chunk in group]
+            assert numbers == list(range(numbers[0], numbers[0] + len(group)))
+        assert busy or not scheduler.running.requests
+        check_pages(scheduler)
+        assert machine.step < 2000, "somebody starves"
+    assert sorted(machine.ended, key=int) == [str(number) for number in range(len(case.requests))]
+    assert machine.scheduler.slots.free == case.slots
+    assert not machine.scheduler.memory.host.retained_bytes
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases)
+def test_the_same_requests_make_the_same_batches(case: Case) -> None:
+    first, second = (
+        [(batch.decode.tolist(), batch.prefill, batch.has_preempted) for batch in Machine(case).run()] for _ in range(2)
+    )
+    assert first == second
+
+
+def test_a_prefix_that_comes_into_the_cache_meanwhile_is_found_when_reading_begins() -> None:
+    """Two prompts of the same 8 tokens and 4 of their own are admitted at once; the budget lets the first go first."""
+    case = Case(2, None, 12, ScheduleOptions("fcfs"), 0, ((0, 12, 2, 1, 0, "a"), (0, 12, 2, 1, 0, "a")))
+    chunks = [[chunk for group in batch.prefill for chunk in group] for batch in Machine(case).run()]
+    read = [[(chunk.slot, chunk.start, chunk.count) for chunk in step] for step in chunks if step]
+    assert read == [[(0, 0, 12)], [(1, 8, 4)]]
+
+
+def test_a_prompt_that_all_pages_cannot_hold_is_refused() -> None:
+    machine = Machine(Case(2, 10, 16, ScheduleOptions("fcfs"), 0, ((0, 40, 1, 0, 0, "a"),)))
+    with pytest.raises(RequestError, match=r"the prompt has 40 tokens; the caches have 10 pages of 4 tokens"):
+        machine.arrive()
