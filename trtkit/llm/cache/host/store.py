@@ -63,7 +63,7 @@ class HostStore(Generic[T]):
         return self._entries[key].value
 
     def make_room(self, size_bytes: int) -> bool:
-        """Evict what was used least recently until so many bytes fit; if retained ones leave no room, nothing: False."""
+        """Evict what was used least recently until so many bytes fit; return False if retained values leave no room."""
         if self.retained_bytes + size_bytes > self.limit_bytes:
             return False
         excess, dropped = self.size_bytes + size_bytes - self.limit_bytes, []
