@@ -134,7 +134,7 @@ class LLM:
         lists every problem.
         """
         checked = self._check(prompts, None, is_single=False)
-        waiting = iter(sorted(checked, key=_by_length if self._frontend.engine.prefixes.are_pages else _by_beginning))
+        waiting = iter(sorted(checked, key=_by_length if self._frontend.engine.prefixes.are_pages else _by_prefix))
         names: set[str] = set()
         try:
             prompt = next(waiting, None)
@@ -214,12 +214,12 @@ class LLM:
 
 
 def _by_length(prompt: PreparedPrompt) -> int:
-    """Rank long answers first: one that begins last leaves slots idle. Pages of common beginnings are found anyway."""
+    """Rank long answers first: one that begins last leaves slots idle. Pages of common prefixes are found anyway."""
     return -prompt.settings.params.max_tokens
 
 
-def _by_beginning(prompt: PreparedPrompt) -> tuple[str, list[int]]:
-    """Rank prompts that begin alike next to each other: a slot keeps a beginning until its next request."""
+def _by_prefix(prompt: PreparedPrompt) -> tuple[str, list[int]]:
+    """Rank prompts that begin alike next to each other: a slot keeps a prefix until its next request."""
     return prompt.settings.params.adapter or "", prompt.read.ids
 
 

@@ -20,7 +20,7 @@ class SoftTokens:
     """A prompt's vectors.
 
     places: [P], ascending positions in the prompt. vectors: [P, D], on the host. keys: [P], equal where vectors are,
-    so that a cached beginning is shared with prompts of the same images only.
+    so that a cached prefix is shared with prompts of the same images only.
     rope_positions: [3, length], time, height and width of every token of the prompt; None for a model without M-RoPE.
     ends: [P], ascending, for tokens of images that see each other: how many of the prompt's tokens each sees, all up to
     the last one of its run of places. None if tokens see earlier ones only.

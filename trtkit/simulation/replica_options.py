@@ -18,7 +18,7 @@ class ReplicaOptions:
 
     budget: new tokens of a step; those of a call if None. pages: of page_tokens tokens; None for slots of full length.
     block_tokens: of prompts' blocks that are shared; 0 if nothing is. host_tokens: that host memory has room for, each
-    of token_bytes; host_block_tokens: of slots' caches that it keeps as one. min_shared_tokens: the shortest beginning
+    of token_bytes; host_block_tokens: of slots' caches that it keeps as one. min_shared_tokens: the shortest prefix
     worth sharing. gpus: that share the model.
     """
 

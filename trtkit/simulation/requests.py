@@ -26,7 +26,7 @@ BLOCK_TOKENS = 512
 class Traffic:
     """Requests in the order of their arrival. arrival_s, input_tokens, output_tokens: [N].
 
-    hash_ids: of each prompt's beginning in blocks of `block_tokens`, of all requests or of none: prompts with the same
+    hash_ids: of each prompt's prefix in blocks of `block_tokens`, of all requests or of none: prompts with the same
     ids begin alike. scheduling: of all or of none.
     """
 

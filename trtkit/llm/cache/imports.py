@@ -1,4 +1,4 @@
-"""Beginnings of prompts that were computed elsewhere, kept on the host until a prompt that begins so gets a slot."""
+"""Prefixes that other engines computed, kept on the host until a prompt with the same prefix gets a slot."""
 
 from __future__ import annotations
 

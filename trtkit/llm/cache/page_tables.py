@@ -32,7 +32,7 @@ class PageTables:
 
     table: [slots, n] int32, each slot's pages in order, then 0. counts: [slots], pages of each slot.
     registered: [slots], how many of them others can find. references: [pages], slots that each page is in.
-    page_tokens: tokens of a page. on_evict: takes pages of beginnings that are about to be overwritten, and the keys of
+    page_tokens: tokens of a page. on_evict: takes cached pages that are about to be overwritten, and the keys of
     what they hold.
     """
 
@@ -50,7 +50,7 @@ class PageTables:
 
     @property
     def free(self) -> int:
-        """Pages that can be had, those of beginnings that nobody reads among them."""
+        """Pages that can be allocated, cached ones that nobody reads among them."""
         return len(self._free) + self.tree.unused
 
     @property
@@ -108,7 +108,7 @@ class PageTables:
         self.registered[target] = registered
 
     def release(self, slot: int) -> None:
-        """Take a slot's pages from it. Beginnings that are known stay until their memory is needed."""
+        """Take a slot's pages from it. Cached prefixes stay until their memory is needed."""
         self._cut(slot, 0)
 
     def register(self, slot: int, ids: Ints, soft: SoftTokens | None = None) -> None:
@@ -134,7 +134,7 @@ class PageTables:
             parent, self.registered[slot] = int(self.table[slot, place]), place + 1
 
     def match(self, ids: Ints, soft: SoftTokens | None = None) -> list[int]:
-        """Return the pages of the longest known beginning of a prompt, without its last token."""
+        """Return the pages of the longest cached prefix of a prompt, without its last token."""
         return self.tree.match(contents(ids[:-1], self.page_tokens, soft))
 
     def adopt(self, slot: int, pages: Sequence[int]) -> None:

@@ -65,7 +65,7 @@ class PrefixTree:
         return len(self._unused)
 
     def match(self, contents: Iterable[bytes]) -> list[int]:
-        """Return the pages of the longest known beginning, in order."""
+        """Return the pages of the longest cached prefix, in order."""
         pages, parent = [], ROOT
         for content in contents:
             page = self._pages.get((parent, content))

@@ -1,4 +1,4 @@
-"""Beginnings of prompts that an engine has cached: found, given to other engines and taken from them."""
+"""Prefixes of prompts that an engine has cached: found, exported to other engines, and imported from them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Prefixes:
-    """What an engine has cached of prompts without adapters. min_tokens: of a beginning that is worth to be given."""
+    """What an engine has cached of prompts without adapters. min_tokens: the shortest prefix worth exporting."""
 
     def __init__(self, memory: SequenceMemory, min_tokens: int) -> None:
         self._memory, self._cache, self._min_tokens = memory, memory.cache, min_tokens
 
     def export(self, ids: Sequence[int]) -> SavedSequence | None:
-        """Return the longest beginning of a prompt that a slot's cache holds, without the last token; None if short."""
+        """Return the longest prefix of a prompt that a slot's cache holds, without the last token; None if short."""
         count, cache = self.tokens_of(ids), self._cache
         if count < self._min_tokens:
             return None
@@ -36,16 +36,16 @@ class Prefixes:
         return saved
 
     def tokens_of(self, ids: Sequence[int]) -> int:
-        """Return how many tokens of a prompt's beginning, without its last one, are cached."""
+        """Return how many tokens of a prompt, without its last one, are cached."""
         return self._memory.shared_prefix(np.asarray(ids, np.int64))[1]
 
     @property
     def are_pages(self) -> bool:
-        """Whether beginnings of prompts are found as pages, not in slots."""
+        """Whether prefixes are found as pages, not in slots."""
         return self._memory.finds_by_content
 
     def changes(self) -> list[PageChange]:
-        """Return which pages of beginnings have come and gone since the last call, if `are_pages`."""
+        """Return which pages of prefixes have come and gone since the last call, if `are_pages`."""
         assert self._memory.pages is not None
         self._memory.register_running()
         return self._memory.pages.tree.changes()

@@ -24,13 +24,13 @@ class EngineOptions:
     """How requests share the machine.
 
     token_budget: new tokens of one step, decoding and prompts together; the engine's prefill length where None.
-    max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest beginning worth sharing.
+    max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest prefix worth sharing.
     proposer: guesses tokens ahead, for speculative decoding.
-    most_imported_bytes: host memory for beginnings of prompts that other engines computed.
-    host_cache_bytes: host memory for what caches have no room for: preempted requests first, then beginnings of
+    most_imported_bytes: host memory for prefixes that other engines computed.
+    host_cache_bytes: host memory for what caches have no room for: preempted requests first, then prefixes of
     prompts. host_block_tokens: how much of a slot's cache it keeps as one; pages are kept as they are.
     cache_folder: for what host memory has, which outlives the engine.
-    snapshot_tokens: how far apart the beginnings end that recurrent models save on their way.
+    snapshot_tokens: how far apart the prefixes end that recurrent models save on their way.
     overlap: launch a step before the host knows the last one's tokens; None: where the decoder computes meanwhile.
     kernel: sample with the Triton kernel, which is interpreted on a CPU; None: where logits are on a GPU.
     clock: gives the time in seconds, for metrics, deadlines and schedules that measure.

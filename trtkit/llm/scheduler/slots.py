@@ -1,4 +1,4 @@
-"""Which slot holds what: who runs, what is cached, and which cached beginning a new prompt can share."""
+"""Which slot holds what: who runs, what is cached, and which cached prefix a new prompt can share."""
 
 from __future__ import annotations
 
