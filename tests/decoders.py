@@ -30,7 +30,7 @@ from trtkit.network.layer_file import LayerFiles, load_layers, save_layers
 from trtkit.reference import Executor, Options
 from trtkit.sources.huggingface import auto_classes
 from trtkit.sources.huggingface.stacked_experts import unstack_experts
-from trtkit.sources.safetensors_folder import read_folder
+from trtkit.sources.safetensors_file import read_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

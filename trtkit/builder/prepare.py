@@ -34,7 +34,7 @@ from trtkit.sources.checkpoint import converted_elements
 from trtkit.sources.huggingface import vision
 from trtkit.sources.huggingface.preprocessing import folder_labels
 from trtkit.sources.hybrid_source import PartFactory, part_module
-from trtkit.sources.safetensors_folder import json_object
+from trtkit.sources.safetensors_file import json_object
 from trtkit.sources.tokenizer import folder_tokenizer
 from trtkit.sources.torch import attempts, export
 

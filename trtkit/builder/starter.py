@@ -18,7 +18,7 @@ from trtkit.resolve import resolve
 from trtkit.sources.gguf.config import family_of, hf_config
 from trtkit.sources.gguf.file import read_gguf
 from trtkit.sources.onnx_file import read_graph
-from trtkit.sources.safetensors_folder import json_object
+from trtkit.sources.safetensors_file import json_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

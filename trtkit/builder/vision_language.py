@@ -14,7 +14,7 @@ from trtkit.models.model import VISION
 from trtkit.models.vision_language.registry import vision_spec
 from trtkit.models.vision_language.spec import VisionLimits
 from trtkit.sources import package_file
-from trtkit.sources.safetensors_folder import json_object
+from trtkit.sources.safetensors_file import json_object
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,7 +30,7 @@ from trtkit.quantization.jobs import CHECK_TARGET, QUANTIZE_LLM, QuantizeRequest
 from trtkit.quantization_methods import METHODS
 from trtkit.sources.huggingface.wrapped_config import inner_name
 from trtkit.sources.package_file import hf_folder
-from trtkit.sources.safetensors_folder import read_folder
+from trtkit.sources.safetensors_file import read_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

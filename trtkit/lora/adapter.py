@@ -15,8 +15,7 @@ from trtkit.models.weights import model_weights
 from trtkit.sources.adapter_folder import adapter_files
 from trtkit.sources.digest import adapter_digest
 from trtkit.sources.huggingface.wrapped_config import inner_name
-from trtkit.sources.safetensors_file import read_safetensors
-from trtkit.sources.safetensors_folder import read_json
+from trtkit.sources.safetensors_file import read_json, read_safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -16,7 +16,7 @@ from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.quantized_model import LayerForm, QuantizedModel, form_of
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.sources.quantized.read import declared
-from trtkit.sources.safetensors_folder import read_json
+from trtkit.sources.safetensors_file import read_json
 
 if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions

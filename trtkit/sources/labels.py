@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trtkit.errors import SourceError
 from trtkit.sources import package_file
 from trtkit.sources.huggingface.preprocessing import folder_labels
-from trtkit.sources.safetensors_folder import json_object
+from trtkit.sources.safetensors_file import json_object
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.sources.safetensors_folder import read_folder
+from trtkit.sources.safetensors_file import read_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

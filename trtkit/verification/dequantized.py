@@ -15,7 +15,7 @@ from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.sources.checkpoint import Checkpoint
 from trtkit.sources.huggingface.stacked_experts import stack_experts
 from trtkit.sources.huggingface.wrapped_config import inner_name
-from trtkit.sources.safetensors_folder import INDEX, read_folder
+from trtkit.sources.safetensors_file import INDEX, read_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trtkit.config.task import Boxes, Preprocess, Resize, Task
-from trtkit.sources.safetensors_folder import json_object
+from trtkit.sources.safetensors_file import json_object
 
 if TYPE_CHECKING:
     from pathlib import Path

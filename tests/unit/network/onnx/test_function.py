@@ -8,7 +8,7 @@ from onnx import helper
 
 from tests import models
 from trtkit.errors import SourceError
-from trtkit.network.onnx.limits import check_size
+from trtkit.network.onnx.function import check_size
 
 OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("d", 1)]
 
