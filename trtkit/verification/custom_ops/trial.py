@@ -11,7 +11,7 @@ import numpy as np
 from trtkit.dtypes import DType, dtype_of
 from trtkit.network.foreign import Fact
 from trtkit.network.host_array import array_dtype
-from trtkit.reference.arrays import to_tensor
+from trtkit.reference.precision import to_tensor
 from trtkit.verification.compare import compare, worst
 
 if TYPE_CHECKING:
