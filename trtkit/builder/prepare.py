@@ -22,8 +22,7 @@ from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.network.hybrid import input_name
 from trtkit.network.onnx import autocast, care, custom_ops, folding, function
-from trtkit.network.onnx.io import graph_inputs
-from trtkit.network.onnx.merge import merged, prefixed
+from trtkit.network.onnx.io import graph_inputs, merged, prefixed
 from trtkit.network.onnx.nms import append_nms
 from trtkit.quantization.by_part.data import with_own_arrays
 from trtkit.quantization.vision.data import QuantizationRun

@@ -66,7 +66,7 @@ def _save_layers(request: StageRequest, backend: Backend, network: WrittenNetwor
     except ExecutionError:  # of types that TensorRT does not hand out
         if request.stage.onnx is None:
             raise
-        from trtkit.network.onnx.side_table import constants_from_onnx
+        from trtkit.network.onnx.parse import constants_from_onnx
 
         constants = {**constants_from_onnx(request.stage.onnx.parsed), **network.constants}
         layers = read_layers(backend, network.definition, constants)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.feed_forward import PerLayerSpec
 from trtkit.models.names import SANDWICH_NORMS, llama_names
 from trtkit.models.parts import (
     biased_attention_part,
@@ -15,7 +16,6 @@ from trtkit.models.parts import (
     layers_part,
     sliding_windows,
 )
-from trtkit.models.per_layer import PerLayerSpec
 from trtkit.models.rope import rope_spec
 from trtkit.models.spec import BlockSpec, EmbeddingSpec
 

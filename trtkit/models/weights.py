@@ -21,9 +21,8 @@ from trtkit.models.spec import LearnedPositions
 
 if TYPE_CHECKING:
     from trtkit.arrays import MatrixShape
-    from trtkit.models.attention import NormSpec
+    from trtkit.models.attention import LatentSpec, NormSpec
     from trtkit.models.feed_forward import MlpSpec
-    from trtkit.models.latent import LatentSpec
     from trtkit.models.spec import BlockSpec, DecoderSpec, LayerSpec
 
 

@@ -11,8 +11,7 @@ from trtkit.models.spec import LearnedPositions, SinusoidalPositions
 from trtkit.network.blocks.layer import decoder_layer
 from trtkit.network.blocks.low_rank import LowRankInputs
 from trtkit.network.blocks.norm import norm_block
-from trtkit.network.blocks.per_layer import per_layer_vectors
-from trtkit.network.blocks.streams import from_streams, to_streams
+from trtkit.network.blocks.streams import from_streams, per_layer_vectors, to_streams
 from trtkit.network.blocks.weights import Weights
 from trtkit.network.host_array import COMPUTE_TYPES
 from trtkit.network.input_spec import BATCH, NEW_TOKENS, Axis, InputSpec

@@ -9,13 +9,10 @@ import numpy as np
 from trtkit.dtypes import DTYPES, FP32, INT32
 from trtkit.models.attention import AttentionSpec
 from trtkit.network.blocks.attention import Encoded
-from trtkit.network.blocks.cache import Past
+from trtkit.network.blocks.cache import Past, Positions, States
 from trtkit.network.blocks.mixer import Attending
-from trtkit.network.blocks.positions import Positions
-from trtkit.network.blocks.states import States
 from trtkit.network.input_spec import BATCH, ENCODED, ENCODED_MASK, Axis, InputSpec
 from trtkit.network.ops.arithmetic import cast, select
-from trtkit.network.ops.chunk import TokenChunk
 from trtkit.network.ops.gather import embedding, pick
 from trtkit.network.ops.kv_cache import head_tables
 from trtkit.network.ops.mask import (
@@ -27,11 +24,13 @@ from trtkit.network.ops.mask import (
     chunk_mask,
     lowest,
     relative_mask,
+    tree_mask,
+    tree_places,
 )
 from trtkit.network.ops.paged_attention import PageRows, Pages
 from trtkit.network.ops.quantize import rounded
+from trtkit.network.ops.recurrence import TokenChunk
 from trtkit.network.ops.shape import unsqueeze
-from trtkit.network.ops.tree import tree_mask, tree_places
 from trtkit.network.paged_layers import op_attributes
 from trtkit.network.rope_tables import distance_buckets, query_growth_table, rope_tables, section_axes
 

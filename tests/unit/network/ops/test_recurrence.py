@@ -10,8 +10,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from tests.unit.network.ops.evaluate import evaluate, random
-from trtkit.network.ops.chunk import TokenChunk
-from trtkit.network.ops.delta_rule import gated_delta_rule
+from trtkit.network.ops.recurrence import TokenChunk, gated_delta_rule
 from trtkit.network.ops.shape import transpose
 
 if TYPE_CHECKING:
