@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
     from trtkit.llm.execution import DecoderExecution
-    from trtkit.planning.counts import NetworkCounts
-    from trtkit.planning.multilinear import Point
+    from trtkit.planning.counts import NetworkCounts, Point
     from trtkit.planning.roofline import Roof
 
 

@@ -126,8 +126,7 @@ def _opened(path: str, overrides: Overrides, target: str | None, runner: Runner)
 
 def _write(report: Report, paths: dict[str, Path | None], aiperf: Path | None) -> None:
     """Write the requested files, and say so."""
-    from trtkit.benchmarking.figures_csv import csv_text
-    from trtkit.benchmarking.report import LlmReport, report_text
+    from trtkit.benchmarking.report import LlmReport, csv_text, report_text
     from trtkit.files import write_output
 
     def page_text(report: Report) -> str:

@@ -12,8 +12,7 @@ from trtkit.builder.parsing import run_stage
 from trtkit.builder.stages import bundle_stages
 from trtkit.builder.write_stages import prepare_stages, stage_request, write_stages
 from trtkit.jobs.events import Phase
-from trtkit.planning.counts import NetworkCounts, counts_of
-from trtkit.planning.multilinear import fit_batch
+from trtkit.planning.counts import NetworkCounts, counts_of, fit_batch
 from trtkit.planning.traffic import network_cost
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.quantization_methods import FORMATS
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.resolve import resolve
-from trtkit.verification.compare import worst
+from trtkit.verification.compare import limits_of, worst
 from trtkit.verification.decoder_reference import TransformersReference
 from trtkit.verification.engine_logits import compare_engine
 from trtkit.verification.job import corner
@@ -33,7 +33,6 @@ from trtkit.verification.ranks import RankedDecoder, rank_errors, rank_networks,
 from trtkit.verification.report import Agreement, Check, Corner, LayerError, Output, PerplexityCheck, Report
 from trtkit.verification.rounded_inputs import round_inputs
 from trtkit.verification.signal import hollow_outputs
-from trtkit.verification.slices import limits_of
 from trtkit.verification.speculators import HEAD_PAIRS
 from trtkit.verification.speculators.tree import tree_pairs
 from trtkit.verification.stepper import Stepper

@@ -1,16 +1,31 @@
-"""transformers' own model with the checkpoint's weights: what an LLM's network is compared with."""
+"""transformers' own model with the weights that an LLM's network computes with: what the network is compared with."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from trtkit.files import scratch_folder
+from trtkit.models.hybrids.weights import find_part_weights
+from trtkit.sources.checkpoint import Checkpoint
 from trtkit.sources.huggingface.model import causal_lm
+from trtkit.sources.huggingface.stacked_experts import stack_experts
+from trtkit.sources.huggingface.wrapped_config import inner_name
+from trtkit.sources.safetensors_file import INDEX, read_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     import torch
 
+    from trtkit.arrays import Array
+    from trtkit.builder.hybrids import OpenedHybrid
     from trtkit.sources.decoder_source import DecoderSource
 
 
@@ -67,3 +82,83 @@ def _lengthen(model: Any, length: int) -> bool:
             module.original_inv_freq.copy_(frequencies)
             is_long = True
     return is_long
+
+
+_SHARD_BYTES = 2**30
+
+
+@contextmanager
+def folder_with(folder: Path, weights: Mapping[str, Any]) -> Iterator[Path]:
+    """Give a copy of a Hugging Face folder with other weights while it is used. weights: all, by name; made fp32."""
+    with scratch_folder() as temporary:
+        for file in folder.glob("*.json"):
+            if file.name != INDEX:
+                shutil.copyfile(file, temporary / file.name)
+        _write(weights, temporary)
+        yield temporary
+
+
+def _write(weights: Mapping[str, Any], folder: Path) -> None:
+    """Write arrays as safetensors in shards of a GiB or so, quantized ones dequantized."""
+    from safetensors.numpy import save_file
+
+    file_names: dict[str, str] = {}
+    held: dict[str, Array] = {}
+    for name in weights:
+        array = np.asarray(weights[name])
+        held[name] = array if array.dtype.kind in "iub" else np.ascontiguousarray(array, np.float32)
+        if sum(array.nbytes for array in held.values()) > _SHARD_BYTES or len(file_names) + len(held) == len(weights):
+            file = f"model-{len(set(file_names.values())) + 1:05}.safetensors"
+            save_file(held, folder / file, metadata={"format": "pt"})
+            file_names |= dict.fromkeys(held, file)
+            held = {}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_names}), encoding="utf-8")
+
+
+class _Replaced(Mapping[str, Any]):
+    """A checkpoint's arrays, some of them others: `names` says under which name those are found in `others`."""
+
+    def __init__(self, whole: Mapping[str, Any], names: Mapping[str, str], others: Mapping[str, Any]) -> None:
+        self._whole, self._names, self._others = whole, names, others
+
+    def __getitem__(self, name: str) -> Any:
+        return self._others[self._names[name]] if name in self._names else self._whole[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole)
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+
+@contextmanager
+def wrapped_folder(folder: Path, language: DecoderSource) -> Iterator[Path]:
+    """Give the folder that a vision-language model's reference is loaded from: its language model's weights as given.
+
+    folder: the whole model's. language: the language model as its network was written from.
+    """
+    if not language.quantized_by:
+        yield folder
+        return
+    whole = Checkpoint(read_folder(folder)[0])
+    inner = {name: inner_name(name) for name in whole}
+    own_arrays = stack_experts(language.checkpoint, str(language.config["model_type"]))
+    names = {
+        name: inner_name for name, inner_name in inner.items() if inner_name is not None and inner_name in own_arrays
+    }
+    with folder_with(folder, _Replaced(whole, names, own_arrays)) as copy:
+        yield copy
+
+
+@contextmanager
+def hybrid_folder(opened: OpenedHybrid) -> Iterator[Path]:
+    """Give the folder that a hybrid's reference is loaded from: with the weights of its written parts, dequantized."""
+    quantization, source = opened.quantization, opened.source
+    if quantization is None or not quantization.layers:
+        yield source.folder
+        return
+    weights = find_part_weights(opened.spec, source.checkpoint, source.where)
+    by_name = {weights.name_of(path): path for path in weights}
+    replaced = _Replaced(source.checkpoint, by_name, quantization.weights(weights))
+    with folder_with(source.folder, replaced) as folder:
+        yield folder

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trtkit.planning.multilinear import Multilinear, Point, fit, fit_batch, sample_points, total
+from trtkit.planning.counts import Multilinear, Point, fit, fit_batch, sample_points, total
 
 coefficients = st.tuples(*[st.integers(-(10**15), 10**15)] * 8)
 points = st.tuples(*[st.integers(0, 10**6)] * 3)

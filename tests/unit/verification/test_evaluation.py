@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtkit.verification.questions import QUESTIONS, holds_one_of
+from trtkit.verification.evaluation import QUESTIONS, holds_one_of
 
 
 @pytest.mark.parametrize(
