@@ -24,7 +24,7 @@ from trtkit.network.hybrid import input_name
 from trtkit.network.onnx import autocast, care, custom_ops, folding, function
 from trtkit.network.onnx.io import graph_inputs, merged, prefixed
 from trtkit.network.onnx.nms import append_nms
-from trtkit.quantization.by_part.data import with_own_arrays
+from trtkit.quantization.by_part import with_own_arrays
 from trtkit.quantization.vision.data import QuantizationRun
 from trtkit.quantization.vision.onnx_model import quantized, quantized_part
 from trtkit.resolve import onnx_export, resolve
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.job import JobContext
     from trtkit.models.model import Stage, StagedModel
-    from trtkit.quantization.by_part.choice import HybridQuantization
+    from trtkit.quantization.by_part import HybridQuantization
 
 
 def prepare(request: PrepareRequest, context: JobContext) -> Prepared:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from trtkit.config.keys import model_in
+from trtkit.config.overrides import model_in
 from trtkit.config.schema import ModelConfig
 
 if TYPE_CHECKING:

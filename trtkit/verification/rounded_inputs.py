@@ -14,7 +14,7 @@ from trtkit.errors import SourceError
 from trtkit.quantization.scoring.emulation import round_blocks
 from trtkit.quantization_methods import FORMATS
 from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
-from trtkit.sources.huggingface.joined_experts import joined_experts
+from trtkit.sources.huggingface.stacked_experts import joined_experts
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array

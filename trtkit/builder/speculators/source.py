@@ -13,8 +13,8 @@ from trtkit.models.speculators.eagle3 import EAGLE3
 from trtkit.models.speculators.gemma4_assistant import GEMMA4_ASSISTANT
 from trtkit.models.speculators.medusa import MEDUSA
 from trtkit.models.speculators.registry import kind_of
+from trtkit.sources.attached_folders import speculator_config
 from trtkit.sources.safetensors_file import read_folder, read_json
-from trtkit.sources.speculator_folder import speculator_config
 
 if TYPE_CHECKING:
     from pathlib import Path

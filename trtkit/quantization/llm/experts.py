@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.errors import QuantizeError
-from trtkit.sources.huggingface.joined_experts import joined_experts
+from trtkit.sources.huggingface.stacked_experts import joined_experts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trtkit.quantization.int4 import least_error
 from trtkit.quantization.llm.experts import joined_expert_layers
-from trtkit.quantization.scales import least_error
 from trtkit.quantization_methods import FORMATS
 
 if TYPE_CHECKING:

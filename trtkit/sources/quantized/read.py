@@ -13,10 +13,19 @@ from trtkit.quantized_matrix import KvQuantization, QuantizedInputs, QuantizedMa
 from trtkit.sources.quantized import mxfp4
 from trtkit.sources.quantized.bitnet import bitnet_layers
 from trtkit.sources.quantized.compressed_tensors import compressed_layers
-from trtkit.sources.quantized.integers import check_group, integer_matrix, unsigned
-from trtkit.sources.quantized.layers import Parts, check_rest, layers, number, part, replaced
+from trtkit.sources.quantized.layers import (
+    Parts,
+    check_group,
+    check_rest,
+    integer_matrix,
+    layers,
+    number,
+    part,
+    replaced,
+    row_scales,
+    unsigned,
+)
 from trtkit.sources.quantized.modelopt import modelopt_layers
-from trtkit.sources.quantized.scales import row_scales
 from trtkit.sources.safetensors_file import read_json
 
 if TYPE_CHECKING:

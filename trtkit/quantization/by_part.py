@@ -1,19 +1,24 @@
-"""Quantization of a model part by part: the options of each part of a hybrid, or of a vision tower."""
+"""Quantization of a model part by part: the options of each part, and the data that it is measured on."""
 
 from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from trtkit.errors import ConfigError, Problem
+from trtkit.inputs.samples import read_npz, sample_files
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.quantization.written import RoundedWeights, block_of
-from trtkit.quantization_methods import NONE, methods_for
+from trtkit.quantization_methods import NONE, methods_for, needs_data
+from trtkit.sources import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
+    from pathlib import Path
 
     from trtkit.config.quantize import PartOptions, QuantizeOptions
     from trtkit.models.hybrids.spec import HybridSpec, Part
@@ -165,3 +170,26 @@ def _linear_layers(part: Part) -> dict[str, int]:
         for weight in (part.weights if isinstance(part, NetworkPart) else ())
         if weight.path.endswith(".weight") and len(weight.shape) == 2 and not weight.is_table
     }
+
+
+def with_own_arrays(
+    choice: PartChoice, input_names: Collection[str], whole: Collection[str], folder: Path
+) -> PartChoice:
+    """Return the choice with .npz files that hold the part's inputs alone, in `folder`, where its data has others.
+
+    own, whole: names of the part's inputs and of the model's. Raises SourceError for files that cannot be read.
+    """
+    options = choice.options
+    if not needs_data(options.method) or options.calibration.data is None:
+        return choice
+    files = sample_files(package_file.resolve(options.calibration.data))
+    held = {path: read_npz(path) for path in files if path.suffix.lower() == ".npz"}
+    others = set(whole) - set(input_names)
+    if not any(others & arrays.keys() for arrays in held.values()):
+        return choice
+    own_folder = folder / "calibration"
+    own_folder.mkdir()
+    for path, arrays in held.items():
+        np.savez(own_folder / path.name, **{name: array for name, array in arrays.items() if name not in others})  # type: ignore[arg-type]
+    calibration = options.calibration.model_copy(update={"data": str(own_folder)})
+    return replace(choice, options=options.model_copy(update={"calibration": calibration}))
