@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from trtkit.builder.build_inputs import gather_inputs
 from trtkit.builder.model_record import joint_network
-from trtkit.builder.parsing import run_stage
 from trtkit.builder.stages import bundle_stages
-from trtkit.builder.write_stages import prepare_stages, stage_request, write_stages
+from trtkit.builder.write_stages import prepare_stages, run_stage, stage_request, write_stages
 from trtkit.jobs.events import Phase
 from trtkit.planning.counts import NetworkCounts, counts_of, fit_batch
 from trtkit.planning.traffic import network_cost

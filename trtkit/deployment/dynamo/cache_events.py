@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NotRequired, Protocol, TypedDict, Typ
 import numpy as np
 from dynamo.common.backend.publisher import ComponentSnapshot
 
-from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE
+from trtkit.deployment.dynamo.options import BLOCK_SIZE
 from trtkit.deployment.engine_metrics import hit_rate
 from trtkit.llm.cache import ROOT
 from trtkit.llm.sequences import TOKEN_BITS

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtkit.deployment.triton.server_log import ServerLog, is_noise, level, message
+from trtkit.deployment.triton.local_server import ServerLog, is_noise, level, message
 
 FAILED = "E1121 14:52:31.534400 9054 model_lifecycle.cc:642] \"failed to load 'm' version 1: Internal: no\""
 NO_GPU = 'E1121 14:31:55.793187 29650 server.cc:241] "CudaDriverHelper has not been initialized."'

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from trtkit import __version__
-from trtkit.deployment.triton.commands import (
+from trtkit.deployment.triton.compatibility import find_release, newest_release
+from trtkit.deployment.triton.elsewhere import (
     ContainerFacts,
     container_facts,
     docker_command,
@@ -17,7 +18,6 @@ from trtkit.deployment.triton.commands import (
 )
 from trtkit.deployment.triton.endpoints import Endpoints
 from trtkit.deployment.triton.local_server import ServeOptions
-from trtkit.deployment.triton.releases import find_release, newest_release
 from trtkit.deployment.triton.repository_check import read_repository
 from trtkit.errors import DeployError
 
