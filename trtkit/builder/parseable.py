@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import onnx
 
     from trtkit.config.schema import ModelConfig, Profile
-    from trtkit.jobs.steps import Steps
+    from trtkit.jobs.events import Steps
     from trtkit.network.onnx.io import OnnxTensorSpec
 
 

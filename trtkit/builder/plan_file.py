@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.builder.stages import PlanOptions, WrittenNetwork
     from trtkit.jobs.events import Listener
-    from trtkit.network.profile import ResolvedProfile
+    from trtkit.network.input_spec import ResolvedProfile
 
 # TensorRT streams a plan through a buffer of 64 MiB; a smaller plan takes less memory whole.
 _STREAM_FROM_BYTES = 64 * 2**20

@@ -16,8 +16,7 @@ from trtkit.builder.stages import Prepared, PreparedStage
 from trtkit.config.schema import ModuleInput, TorchSource
 from trtkit.dtypes import dtype_of
 from trtkit.files import scratch_folder
-from trtkit.jobs.events import Phase
-from trtkit.jobs.steps import Steps
+from trtkit.jobs.events import Phase, Steps
 from trtkit.models.hybrids.registry import TEXT_ENCODERS
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.models.hybrids.weights import find_part_weights

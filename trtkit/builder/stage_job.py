@@ -15,7 +15,7 @@ from trtkit.builder.plan_file import PlanBuildRequest, write_plan
 from trtkit.builder.stages import StageKernels, StageResult, layers_file, quantized_files
 from trtkit.errors import ExecutionError
 from trtkit.network.describe import describe
-from trtkit.network.kernels import kernels_of, tag_layers
+from trtkit.network.fusion import kernels_of, tag_layers
 from trtkit.network.targets import check_types
 
 if TYPE_CHECKING:

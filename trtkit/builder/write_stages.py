@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from trtkit.jobs.events import Step
     from trtkit.jobs.runner import Runner
     from trtkit.models.model import StagedModel
-    from trtkit.network.profile import ResolvedProfile
+    from trtkit.network.input_spec import ResolvedProfile
 
 _WRITTEN = ("decoder", "speculator")
 """Who writes networks from the language model's checkpoint."""

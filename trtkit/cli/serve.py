@@ -307,7 +307,7 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
     from trtkit.deployment.dynamo.model_folder import read_model
     from trtkit.deployment.dynamo.options import DynamoOptions
     from trtkit.deployment.dynamo.prefill_bundle import check_prefill_bundle
-    from trtkit.deployment.ports import free_ports
+    from trtkit.deployment.process import free_ports
     from trtkit.llm.adapters import check_adapters
     from trtkit.llm.head_tokens import head_tokens
     from trtkit.runtime.weight_budget import weight_budget_bytes
@@ -347,7 +347,7 @@ def _join(path: Path) -> NoReturn:
 
 
 def _warn(fleet: LocalFleet) -> None:
-    from trtkit.deployment.ports import is_loopback
+    from trtkit.deployment.process import is_loopback
 
     options = fleet.options
     workers = f"{options.replicas} worker{'s' if options.replicas > 1 else ''}"

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array, Arrays
     from trtkit.config.schema import ModelConfig
     from trtkit.config.task import Preprocess
+    from trtkit.network.input_spec import ResolvedProfile
     from trtkit.network.onnx.io import OnnxTensorSpec
-    from trtkit.network.profile import ResolvedProfile
 
 # Compressed arrays up to the first are always read; beyond, what expands more than the second is not data.
 _ALWAYS_EXPANDED, _MAX_EXPANSION = 256 << 20, 100

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.runner import Runner
-    from trtkit.network.profile import ProfileShapes, ResolvedProfile
+    from trtkit.network.input_spec import ProfileShapes, ResolvedProfile
     from trtkit.network.record import NetworkRecord
 
 _GROUPS = {

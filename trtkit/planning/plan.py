@@ -16,8 +16,8 @@ from trtkit.models.parallel import SINGLE, check_grid, grid_of
 from trtkit.models.registry import decoder_spec
 from trtkit.planning.count_network import count_bundle, count_config
 from trtkit.planning.decoder_model import decoder_model, formulas, workload
+from trtkit.planning.gpus import GPUS_PER_NODE
 from trtkit.planning.jobs import COUNT_DECODER, CountRequest
-from trtkit.planning.links import GPUS_PER_NODE
 from trtkit.planning.llm import cost_per_million, plan_llm
 from trtkit.planning.memory import LARGEST_BATCH, RESERVE_BYTES, MemoryNeed, largest
 from trtkit.planning.paged import copied_pages

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Arrays
     from trtkit.jobs.events import Listener
+    from trtkit.network.input_spec import ResolvedProfile
     from trtkit.network.onnx.io import OnnxTensorSpec
-    from trtkit.network.profile import ResolvedProfile
     from trtkit.runtime.stages import StagesExecution
     from trtkit.verification.jobs import VerifyRequest
     from trtkit.verification.report import BatchRows, LayerError, Output, QuantizationLoss, Suppression

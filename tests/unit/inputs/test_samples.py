@@ -22,8 +22,8 @@ from trtkit.inputs.samples import (
     with_index_ranges,
     wrapped_sample,
 )
+from trtkit.network.input_spec import ProfileShapes
 from trtkit.network.onnx.io import OnnxTensorSpec, graph_inputs
-from trtkit.network.profile import ProfileShapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

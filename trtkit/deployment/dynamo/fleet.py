@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Self
 import zmq
 
 from trtkit.deployment.dynamo.options import ADMIN_TOKEN, ASLEEP, BLOCK_SIZE, MODULE, SILENT
-from trtkit.deployment.ports import check_free, free_ports_below, is_free, open_local
-from trtkit.deployment.process import POLL_S, ServerProcess
+from trtkit.deployment.process import POLL_S, ServerProcess, check_free, free_ports_below, is_free, open_local
 from trtkit.errors import DeployError
 from trtkit.threads import share_of_cores
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from trtkit.deployment.ports import reachable
+from trtkit.deployment.process import reachable
 from trtkit.serving_options import ServingOptions
 
 Router = Literal["kv", "round-robin", "least-loaded", "power-of-two", "random"]

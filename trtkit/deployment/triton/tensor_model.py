@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.bundle.records import IoRecord, StageRecord
     from trtkit.deployment.triton.options import DeployOptions
-    from trtkit.network.profile import ResolvedProfile
+    from trtkit.network.input_spec import ResolvedProfile
 
 
 def network_models(bundle: Bundle, name: str, options: DeployOptions) -> list[DeployedModel]:

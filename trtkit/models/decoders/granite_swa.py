@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.models.granite_parts import SINKS, sliding_granite_layers
+from trtkit.models.family_parts import SINKS, sliding_granite_layers
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, granite_scaled, mlp_part, rms_norm_part
 

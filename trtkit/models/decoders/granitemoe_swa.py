@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trtkit.models.family_parts import SINKS, sliding_granite_layers
 from trtkit.models.feed_forward import RoutingSpec
-from trtkit.models.granite_parts import SINKS, sliding_granite_layers
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, granite_scaled, mlp_part, rms_norm_part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.models.hunyuan import NAMES, hunyuan_attention, hunyuan_rope
+from trtkit.models.family_parts import NAMES, hunyuan_attention, hunyuan_rope
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.family_parts import NAMES, hunyuan_attention, hunyuan_rope
 from trtkit.models.feed_forward import RoutingSpec
-from trtkit.models.hunyuan import NAMES, hunyuan_attention, hunyuan_rope
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
@@ -23,7 +23,7 @@ INSIDE = {
     "moe.router": "mlp.gate.wg",
     **{f"moe.shared.{name}": f"mlp.shared_mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
-# As in `trtkit.models.hunyuan`.
+# As in `trtkit.models.family_parts`.
 FIXED = {"use_mixed_mlp_moe": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "use_mla": False}
 IMMATERIAL = ("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token")
 

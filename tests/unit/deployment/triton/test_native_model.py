@@ -16,7 +16,7 @@ from trtkit.deployment.triton.model_config import config_text, read_config, vers
 from trtkit.deployment.triton.options import DeployOptions, read_options
 from trtkit.deployment.triton.tensor_model import native_models
 from trtkit.errors import DeployError
-from trtkit.network.profile import ProfileShapes, ResolvedProfile
+from trtkit.network.input_spec import ProfileShapes, ResolvedProfile
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle

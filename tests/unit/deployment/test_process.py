@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from trtkit.deployment.ports import is_loopback, open_local
+from trtkit.deployment.process import is_loopback, open_local
 
 
 class Answer(BaseHTTPRequestHandler):
