@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import LayerSpec
 
-TYPES = ("full_attention", "chunked_attention")
+_CHUNKED_TYPES = ("full_attention", "chunked_attention")
 
 
 def chunked_attentions(config: HfConfig) -> list[AttentionSpec]:
@@ -38,13 +38,13 @@ def chunked_attentions(config: HfConfig) -> list[AttentionSpec]:
     turns = list(config.get("no_rope_layers", default) or default)  # 1 where a layer turns
     if len(turns) < count:
         raise SourceError(f"`no_rope_layers` has {len(turns)} entries for {count} layers", config.where)
-    kinds = layer_types(config, [TYPES[bool(turn)] for turn in turns[:count]], TYPES)
+    kinds = layer_types(config, [_CHUNKED_TYPES[bool(turn)] for turn in turns[:count]], _CHUNKED_TYPES)
     rotated, plain, chunk = _rotated(config), _plain(config), config.get("attention_chunk_size")
-    if TYPES[1] in kinds and (chunk is None or int(chunk) < 1):
+    if _CHUNKED_TYPES[1] in kinds and (chunk is None or int(chunk) < 1):
         raise SourceError(f"`attention_chunk_size` is `{chunk}`; expected at least 1", config.where)
     pairs = zip(turns, kinds, strict=False)
     return [
-        replace(rotated if is_rotated else plain, chunk=int(chunk) if kind == TYPES[1] else None)
+        replace(rotated if is_rotated else plain, chunk=int(chunk) if kind == _CHUNKED_TYPES[1] else None)
         for is_rotated, kind in pairs
     ]
 
@@ -168,10 +168,10 @@ def laguna_mixture(config: HfConfig) -> MoeSpec:
     return mixture_part(config, int(config.get("num_experts", 256)), routing, expert, shared)
 
 
-_PARTIAL = 0.334
-_ROPE: dict[str, dict[str, object]] = {
-    "full_attention": {"rope_type": "default", "rope_theta": 5000000.0, "partial_rotary_factor": _PARTIAL},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": _PARTIAL},
+_MIMO_PARTIAL = 0.334
+_MIMO_ROPE: dict[str, dict[str, object]] = {
+    "full_attention": {"rope_type": "default", "rope_theta": 5000000.0, "partial_rotary_factor": _MIMO_PARTIAL},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": _MIMO_PARTIAL},
 }
 
 
@@ -190,11 +190,11 @@ def mimo_attentions(config: HfConfig) -> list[AttentionSpec]:
     others = config.get("sliding_window_size")  # how many tokens before its own a token sees
     usual = ["sliding_attention" if index and (index + 1) % 6 else "full_attention" for index in range(count)]
     types = layer_types(config, usual)
-    for kind, stated in config.get("rope_parameters", _ROPE).items():
+    for kind, stated in config.get("rope_parameters", _MIMO_ROPE).items():
         if isinstance(stated, dict) and stated.get("partial_rotary_factor") is None:
             what = f"`rope_parameters` of {kind} has no `partial_rotary_factor`"
-            raise SourceError(what, config.where, f"state it, {_PARTIAL} if it is transformers' default")
-    ropes = ropes_by_type_alone(config, attention.head_dim, types, _ROPE)
+            raise SourceError(what, config.where, f"state it, {_MIMO_PARTIAL} if it is transformers' default")
+    ropes = ropes_by_type_alone(config, attention.head_dim, types, _MIMO_ROPE)
     sliding = replace(
         attention,
         num_key_value_heads=2 * attention.num_key_value_heads,
@@ -213,7 +213,7 @@ def _check_published(config: HfConfig, sliding: AttentionSpec, types: list[str])
     config.refuse("swa_num_key_value_heads", sliding.num_key_value_heads)
     config.refuse("swa_head_dim", sliding.head_dim)
     config.refuse("swa_v_head_dim", sliding.value_dim)
-    theta = config.get("rope_parameters", _ROPE).get("sliding_attention", {}).get("rope_theta")
+    theta = config.get("rope_parameters", _MIMO_ROPE).get("sliding_attention", {}).get("rope_theta")
     config.refuse("swa_rope_theta", theta)
     config.refuse("add_swa_attention_sink_bias", True)
     config.refuse("add_full_attention_sink_bias", False)
@@ -222,18 +222,24 @@ def _check_published(config: HfConfig, sliding: AttentionSpec, types: list[str])
     config.get("attention_chunk_size")  # transformers does not read it
 
 
-NAMES = {"attention.q_norm": "self_attn.query_layernorm", "attention.k_norm": "self_attn.key_layernorm"}
+HUNYUAN_NAMES = {"attention.q_norm": "self_attn.query_layernorm", "attention.k_norm": "self_attn.key_layernorm"}
 # Fields of published files that the config classes do not have: what they switch is always so, or has no effect.
-FIXED = {"use_qk_norm": True, "use_cla": False, "norm_type": "rms", "mlp_bias": False, "use_rotary_pos_emb": True}
-IMMATERIAL = ("eod_token_id", "cla_share_factor", "org_vocab_size", "class_num", "dense_list", "pool_type")
+_HUNYUAN_FIXED = {
+    "use_qk_norm": True,
+    "use_cla": False,
+    "norm_type": "rms",
+    "mlp_bias": False,
+    "use_rotary_pos_emb": True,
+}
+_HUNYUAN_IMMATERIAL = ("eod_token_id", "cla_share_factor", "org_vocab_size", "class_num", "dense_list", "pool_type")
 
 
 def hunyuan_attention(config: HfConfig) -> AttentionSpec:
     """Return attention whose queries and keys are normed after they turn. Raises SourceError for other kinds."""
     attention = biased_attention_part(config)
-    for name, value in (*FIXED.items(), ("attention_head_dim", attention.head_dim)):
+    for name, value in (*_HUNYUAN_FIXED.items(), ("attention_head_dim", attention.head_dim)):
         config.refuse(name, value)
-    for name in IMMATERIAL:
+    for name in _HUNYUAN_IMMATERIAL:
         config.get(name)
     return replace(attention, norm=rms_norm_part(config), qk_norm="head", is_rotated_first=True)
 
@@ -248,7 +254,7 @@ def hunyuan_rope(config: HfConfig, head_dim: int) -> RopeSpec:
     return RopeSpec(theta * float(stated["alpha"]) ** (head_dim / (head_dim - 2)), head_dim)
 
 
-SINKS = {"attention.sinks": "self_attn.sinks"}
+GRANITE_SINKS = {"attention.sinks": "self_attn.sinks"}
 
 
 def sliding_granite_layers(config: HfConfig, feed_forward: MlpSpec | MoeSpec) -> tuple[LayerSpec, ...]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.family_parts import NAMES, hunyuan_attention, hunyuan_rope
+from trtkit.models.family_parts import HUNYUAN_NAMES, hunyuan_attention, hunyuan_rope
 from trtkit.models.feed_forward import RoutingSpec
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import EXPERT_NAMES, llama_names
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "num_experts": 1}
 INSIDE = {
-    **NAMES,
+    **HUNYUAN_NAMES,
     **EXPERT_NAMES,
     "moe.router": "mlp.gate.wg",
     **{f"moe.shared.{name}": f"mlp.shared_mlp.{name}_proj" for name in ("gate", "up", "down")},
