@@ -11,8 +11,9 @@ import numpy as np
 
 from trtkit.llm.cache.host.tier import HostOptions
 from trtkit.llm.scheduler.batch import Batch, PrefixMatched, SlotLeft, SlotMoved, SlotTaken
+from trtkit.llm.scheduler.memory import SchedulerOptions
 from trtkit.llm.scheduler.request import Metrics
-from trtkit.llm.scheduler.scheduler import Scheduler, SchedulerOptions
+from trtkit.llm.scheduler.scheduler import Scheduler
 from trtkit.simulation.cache import Clock, SimulatedCache
 from trtkit.simulation.recorder import ReplicaState
 from trtkit.simulation.times import decode_s

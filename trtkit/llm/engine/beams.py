@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtkit.llm.engine.request import Hypothesis
+from trtkit.llm.scheduler.request import Hypothesis
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -203,7 +203,7 @@ class LLMEngine:
             take(self._state, ready, logits)
 
     def _note_prompt(self, chunk: Chunk, logits: torch.Tensor) -> None:
-        """Keep the log probabilities of a prompt's own tokens, if its request wants them. logits: [S, V]."""
+        """Keep the log probabilities of a prompt's own tokens for a request with `prompt_logprobs`. logits: [S, V]."""
         request = self._scheduler.running.requests[chunk.slot]
         top = request.settings.params.prompt_logprobs
         if top is None:

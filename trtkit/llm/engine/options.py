@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trtkit.errors import RequestError
 from trtkit.llm.cache.host.tier import HostOptions
 from trtkit.llm.scheduler import DEFAULT_SCHEDULE, ScheduleOptions
-from trtkit.llm.scheduler.scheduler import SchedulerOptions
+from trtkit.llm.scheduler.memory import SchedulerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -87,14 +87,6 @@ class Request:
         return self._ids
 
 
-@dataclass(frozen=True)
-class Hypothesis:
-    """One answer of a beam search, best first among its request's. score: its length-penalised log probability."""
-
-    token_ids: list[int]
-    score: float
-
-
 Finished: TypeAlias = Ended[Request]
 """A request that has ended."""
 

@@ -1,4 +1,4 @@
-"""What carries out a scheduler's batches: the decoder, the sampler, and what is asked of each slot's tokens."""
+"""What carries out a scheduler's batches: the decoder, the sampler, and which tokens stop or are watched."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.llm.engine.request import Request
     from trtkit.llm.engine.state import State
     from trtkit.llm.sampling.sampled import TokenLogprobs
+    from trtkit.llm.scheduler.request import Hypothesis
     from trtkit.llm.scheduler.running import BeamGroup
     from trtkit.llm.scheduler.slots import Bools
     from trtkit.llm.sequences import Ints
@@ -111,9 +112,10 @@ def advance_beams(state: State, group: BeamGroup[Request], logits: torch.Tensor)
     metrics = group.request.metrics
     metrics.first_token_s = metrics.first_token_s or state.scheduler.clock()
     scores = state.sampler.process(torch.log_softmax(logits, -1), slots)
+    assert group.search is not None
     following = group.search.advance(scores, [sequences.generated(slot).tolist() for slot in group.slots])
     if following is None:
-        _finish_beams(state, group)
+        _finish_beams(state, group, group.search.hypotheses)
         return
     placed, copies = place(following.parents, group.slots, group.spare)
     for source, target in copies:
@@ -129,11 +131,11 @@ def advance_beams(state: State, group: BeamGroup[Request], logits: torch.Tensor)
     state.statistics.generated_tokens += len(placed)
 
 
-def _finish_beams(state: State, group: BeamGroup[Request]) -> None:
-    """End a beam search with its answers."""
-    if not group.search.hypotheses:
+def _finish_beams(state: State, group: BeamGroup[Request], answers: tuple[Hypothesis, ...]) -> None:
+    """End a beam search with its answers, best first."""
+    if not answers:
         state.scheduler.finish(group.slots[0], "error", "no token is allowed: the settings contradict each other here")
         return
-    best = group.search.hypotheses[0].token_ids
+    best = answers[0].token_ids
     is_stop = best[-1] in group.request.settings.stop_ids
     state.scheduler.finish(group.slots[0], "stop" if is_stop else "length", best[-1] if is_stop else None)

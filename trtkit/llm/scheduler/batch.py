@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic
+
+from trtkit.llm.scheduler.request import T
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,11 +27,11 @@ class Chunk:
 
 
 @dataclass(frozen=True, eq=False)
-class SlotTaken:
+class SlotTaken(Generic[T]):
     """A request has a slot. reused, restored: its tokens that were cached already, and those of them on the host."""
 
     slot: int
-    request: Any
+    request: T
     reused: int
     restored: int
 
@@ -57,7 +59,7 @@ class SlotLeft:
     slot: int
 
 
-SlotChange = SlotTaken | PrefixMatched | SlotMoved | SlotLeft
+SlotChange = SlotTaken[T] | PrefixMatched | SlotMoved | SlotLeft
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from trtkit.llm.adapters.adapters import LoadedAdapter
@@ -90,6 +90,14 @@ T = TypeVar("T", bound=Schedulable)
 R = TypeVar("R")
 
 
+@dataclass(frozen=True)
+class Hypothesis:
+    """One answer of a beam search, best first among its request's. score: its length-penalised log probability."""
+
+    token_ids: list[int]
+    score: float
+
+
 @dataclass(frozen=True, eq=False)
 class Ended(Generic[R]):
     """A request that has ended.
@@ -102,4 +110,4 @@ class Ended(Generic[R]):
     token_ids: list[int]
     reason: FinishReason
     stop_reason: int | str | None = None
-    beams: tuple[Any, ...] = ()
+    beams: tuple[Hypothesis, ...] = ()

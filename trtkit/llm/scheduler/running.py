@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 
 from trtkit.llm.scheduler.request import T
 
 if TYPE_CHECKING:
+    from trtkit.llm.engine.beams import BeamSearch
     from trtkit.llm.scheduler.slots import Bools
     from trtkit.llm.sequences import Ints
 
@@ -22,7 +23,7 @@ class BeamGroup(Generic[T]):
     def __init__(self, request: T, slots: list[int]) -> None:
         self.request = request
         self.slots, self.spare = slots[:1], slots[1:]
-        self.search: Any = None
+        self.search: BeamSearch | None = None
 
     @property
     def all_slots(self) -> list[int]:

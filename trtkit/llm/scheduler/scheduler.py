@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 
 from trtkit.errors import RequestError
-from trtkit.llm.cache.host.tier import NO_HOST, HostOptions
 from trtkit.llm.scheduler.batch import (
     Batch,
     PrefixMatched,
@@ -23,7 +22,6 @@ from trtkit.llm.scheduler.batch import (
 )
 from trtkit.llm.scheduler.costs import StepCosts
 from trtkit.llm.scheduler.memory import SequenceMemory
-from trtkit.llm.scheduler.options import DEFAULT_SCHEDULE, ScheduleOptions
 from trtkit.llm.scheduler.queue import RequestQueue, Service
 from trtkit.llm.scheduler.request import Ended, T
 from trtkit.llm.scheduler.running import BeamGroup, Running
@@ -35,7 +33,8 @@ if TYPE_CHECKING:
     from trtkit.llm.adapters import Adapters
     from trtkit.llm.execution.execution import SequenceCache
     from trtkit.llm.scheduler.batch import Chunk
-    from trtkit.llm.scheduler.request import FinishReason
+    from trtkit.llm.scheduler.memory import SchedulerOptions
+    from trtkit.llm.scheduler.request import FinishReason, Hypothesis
     from trtkit.llm.sequences import Ints
 
 
@@ -44,31 +43,6 @@ class TokensInFlight(Exception):  # noqa: N818 (nothing is wrong: tokens have to
 
     After they are known, the same question has an answer.
     """
-
-
-@dataclass(frozen=True)
-class SchedulerOptions:
-    """What a scheduler shares out: `slots` of `max_length` tokens, and a budget of new tokens for each step.
-
-    max_chunk: new tokens of a slot in one call. token_budget: new tokens of a step, decoding and prompts together;
-    max_chunk if None. max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest prefix worth
-    sharing. guesses: tokens that a decoding slot may write after its own, which are guessed.
-    snapshot_tokens: how far apart the prefixes end that recurrent models save on their way.
-    shares_prefixes: whether requests find what others have cached; if not, only their own work after a preemption.
-    """
-
-    slots: int
-    max_length: int
-    max_chunk: int
-    token_budget: int | None = None
-    schedule: ScheduleOptions = DEFAULT_SCHEDULE
-    max_queue: int | None = None
-    min_shared_tokens: int = 16
-    guesses: int = 0
-    snapshot_tokens: int = 512
-    max_imported_bytes: int = 0
-    host: HostOptions = NO_HOST
-    shares_prefixes: bool = True
 
 
 @dataclass(eq=False)
@@ -89,7 +63,7 @@ class Scheduler(Generic[T]):
     adapters: Adapters | None = None
     costs: StepCosts = field(default_factory=StepCosts)
     statistics: Statistics = field(default_factory=Statistics)
-    changes: list[SlotChange] = field(default_factory=list)
+    changes: list[SlotChange[T]] = field(default_factory=list)
     ended: list[Ended[T]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -134,19 +108,16 @@ class Scheduler(Generic[T]):
             self.finish(slots[0], "abort")
         return request is not None or bool(slots)
 
-    def finish(
-        self, slot: int, reason: FinishReason, stop_reason: int | str | None = None, beams: tuple[Any, ...] = ()
-    ) -> None:
-        """End the request that runs in a slot, in all its slots. beams: the answers of a beam search, best first."""
+    def finish(self, slot: int, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """End the request that runs in a slot, in all its slots."""
         group = self.running.groups.get(slot)
         generated, shares = self.slots.sequences.known(slot), self.options.shares_prefixes
         if group is None:
             self.report(self._leave(slot, is_findable=shares), generated, reason, stop_reason)
             return
-        if group.search is not None:
-            beams = group.search.hypotheses
         for beam in group.all_slots:
             self._leave(beam, is_findable=shares)
+        beams = () if group.search is None else group.search.hypotheses
         self.report(group.request, beams[0].token_ids if beams else generated, reason, stop_reason, beams)
 
     def report(
@@ -155,7 +126,7 @@ class Scheduler(Generic[T]):
         token_ids: list[int],
         reason: FinishReason,
         stop_reason: int | str | None = None,
-        beams: tuple[Any, ...] = (),
+        beams: tuple[Hypothesis, ...] = (),
     ) -> None:
         """Put a request that has ended among those of this step."""
         request.metrics.finished_s = self.clock()
@@ -249,8 +220,9 @@ class Scheduler(Generic[T]):
         self._service = Service(decoding, reading, idle)
 
     def _chunks(self, decoding: int) -> list[Chunk]:
-        """Return the pieces of prompts that are read beside `decoding` slots: one token at least, so that none waits
-        forever. Prefixes are looked up again for slots that have read nothing: others may have cached them meanwhile.
+        """Return the pieces of prompts that are read while `decoding` slots decode: at least one token, so none starves.
+
+        Prefixes are looked up again for slots that have read nothing: others may have cached them meanwhile.
         """
         lengths, slots = self.slots.sequences.lengths, self.slots
         unread: Ints = (slots.is_running & (slots.cached < lengths - 1)).nonzero()[0]

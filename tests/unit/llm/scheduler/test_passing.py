@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from trtkit.llm.adapters.adapters import Adapters, LoadedAdapter
 from trtkit.llm.scheduler import DEFAULT_SCHEDULING, SchedulingParams, Turn
+from trtkit.llm.scheduler.memory import SchedulerOptions
 from trtkit.llm.scheduler.request import Metrics
-from trtkit.llm.scheduler.scheduler import Scheduler, SchedulerOptions
+from trtkit.llm.scheduler.scheduler import Scheduler
 from trtkit.llm.sequences import NO_ADAPTER, AdapterId
 
 RANKS, LONGEST = 10, 4
