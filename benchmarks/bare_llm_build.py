@@ -20,7 +20,7 @@ from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.decoder_source import open_hf_folder
-from trtkit.sources.safetensors_folder import read_folder
+from trtkit.sources.safetensors_file import read_folder
 
 folder, precision, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 backend = load_backend("tensorrt_rtx")

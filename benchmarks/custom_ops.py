@@ -18,10 +18,17 @@ from trtkit.dtypes import FP16, FP32, dtype_of
 from trtkit.errors import BuildError
 from trtkit.network.aot import COMPUTE_CAPABILITIES, compile_kernel, load_kernels
 from trtkit.network.custom_op import CustomOp, load_ops
-from trtkit.verification.custom_ops.outcomes import NETWORK, Outcome, outcomes
+from trtkit.verification.custom_ops.outcomes import (
+    NETWORK,
+    Outcome,
+    Trial,
+    build,
+    network_of,
+    outcomes,
+    run_network,
+    trials,
+)
 from trtkit.verification.custom_ops.record import COMPILED
-from trtkit.verification.custom_ops.routes import build, network_of, run_network
-from trtkit.verification.custom_ops.trial import Trial, trials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

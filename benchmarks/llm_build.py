@@ -31,7 +31,7 @@ from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import model_weights
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantized_matrix import pack
-from trtkit.sources.safetensors_folder import INDEX
+from trtkit.sources.safetensors_file import INDEX
 
 LLAMA = {
     "model_type": "llama",

@@ -24,7 +24,7 @@ import torch
 from benchmarks.measure import RESULTS, write, write_between
 from benchmarks.quantize_llm import ROOT, calibration_text, texts
 from trtkit.config.load import load_config
-from trtkit.jobs.steps import Steps
+from trtkit.jobs.events import Steps
 from trtkit.llm.execution import Call, ReferenceDecoder, config_network
 from trtkit.models.registry import decoder_spec
 from trtkit.quantization.llm import calibration

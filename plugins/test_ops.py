@@ -7,9 +7,7 @@ import torch
 
 from trtkit.backends import load_backend
 from trtkit.network.custom_op import load_ops
-from trtkit.verification.custom_ops.outcomes import KERNEL, outcomes
-from trtkit.verification.custom_ops.routes import build, network_of, parsed_function
-from trtkit.verification.custom_ops.trial import Trial, trials
+from trtkit.verification.custom_ops.outcomes import KERNEL, Trial, build, network_of, outcomes, parsed_function, trials
 
 torch.set_num_threads(1)
 BACKEND = load_backend("tensorrt_rtx")

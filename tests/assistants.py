@@ -17,7 +17,7 @@ from tests import tiny_llm
 from tests.decoder_case import SIZES
 from tests.decoders import model_of, rtx
 from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS, case_of
-from trtkit.builder.speculators.source import open_speculator
+from trtkit.builder.speculators.head import open_speculator
 from trtkit.dtypes import FP32
 from trtkit.llm.execution import DecoderNetwork, ReferenceDecoder
 from trtkit.llm.execution.pool_size import PoolSize

@@ -21,7 +21,7 @@ from trtkit.benchmarking.statistics import Total, distribution
 from trtkit.benchmarking.timing import Rules
 
 if TYPE_CHECKING:
-    from trtkit.benchmarking.records import RequestTimes
+    from trtkit.benchmarking.metrics import RequestTimes
 
 _MACHINE = MeasuredMachine("a CPU", 4, 2, "Linux 6", (0.5, 0.5, 0.5), 1, (), ())
 _BUNDLE = BundleRecord("bundles/tiny", "tiny", "key", "fp32", "tensorrt 10", "target", "UNVERIFIED: never")

@@ -25,12 +25,12 @@ from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
-from trtkit.network.layer_difference import first_difference
 from trtkit.network.layer_file import LayerFiles, load_layers, save_layers
 from trtkit.reference import Executor, Options
 from trtkit.sources.huggingface import auto_classes
 from trtkit.sources.huggingface.stacked_experts import unstack_experts
-from trtkit.sources.safetensors_folder import read_folder
+from trtkit.sources.safetensors_file import read_folder
+from trtkit.verification.bundle_networks import first_difference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

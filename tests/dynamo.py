@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from openai import OpenAI
 
 from trtkit.deployment.dynamo.fleet import LocalFleet
-from trtkit.deployment.dynamo.fleet_options import DynamoOptions
 from trtkit.deployment.dynamo.model_folder import read_model
-from trtkit.deployment.ports import free_ports_below
+from trtkit.deployment.dynamo.options import DynamoOptions
+from trtkit.deployment.process import free_ports_below
 from trtkit.serving_options import ServingOptions, serving_fields
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tests.decoders import model_of, rtx
 from tests.eagle3 import Head, fields_of, save_head
 from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS, case_of
 from tests.medusa import save_random
-from trtkit.builder.speculators.source import open_speculator
+from trtkit.builder.speculators.head import open_speculator
 from trtkit.dtypes import FP32
 from trtkit.llm.execution import DecoderNetwork, ReferenceDecoder
 from trtkit.llm.execution.pool_size import PoolSize

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtkit.deployment.ports import free_ports_below
+from trtkit.deployment.process import free_ports_below
 from trtkit.deployment.triton.endpoints import Endpoints
 from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
 from trtkit.deployment.triton.repository_check import needed_flags, read_repository

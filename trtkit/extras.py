@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import shlex
 from urllib.parse import unquote, urlparse
@@ -83,6 +82,8 @@ def install(*extras: str) -> str:
 
 def _clone() -> str:
     """Return the folder that trtkit was installed from; empty if it was not installed from a folder."""
+    import importlib.metadata  # half of the time that `trtkit --help` would take
+
     try:
         text = importlib.metadata.distribution("trtkit").read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:

@@ -25,7 +25,7 @@ from trtkit.sources.huggingface.vision import folder_image_size
 from trtkit.sources.hybrid_source import hybrid_config
 from trtkit.sources.package_file import hf_folder
 from trtkit.sources.package_file import resolve as resolve_file
-from trtkit.sources.safetensors_folder import json_object
+from trtkit.sources.safetensors_file import json_object
 from trtkit.sources.ultralytics import read_export
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import torch
 from trtkit.dtypes import FP32
 from trtkit.network.custom_op import find
 from trtkit.network.foreign import Fact, Refusal
-from trtkit.verification.custom_ops.trial import Trial, trials
+from trtkit.verification.custom_ops.outcomes import Trial, trials
 
 torch.set_num_threads(1)
 OP = find("Detr3dSample")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.network.lowering.deformable_attention import FeatureLevels, deformable_attention
+from trtkit.network.lowering.sampling import FeatureLevels, deformable_attention
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

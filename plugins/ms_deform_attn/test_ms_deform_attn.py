@@ -15,7 +15,7 @@ from trtkit.errors import UnsupportedOperatorsError
 from trtkit.network.custom_op import find
 from trtkit.network.foreign import Fact, Refusal
 from trtkit.network.graph import Graph
-from trtkit.network.lowering.deformable_attention import FeatureLevels, deformable_attention
+from trtkit.network.lowering.sampling import FeatureLevels, deformable_attention
 from trtkit.network.lowering.trt_ops import TrtOps
 from trtkit.network.onnx import custom_ops
 from trtkit.reference import Executor, read_layers

@@ -27,8 +27,7 @@ from trtkit.network.ops.mask import appended_positions, cached_positions, causal
 from trtkit.network.ops.shape import unsqueeze
 from trtkit.network.plugin import refusal
 from trtkit.reference import Executor, read_layers, to_array, to_tensor
-from trtkit.verification.custom_ops.routes import interpreted_kernel
-from trtkit.verification.custom_ops.trial import Trial, trials
+from trtkit.verification.custom_ops.outcomes import Trial, interpreted_kernel, trials
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from tests.simulated_tensorrt.plans import PlannedNetwork
-from trtkit.network.profile import ProfileShapes
+from trtkit.network.input_spec import ProfileShapes
 from trtkit.network.trt_errors import error_recorder
 from trtkit.runtime.loaded_engine import LoadedEngine
 

@@ -256,7 +256,7 @@ def test_what_cannot_be_asked_is_refused(
 
 
 def test_failed_requests_are_in_no_latency() -> None:
-    from trtkit.benchmarking.records import RequestRecord
+    from trtkit.benchmarking.metrics import RequestRecord
 
     class Nobody:
         name, computes = "nobody", "nothing"

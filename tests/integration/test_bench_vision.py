@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.models import classifier, matmul, save, two_inputs
-from trtkit.benchmarking.intervals import ratio_of_medians
+from trtkit.benchmarking.statistics import ratio_of_medians
 from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config
 from trtkit.jobs.runner import new_runner

@@ -14,7 +14,7 @@ from tests import custom_op_models
 from tests.decoders import relative_rms
 from tests.hybrids import answers, case_of, saved
 from trtkit.runtime.model import open_model
-from trtkit.verification.rows import paired_rows
+from trtkit.verification.detections import paired_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

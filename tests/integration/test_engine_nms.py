@@ -18,9 +18,9 @@ from trtkit.config.task import Boxes
 from trtkit.errors import SourceError
 from trtkit.jobs.events import ignore
 from trtkit.jobs.job import JobContext
+from trtkit.network.input_spec import ProfileShapes
 from trtkit.network.onnx import custom_ops
 from trtkit.network.onnx.nms import NMS_OUTPUTS, append_nms
-from trtkit.network.profile import ProfileShapes
 from trtkit.runtime.tasks.answers import DetectedBoxes as BoxesAnswer
 from trtkit.verification.job import verify
 from trtkit.verification.jobs import VerifyRequest, VerifySettings

@@ -19,7 +19,7 @@ from tests.generation import case_of
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.builder.decoders import open_decoder
-from trtkit.builder.speculators.tree import tree_obstacles
+from trtkit.builder.speculators.head import tree_obstacles
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import ConfigError, RequestError, TrtkitError
 from trtkit.jobs.runner import new_runner

@@ -10,7 +10,7 @@ import torch
 from tests.decoders import model_of, relative_rms
 from tests.generation import PAGE_TOKENS, SLOTS, Asked, _pages, alone, case_of, is_clean, run
 from tests.heads import LAYERS, decoder_with_head, saved_head, torch_head
-from trtkit.builder.speculators.source import open_speculator
+from trtkit.builder.speculators.head import open_speculator
 from trtkit.llm.engine import HEAD_PROPOSERS, Eagle3Proposer, EngineOptions, LLMEngine
 from trtkit.llm.engine.heads import MedusaProposer
 from trtkit.llm.execution.kv_cache import KvCache

@@ -11,7 +11,7 @@ import torch
 from tests.decoders import relative_rms
 from tests.hybrids import CASES, Case, answers, make, saved
 from tests.selection import slow_unless
-from trtkit.verification.rows import paired_rows
+from trtkit.verification.detections import paired_rows
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,7 +27,7 @@ from trtkit.reference import to_array
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.sources.huggingface.model import causal_lm
 from trtkit.verification.compare import compare
-from trtkit.verification.rounded_inputs import round_inputs
+from trtkit.verification.decoder_reference import round_inputs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Ran
     from tests.hybrids import Hybrid
-    from trtkit.quantization.by_part.choice import HybridQuantization
+    from trtkit.quantization.by_part import HybridQuantization
 
     Run = Callable[..., Ran]
     Refuses = Callable[..., str]

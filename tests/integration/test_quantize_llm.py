@@ -21,7 +21,7 @@ from trtkit.llm.execution import Call, ReferenceDecoder, config_network
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.sources.huggingface.model import causal_lm
-from trtkit.verification.rounded_inputs import round_inputs
+from trtkit.verification.decoder_reference import round_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

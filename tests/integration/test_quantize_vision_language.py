@@ -13,8 +13,7 @@ from tests import tiny_llm
 from tests.decoders import relative_rms, rtx
 from tests.tiny_vlm import VLMS, Vlm, bundle_of, folder_of, picture
 from trtkit.builder.decoders import open_decoder
-from trtkit.builder.tower_data import measured_on_arrays
-from trtkit.builder.vision_language import open_vision
+from trtkit.builder.vision_language import measured_on_arrays, open_vision
 from trtkit.config.load import load_config
 from trtkit.jobs.job import JobContext
 from trtkit.llm.execution import ReferenceDecoder, decoder_network
@@ -22,9 +21,9 @@ from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.quantization.llm.job import quantize_llm
 from trtkit.resolve import resolve
 from trtkit.sources.decoder_source import open_hf_folder
-from trtkit.verification.dequantized import wrapped_folder
+from trtkit.verification.decoder_reference import wrapped_folder
 from trtkit.verification.stepper import Stepper
-from trtkit.verification.vision_language_reference import VisionLanguageReference
+from trtkit.verification.vision_language_job import VisionLanguageReference
 
 if TYPE_CHECKING:
     from collections.abc import Callable

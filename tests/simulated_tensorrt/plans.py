@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from trtkit.bundle.bundle import Bundle
-    from trtkit.network.profile import ResolvedProfile
+    from trtkit.network.input_spec import ResolvedProfile
 
     Shapes = Mapping[str, tuple[int, ...]]
 

@@ -13,8 +13,7 @@ import pytest
 import trtkit
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import BundleError, ConfigError, SourceError
-from trtkit.verification.evaluation import Compared, Distance, Evaluation, Perplexity, Questions
-from trtkit.verification.questions import Answer
+from trtkit.verification.evaluation import Answer, Compared, Distance, Evaluation, Perplexity, Questions
 
 if TYPE_CHECKING:
     from pathlib import Path

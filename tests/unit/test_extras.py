@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trtkit.cli.pages import check_page
+from trtkit.cli.options import check_page
 from trtkit.extras import install, missing_package
 
 

@@ -16,8 +16,7 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from trtkit.benchmarking.metrics import load_metrics
-from trtkit.benchmarking.records import record_of
+from trtkit.benchmarking.metrics import load_metrics, record_of
 from trtkit.benchmarking.statistics import PERCENTILES, SampleStatistics, distribution
 from trtkit.errors import BenchError
 from trtkit.files import write_output
@@ -26,7 +25,7 @@ from trtkit.jobs.json_form import to_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtkit.benchmarking.records import RequestRecord
+    from trtkit.benchmarking.metrics import RequestRecord
     from trtkit.benchmarking.report import LlmReport, TextCase, TextResult
     from trtkit.benchmarking.statistics import Metric
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from trtkit.benchmarking.intervals import Interval, ratio_of_medians
+from trtkit.benchmarking.statistics import Interval, ratio_of_medians
 from trtkit.errors import BenchError
 
 if TYPE_CHECKING:

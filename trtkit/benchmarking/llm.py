@@ -8,19 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.benchmarking.contenders import graphs_text
-from trtkit.benchmarking.intervals import ratio_of_medians
 from trtkit.benchmarking.llm_ceiling import with_ceilings
-from trtkit.benchmarking.metrics import load_metrics, named_objectives
+from trtkit.benchmarking.metrics import joined, load_metrics, named_objectives, request_times
 from trtkit.benchmarking.provenance import bundle_record, gpu_state, verification
-from trtkit.benchmarking.records import joined, request_times
 from trtkit.benchmarking.report import LlmReport, Ratio, TextCase, TextResult, TextRules
 from trtkit.benchmarking.schedules import Schedule, schedules_of
 from trtkit.benchmarking.served import Endpoint, ServedText
 from trtkit.benchmarking.static_batches import TRANSFORMERS, TransformersServer
+from trtkit.benchmarking.statistics import ratio_of_medians
 from trtkit.benchmarking.text_server import EngineServer
 from trtkit.benchmarking.timing import STEADY_DRIFT, drift_of
-from trtkit.benchmarking.traces import read_trace
-from trtkit.benchmarking.workload import Work, check_fits, drawn_tokens, round_seed, synthetic_work, traced_work
+from trtkit.benchmarking.workload import (
+    Work,
+    check_fits,
+    drawn_tokens,
+    read_trace,
+    round_seed,
+    synthetic_work,
+    traced_work,
+)
 from trtkit.builder.decoders import llm_options
 from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.errors import BenchError
@@ -31,11 +37,11 @@ from trtkit.llm.execution import engine_device
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from trtkit.benchmarking.records import RequestRecord
+    from trtkit.benchmarking.metrics import RequestRecord
     from trtkit.benchmarking.report import Provenance
     from trtkit.benchmarking.request import BenchRequest, Load
     from trtkit.benchmarking.text_server import Served, TextServer
-    from trtkit.benchmarking.traces import TraceRow
+    from trtkit.benchmarking.workload import TraceRow
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
 

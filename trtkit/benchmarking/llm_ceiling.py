@@ -26,7 +26,7 @@ from trtkit.planning.count_decoder import place_of
 from trtkit.planning.jobs import COUNT_DECODER, CountRequest
 from trtkit.planning.paged import copied_pages
 from trtkit.planning.roofline import floor
-from trtkit.sources.safetensors_folder import read_json
+from trtkit.sources.safetensors_file import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
     from trtkit.llm.execution import DecoderExecution
-    from trtkit.planning.counts import NetworkCounts
-    from trtkit.planning.multilinear import Point
+    from trtkit.planning.counts import NetworkCounts, Point
     from trtkit.planning.roofline import Roof
 
 

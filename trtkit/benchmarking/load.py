@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from trtkit.benchmarking.records import RequestRecord
+from trtkit.benchmarking.metrics import RequestRecord
 from trtkit.errors import TrtkitError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.benchmarking.request import Load
-    from trtkit.benchmarking.traces import TraceRow
+    from trtkit.benchmarking.workload import TraceRow
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from trtkit.benchmarking.ceiling import CPU
 from trtkit.benchmarking.load import WallClock
-from trtkit.benchmarking.records import RequestRecord
+from trtkit.benchmarking.metrics import RequestRecord
 from trtkit.benchmarking.text_server import Served
 from trtkit.dtypes import DTYPES
 from trtkit.lora.merge import open_language_model

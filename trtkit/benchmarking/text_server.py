@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from trtkit.benchmarking.ceiling import CPU, GPU
 from trtkit.benchmarking.load import WallClock
-from trtkit.benchmarking.records import RequestRecord
+from trtkit.benchmarking.metrics import RequestRecord
 from trtkit.llm.sampling.params import SamplingParams
 
 if TYPE_CHECKING:

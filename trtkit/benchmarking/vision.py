@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 
 from trtkit.benchmarking.ceiling import ceiling_of, of_rate, of_time, phase_layers
 from trtkit.benchmarking.contenders import Contender, own_contender, rival
-from trtkit.benchmarking.intervals import ratio_of_medians
 from trtkit.benchmarking.load import RequestOutcome, drive
-from trtkit.benchmarking.metrics import duration_s, load_metrics, named_objectives
+from trtkit.benchmarking.metrics import duration_s, load_metrics, named_objectives, request_times
 from trtkit.benchmarking.provenance import bundle_record, gpu_state, verification
-from trtkit.benchmarking.records import request_times
 from trtkit.benchmarking.report import Ratio, ServedCase, ServedResult, TimedCase, TimedResult, VisionReport
 from trtkit.benchmarking.schedules import schedules_of
 from trtkit.benchmarking.served import Endpoint, workers_of
 from trtkit.benchmarking.shapes import batch_cases, profile_cases
-from trtkit.benchmarking.statistics import Total, distribution, median
+from trtkit.benchmarking.statistics import Total, distribution, median, ratio_of_medians
 from trtkit.benchmarking.timing import STEADY_DRIFT, drift_of, measure
 from trtkit.errors import BenchError, SourceError
 from trtkit.inputs.samples import Sample, random_sample, read_samples, wrapped_sample
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 
     ArraysCase = TimedCase | ServedCase
     Measured = tuple[ShapeCase, Sample, ArraysCase]
-    from trtkit.benchmarking.records import RequestRecord
+    from trtkit.benchmarking.metrics import RequestRecord
     from trtkit.benchmarking.schedules import Schedule
     from trtkit.benchmarking.shapes import ShapeCase
 

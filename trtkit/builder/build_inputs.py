@@ -14,10 +14,10 @@ from trtkit.bundle.records import FileRecord
 from trtkit.config.targets import Target, load_target
 from trtkit.models.model import VISION
 from trtkit.network.onnx.io import OnnxTensorSpec
-from trtkit.quantization.by_part.choice import check_names
+from trtkit.quantization.by_part import check_names
 from trtkit.resolve import resolve
+from trtkit.sources.huggingface.preprocessing import config_labels
 from trtkit.sources.huggingface.vision import torch_source
-from trtkit.sources.labels import config_labels
 
 if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig

@@ -26,8 +26,7 @@ from trtkit.builder.stages import WrittenNetwork
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
 from trtkit.errors import ConfigError, Problem
-from trtkit.jobs.events import Phase
-from trtkit.jobs.steps import Steps
+from trtkit.jobs.events import Phase, Steps
 from trtkit.models.parallel import grid_of
 from trtkit.models.registry import ARCHITECTURES
 from trtkit.models.spec_file import write_spec

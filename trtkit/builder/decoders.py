@@ -22,7 +22,7 @@ from trtkit.models.rope import original_length
 from trtkit.models.weights import find_weights, model_weights, stored_spec
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
-from trtkit.network.profile import ProfileShapes
+from trtkit.network.input_spec import ProfileShapes
 from trtkit.network.speculators.registry import build_speculator
 from trtkit.sources import decoder_source
 from trtkit.sources.checkpoint import converted_elements
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from trtkit.models.model import StagedModel
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.graph import Graph
-    from trtkit.network.input_spec import InputSpec, Role
-    from trtkit.network.profile import ResolvedProfile
+    from trtkit.network.input_spec import InputSpec, ResolvedProfile, Role
     from trtkit.sources.decoder_source import DecoderSource
 
 

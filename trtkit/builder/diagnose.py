@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import Backend, load_backend
-from trtkit.builder.callbacks import parse_recorder
+from trtkit.builder.plan_file import parse_recorder
 from trtkit.errors import Problem, UnsupportedOperatorsError
 from trtkit.jobs.events import Phase
 from trtkit.network.onnx.care import all_nodes, opset_of

@@ -12,7 +12,7 @@ from trtkit.models.model import ENCODER
 from trtkit.models.registry import ENCODER_DECODERS
 from trtkit.network.input_spec import ENCODED
 from trtkit.sources.package_file import hf_folder
-from trtkit.sources.safetensors_folder import json_object, read_json
+from trtkit.sources.safetensors_file import json_object, read_json
 
 if TYPE_CHECKING:
     from pathlib import Path

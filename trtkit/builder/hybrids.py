@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from trtkit.dtypes import dtype_of
 from trtkit.network.hybrid import input_name, port_dtype
+from trtkit.network.input_spec import ProfileShapes
 from trtkit.network.onnx.io import OnnxTensorSpec
-from trtkit.network.profile import ProfileShapes
-from trtkit.quantization.by_part.choice import hybrid_quantization
+from trtkit.quantization.by_part import hybrid_quantization
 from trtkit.sources.hybrid_source import HybridSource, open_hybrid_folder
 from trtkit.sources.package_file import hf_folder
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from trtkit.models.hybrids.spec import HybridSpec
     from trtkit.models.model import Stage, StagedModel
-    from trtkit.network.profile import ResolvedProfile
-    from trtkit.quantization.by_part.choice import HybridQuantization
+    from trtkit.network.input_spec import ResolvedProfile
+    from trtkit.quantization.by_part import HybridQuantization
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class FloatModel:
 DIGEST = Job("trtkit.builder.digest:digest", ModelConfig, Digests, activity="reading the model")
 PREPARE = Job("trtkit.builder.prepare:prepare", PrepareRequest, Prepared, activity="reading the model")
 BUILD_STAGE = Job("trtkit.builder.stage_job:build_stage", StageRequest, StageResult, uses_tensorrt=True)
-LIST_KERNELS = Job("trtkit.builder.kernel_job:list_kernels", StageRequest, StageKernels, uses_tensorrt=True)
+LIST_KERNELS = Job("trtkit.builder.stage_job:list_kernels", StageRequest, StageKernels, uses_tensorrt=True)
 # It parses too, but only to explain what another job has refused: its own crash is not explained.
 DIAGNOSE = Job("trtkit.builder.diagnose:diagnose", DiagnoseRequest, type(None))
-QUANTIZE_VISION = Job("trtkit.builder.quantize_vision:quantize_vision", QuantizeRequest, QuantizedVision)
+QUANTIZE_VISION = Job("trtkit.builder.prepare:quantize_vision", QuantizeRequest, QuantizedVision)

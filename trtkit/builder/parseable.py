@@ -10,8 +10,8 @@ from trtkit.builder.profiles import resolve_profiles, small_shapes, with_first_n
 from trtkit.builder.stages import OnnxFile
 from trtkit.errors import ConfigError
 from trtkit.network.onnx import care, custom_ops, folding, rewrites
+from trtkit.network.onnx.function import check_size, check_vectors
 from trtkit.network.onnx.io import graph_inputs, save_model
-from trtkit.network.onnx.limits import check_size, check_vectors
 from trtkit.network.onnx.nms import OPSET
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import onnx
 
     from trtkit.config.schema import ModelConfig, Profile
-    from trtkit.jobs.steps import Steps
+    from trtkit.jobs.events import Steps
     from trtkit.network.onnx.io import OnnxTensorSpec
 
 

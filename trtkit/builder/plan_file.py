@@ -1,17 +1,18 @@
-"""Let TensorRT build a network, whoever wrote it, and write the plan."""
+"""Let TensorRT build a network and write the plan, and the objects that it calls meanwhile."""
 
 from __future__ import annotations
 
+import hashlib
 import resource
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from trtkit.builder.callbacks import FileWriter, plan_writer, progress_monitor
 from trtkit.builder.stages import BuiltPlan
 from trtkit.errors import BuildError
-from trtkit.jobs.events import Phase
-from trtkit.jobs.trt_log import error_lines, warning_lines
+from trtkit.jobs.events import Phase, Progress
+from trtkit.jobs.trt_log import error_lines, parsed_node, warning_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.builder.stages import PlanOptions, WrittenNetwork
     from trtkit.jobs.events import Listener
-    from trtkit.network.profile import ResolvedProfile
+    from trtkit.network.input_spec import ResolvedProfile
 
 # TensorRT streams a plan through a buffer of 64 MiB; a smaller plan takes less memory whole.
 _STREAM_FROM_BYTES = 64 * 2**20
@@ -146,3 +147,95 @@ def _reasons(log: str) -> str:
     """Return TensorRT's own reasons for a failed build."""
     reasons = error_lines(log)
     return "TensorRT cannot build the network: " + ("; ".join(reasons[:6]) if reasons else "it gave no reason")
+
+
+Json = dict[str, Any]
+
+# Progress events closer together than this are dropped.
+_EVENT_INTERVAL_S = 0.05
+
+
+def progress_monitor(backend: Backend, report: Listener) -> Any:
+    """Return an IProgressMonitor that reports the steps of every phase, nested ones too."""
+
+    class Monitor(backend.trt.IProgressMonitor):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self._totals: dict[str, int] = {}
+            self._reported_s = 0.0
+
+        def phase_start(self, name: str, _parent: str | None, num_steps: int) -> None:
+            self._totals[name] = num_steps
+            self._send(name, 0)
+
+        def step_complete(self, name: str, step: int) -> bool:
+            self._send(name, step + 1)
+            return True
+
+        def phase_finish(self, name: str) -> None:
+            self._totals.pop(name, None)
+
+        def _send(self, name: str, done: int) -> None:
+            now = time.monotonic()
+            if now - self._reported_s >= _EVENT_INTERVAL_S:
+                self._reported_s = now
+                report(Progress(name, done, self._totals.get(name, 0)))
+
+    return Monitor()
+
+
+def parse_recorder(backend: Backend) -> Any:
+    """Return a logger that prints nothing and keeps, as `last_node`, the name of the node that a parser came to."""
+
+    class LogRecorder(backend.trt.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.last_node = ""
+
+        def log(self, _severity: Any, text: str) -> None:
+            self.last_node = parsed_node(text) or self.last_node
+
+    return LogRecorder()
+
+
+class FileWriter:
+    """Write a plan to `file` and hash it next to that, in a thread: hashing releases the interpreter."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hashing = ThreadPoolExecutor(max_workers=1)
+        self._sha256, self.size_bytes = hashlib.sha256(), 0
+
+    def write(self, data: bytes) -> int:
+        """Take the next part; returns its size. Raises OSError where the disk does not."""
+        part = memoryview(data)
+        self._hashing.submit(self._sha256.update, part)
+        try:
+            self._file.write(part)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._file.name) from None
+        self.size_bytes += part.nbytes
+        return part.nbytes
+
+    def sha256(self) -> str:
+        """Return the digest of all that was written; nothing can be written after."""
+        self._hashing.shutdown()
+        return self._sha256.hexdigest()
+
+
+def plan_writer(backend: Backend, writer: FileWriter) -> Any:
+    """Return TensorRT's stream writer over `writer`; TensorRT swallows exceptions, so it keeps the first as `fault`."""
+
+    class StreamWriter(backend.trt.IStreamWriter):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fault: OSError | None = None
+
+        def write(self, data: bytes) -> int:
+            try:
+                return writer.write(data)
+            except OSError as error:
+                self.fault = self.fault or error
+                return 0
+
+    return StreamWriter()

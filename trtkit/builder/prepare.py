@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trtkit.builder.hybrids import OpenedHybrid, open_hybrid, opt_sizes, stage_profiles
+from trtkit.builder.jobs import PrepareRequest, QuantizedVision
 from trtkit.builder.parseable import make_parseable, write_onnx
 from trtkit.builder.profiles import check_keys, opt_dims, opt_shapes, resolve_profiles, with_first_names
 from trtkit.builder.room import BuildLoad, check_room, hybrid_load
@@ -15,26 +16,25 @@ from trtkit.builder.stages import Prepared, PreparedStage
 from trtkit.config.schema import ModuleInput, TorchSource
 from trtkit.dtypes import dtype_of
 from trtkit.files import scratch_folder
-from trtkit.jobs.events import Phase
-from trtkit.jobs.steps import Steps
+from trtkit.jobs.events import Phase, Steps
 from trtkit.models.hybrids.registry import TEXT_ENCODERS
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.network.hybrid import input_name
 from trtkit.network.onnx import autocast, care, custom_ops, folding, function
-from trtkit.network.onnx.io import graph_inputs
-from trtkit.network.onnx.merge import merged, prefixed
+from trtkit.network.onnx.io import graph_inputs, merged, prefixed
 from trtkit.network.onnx.nms import append_nms
-from trtkit.quantization.by_part.data import with_own_arrays
+from trtkit.network.onnx.quantize import counts
+from trtkit.quantization.by_part import with_own_arrays
 from trtkit.quantization.vision.data import QuantizationRun
-from trtkit.quantization.vision.onnx_model import quantized, quantized_part
+from trtkit.quantization.vision.onnx_model import quantized, quantized_part, recorded_loss
 from trtkit.resolve import onnx_export, resolve
 from trtkit.sources import onnx_file, package_file
 from trtkit.sources.checkpoint import converted_elements
 from trtkit.sources.huggingface import vision
 from trtkit.sources.huggingface.preprocessing import folder_labels
 from trtkit.sources.hybrid_source import PartFactory, part_module
-from trtkit.sources.safetensors_folder import json_object
+from trtkit.sources.safetensors_file import json_object
 from trtkit.sources.tokenizer import folder_tokenizer
 from trtkit.sources.torch import attempts, export
 
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from trtkit.builder.jobs import PrepareRequest
     from trtkit.builder.stages import OnnxFile
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.job import JobContext
     from trtkit.models.model import Stage, StagedModel
-    from trtkit.quantization.by_part.choice import HybridQuantization
+    from trtkit.quantization.by_part import HybridQuantization
+    from trtkit.quantization.jobs import QuantizeRequest
 
 
 def prepare(request: PrepareRequest, context: JobContext) -> Prepared:
@@ -261,3 +261,19 @@ def _exported(dtype: str) -> Literal["fp32", "int32", "int64", "bool"]:
             return dtype
         case _:
             return "fp32"
+
+
+def quantize_vision(request: QuantizeRequest, context: JobContext) -> QuantizedVision:
+    """Write the model of a config, quantized as its `quantize` section asks, to `folder`/model.onnx.
+
+    It is the very file that a build of the config would give to TensorRT, but for NMS, which that build appends.
+    Raises TrtkitError.
+    """
+    assert request.config.quantize is not None
+    prepared = prepare(PrepareRequest(request.config.with_host_nms(), request.folder), context)
+    for path in (request.folder / "network").iterdir():
+        path.rename(request.folder / path.name)
+    (request.folder / "network").rmdir()
+    model = onnx_file.read_model(request.folder / "model.onnx")
+    quantized, loss = counts(model), recorded_loss(model)
+    return QuantizedVision(prepared.steps, len(model.graph.node), quantized.activations, quantized.weights, loss)

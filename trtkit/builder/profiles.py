@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from trtkit.config.schema import DimRange, ShapeRange
 from trtkit.errors import ConfigError, Problem, did_you_mean
-from trtkit.network.profile import ProfileShapes
+from trtkit.network.input_spec import ProfileShapes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from trtkit.config.schema import Profile
+    from trtkit.network.input_spec import MinOptMax, ResolvedProfile
     from trtkit.network.onnx.io import OnnxTensorSpec
-    from trtkit.network.profile import MinOptMax, ResolvedProfile
 
 # Dimension 0 of an input, which is nearly always the batch, may be left out of a config.
 DEFAULT_BATCH = DimRange(min=1, opt=1, max=8)

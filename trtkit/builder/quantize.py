@@ -14,7 +14,7 @@ from trtkit.config.targets import load_target
 from trtkit.errors import ConfigError, Problem, TrtkitError
 from trtkit.files import open_regular
 from trtkit.jobs.json_form import from_json, to_json
-from trtkit.quantization.by_part.choice import SUMMARY, check_names
+from trtkit.quantization.by_part import SUMMARY, check_names
 from trtkit.quantization.jobs import (
     CHECK_TARGET,
     QUANTIZE_LLM,

@@ -6,14 +6,16 @@ Only what TensorRT itself needs is imported here: this process's peak memory is 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.backends import load_backend
 from trtkit.builder.plan_file import PlanBuildRequest, write_plan
-from trtkit.builder.stages import StageResult, layers_file, quantized_files
+from trtkit.builder.stages import StageKernels, StageResult, layers_file, quantized_files
 from trtkit.errors import ExecutionError
 from trtkit.network.describe import describe
+from trtkit.network.fusion import kernels_of, tag_layers
 from trtkit.network.targets import check_types
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def _save_layers(request: StageRequest, backend: Backend, network: WrittenNetwor
     except ExecutionError:  # of types that TensorRT does not hand out
         if request.stage.onnx is None:
             raise
-        from trtkit.network.onnx.side_table import constants_from_onnx
+        from trtkit.network.onnx.parse import constants_from_onnx
 
         constants = {**constants_from_onnx(request.stage.onnx.parsed), **network.constants}
         layers = read_layers(backend, network.definition, constants)
@@ -96,3 +98,16 @@ def stage_writer(request: StageRequest) -> Callable[[StageRequest, Backend, JobC
             from trtkit.builder.decoder_stage import write_decoder
 
             return write_decoder
+
+
+def list_kernels(request: StageRequest, context: JobContext) -> StageKernels:
+    """Write and build a stage; return its network at the `opt` shapes of each profile, and the kernels of its plan."""
+    assert request.plan is not None
+    backend = load_backend(request.backend)
+    network = stage_writer(request)(request, backend, replace(context, severity="VERBOSE"))
+    opts = [{name: shapes.opt for name, shapes in profile.items()} for profile in network.profiles]
+    records = tuple(describe(backend, network.definition, shapes) for shapes in opts or [dict(network.opt_shapes)])
+    tag_layers(network.definition)
+    plan_request = PlanBuildRequest(network.profiles, request.options, request.plan, context.log, is_detailed=True)
+    write_plan(backend, network, sum(records[0].totals().weight_bytes.values()), plan_request, context.report)
+    return StageKernels(records, kernels_of(context.log.read_text(errors="replace")))

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from trtkit.files import QUANTIZED
 from trtkit.jobs.events import Step
 from trtkit.models.model import Writer
-from trtkit.network.input_spec import InputSpec
-from trtkit.network.kernels import EngineKernel
-from trtkit.network.profile import ResolvedProfile
+from trtkit.network.fusion import EngineKernel
+from trtkit.network.input_spec import InputSpec, ResolvedProfile
 from trtkit.network.record import NetworkRecord
 
 if TYPE_CHECKING:

@@ -1,13 +1,17 @@
-"""A first config for a model: what its file or folder says of it, and sizes to correct."""
+"""A first config for a model, with comments: what its file or folder says of it, and sizes to correct."""
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from trtkit.builder.profiles import DEFAULT_BATCH
-from trtkit.config.commented import comment, commented_yaml
 from trtkit.config.load import config_for_source, find_config, shipped_configs, source_kind
+from trtkit.config.overrides import model_in
+from trtkit.config.schema import ModelConfig
 from trtkit.config.yaml_file import read_yaml
 from trtkit.dtypes import dtype_of
 from trtkit.errors import TrtkitError
@@ -18,10 +22,12 @@ from trtkit.resolve import resolve
 from trtkit.sources.gguf.config import family_of, hf_config
 from trtkit.sources.gguf.file import read_gguf
 from trtkit.sources.onnx_file import read_graph
-from trtkit.sources.safetensors_folder import json_object
+from trtkit.sources.safetensors_file import json_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from pydantic import BaseModel
 
     from trtkit.network.onnx.io import OnnxTensorSpec
 
@@ -159,3 +165,38 @@ def _mapping(value: object) -> Data:
 
 
 _KINDS = {"onnx": _onnx, "gguf": _gguf, "hf": _folder, "trtllm": _folder}
+
+
+_WIDTH = 100
+
+
+def commented_yaml(data: Mapping[str, object], notes: Mapping[str, str]) -> str:
+    """Return `data` as YAML, each key below its description. notes: more about a key, by its dotted path."""
+    return "\n".join(_lines(data, ModelConfig, "", notes)) + "\n"
+
+
+def comment(text: str, indent: str = "") -> list[str]:
+    """Return a text as lines of a comment."""
+    start = f"{indent}# "
+    return textwrap.wrap(text, _WIDTH, initial_indent=start, subsequent_indent=start, break_on_hyphens=False)
+
+
+def _lines(data: Mapping[str, object], model: type[BaseModel], path: str, notes: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines of one mapping. path: dotted keys above it, with a dot at the end."""
+    indent = "  " * path.count(".")
+    for key, value in data.items():
+        field = model.model_fields[key]
+        yield from comment(" ".join(filter(None, (field.description, notes.get(path + key)))), indent)
+        below = model_in(field.annotation)
+        if below is not None and isinstance(value, dict):
+            yield f"{indent}{key}:"
+            yield from _lines(value, below, f"{path}{key}.", notes)
+        else:
+            yield from (indent + line for line in _dumped({key: value}, is_flat=not isinstance(value, dict | list)))
+
+
+def _dumped(entry: Mapping[str, object], *, is_flat: bool) -> list[str]:
+    """Return one key and its value as YAML; lists and mappings of plain values on one line."""
+    style = False if is_flat else None
+    text = yaml.safe_dump(dict(entry), sort_keys=False, allow_unicode=True, width=_WIDTH, default_flow_style=style)
+    return text.splitlines()

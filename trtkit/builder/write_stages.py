@@ -10,18 +10,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtkit.backends import BACKENDS
+from trtkit.builder import encoder, vision_language
 from trtkit.builder.decoders import converted_bytes, decoder_size, engine_bytes, makes_checkpoint, open_decoder
 from trtkit.builder.encoder import is_of_encoder, open_encoder_source
 from trtkit.builder.hybrids import open_hybrid
-from trtkit.builder.jobs import PREPARE, PrepareRequest
-from trtkit.builder.parsing import run_stage
+from trtkit.builder.jobs import BUILD_STAGE, DIAGNOSE, PREPARE, DiagnoseRequest, PrepareRequest
 from trtkit.builder.room import BuildLoad, check_room
 from trtkit.builder.stages import PlanOptions, Prepared, PreparedStage, StageRequest, StageResult
-from trtkit.builder.tower_data import measured_on_arrays
-from trtkit.builder.towers import open_tower, processor_files
-from trtkit.builder.vision_language import open_vision
+from trtkit.builder.vision_language import measured_on_arrays, open_vision
 from trtkit.dtypes import dtype_of
-from trtkit.errors import ConfigError, QuantizeError
+from trtkit.errors import ConfigError, QuantizeError, TrtkitError, UnsupportedOperatorsError
 from trtkit.files import QUANTIZED
 from trtkit.models.model import VISION
 from trtkit.models.parallel import grid_of
@@ -30,7 +28,7 @@ from trtkit.quantization.jobs import CHECK_TARGET, QUANTIZE_LLM, QuantizeRequest
 from trtkit.quantization_methods import METHODS
 from trtkit.sources.huggingface.wrapped_config import inner_name
 from trtkit.sources.package_file import hf_folder
-from trtkit.sources.safetensors_folder import read_folder
+from trtkit.sources.safetensors_file import read_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
     from trtkit.jobs.events import Step
     from trtkit.jobs.runner import Runner
     from trtkit.models.model import StagedModel
-    from trtkit.network.profile import ResolvedProfile
+    from trtkit.network.input_spec import ResolvedProfile
 
 _WRITTEN = ("decoder", "speculator")
 """Who writes networks from the language model's checkpoint."""
@@ -230,3 +228,33 @@ def vision_language_load(model: StagedModel, opened: OpenedVision | OpenedEncode
     decoder = open_decoder(model)
     decoder_bytes = engine_bytes(decoder.source, decoder_size(decoder))
     return BuildLoad(decoder_bytes + tower_bytes, exported, tower_bytes, converted_bytes(decoder) + tower_bytes)
+
+
+def run_stage(runner: Runner, request: StageRequest) -> StageResult:
+    """Write a stage, and build it if it asks so. Raises UnsupportedOperatorsError with every node that is refused."""
+    try:
+        return runner.run(BUILD_STAGE, request)
+    except UnsupportedOperatorsError as first:
+        onnx = request.stage.onnx
+        assert onnx is not None
+        try:
+            runner.run(DIAGNOSE, DiagnoseRequest(request.backend, onnx.path))
+        except UnsupportedOperatorsError:
+            raise
+        except TrtkitError:
+            raise first from None
+        raise
+
+
+def open_tower(model: StagedModel) -> OpenedVision | OpenedEncoder | None:
+    """Open the stage before a model's decoder; None if there is none. Raises SourceError, ProblemsError."""
+    if model.takes_images:
+        return vision_language.open_vision(model.config)
+    return encoder.open_encoder_source(model.config) if model.has_encoder else None
+
+
+def processor_files(model: StagedModel) -> tuple[str, ...]:
+    """Return the files of the source that say how images or audio become inputs."""
+    if model.takes_images:
+        return vision_language.PROCESSOR_FILES
+    return encoder.PROCESSOR_FILES if model.has_encoder else ()

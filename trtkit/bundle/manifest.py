@@ -20,7 +20,7 @@ from trtkit.config.strict import StrictModel
 from trtkit.config.targets import Target
 from trtkit.jobs.events import Step
 from trtkit.models.parallel import Grid, grid_of
-from trtkit.network.profile import ResolvedProfile
+from trtkit.network.input_spec import ResolvedProfile
 from trtkit.network.record import Totals
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trtkit.config.strict import StrictModel
 from trtkit.models.model import PartKind, Writer
-from trtkit.network.input_spec import Axis, Feeder, InputSpec, Role
-from trtkit.network.profile import ResolvedProfile
+from trtkit.network.input_spec import Axis, Feeder, InputSpec, ResolvedProfile, Role
 from trtkit.network.record import Totals
 
 if TYPE_CHECKING:

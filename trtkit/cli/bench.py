@@ -12,8 +12,15 @@ import click
 
 from trtkit.cli.bench_options import FILE, measure_options
 from trtkit.cli.model_options import model_argument, model_options, read_model
-from trtkit.cli.options import GroupedCommand, RenamedOption, check_outputs, json_option, quiet_option, trust_option
-from trtkit.cli.pages import check_page
+from trtkit.cli.options import (
+    GroupedCommand,
+    RenamedOption,
+    check_outputs,
+    check_page,
+    json_option,
+    quiet_option,
+    trust_option,
+)
 from trtkit.cli.say import say
 
 if TYPE_CHECKING:
@@ -97,7 +104,7 @@ def command(
     an engine's speed.
     """
     from trtkit.benchmarking.run import bench_bundle
-    from trtkit.cli.bench_load import bench_request
+    from trtkit.cli.bench_options import bench_request
     from trtkit.cli.progress import show_progress
 
     aiperf = options["aiperf"]
@@ -126,8 +133,7 @@ def _opened(path: str, overrides: Overrides, target: str | None, runner: Runner)
 
 def _write(report: Report, paths: dict[str, Path | None], aiperf: Path | None) -> None:
     """Write the requested files, and say so."""
-    from trtkit.benchmarking.figures_csv import csv_text
-    from trtkit.benchmarking.report import LlmReport, report_text
+    from trtkit.benchmarking.report import LlmReport, csv_text, report_text
     from trtkit.files import write_output
 
     def page_text(report: Report) -> str:

@@ -1,16 +1,22 @@
-"""Options of `trtkit bench`: what to measure, and the load of a language model."""
+"""Options of `trtkit bench`, and the request that they make."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trtkit.cli.options import RenamedOption, grouped
-from trtkit.cli.serving_options import serving_options
+from trtkit.cli.serving_options import serving_options, split_options
 from trtkit.serving_options import serving_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.benchmarking.request import BenchRequest, Load
+    from trtkit.bundle.bundle import Bundle
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -68,6 +74,14 @@ _GRAPHS_HELP = "Use CUDA graphs.  [default: for decode steps only]"
 _TRACE_HELP = "Replay a trace: Mooncake JSON lines or Azure CSV."
 _GOODPUT_HELP = "Latency objective: ttft, tpot or e2e in ms; repeatable."
 _BATCH_HELP = "Batch sizes.  [default: those of the profiles]"
+
+# Of ServingOptions: vision models have these too, or no benchmark does.
+_FOR_ALL = ("runtime", "weight_budget_gib", "lora")
+LOAD_NAMES = (
+    "trace", "speed", "rounds", "prompts", "input_tokens", "output_tokens", "input_deviation", "output_deviation",
+    "shared_tokens", "prefixes", *(name for name in serving_fields("run") if name not in _FOR_ALL), "aiperf",
+)  # fmt: skip
+
 _VISION = (
     click.option("--batch", "batches", type=Numbers(int), default=(), metavar="N,N", help=_BATCH_HELP),
     _count("--min-runs", "Minimum number of measured rounds.", 20),
@@ -98,12 +112,7 @@ _LOAD = (
 )
 SERVER_NAMES = ("concurrency", "request_rate", "arrivals", "requests", "objectives", "seed")
 """Options of a load that a served network takes too."""
-# Of ServingOptions: vision models have these too, or no benchmark does.
-_FOR_ALL = ("runtime", "weight_budget_gib", "lora")
-LOAD_NAMES = (
-    "trace", "speed", "rounds", "prompts", "input_tokens", "output_tokens", "input_deviation", "output_deviation",
-    "shared_tokens", "prefixes", *(name for name in serving_fields("run") if name not in _FOR_ALL), "aiperf",
-)  # fmt: skip
+
 VISION_NAMES = ("batches", "min_runs", "min_seconds", "max_seconds", "warmup")
 
 
@@ -122,3 +131,61 @@ def refuse_options(names: tuple[str, ...], why: str) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise click.UsageError(f"{by_name[name].opts[0]} {why}")
+
+
+_LOAD_FIELDS = (
+    "concurrency", "request_rate", "arrivals", "trace", "speed", "requests", "rounds", "prompts", "seed",
+    "input_tokens", "output_tokens", "input_deviation", "output_deviation", "shared_tokens", "prefixes",
+)  # fmt: skip
+
+
+def bench_request(bundle: Bundle, options: Mapping[str, Any], *, trusts_source: bool) -> BenchRequest:
+    """Return what the options request. Raises BenchError or UsageError for what cannot be measured."""
+    from trtkit.benchmarking.metrics import parse_objectives
+    from trtkit.benchmarking.request import BenchRequest, Load, ServedModel
+    from trtkit.benchmarking.timing import Rules
+    from trtkit.serving_options import ServingOptions
+
+    _refuse_meaningless(bundle, options)
+    fields = {name: options[name] for name in _LOAD_FIELDS}
+    load = Load(**fields, goodput=parse_objectives(options["objectives"]))
+    if options["weight_budget_gib"] is not None and options["has_cuda_graphs"]:
+        raise click.UsageError("--cuda-graphs cannot be combined with --weight-budget: graphs hold no streamed weights")
+    _refuse_contradictions(bundle, load, has_rivals=bool(options["rivals"]))
+    return BenchRequest(
+        rivals=options["rivals"],
+        batches=options["batches"],
+        rules=Rules(
+            warmup_runs=options["warmup"],
+            min_runs=options["min_runs"],
+            min_s=options["min_seconds"],
+            max_s=options["max_seconds"],
+        ),
+        load=load,
+        options=ServingOptions(**split_options(options)[0]),
+        has_cuda_graphs=options["has_cuda_graphs"] if options["weight_budget_gib"] is None else False,
+        server=ServedModel(options["url"], options["model"]) if options["url"] else None,
+        is_waived=options["unverified"],
+        trusts_source=trusts_source,
+    )
+
+
+def _refuse_meaningless(bundle: Bundle, options: Mapping[str, Any]) -> None:
+    """Raise UsageError for options that mean nothing for the bundle."""
+    if bundle.manifest.interface == "tokens":
+        refuse_options(VISION_NAMES, "does not apply to language models")
+        return
+    refuse_options(LOAD_NAMES, "applies to language models only")
+    if not options["url"]:
+        refuse_options(SERVER_NAMES, "applies to language models, or to a server (--url)")
+
+
+def _refuse_contradictions(bundle: Bundle, load: Load, *, has_rivals: bool) -> None:
+    """Raise UsageError for options that exclude each other."""
+    if len(load.arrival_fields) > 1:
+        first, second = (f"--{name.replace('_', '-')}" for name in load.arrival_fields[:2])
+        raise click.UsageError(f"{first} and {second} cannot be combined")
+    if load.trace is not None and load.prompts is not None:
+        raise click.UsageError("--prompts cannot be combined with --trace, which sets the prompt lengths")
+    if bundle.manifest.interface == "arrays" and load.arrival_fields and has_rivals:
+        raise click.UsageError("--compare cannot be combined with --url")

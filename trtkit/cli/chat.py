@@ -172,7 +172,7 @@ class Conversation:
             self._show_stats()
 
     def _show_stats(self) -> None:
-        from trtkit.cli.llm_stats import request_stats
+        from trtkit.cli.generate_answers import request_stats
 
         if self._last is None:
             click.echo("no answer yet", err=True)

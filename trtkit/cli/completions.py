@@ -69,14 +69,14 @@ def fallbacks(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 def config_keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer keys of a config, with `=` after those that take a value."""
     from trtkit.config import ModelConfig
-    from trtkit.config.keys import key_paths
+    from trtkit.config.overrides import key_paths
 
     return _named((f"{key}=" for key in key_paths(ModelConfig)), incomplete)
 
 
 def serving_keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer options of serving."""
-    from trtkit.config.keys import key_paths
+    from trtkit.config.overrides import key_paths
     from trtkit.deployment.triton.options import DeployOptions
 
     return _named((f"{key}=" for key in key_paths(DeployOptions)), incomplete)

@@ -16,7 +16,7 @@ from trtkit.cli.say import say
 from trtkit.cli.visible import echo
 
 if TYPE_CHECKING:
-    from trtkit.sources.needs import Requirement
+    from trtkit.sources.fetch import Requirement
 
 EPILOG = """\b
 Examples:
@@ -57,7 +57,7 @@ def _needs(name: str, output: Path | None) -> list[Requirement]:
     """Return what a config or a hub id needs."""
     from trtkit.config import load_config
     from trtkit.config.load import is_hub_id
-    from trtkit.sources.needs import folder_need, needs
+    from trtkit.sources.fetch import folder_need, needs
 
     if is_hub_id(name):
         return [folder_need(output or Path("~/models").expanduser() / name.partition("/")[2], name)]

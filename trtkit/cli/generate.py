@@ -101,7 +101,7 @@ def command(bundle: str, texts: tuple[str, ...], prompts: tuple[str, ...], **opt
 
 def _print(answers: Answers, prompts: Sequence[PreparedPrompt], llm: LLM, options: AnswerOptions) -> None:
     """Print the answers as they are complete, that to a single prompt as it is produced."""
-    from trtkit.cli.llm_stats import request_stats, total_stats
+    from trtkit.cli.generate_answers import request_stats, total_stats
 
     started_s = time.monotonic()
     if options.as_json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtkit.cli.llm_stats import total_stats
+from trtkit.cli.generate_answers import total_stats
 from trtkit.cli.progress import show_events
 from trtkit.cli.say import say
 from trtkit.cli.tables import plural

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtkit.cli.pages import check_page, page_origin
+from trtkit.cli.options import check_page, page_origin
 from trtkit.cli.say import say
 from trtkit.files import write_output
 

@@ -81,7 +81,7 @@ def command(folder: Path, clean: bool, yes: bool, as_json: bool) -> None:
 def _configs() -> Iterator[ConfigRow]:
     from trtkit.config import load_config
     from trtkit.config.load import shipped_configs
-    from trtkit.sources.needs import needs
+    from trtkit.sources.fetch import needs
 
     for name in shipped_configs():
         config = load_config(name)

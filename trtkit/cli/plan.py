@@ -10,8 +10,7 @@ import click
 
 from trtkit.cli import completions
 from trtkit.cli.model_options import model_argument, model_options
-from trtkit.cli.options import json_option, quiet_option
-from trtkit.cli.pages import check_page, page_origin
+from trtkit.cli.options import check_page, json_option, page_origin, quiet_option
 from trtkit.cli.visible import echo
 from trtkit.files import write_output
 

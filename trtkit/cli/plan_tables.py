@@ -9,9 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from trtkit.cli.tables import count_text, pairs, plural, shape_text
-from trtkit.planning.gpus import efficiency_text
-from trtkit.planning.links import known_links
-from trtkit.planning.load import HOURS_PER_MONTH
+from trtkit.planning.gpus import efficiency_text, known_links
+from trtkit.planning.question import HOURS_PER_MONTH
 from trtkit.planning.report import FormatPlan, GridPlan, LlmGpu, LlmReport, LlmSpeed, VisionGpu
 from trtkit.report.cells import size_text
 

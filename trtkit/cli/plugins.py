@@ -83,8 +83,7 @@ def check_ops(op: str | None, as_json: bool, quiet: bool) -> None:
 def _outcomes(op: CustomOp, *, is_quiet: bool) -> Iterator[Outcome]:
     """Yield the outcomes of an op's trials, and say on stderr which one runs."""
     from trtkit.backends import choose_backend, load_backend
-    from trtkit.verification.custom_ops.outcomes import outcomes
-    from trtkit.verification.custom_ops.trial import trials
+    from trtkit.verification.custom_ops.outcomes import outcomes, trials
 
     backend = load_backend(choose_backend())
     for trial in trials(op):

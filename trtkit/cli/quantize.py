@@ -12,8 +12,7 @@ import click
 
 from trtkit.cli import completions
 from trtkit.cli.model_options import model_argument, model_options, output_option
-from trtkit.cli.options import check_outputs, json_option, quiet_option
-from trtkit.cli.pages import check_page, page_origin
+from trtkit.cli.options import check_outputs, check_page, json_option, page_origin, quiet_option
 from trtkit.files import write_output
 from trtkit.quantization_methods import LESS_LOSS, Block, CacheFormat, methods_for
 

@@ -70,8 +70,7 @@ def command(
     from trtkit.cli.visible import echo
     from trtkit.report.pictures import write_answer
     from trtkit.runtime.model import open_model
-    from trtkit.runtime.pictures import VIDEOS, input_files
-    from trtkit.runtime.predict import FileOptions, answer_files
+    from trtkit.runtime.predict import VIDEOS, FileOptions, answer_files, input_files
 
     files = input_files(inputs)
     total = None if any(file.suffix.lower() in VIDEOS for file in files) else len(files)

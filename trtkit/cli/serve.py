@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -11,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.options import GroupedCommand, grouped, json_option, quiet_option
+from trtkit.cli.options import GroupedCommand, grouped, is_verbose, json_option, quiet_option
 from trtkit.cli.say import say, warn
-from trtkit.cli.server_log import server_log
 from trtkit.cli.serving_options import faults_by_flag, serving_options, split_options
 from trtkit.cli.visible import echo
 from trtkit.serving_options import serving_fields
@@ -21,14 +21,13 @@ from trtkit.serving_options import serving_fields
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from trtkit.deployment.dynamo.fleet import LocalFleet
+    from trtkit.deployment.dynamo.options import DynamoOptions
     from trtkit.deployment.triton.endpoints import Endpoints, ModelState
     from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
     from trtkit.deployment.triton.server_files import ServerFiles
 
     Command = Callable[..., None]
-    from trtkit.deployment.dynamo.fleet import LocalFleet
-    from trtkit.deployment.dynamo.fleet_options import DynamoOptions
-
 
 _BUNDLE = (
     click.option("--name", metavar="NAME", help="The model's name in requests.  [default: the folder's]"),
@@ -122,7 +121,6 @@ Exit codes: 0 stopped, 1 failed, or the server or a Python model's process
 died (restart it), 2 wrong usage. A worker that dies or hangs is started
 again."""
 
-
 _OF_BUNDLES = [
     "name", "replicas", "prefill_workers", "prefill_bundle", "router", "migrations", "body_mib", "hang_timeout_s",
     "tool_call_parser", "reasoning_parser", *serving_fields("serve"),
@@ -196,7 +194,7 @@ def _interrupt(_signal: int, _frame: object) -> None:
 
 def _find_server(path: str | None, repository: Path) -> ServerFiles:
     """Return the server to start; if none is found, the error names the container that serves the repository."""
-    from trtkit.deployment.triton.commands import container_facts, docker_command
+    from trtkit.deployment.triton.elsewhere import container_facts, docker_command
     from trtkit.deployment.triton.repository_check import read_repository
     from trtkit.deployment.triton.server_files import find_server
     from trtkit.errors import DeployError
@@ -240,7 +238,7 @@ def _endpoints(options: Options) -> Endpoints:
 
 
 def _log_to_stderr(*, quiet: bool) -> Callable[[str], None]:
-    from trtkit.deployment.triton.server_log import is_noise, level
+    from trtkit.deployment.triton.local_server import is_noise, level
 
     show = server_log(lambda line: level(line) == "I", quiet=quiet)
     return lambda line: None if is_noise(line) else show(line)
@@ -306,10 +304,10 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
         raise click.UsageError("--prefill-bundle needs --prefill-workers")
     from trtkit.bundle.bundle import open_bundle
     from trtkit.deployment.dynamo.fleet import LocalFleet
-    from trtkit.deployment.dynamo.fleet_options import DynamoOptions
     from trtkit.deployment.dynamo.model_folder import read_model
+    from trtkit.deployment.dynamo.options import DynamoOptions
     from trtkit.deployment.dynamo.prefill_bundle import check_prefill_bundle
-    from trtkit.deployment.ports import free_ports
+    from trtkit.deployment.process import free_ports
     from trtkit.llm.adapters import check_adapters
     from trtkit.llm.head_tokens import head_tokens
     from trtkit.runtime.weight_budget import weight_budget_bytes
@@ -349,7 +347,7 @@ def _join(path: Path) -> NoReturn:
 
 
 def _warn(fleet: LocalFleet) -> None:
-    from trtkit.deployment.ports import is_loopback
+    from trtkit.deployment.process import is_loopback
 
     options = fleet.options
     workers = f"{options.replicas} worker{'s' if options.replicas > 1 else ''}"
@@ -382,3 +380,15 @@ def _curl(options: DynamoOptions, *, has_chat: bool) -> str:
     path = "chat/completions" if has_chat else "completions"
     data = json.dumps({"model": options.name, **body, "max_tokens": 64})
     return f"curl {options.url}/{path} -H 'Content-Type: application/json' -d '{data}'"
+
+
+def server_log(is_information: Callable[[str], bool], *, quiet: bool) -> Callable[[str], None]:
+    """Return what shows a line; only one that warns with --quiet, and none with --verbose, whose log has them all.."""
+    log, is_shown = logging.getLogger("trtkit.server"), not is_verbose()
+
+    def show(line: str) -> None:
+        log.info("%s", line)
+        if is_shown and not (quiet and is_information(line)):
+            echo(line, err=True)
+
+    return show

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli.model_options import model_argument, model_options
-from trtkit.cli.options import json_option, quiet_option
-from trtkit.cli.pages import check_page, page_origin
+from trtkit.cli.options import check_page, json_option, page_origin, quiet_option
 from trtkit.cli.simulate_options import simulate_options
 from trtkit.files import write_output
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trtkit.cli.model_options import model_argument, model_options, read_model
-from trtkit.cli.options import check_outputs, json_option, quiet_option, trust_option
-from trtkit.cli.pages import check_page, page_origin
+from trtkit.cli.options import check_outputs, check_page, json_option, page_origin, quiet_option, trust_option
 from trtkit.cli.say import say
 from trtkit.files import write_output
 

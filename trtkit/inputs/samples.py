@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    import onnx
     from PIL import Image
 
     from trtkit.arrays import Array, Arrays
     from trtkit.config.schema import ModelConfig
     from trtkit.config.task import Preprocess
+    from trtkit.network.input_spec import ResolvedProfile
     from trtkit.network.onnx.io import OnnxTensorSpec
-    from trtkit.network.profile import ResolvedProfile
-
 
 # Compressed arrays up to the first are always read; beyond, what expands more than the second is not data.
 _ALWAYS_EXPANDED, _MAX_EXPANSION = 256 << 20, 100
@@ -281,3 +281,29 @@ def _covers(profile: ResolvedProfile, sample: Sample) -> bool:
         for name, shape in profile.items()
         for low, size, high in zip(shape.min, sample.inputs[name].shape, shape.max, strict=True)
     )
+
+
+_PASSED_ON = {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten"}
+
+
+def with_index_ranges(config: ModelConfig, model: onnx.ModelProto) -> ModelConfig:
+    """Return the config with a range for every input that it gives none and that picks rows of a constant table."""
+    rows = table_rows(model)
+    ranges = {name: (0.0, float(count - 1)) for name, count in rows.items() if name not in config.verify.ranges}
+    verify = config.verify.model_copy(update={"ranges": {**ranges, **config.verify.ranges}})
+    return config.model_copy(update={"verify": verify}) if ranges else config
+
+
+def table_rows(model: onnx.ModelProto) -> dict[str, int]:
+    """Return how many rows the smallest table has that each input picks rows of, by Gather on axis 0."""
+    tables = {tensor.name: tensor.dims[0] for tensor in model.graph.initializer if len(tensor.dims) > 1}
+    origin = {value.name: value.name for value in model.graph.input}
+    rows: dict[str, int] = {}
+    for node in model.graph.node:
+        if node.op_type in _PASSED_ON and node.input[0] in origin:
+            origin[node.output[0]] = origin[node.input[0]]
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+        if node.op_type == "Gather" and axis == 0 and node.input[0] in tables and node.input[1] in origin:
+            name = origin[node.input[1]]
+            rows[name] = min(rows.get(name, tables[node.input[0]]), tables[node.input[0]])
+    return rows

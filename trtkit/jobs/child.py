@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtkit.files import scratch_folder
-from trtkit.jobs.child_log import followed
 from trtkit.jobs.events import event_from_json
 from trtkit.jobs.faults import error_from_json
 from trtkit.jobs.job import JobContext
 from trtkit.jobs.json_form import from_json, to_json
+from trtkit.jobs.trt_log import level_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Job, Request, Result
 
@@ -113,3 +118,54 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
+
+
+_LOG = logging.getLogger("trtkit.child")
+# How often a child's file is looked at.
+_INTERVAL_S = 0.2
+
+
+def is_followed() -> bool:
+    """Whether somebody keeps the log: then children say more than what their errors need."""
+    return _LOG.isEnabledFor(logging.INFO)
+
+
+@contextlib.contextmanager
+def followed(file: Path, job: str) -> Iterator[None]:
+    """Log each line that is added to `file` while the block runs, with TensorRT's severity."""
+    if not is_followed():
+        yield
+        return
+    _LOG.debug("process of job %s", job)
+    is_over = threading.Event()
+    thread = threading.Thread(target=_follow, args=(file, is_over), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def log_lines(file: Path, job: str) -> None:
+    """Log all lines of `file`, in which a job's output is, as `followed` does while a child runs."""
+    if is_followed():
+        _LOG.debug("process of job %s", job)
+        is_over = threading.Event()
+        is_over.set()
+        _follow(file, is_over)
+
+
+def _follow(file: Path, is_over: threading.Event) -> None:
+    """Log lines until `is_over`, then what is left."""
+    rest = b""
+    with file.open("rb") as stream:
+        while True:
+            was_over = is_over.wait(_INTERVAL_S)
+            *lines, rest = (rest + stream.read()).split(b"\n")
+            for line in (*lines, rest) if was_over else lines:
+                text = line.decode(errors="replace").rstrip()
+                if text:
+                    _LOG.log(level_of(text), "%s", text)
+            if was_over:
+                return

@@ -1,12 +1,16 @@
-"""What a job reports while it runs."""
+"""What a job reports while it runs, and what it did to a model step by step, which the manifest keeps."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtkit.jobs.json_form import from_json, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 
 @dataclass(frozen=True)
@@ -68,3 +72,38 @@ def event_from_json(data: dict[str, Any], result: type) -> Event:
         return Verdict(from_json(result, data["report"]))
     fields = dict(data)
     return _KINDS[fields.pop("event")](**fields)
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class Steps:
+    """Steps in order; each is reported as it ends."""
+
+    report: Listener
+    done: list[Step] = field(default_factory=list)
+    _started: float = field(default_factory=time.perf_counter)
+
+    def add(self, name: str, detail: str) -> None:
+        """Record the step that just ended."""
+        now = time.perf_counter()
+        step = Step(name, detail, round(now - self._started, 3))
+        self._started = now
+        self.done.append(step)
+        self.report(step)
+
+    def counted(self, name: str, total: int = 0) -> Callable[..., None]:
+        """Return what reports how many are done, of `total` or of as many as it is told."""
+
+        def report(done: int, of: int = total) -> None:
+            self.report(Progress(name, done, of))
+
+        return report
+
+    def track(self, name: str, items: Sequence[T]) -> Iterator[T]:
+        """Yield the items, and report how many are done."""
+        report = self.counted(name, len(items))
+        for index, item in enumerate(items):
+            yield item
+            report(index + 1)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.errors import BuildError, SourceError, TrtkitError
 from trtkit.files import scratch_folder
-from trtkit.jobs.child import ChildCrashError, result_of, run_child
-from trtkit.jobs.child_log import is_followed, log_lines
+from trtkit.jobs.child import ChildCrashError, is_followed, log_lines, result_of, run_child
 from trtkit.jobs.events import Phase, ignore
 from trtkit.jobs.job import JobContext
 from trtkit.jobs.json_form import to_json

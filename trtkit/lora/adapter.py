@@ -12,11 +12,10 @@ import numpy as np
 
 from trtkit.errors import Problem, ProblemsError, SourceError, reader
 from trtkit.models.weights import model_weights
-from trtkit.sources.adapter_folder import adapter_files
+from trtkit.sources.attached_folders import adapter_files
 from trtkit.sources.digest import adapter_digest
 from trtkit.sources.huggingface.wrapped_config import inner_name
-from trtkit.sources.safetensors_file import read_safetensors
-from trtkit.sources.safetensors_folder import read_json
+from trtkit.sources.safetensors_file import read_json, read_safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

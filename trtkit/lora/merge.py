@@ -12,7 +12,7 @@ import numpy as np
 from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.lora.adapter import open_adapter
 from trtkit.models.weights import find_weights, model_weights, stored_spec
-from trtkit.sources.adapter_folder import adapter_files
+from trtkit.sources.attached_folders import adapter_files
 from trtkit.sources.checkpoint import Checkpoint, StoredArray
 from trtkit.sources.decoder_source import open_decoder_source
 

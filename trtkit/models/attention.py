@@ -1,4 +1,4 @@
-"""Attention of one layer, its norms and its rotary embedding, as data."""
+"""Attention of one layer, its norms and its rotary embedding, or multi-head latent attention, as data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from trtkit.models.share import WHOLE, Share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from trtkit.models.latent import LatentSpec
 
 Scaling = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"]
 
@@ -202,3 +200,24 @@ class CrossSpec:
     def elements(self) -> int:
         """Elements of one sequence's keys and values."""
         return 2 * self.num_attention_heads * self.length * self.head_dim
+
+
+@dataclass(frozen=True)
+class LatentSpec:
+    """Multi-head latent attention: a token's keys and values of all heads come from one vector, which is cached.
+
+    Queries and keys are `nope_dim` elements, followed by `rope_dim` that turn and whose keys all heads share; values
+    have `value_dim`. query_rank: size of the vector that queries come from; None if they come from the hidden state.
+    Source: https://arxiv.org/abs/2405.04434, section 2.1.
+    """
+
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    query_rank: int | None = None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Rows of one head in the matrices that have heads, by their names."""
+        queries = self.nope_dim + self.rope_dim
+        return {"q": queries, "q_b": queries, "kv_b": self.nope_dim + self.value_dim}

@@ -1,4 +1,4 @@
-"""What Gemma families share: soft caps, caches that later layers read, vectors of each layer's own, and their names."""
+"""Parts of the Gemma families: soft caps, caches that later layers read, vectors of each layer, layers of 3n and 4."""
 
 from __future__ import annotations
 
@@ -6,25 +6,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.feed_forward import MlpSpec, PerLayerSpec, RoutingSpec
+from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import SANDWICH_NORMS, llama_names
 from trtkit.models.parts import (
+    alternating_types,
     biased_attention_part,
     decoder_part,
     gemma_mlp_part,
     gemma_norm_part,
     layers_part,
+    rms_norm_part,
     sliding_windows,
 )
-from trtkit.models.per_layer import PerLayerSpec
-from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec, EmbeddingSpec
+from trtkit.models.rope import rope_spec, ropes_by_layer_type
+from trtkit.models.spec import BlockSpec, EmbeddingSpec, LayerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trtkit.models.attention import NormSpec
+    from trtkit.models.attention import AttentionSpec, NormSpec
+    from trtkit.models.feed_forward import MoeSpec
     from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec, LayerSpec
+    from trtkit.models.spec import DecoderSpec
 
 OUTSIDE = {
     "per_layer_table": "model.embed_tokens_per_layer",
@@ -96,3 +100,141 @@ def per_layer_spec(config: HfConfig) -> PerLayerSpec | None:
     rows = int(config.get("vocab_size_per_layer_input", 262144))
     activation = str(config.get("hidden_activation", "gelu_pytorch_tanh"))
     return PerLayerSpec(size, rows, layers, activation) if size else None
+
+
+STREAMS = {
+    f"streams.{ours}.{{i}}": f"model.altup_{prefix}projections.{{i}}"
+    for ours, prefix in (("in", ""), ("out", "unembed_"))
+}
+NAMES = {
+    "streams.router": "altup.modality_router",
+    "streams.router_norm": "altup.router_norm",
+    "streams.predict": "altup.prediction_coefs",
+    "streams.correct": "altup.correction_coefs",
+    "streams.scale": "altup.correct_output_scale",
+    "laurel.left": "laurel.linear_left",
+    "laurel.right": "laurel.linear_right",
+    "laurel.norm": "laurel.post_laurel_norm",
+}
+"""Names inside of layers, besides those of `gemma_parts`."""
+_SPARSE_LAYERS, _SPARSITY = 10, 0.95
+
+
+def layers_of(config: HfConfig) -> tuple[LayerSpec, ...]:
+    """Return the layers. Raises SourceError for lists of other lengths."""
+    types = list(config.get("layer_types", alternating_types(config, 5)))
+    norm = rms_norm_part(config)
+    usual = replace(
+        biased_attention_part(config),
+        scale=1.0,
+        norm=norm,
+        qk_norm="head",
+        value_norm=replace(norm, has_weight=False),
+    )
+    windows, ropes = sliding_windows(config, types), ropes_by_layer_type(config, usual.head_dim, types)
+    return tuple(
+        LayerSpec(replace(usual, rope=rope, sliding_window=window, cache_of=source), mlp)
+        for rope, window, source, mlp in zip(ropes, windows, cache_sources(config, types), _mlps(config), strict=True)
+    )
+
+
+def _mlps(config: HfConfig) -> list[MlpSpec]:
+    count, sizes = int(config.need("num_hidden_layers")), config.need("intermediate_size")
+    sizes = sizes if isinstance(sizes, list) else [sizes] * count
+    first = _SPARSE_LAYERS if count > _SPARSE_LAYERS else 0
+    usual = [_SPARSITY if index < first else 0.0 for index in range(count)]
+    sparsities = config.get("activation_sparsity_pattern", usual)
+    for name, values in (("intermediate_size", sizes), ("activation_sparsity_pattern", sparsities)):
+        if len(values) != count:
+            raise SourceError(f"`{name}` has {len(values)} entries for {count} layers", config.where)
+    activation = str(config.get("hidden_activation", "gelu_pytorch_tanh"))
+    return [
+        MlpSpec(int(size), activation, sparsity=float(sparsity))
+        for size, sparsity in zip(sizes, sparsities, strict=True)
+    ]
+
+
+_ROPE = {
+    "sliding_attention": {"rope_theta": 1e4},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
+EXPERT_NAMES = {
+    "moe.router": "router.proj",
+    "moe.router_scale": "router.scale",
+    "moe.expert_scale": "router.per_expert_scale",
+    "moe.input_norm": "pre_feedforward_layernorm_2",
+    "moe.output_norm": "post_feedforward_layernorm_2",
+    "moe.shared_norm": "post_feedforward_layernorm_1",
+    **{f"moe.experts.{{e}}.{name}": f"experts.{{e}}.{name}_proj" for name in ("gate", "up", "down")},
+    **{f"moe.shared.{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+}
+"""A mixture next to an MLP."""
+
+
+def attentions(config: HfConfig) -> list[AttentionSpec]:
+    """Return each layer's attention. Raises SourceError for settings that transformers does not take."""
+    for name in ("rope_theta", "rope_scaling", "rope_local_base_freq"):
+        config.refuse(name)
+    types = list(config.get("layer_types", alternating_types(config, 6)))
+    windows = sliding_windows(config, types)
+    types[-1], windows[-1] = "full_attention", None  # whatever the config says
+    norm, has_one_matrix = rms_norm_part(config), bool(config.get("attention_k_eq_v", False))
+    usual = replace(
+        biased_attention_part(config),
+        scale=1.0,
+        norm=norm,
+        qk_norm="head",
+        value_norm=replace(norm, has_weight=False),
+    )
+    sizes, sources = _sizes(config, types), cache_sources(config, types)
+    ropes = {
+        kind: rope_spec(config, sizes[types.index(kind)][0], layer_type=kind, parameters=_ROPE)
+        for kind in dict.fromkeys(types)
+    }
+    return [
+        replace(
+            usual,
+            head_dim=head_dim,
+            num_key_value_heads=heads,
+            qkv="no_values" if has_one_matrix and kind == "full_attention" else "separate",
+            rope=ropes[kind],
+            sliding_window=window,
+            cache_of=source,
+        )
+        for kind, window, source, (head_dim, heads) in zip(types, windows, sources, sizes, strict=True)
+    ]
+
+
+def with_experts(config: HfConfig, mlp: MlpSpec, norm: NormSpec) -> MlpSpec | MoeSpec:
+    """Return a layer's feed-forward part: an MLP, with a mixture of experts next to it if `enable_moe_block` is set."""
+    count, top_k, width = (config.get(name) for name in ("num_experts", "top_k_experts", "moe_intermediate_size"))
+    if not config.get("enable_moe_block", False):
+        return mlp
+    for name, value in (("num_experts", count), ("top_k_experts", top_k), ("moe_intermediate_size", width)):
+        if value is None:
+            raise SourceError(f"`enable_moe_block` is set, and `{name}` is missing", config.where)
+    expert = replace(mlp, intermediate_size=int(width))
+    return replace(mixture_part(config, int(count), RoutingSpec(int(top_k)), expert, mlp), apart=norm)
+
+
+def _sizes(config: HfConfig, types: list[str]) -> list[tuple[int, int]]:
+    """Return each layer's head size and key/value heads."""
+    head_dim, heads = int(config.need("head_dim")), int(config.need("num_key_value_heads"))
+    full = int(config.get("global_head_dim", 512)), heads
+    own_heads, stated = config.get("num_global_key_value_heads"), config.get("per_layer_config")
+    if own_heads is not None and config.get("attention_k_eq_v", False):
+        full = full[0], int(own_heads)
+    if stated is None:
+        return [full if kind == "full_attention" else (head_dim, heads) for kind in types]
+    sizes = [(head_dim, heads)] * len(types)
+    for name, changes in stated.items():
+        others = sorted(set(changes) - {"head_dim", "num_key_value_heads"})
+        if others:
+            raise SourceError(
+                f"`per_layer_config` of layer {name} has `{others[0]}`, which is not supported", config.where
+            )
+        sizes[int(name)] = int(changes.get("head_dim", head_dim)), int(changes.get("num_key_value_heads", heads))
+    for kind in dict.fromkeys(types):
+        if len({size for size, layer_kind in zip(sizes, types, strict=True) if layer_kind == kind}) > 1:
+            raise SourceError(f"`per_layer_config` gives layers of type `{kind}` several sizes", config.where)
+    return sizes

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.attention import AttentionSpec, NormSpec
-from trtkit.models.latent import LatentSpec
+from trtkit.models.attention import AttentionSpec, LatentSpec, NormSpec
 from trtkit.models.rope import query_growth, rope_spec, yarn_growth
 
 if TYPE_CHECKING:

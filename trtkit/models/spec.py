@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from trtkit.dtypes import DType
     from trtkit.models.attention import CrossSpec, NormSpec
-    from trtkit.models.feed_forward import MlpSpec, MoeSpec
-    from trtkit.models.per_layer import PerLayerSpec, StreamsSpec
+    from trtkit.models.feed_forward import MlpSpec, MoeSpec, PerLayerSpec, StreamsSpec
     from trtkit.models.recurrent import BesideSpec, RecurrentSpec, StateSpec
 
 

@@ -11,14 +11,14 @@ from trtkit import dtypes
 from trtkit.errors import BundleError
 from trtkit.files import read_text
 from trtkit.jobs.json_form import from_json, read_hints, to_json
-from trtkit.models import attention, feed_forward, latent, per_layer, recurrent, share, spec
+from trtkit.models import attention, feed_forward, recurrent, share, spec
 from trtkit.models.spec import DecoderSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SPEC = "model/spec.json"
-_MODULES = (attention, dtypes, feed_forward, latent, per_layer, recurrent, share, spec)
+_MODULES = (attention, dtypes, feed_forward, recurrent, share, spec)
 _NAMES = {name: value for module in _MODULES for name, value in vars(module).items() if name[0].isupper()}
 _NAMES |= {"Mapping": Mapping, "Sequence": Sequence}
 

@@ -9,14 +9,12 @@ from trtkit.dtypes import FP32, INT32
 from trtkit.errors import NetworkError
 from trtkit.models.spec import LearnedPositions, SinusoidalPositions
 from trtkit.network.blocks.layer import decoder_layer
-from trtkit.network.blocks.low_rank import LowRankInputs
 from trtkit.network.blocks.norm import norm_block
-from trtkit.network.blocks.per_layer import per_layer_vectors
-from trtkit.network.blocks.streams import from_streams, to_streams
-from trtkit.network.blocks.weights import Weights
+from trtkit.network.blocks.streams import from_streams, per_layer_vectors, to_streams
+from trtkit.network.blocks.weights import LowRankInputs, Weights
 from trtkit.network.host_array import COMPUTE_TYPES
 from trtkit.network.input_spec import BATCH, NEW_TOKENS, Axis, InputSpec
-from trtkit.network.layer_inputs import LayerInputs
+from trtkit.network.layer_inputs import LayerInputs, scheduled_inputs
 from trtkit.network.ops.activation import tanh
 from trtkit.network.ops.arithmetic import cast
 from trtkit.network.ops.collective import all_gather_last
@@ -24,7 +22,6 @@ from trtkit.network.ops.gather import embedding, embedding_of_share, token_at
 from trtkit.network.ops.linear import linear
 from trtkit.network.ops.shape import take
 from trtkit.network.rope_tables import sinusoid_table
-from trtkit.network.scheduled_inputs import scheduled_inputs
 from trtkit.network.speculators.eagle3 import fused
 from trtkit.network.speculators.names import NEXT_DRAFT_HIDDEN
 
@@ -35,7 +32,7 @@ if TYPE_CHECKING:
     from trtkit.network.decoder_options import DecoderOptions
     from trtkit.network.graph import Graph, Tensor
     from trtkit.network.host_array import Array
-    from trtkit.network.scheduled_inputs import ScheduledInputs
+    from trtkit.network.layer_inputs import ScheduledInputs
 
 
 EMBEDS = "inputs_embeds"

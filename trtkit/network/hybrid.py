@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.dtypes import dtype_of
 from trtkit.errors import NetworkError
-from trtkit.models.hybrids.seams import shape_fault, shape_text
-from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
+from trtkit.models.hybrids.spec import NetworkPart, OnnxPart, shape_fault, shape_text
 from trtkit.network.blocks.weights import Weights
 from trtkit.network.graph import Graph, Tensor
 from trtkit.network.lowering.sampling import GRID_SAMPLE

@@ -1,4 +1,4 @@
-"""What a written network knows of each input: the roles of its axes, and who feeds it."""
+"""What a written network knows of each input: the roles of its axes, who feeds it, its shapes in a profile."""
 
 from __future__ import annotations
 
@@ -92,3 +92,18 @@ def rank_window(used: int, most: int) -> int:
 
 BATCH, NEW_TOKENS, ADAPTER_RANK = Axis("batch"), Axis("new_tokens"), Axis("adapter_rank")
 _LEAST_WINDOW, _LEAST_RANKS = 64, 16
+
+
+@dataclass(frozen=True)
+class ProfileShapes:
+    """The shapes of one input in an optimization profile."""
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+
+# By dynamic input.
+ResolvedProfile = dict[str, ProfileShapes]
+# The smallest, the typical and the largest size.
+MinOptMax = tuple[int, int, int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,13 +10,10 @@ import numpy as np
 from trtkit.dtypes import DTYPES, FP32, INT32
 from trtkit.models.attention import AttentionSpec
 from trtkit.network.blocks.attention import Encoded
-from trtkit.network.blocks.cache import Past
+from trtkit.network.blocks.cache import Past, Positions, States
 from trtkit.network.blocks.mixer import Attending
-from trtkit.network.blocks.positions import Positions
-from trtkit.network.blocks.states import States
-from trtkit.network.input_spec import BATCH, ENCODED, ENCODED_MASK, Axis, InputSpec
+from trtkit.network.input_spec import BATCH, ENCODED, ENCODED_MASK, NEW_TOKENS, Axis, InputSpec
 from trtkit.network.ops.arithmetic import cast, select
-from trtkit.network.ops.chunk import TokenChunk
 from trtkit.network.ops.gather import embedding, pick
 from trtkit.network.ops.kv_cache import head_tables
 from trtkit.network.ops.mask import (
@@ -27,26 +25,28 @@ from trtkit.network.ops.mask import (
     chunk_mask,
     lowest,
     relative_mask,
+    tree_mask,
+    tree_places,
 )
 from trtkit.network.ops.paged_attention import PageRows, Pages
 from trtkit.network.ops.quantize import rounded
+from trtkit.network.ops.recurrence import TokenChunk
 from trtkit.network.ops.shape import unsqueeze
-from trtkit.network.ops.tree import tree_mask, tree_places
-from trtkit.network.paged_layers import op_attributes
+from trtkit.network.paged_layers import layers_in_place, op_attributes
 from trtkit.network.rope_tables import distance_buckets, query_growth_table, rope_tables, section_axes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trtkit.dtypes import DType
     from trtkit.models.attention import CrossSpec, QueryGrowth, RelativeSpec, RopeSpec
     from trtkit.models.recurrent import StateSpec
     from trtkit.models.share import Share
-    from trtkit.models.spec import LayerSpec
+    from trtkit.models.spec import DecoderSpec, LayerSpec
     from trtkit.network.blocks.mixer import Memory
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.decoder_options import DecoderOptions
-    from trtkit.network.graph import Tensor
-    from trtkit.network.scheduled_inputs import ScheduledInputs
+    from trtkit.network.graph import Graph, Tensor
 
     _MaskKind = tuple[int | None, int | None, tuple[int, Share, float] | None, RelativeSpec | None]
 
@@ -278,3 +278,61 @@ def _by_section(table: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
         mask = table.graph.constant((axes == axis).astype(np.float32), f"section_{axis}", table.dtype)
         parts.append(embedding(pick(positions, axis), table) * mask)
     return parts[0] + parts[1] + parts[2]
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduledInputs:
+    """The inputs that say where tokens stand, of which a network has those that it reads.
+
+    position_ids, kv_lengths: where a layer attends; position_ids also where positions are added to embeddings, and
+    not where pages are read in place and nothing turns.
+    rope_position_ids: where the model has M-RoPE. key_positions: where attention reads a part of the caches.
+    page_table: where caches are pools of pages.
+    token_counts: where the model has recurrent states. visible_lengths: where tokens of an image see each other.
+    branch_ends: where new tokens form a tree.
+    in_place: numbers of the layers that read pages where they are.
+    """
+
+    write_indices: Tensor
+    position_ids: Tensor | None = None
+    kv_lengths: Tensor | None = None
+    rope_position_ids: Tensor | None = None
+    key_positions: Tensor | None = None
+    page_table: Tensor | None = None
+    token_counts: Tensor | None = None
+    visible_lengths: Tensor | None = None
+    branch_ends: Tensor | None = None
+    in_place: frozenset[int] = frozenset()
+
+
+def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -> ScheduledInputs:
+    """Add the inputs that say where tokens stand."""
+    ids = options.ids_dtype
+    has_sections = options.has_rope_positions and any(
+        attention.rope is not None and attention.rope.sections for attention in spec.attentions
+    )
+
+    def scheduled(name: str, dtype: DType, *axes: Axis) -> Tensor:
+        return graph.take(InputSpec(name, dtype.name, axes, "scheduler"))
+
+    attends, in_place = bool(spec.attentions), layers_in_place(spec, options)
+    gathers = len(in_place) < len(spec.attentions)
+    has_window = options.has_kv_window or options.page_tokens is not None
+    turns = any(
+        attention.query_growth or (attention.rope and not (has_sections and attention.rope.sections))
+        for attention in spec.attentions
+    )
+    has_positions = gathers or turns or (spec.is_first_stage and spec.embedding.positions is not None)
+    position_ids = scheduled("position_ids", ids, BATCH, NEW_TOKENS) if has_positions else None
+    return ScheduledInputs(
+        scheduled("write_indices", INT32, BATCH),
+        position_ids,
+        scheduled("kv_lengths", INT32, BATCH) if attends else None,
+        scheduled("rope_position_ids", ids, Axis("rope_sections", 3), BATCH, NEW_TOKENS) if has_sections else None,
+        scheduled("key_positions", INT32, Axis("kv_window")) if has_window and gathers else None,
+        scheduled("page_table", INT32, BATCH, Axis("row_pages")) if options.page_tokens and attends else None,
+        scheduled("token_counts", INT32, BATCH) if spec.states else None,
+        scheduled("visible_lengths", INT32, BATCH, NEW_TOKENS) if options.has_visible_lengths and attends else None,
+        scheduled("branch_ends", INT32, BATCH, NEW_TOKENS) if options.has_tree and attends else None,
+        in_place,
+    )

@@ -23,8 +23,7 @@ from trtkit.network.decoder import build_decoder
 from trtkit.network.describe import describe
 from trtkit.network.graph import Graph
 from trtkit.planning.count_network import layer_of
-from trtkit.planning.counts import EXPERTS, Mixture, counts_of
-from trtkit.planning.multilinear import fit, sample_points
+from trtkit.planning.counts import EXPERTS, Mixture, counts_of, fit, sample_points
 from trtkit.planning.traffic import network_cost
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantized_model import EXPERTS_PATH, QuantizedModel
@@ -40,9 +39,8 @@ if TYPE_CHECKING:
     from trtkit.network.decoder_options import DecoderOptions
     from trtkit.network.input_spec import Role
     from trtkit.network.record import LayerRecord, NetworkRecord, TensorRecord
-    from trtkit.planning.counts import NetworkCounts
+    from trtkit.planning.counts import NetworkCounts, Point
     from trtkit.planning.jobs import CountRequest
-    from trtkit.planning.multilinear import Point
     from trtkit.planning.traffic import NetworkCost
 
 

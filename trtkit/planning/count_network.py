@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 from trtkit.builder.build_inputs import gather_inputs
 from trtkit.builder.model_record import joint_network
-from trtkit.builder.parsing import run_stage
 from trtkit.builder.stages import bundle_stages
-from trtkit.builder.write_stages import prepare_stages, stage_request, write_stages
+from trtkit.builder.write_stages import prepare_stages, run_stage, stage_request, write_stages
 from trtkit.jobs.events import Phase
-from trtkit.planning.counts import NetworkCounts, counts_of
-from trtkit.planning.multilinear import fit_batch
+from trtkit.planning.counts import NetworkCounts, counts_of, fit_batch
 from trtkit.planning.traffic import network_cost
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.runner import Runner
-    from trtkit.network.profile import ProfileShapes, ResolvedProfile
+    from trtkit.network.input_spec import ProfileShapes, ResolvedProfile
     from trtkit.network.record import NetworkRecord
 
 _GROUPS = {

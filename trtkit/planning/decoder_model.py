@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from trtkit.dtypes import DType
     from trtkit.models.attention import AttentionSpec
     from trtkit.models.spec import DecoderSpec
-    from trtkit.planning.counts import NetworkCounts
+    from trtkit.planning.counts import NetworkCounts, Point
     from trtkit.planning.formats import Format
-    from trtkit.planning.multilinear import Point
     from trtkit.quantization_methods import CacheFormat
     from trtkit.quantized_model import QuantizedModel
 

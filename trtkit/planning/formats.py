@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trtkit.planning.multilinear import Multilinear
+from trtkit.planning.counts import Multilinear
 from trtkit.quantization_methods import weight_bits
 
 if TYPE_CHECKING:

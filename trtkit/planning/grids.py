@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.lora.targets import adapter_bytes
 from trtkit.models.parallel import SINGLE, prefill_parts, rank_spec
-from trtkit.planning.links import GPUS_PER_NODE, Ring, known_links, send_s
+from trtkit.planning.gpus import GPUS_PER_NODE, Ring, known_links, send_s
 from trtkit.planning.memory import Footprint
 from trtkit.planning.report import GridPlan
 from trtkit.planning.roofline import floor

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from trtkit.planning.formats import FORMATS, in_format, quantized_bytes
 from trtkit.planning.grids import plan_grids, tensor_pays_up_to
-from trtkit.planning.load import NO_DEMAND
 from trtkit.planning.memory import Footprint
+from trtkit.planning.question import NO_DEMAND
 from trtkit.planning.report import FormatPlan, LlmGpu, LlmSpeed
 from trtkit.planning.roofline import compute_bound_batch, floor, unfused_s
 from trtkit.planning.streaming import plan_streaming
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from trtkit.planning.decoder_model import DecoderModel
     from trtkit.planning.formats import Format
     from trtkit.planning.gpus import PlannedGpu
-    from trtkit.planning.load import Demand
-    from trtkit.planning.question import PlanningQuestion
+    from trtkit.planning.question import Demand, PlanningQuestion
 
 _NO_LIMIT = 2**24
 """Where the search for a context ends, for models without a limit of their own."""

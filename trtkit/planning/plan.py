@@ -16,14 +16,13 @@ from trtkit.models.parallel import SINGLE, check_grid, grid_of
 from trtkit.models.registry import decoder_spec
 from trtkit.planning.count_network import count_bundle, count_config
 from trtkit.planning.decoder_model import decoder_model, formulas, workload
+from trtkit.planning.gpus import GPUS_PER_NODE
 from trtkit.planning.jobs import COUNT_DECODER, CountRequest
-from trtkit.planning.links import GPUS_PER_NODE
 from trtkit.planning.llm import cost_per_million, plan_llm
-from trtkit.planning.load import NO_DEMAND, Demand
 from trtkit.planning.memory import LARGEST_BATCH, RESERVE_BYTES, MemoryNeed, largest
 from trtkit.planning.paged import copied_pages
 from trtkit.planning.quantized_by import quantized_of
-from trtkit.planning.question import PlanningQuestion
+from trtkit.planning.question import NO_DEMAND, Demand, PlanningQuestion
 from trtkit.planning.report import (
     CacheRead,
     LayerGroup,
@@ -42,10 +41,9 @@ if TYPE_CHECKING:
     from trtkit.jobs.runner import Runner
     from trtkit.models.spec import DecoderSpec
     from trtkit.planning.count_network import CountedNetwork
-    from trtkit.planning.counts import GroupCounts, Mixture, NetworkCounts
+    from trtkit.planning.counts import GroupCounts, Mixture, NetworkCounts, Point
     from trtkit.planning.decoder_model import DecoderModel, Workload
     from trtkit.planning.gpus import PlannedGpu
-    from trtkit.planning.multilinear import Point
     from trtkit.planning.paged import CopiedPages
     from trtkit.planning.report import Report
     from trtkit.planning.source import PlannedModel

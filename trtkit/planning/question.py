@@ -1,7 +1,8 @@
-"""What a plan of a language model answers: a model with its counts, and the work it is to do."""
+"""What a plan of a language model answers: a model with its counts, the work it is to do, and a load to carry."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -33,3 +34,37 @@ class PlanningQuestion:
     def shares(self) -> tuple[GridShare, ...]:
         """What one GPU of each grid that can share the model holds and computes, that of one GPU first."""
         return grid_shares(self.model, self.counts, self.spec, self.grid)
+
+
+HOURS_PER_MONTH = 730
+"""A twelfth of a year of 365 days."""
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """The smallest fleet that carries a load. per_gpu: requests a second. cost_per_month: None without a price."""
+
+    requests_per_second: float
+    per_gpu: float
+    gpus: int
+    cost_per_month: float | None
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The load of a GPU: requests a second, if any, at the price of an hour, if one is known."""
+
+    requests_per_second: float | None = None
+    price_per_hour: float | None = None
+
+    def plan(self, per_gpu: float, *, fits: bool) -> LoadPlan | None:
+        """Return the GPUs for the load; None without a load, or if the GPU cannot hold or compute the model."""
+        if self.requests_per_second is None or not fits:
+            return None
+        gpus = math.ceil(self.requests_per_second / per_gpu)
+        cost = None if self.price_per_hour is None else gpus * self.price_per_hour * HOURS_PER_MONTH
+        return LoadPlan(self.requests_per_second, per_gpu, gpus, cost)
+
+
+NO_DEMAND = Demand()
+"""No load and no price."""

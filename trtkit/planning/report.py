@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from trtkit.planning.decoder_model import DecoderModel, Formulas, Workload
     from trtkit.planning.gpus import PlannedGpu
-    from trtkit.planning.load import LoadPlan
+    from trtkit.planning.question import LoadPlan
     from trtkit.planning.streaming import StreamingPlan
 
 VERSION = 1

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.planning.counts import GroupCounts, NetworkCounts
-    from trtkit.planning.multilinear import Multilinear, Point
+    from trtkit.planning.counts import GroupCounts, Multilinear, NetworkCounts, Point
 
 
 class Roof(Protocol):

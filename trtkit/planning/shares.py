@@ -10,8 +10,7 @@ from trtkit.errors import ConfigError
 from trtkit.models.feed_forward import MoeSpec
 from trtkit.models.parallel import SINGLE, Grid, check_grid, rank_spec
 from trtkit.models.weights import model_weights
-from trtkit.planning.counts import PAGE_COPIES
-from trtkit.planning.multilinear import Multilinear
+from trtkit.planning.counts import PAGE_COPIES, Multilinear
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType

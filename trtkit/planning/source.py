@@ -24,7 +24,7 @@ from trtkit.resolve import resolve
 from trtkit.sources.decoder_source import open_decoder_source
 from trtkit.sources.huggingface.wrapped_config import text_fields
 from trtkit.sources.package_file import hf_folder
-from trtkit.sources.safetensors_folder import read_json
+from trtkit.sources.safetensors_file import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trtkit.planning.links import known_links
+from trtkit.planning.gpus import known_links
 from trtkit.planning.memory import LARGEST_BATCH, largest
 from trtkit.planning.roofline import floor
 

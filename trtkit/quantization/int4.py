@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtkit.errors import QuantizeError
-from trtkit.quantization.scales import least_error
 from trtkit.quantized_matrix import QuantizedMatrix, pack
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from trtkit.quantization_methods import Algorithm
 
 _LEVELS, _LARGEST = 15, 7
@@ -193,3 +194,18 @@ def _by_column(scales: torch.Tensor, offsets: torch.Tensor | None, block: int) -
 
 
 _TINY = 1e-8
+
+
+def least_error(
+    scales: torch.Tensor, factors: Iterable[float], error: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return each scale times the factor of least error, the first of those that are alike.
+
+    error: of scales, in their shape, what each loses.
+    """
+    best, lowest = scales, torch.full_like(scales, float("inf"))
+    for factor in factors:
+        tried = factor * scales
+        errors = error(tried)
+        best, lowest = torch.where(errors < lowest, tried, best), torch.minimum(errors, lowest)
+    return best

@@ -1,9 +1,9 @@
 """The reference executor: an INetworkDefinition computed with torch, on CPU or CUDA."""
 
 from trtkit.network.layer_graph import LayerGraph, read_layers
-from trtkit.network.onnx.side_table import constants_from_onnx
-from trtkit.reference.arrays import to_array, to_tensor
+from trtkit.network.onnx.parse import constants_from_onnx
 from trtkit.reference.executor import Executor, NetworkInput, Options, run_ranks
+from trtkit.reference.precision import to_array, to_tensor
 from trtkit.reference.ranks import GlooRank, Rank, ThreadGroup
 
 __all__ = [

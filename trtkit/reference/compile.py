@@ -11,8 +11,7 @@ import torch
 from trtkit.dtypes import BOOL, INT32, INT64
 from trtkit.errors import ExecutionError
 from trtkit.network.layer_graph import MISSING, LayerGraph, LayerNode
-from trtkit.reference.control_flow import Construct, live_nodes, outermost
-from trtkit.reference.flow import conditional_op, loop_op
+from trtkit.reference.control_flow import Construct, conditional_op, live_nodes, loop_op, outermost
 from trtkit.reference.layer import CompileSettings, Layer, Lowered, Op
 from trtkit.reference.layers import LOWERINGS, OWNING
 from trtkit.reference.program import Instruction, Program, failed

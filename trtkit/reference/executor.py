@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtkit.errors import ExecutionError
-from trtkit.reference.arrays import to_tensor
 from trtkit.reference.compile import Compiler
 from trtkit.reference.layer import CompileSettings, Tensor
-from trtkit.reference.precision import Precision
+from trtkit.reference.precision import Precision, to_tensor
 from trtkit.reference.program import execute, observe, timed
 
 if TYPE_CHECKING:

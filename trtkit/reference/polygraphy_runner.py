@@ -11,8 +11,8 @@ from polygraphy.backend.base import BaseRunner
 from polygraphy.common import TensorMetadata
 
 from trtkit.network.layer_graph import read_layers
-from trtkit.reference.arrays import to_array
 from trtkit.reference.executor import Executor, Options
+from trtkit.reference.precision import to_array
 
 if TYPE_CHECKING:
     from trtkit.backends import Backend

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from trtkit.benchmarking.ceiling_report import Ceiling, PhaseLayers
-    from trtkit.benchmarking.records import RequestTimes
+    from trtkit.benchmarking.metrics import RequestTimes
     from trtkit.benchmarking.report import Case, Report, Result
     from trtkit.benchmarking.statistics import Metric
     from trtkit.report.cells import Value

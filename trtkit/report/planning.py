@@ -5,9 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from trtkit.planning.gpus import efficiency_text
-from trtkit.planning.links import known_links
-from trtkit.planning.load import HOURS_PER_MONTH
+from trtkit.planning.gpus import efficiency_text, known_links
+from trtkit.planning.question import HOURS_PER_MONTH
 from trtkit.planning.report import LlmGpu, LlmReport, LlmSpeed
 from trtkit.report import charts
 from trtkit.report.cells import LinkCell, NumberCell, VerdictCell, milliseconds, number, quantity, size

@@ -11,7 +11,7 @@ from trtkit.config.task import Preprocess
 from trtkit.errors import BundleError
 from trtkit.inputs.images import image_input
 from trtkit.runtime.tasks import ctc_characters, ctc_scores, ctc_text
-from trtkit.runtime.tasks.text_map import text_boxes
+from trtkit.runtime.tasks.maps import text_boxes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.inputs.images import PicturePlacement, input_size, placement
-from trtkit.inputs.samples import Sample, check_samples, picture_input, read_npz
-from trtkit.runtime.pictures import ARRAYS, TEXTS, read_pictures
+from trtkit.inputs.images import PicturePlacement, check_image, input_size, placement, read_image
+from trtkit.inputs.samples import IMAGES, Sample, check_samples, picture_input, read_npz
 from trtkit.runtime.predict_text import open_text_predictor, read_texts, takes_text
 from trtkit.runtime.tasks.answers import Outputs
 from trtkit.runtime.tasks.reader import open_reader
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.bundle.manifest import Manifest
     from trtkit.config.task import Preprocess
-    from trtkit.runtime.pictures import Picture
     from trtkit.runtime.tasks.answers import Answer
     from trtkit.runtime.tasks.reader import TaskReader
 
@@ -186,3 +184,72 @@ def _rows(manifest: Manifest) -> _RowLimits:
         what = f"the network takes at least {rows.least} rows, and they depend on each other"
         raise SourceError(what, manifest.name, "use `trtkit.open_model(...).run`")
     return _RowLimits(1, 1, 1)
+
+
+VIDEOS = {".mp4", ".mov", ".mkv", ".avi", ".webm", ".m4v"}
+ARRAYS, TEXTS = ".npz", ".txt"
+_KINDS = f"pictures ({', '.join(sorted(IMAGES))}), videos ({', '.join(sorted(VIDEOS))}), {TEXTS} and {ARRAYS}"
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An upright RGB picture. name: its file's, a frame's with its number."""
+
+    name: str
+    image: Image.Image
+
+
+def input_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files to read, folders' in order of their names. Raises SourceError for what is not a picture."""
+    files = [file for path in paths for file in _files(path)]
+    names = [file.name for file in files]
+    twice = next((file for index, file in enumerate(files) if file.name in names[:index]), None)
+    if twice is not None:
+        what = f"two inputs are called `{twice.name}`, so their answers would overwrite each other"
+        raise SourceError(what, str(twice), "rename one, or run them separately")
+    unknown = [file for file in files if file.suffix.lower() not in IMAGES | VIDEOS | {ARRAYS, TEXTS}]
+    if unknown:
+        raise SourceError(f"unknown kind of file `{unknown[0].suffix}`", str(unknown[0]), f"give {_KINDS}")
+    for file in files:
+        if file.suffix.lower() in IMAGES:
+            check_image(file)
+    return files
+
+
+def read_pictures(files: Sequence[Path], every: int = 1) -> Iterator[Picture]:
+    """Yield pictures and frames of videos as they are read. every: of videos, each n-th frame.
+
+    Raises SourceError for a file that cannot be read.
+    """
+    for file in files:
+        if file.suffix.lower() in VIDEOS:
+            yield from _frames(file, every)
+        else:
+            yield Picture(file.name, read_image(file))
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise SourceError("no such file", str(path), "check the path")
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGES | VIDEOS)
+    if not files:
+        raise SourceError("the folder holds no pictures and no videos", str(path), f"give {_KINDS}")
+    return files
+
+
+def _frames(path: Path, every: int) -> Iterator[Picture]:
+    import av
+    from PIL import Image
+
+    try:
+        with av.open(str(path)) as video:
+            if not video.streams.video:
+                raise SourceError("the file has no pictures", str(path), "give a video")
+            for number, frame in enumerate(video.decode(video=0)):
+                if number % every == 0:
+                    image = Image.fromarray(frame.to_ndarray(format="rgb24"))
+                    yield Picture(f"{path.name}#{number}", image.rotate(frame.rotation, expand=True))
+    except (av.FFmpegError, OSError) as error:
+        raise SourceError(f"not a readable video: {error}", str(path), "use a format that ffmpeg reads") from None

@@ -149,7 +149,7 @@ def engine_stages(
     has_cuda_graphs: bool = False,
 ) -> StagesExecution:
     """Return a model as engines on a device, one for each stage; tensors between them stay there."""
-    from trtkit.runtime.engine_execution import EngineExecution
+    from trtkit.runtime.loaded_engine import EngineExecution
 
     stream = device.stream()
     running = [
@@ -164,7 +164,7 @@ def stream_weights(model: StagesExecution, budget_bytes: int) -> None:
 
     Raises RequestError for more bytes than can be streamed.
     """
-    from trtkit.runtime.engine_execution import EngineExecution
+    from trtkit.runtime.loaded_engine import EngineExecution
 
     engines = [stage for stage in model.stages if isinstance(stage, EngineExecution)]
     total = sum(engine.streamable_bytes for engine in engines)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.planning.load import HOURS_PER_MONTH
+from trtkit.planning.question import HOURS_PER_MONTH
 from trtkit.simulation.record import BINS, gap_percentile
 
 if TYPE_CHECKING:

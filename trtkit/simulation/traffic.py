@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from trtkit.benchmarking.traces import read_trace
+from trtkit.benchmarking.workload import read_trace
 from trtkit.errors import RequestError, SimulationError
 from trtkit.llm.scheduler import SchedulingParams
 from trtkit.simulation.requests import BLOCK_TOKENS, Traffic

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from trtkit.errors import SourceError, reader
 from trtkit.sources import package_file
 from trtkit.sources.checkpoint import Checkpoint
-from trtkit.sources.gguf.blocks import KEPT, KEPT_EXPERTS
 from trtkit.sources.gguf.config import family_of, hf_config
-from trtkit.sources.gguf.file import read_gguf
+from trtkit.sources.gguf.file import KEPT, KEPT_EXPERTS, read_gguf
 from trtkit.sources.gguf.tokenizer import gguf_tokenizer
 from trtkit.sources.gguf.weights import hf_weights
 from trtkit.sources.huggingface.stacked_experts import unstack_experts
@@ -19,8 +18,7 @@ from trtkit.sources.quantized import mxfp4
 from trtkit.sources.quantized.layers import check_rest
 from trtkit.sources.quantized.read import read_quantized
 from trtkit.sources.quantized.trtllm import cache_scales, quantized_rank
-from trtkit.sources.safetensors_file import read_safetensors
-from trtkit.sources.safetensors_folder import has_usual_names, read_folder, read_json
+from trtkit.sources.safetensors_file import has_usual_names, read_folder, read_json, read_safetensors
 from trtkit.sources.tokenizer import CopiedTokenizer, folder_tokenizer
 from trtkit.sources.trtllm import config as trtllm_config
 from trtkit.sources.trtllm import weights as trtllm_weights

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from trtkit.errors import SourceError
 from trtkit.files import open_regular, recalled, remember
 from trtkit.sources import onnx_file, package_file
-from trtkit.sources.adapter_folder import adapter_files
-from trtkit.sources.module_file import find_module
-from trtkit.sources.speculator_folder import speculator_files
+from trtkit.sources.attached_folders import adapter_files, speculator_files
+from trtkit.sources.package_file import find_module
 
 if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions

@@ -1,4 +1,4 @@
-"""A hybrid model's folder: config.json and safetensors."""
+"""A hybrid model's folder: config.json, and weights in safetensors or a `.pth` file with a plain state dict."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import functools
 import importlib
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
-from trtkit.sources.checkpoint import Checkpoint, check_finite
-from trtkit.sources.safetensors_folder import read_folder, read_json
-from trtkit.sources.state_dict_file import read_state_dict
+from trtkit.sources.checkpoint import Checkpoint, StoredArray, check_finite
+from trtkit.sources.safetensors_file import read_folder, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from trtkit.arrays import Array
 
 # TensorFlow's names of a norm's weights, which the first checkpoints of BERT have; transformers renames them too.
 _OLD_NORM = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$")
@@ -113,3 +114,27 @@ def _load(module: torch.nn.Module, prefix: str, beginnings: tuple[str, ...], sou
 def _copied(array: Any, np: Any) -> Any:
     """Return an array that torch may own: floats in fp32."""
     return np.array(array) if array.dtype.kind in "iub" else np.array(array, dtype=np.float32)
+
+
+def read_state_dict(path: Path) -> dict[str, StoredArray]:
+    """Return the arrays of a file that torch saved: a state dict, or one under `state_dict` next to plain data.
+
+    Raises SourceError where it holds anything else: code in a pickle is never run.
+    """
+    import torch
+
+    try:
+        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        what = f"the checkpoint holds more than plain tensors: {first}"
+        raise SourceError(what, str(path), "save its state dict as safetensors, where you trust it") from None
+    state = content.get("state_dict", content) if isinstance(content, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise SourceError("the checkpoint is not a state dict", str(path), "give a file that maps names to tensors")
+    return {name: StoredArray(tuple(value.shape), partial(_array, value)) for name, value in state.items()}
+
+
+def _array(tensor: Any) -> Array:
+    array: Array = tensor.detach().contiguous().numpy()
+    return array

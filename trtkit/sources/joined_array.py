@@ -1,18 +1,20 @@
-"""Arrays that are cut out of others, or joined from them, when they are read."""
+"""Arrays and low-bit matrices that are cut out of others, or joined from them, when they are read."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trtkit.errors import SourceError
 from trtkit.sources.checkpoint import StoredArray
-from trtkit.sources.quantized.joined import join_columns, join_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trtkit.arrays import Array
+    from trtkit.quantized_matrix import QuantizedMatrix
 
 
 def take_rows(stored: StoredArray, start: int, count: int) -> StoredArray:
@@ -51,3 +53,45 @@ def by_key_head(array: Array, keys: int, queries: int) -> Array:
     size = len(array) // (keys * (queries + 2))
     parts = np.split(array, [keys * queries * size, keys * (queries + 1) * size])
     return np.concatenate([part.reshape(keys, -1, *array.shape[1:]) for part in parts], 1).reshape(array.shape)
+
+
+def join_rows(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
+    """Return matrices of the same inputs as one. Raises SourceError where they treat their inputs differently."""
+    first = parts[0]
+    for other in parts[1:]:
+        same_factors = np.array_equal(_or_one(first.input_factors), _or_one(other.input_factors))
+        if not same_factors or first.inputs != other.inputs or first.outer_scale != other.outer_scale:
+            raise SourceError("ranks scale a layer's inputs differently", fix="write the checkpoint again")
+    scales = [part.scales if part.scales.ndim else np.broadcast_to(part.scales, part.shape[:1]) for part in parts]
+    is_one = first.scales.ndim == 0 and len({float(part.scales) for part in parts}) == 1
+    return replace(
+        first,
+        codes=np.concatenate([part.codes for part in parts]),
+        scales=first.scales if is_one else np.concatenate(scales),
+        offsets=None if first.offsets is None else np.concatenate([part.offsets for part in parts]),
+    )
+
+
+def join_columns(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
+    """Return matrices of neighbouring inputs as one. Raises SourceError where these are quantized differently."""
+    first = parts[0]
+    if any(part.inputs != first.inputs or part.outer_scale != first.outer_scale for part in parts):
+        raise SourceError("ranks scale a layer's inputs differently", fix="write the checkpoint again")
+    is_same = first.scales.ndim < 2 and all(np.array_equal(part.scales, first.scales) for part in parts)
+    factors = [part.input_factors for part in parts if part.input_factors is not None]
+    return replace(
+        first,
+        codes=np.concatenate([part.codes for part in parts], axis=1),
+        scales=first.scales if is_same else np.concatenate([_blocks(part) for part in parts], axis=1),
+        offsets=None if first.offsets is None else np.concatenate([part.offsets for part in parts], axis=1),
+        input_factors=np.concatenate(factors) if factors else None,
+    )
+
+
+def _blocks(part: QuantizedMatrix) -> Array:
+    """Return scales as [out, blocks]."""
+    return part.scales if part.scales.ndim == 2 else np.broadcast_to(part.scales.reshape(-1, 1), (part.shape[0], 1))
+
+
+def _or_one(factors: Array | None) -> Array:
+    return np.ones(1) if factors is None else factors

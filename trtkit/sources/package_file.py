@@ -1,15 +1,19 @@
-"""Files inside installed packages: `package://module/path/in/package`."""
+"""Files inside installed packages, `package://module/path/in/package`, and the module of a `source.torch` factory."""
 
 from __future__ import annotations
 
 import importlib.util
 import shlex
+import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
     from trtkit.config.schema import Source
 
 SCHEME = "package://"
@@ -51,3 +55,29 @@ def _existing(path: Path) -> Path:
         fix = f"files there: {', '.join(nearby[:8])}" if nearby else "check the path"
         raise SourceError("no such file", str(path), fix)
     return path
+
+
+def add_folder_of(module: str) -> None:
+    """Put the current folder last on sys.path if `module` is not installed, so that a factory there is found."""
+    top, here = module.partition(".")[0], str(Path.cwd())
+    if _installed(top) is None and here not in sys.path:
+        sys.path.append(here)
+
+
+def find_module(name: str) -> ModuleSpec | None:
+    """Return the spec of `package.module` without importing anything, its packages included; None if not found."""
+    top, *rest = name.split(".")
+    spec = _installed(top) or PathFinder.find_spec(top, [str(Path.cwd())])
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", list(spec.submodule_search_locations))
+    return spec
+
+
+def _installed(top: str) -> ModuleSpec | None:
+    """Return the spec of a top-level module that Python can import as it is."""
+    try:
+        return importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None

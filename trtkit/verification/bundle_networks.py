@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from trtkit.backends import load_backend
 from trtkit.builder.hybrids import open_hybrid
@@ -10,15 +13,18 @@ from trtkit.builder.stages import bundle_stages
 from trtkit.bundle.bundle import open_bundle
 from trtkit.jobs.events import Progress
 from trtkit.llm.execution.network import written_head_network, written_network
-from trtkit.network.layer_difference import first_difference
+from trtkit.network.layer_file import MappedFiles
+from trtkit.network.layer_graph import MISSING
 from trtkit.resolve import resolve
 from trtkit.runtime.stages import stage_layers
 from trtkit.verification.report import BundleNetwork, BundleNetworks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.job import JobContext
-    from trtkit.network.layer_graph import LayerGraph
+    from trtkit.network.layer_graph import Bytes, LayerGraph, LayerNode, LayerWeights, TensorSpec
     from trtkit.verification.jobs import NetworksRequest
 
 
@@ -56,3 +62,120 @@ def written_layers(bundle: Bundle, name: str, rank: int) -> LayerGraph:
         return written_head_network(bundle).layers
     opened = None if stage.writer == "parser" else open_hybrid(resolve(bundle.manifest.config))
     return stage_layers(load_backend(bundle.manifest.backend.name), stage, opened)[0]
+
+
+_CHUNK = 64 << 20  # bytes compared at a time
+
+
+@dataclass(frozen=True)
+class LayerDifference:
+    """The first place where two networks differ. layer: its name; of the network's own inputs and outputs, theirs."""
+
+    layer: str
+    what: str
+
+
+class _Tensors(NamedTuple):
+    """Tensors of a network, by their slots."""
+
+    graph: LayerGraph
+    slots: Sequence[int]
+
+
+def first_difference(ours: LayerGraph, theirs: LayerGraph) -> LayerDifference | None:
+    """Return the first layer of `ours` that differs from `theirs`; None if equal data computes equal bits.
+
+    Constants that both map from the same bytes of a file are equal without being read.
+    """
+    if (
+        what := _tensors_differ("network's inputs", _Tensors(ours, ours.inputs), _Tensors(theirs, theirs.inputs))
+    ) is not None:
+        return LayerDifference(_first_name(ours, ours.inputs), what)
+    mapped = MappedFiles()
+    for one, other in zip(ours.nodes, theirs.nodes, strict=False):
+        if (one.kind, one.name) != (other.kind, other.name):
+            return _other_layer(ours, theirs, one, other)
+        if (what := _layers_differ(ours, one, theirs, other, mapped)) is not None:
+            return LayerDifference(one.name, what)
+    count = len(theirs.nodes)
+    if len(ours.nodes) > count:
+        return LayerDifference(ours.nodes[count].name, "the layer was added")
+    if len(ours.nodes) < count:
+        return LayerDifference(theirs.nodes[len(ours.nodes)].name, "the layer is missing")
+    what = _tensors_differ("network's outputs", _Tensors(ours, ours.outputs), _Tensors(theirs, theirs.outputs))
+    return None if what is None else LayerDifference(_first_name(ours, ours.outputs), what)
+
+
+def _other_layer(ours: LayerGraph, theirs: LayerGraph, one: LayerNode, other: LayerNode) -> LayerDifference:
+    """Return what is wrong where another layer is expected."""
+    if one.name == other.name:
+        return LayerDifference(one.name, f"the layer is {one.kind}, expected {other.kind}")
+    if other.name not in {node.name for node in ours.nodes}:
+        return LayerDifference(other.name, "the layer is missing")
+    if one.name not in {node.name for node in theirs.nodes}:
+        return LayerDifference(one.name, "the layer was added")
+    return LayerDifference(one.name, f"the layer is where `{other.name}` is expected")
+
+
+def _layers_differ(
+    ours: LayerGraph, one: LayerNode, theirs: LayerGraph, other: LayerNode, mapped: MappedFiles
+) -> str | None:
+    """Return how two layers of one kind and name differ."""
+    for side in ("inputs", "outputs"):
+        tensors = _Tensors(ours, getattr(one, side)), _Tensors(theirs, getattr(other, side))
+        if (what := _tensors_differ(side, *tensors)) is not None:
+            return what
+    if one.construct != other.construct:
+        return f"part of loop or conditional {one.construct}, expected {other.construct}"
+    for name in {**one.attributes, **other.attributes}:
+        mine, expected = (repr(node.attributes.get(name)) for node in (one, other))  # tells 0.0 from -0.0; nan is nan
+        if mine != expected or (name in one.attributes) != (name in other.attributes):
+            return f"attribute `{name}` is {mine}, expected {expected}"
+    for name in {**one.weights, **other.weights}:
+        what = _weights_differ(one.weights.get(name), other.weights.get(name), mapped)
+        if what is not None:
+            return f"constant `{name}`: {what}"
+    return None
+
+
+def _tensors_differ(side: str, ours: _Tensors, theirs: _Tensors) -> str | None:
+    """Return how the tensors in two lists of slots differ: their numbers, names, types or shapes."""
+    mine, expected = ([_facts(tensors.graph, slot) for slot in tensors.slots] for tensors in (ours, theirs))
+    if mine == expected:
+        return None if tuple(ours.slots) == tuple(theirs.slots) else f"{side}: other tensors of the same names"
+    if len(mine) != len(expected):
+        return f"{len(mine)} {side}, expected {len(expected)}"
+    one, other = next(pair for pair in zip(mine, expected, strict=True) if pair[0] != pair[1])
+    return f"{side}: {one}, expected {other}"
+
+
+def _facts(graph: LayerGraph, slot: int) -> str:
+    """Return a tensor as text, with all that its spec says."""
+    if slot == MISSING:
+        return "none"
+    spec: TensorSpec = graph.spec(slot)
+    shape = "of unknown rank" if spec.shape is None else list(spec.shape)
+    return f"`{spec.name}` {spec.dtype}{' shape tensor' if spec.is_shape else ''} {shape}"
+
+
+def _first_name(graph: LayerGraph, slots: Sequence[int]) -> str:
+    return ", ".join(graph.spec(slot).name for slot in slots)
+
+
+def _weights_differ(one: LayerWeights | None, other: LayerWeights | None, mapped: MappedFiles) -> str | None:
+    """Return how two constants differ."""
+    if one is None or other is None:
+        return "missing" if one is None else "added"
+    if (one.dtype, one.count) != (other.dtype, other.count):
+        return f"{one.count} {one.dtype}, expected {other.count} {other.dtype}"
+    span = mapped.find(one.raw)
+    if span is not None and span == mapped.find(other.raw):
+        return None
+    count = _different_bytes(one.raw, other.raw)
+    return f"{count} of {other.raw.size} bytes differ" if count else None
+
+
+def _different_bytes(one: Bytes, other: Bytes) -> int:
+    """Return how many bytes differ of two arrays of one size."""
+    starts = range(0, other.size, _CHUNK)
+    return sum(int(np.count_nonzero(one[at : at + _CHUNK] != other[at : at + _CHUNK])) for at in starts)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from trtkit.config.schema import Profile
+    from trtkit.network.input_spec import ResolvedProfile
     from trtkit.network.onnx.io import OnnxTensorSpec
-    from trtkit.network.profile import ResolvedProfile
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -14,15 +14,15 @@ import torch
 from trtkit.backends import load_backend
 from trtkit.builder.decoders import llm_options, open_decoder
 from trtkit.jobs.events import Phase, Progress, Verdict
-from trtkit.llm.execution import Call, ReferenceDecoder, decoder_network
+from trtkit.llm.execution import Call, CallTree, ReferenceDecoder, decoder_network
 from trtkit.llm.execution.network import head_network
 from trtkit.llm.execution.pool_size import PoolSize
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.quantization_methods import FORMATS
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.resolve import resolve
-from trtkit.verification.compare import worst
-from trtkit.verification.decoder_reference import TransformersReference
+from trtkit.verification.compare import limits_of, worst
+from trtkit.verification.decoder_reference import TransformersReference, round_inputs
 from trtkit.verification.engine_logits import compare_engine
 from trtkit.verification.job import corner
 from trtkit.verification.layers import layer_errors
@@ -31,11 +31,8 @@ from trtkit.verification.perplexity import mean_loss, windows
 from trtkit.verification.prompts import Prompt, read_prompts
 from trtkit.verification.ranks import RankedDecoder, rank_errors, rank_networks, reference_decoder, single
 from trtkit.verification.report import Agreement, Check, Corner, LayerError, Output, PerplexityCheck, Report
-from trtkit.verification.rounded_inputs import round_inputs
 from trtkit.verification.signal import hollow_outputs
-from trtkit.verification.slices import limits_of
 from trtkit.verification.speculators import HEAD_PAIRS
-from trtkit.verification.speculators.tree import tree_pairs
 from trtkit.verification.stepper import Stepper
 from trtkit.verification.subject import tolerance_of
 
@@ -283,3 +280,28 @@ def _stop_tokens(config: Any) -> tuple[int, ...]:
     """Return the end-of-sequence tokens that a config names."""
     tokens = config.get("eos_token_id")
     return tuple(tokens) if isinstance(tokens, list) else () if tokens is None else (int(tokens),)
+
+
+_BRANCHES = ((0,), (0, 1), (0, 1, 2), (0, 1, 3), (0, 4), (0, 4, 5))
+"""Of a tree in depth-first order: the columns of each token's ancestors and its own; 0 is the first token."""
+_ENDS = (6, 4, 3, 4, 6, 6)
+"""The column after each token's last descendant."""
+
+
+def tree_pairs(
+    model: ReferenceDecoder, reference: TransformersReference, ids: Sequence[int]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the logits of each token of a tree that follows a prompt's beginning, and the reference's.
+
+    The tree's tokens are the prompt's own, in an order that no branch shares with it.
+    """
+    count = len(_BRANCHES)
+    known = list(ids[: max(1, min(len(ids) // 2, model.max_length - count))])
+    start = np.array([len(known) - 1])
+    tokens = [known[-1], *(ids[(7 * index + 3) % len(ids)] for index in range(1, count))]
+    if len(known) > 1:
+        model.forward(Call(0, np.array([known[:-1]]), np.zeros(1, np.int64), start))
+    tree = CallTree(np.array([[len(branch) - 1 for branch in _BRANCHES]]), np.array([_ENDS]))
+    logits = model.forward(Call(0, np.array([tokens]), start, np.array([count]), tree=tree))[0]
+    sequences = [[*known[:-1], *(tokens[column] for column in branch)] for branch in _BRANCHES]
+    return [(ours[None], reference.logits(sequence)[-1:]) for ours, sequence in zip(logits, sequences, strict=True)]

@@ -1,16 +1,37 @@
-"""transformers' own model with the checkpoint's weights: what an LLM's network is compared with."""
+"""transformers' own model with the weights that an LLM's network computes with: what the network is compared with."""
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
+import numpy as np
+import torch
+
+from trtkit.errors import SourceError
+from trtkit.files import scratch_folder
+from trtkit.models.hybrids.weights import find_part_weights
+from trtkit.quantization.scoring.emulation import round_blocks
+from trtkit.quantization_methods import FORMATS
+from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
+from trtkit.sources.checkpoint import Checkpoint
 from trtkit.sources.huggingface.model import causal_lm
+from trtkit.sources.huggingface.stacked_experts import joined_experts, stack_experts
+from trtkit.sources.huggingface.wrapped_config import inner_name
+from trtkit.sources.safetensors_file import INDEX, read_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-    import torch
-
+    from trtkit.arrays import Array
+    from trtkit.builder.hybrids import OpenedHybrid
+    from trtkit.quantization_methods import Format
     from trtkit.sources.decoder_source import DecoderSource
 
 
@@ -67,3 +88,187 @@ def _lengthen(model: Any, length: int) -> bool:
             module.original_inv_freq.copy_(frequencies)
             is_long = True
     return is_long
+
+
+_SHARD_BYTES = 2**30
+
+
+@contextmanager
+def folder_with(folder: Path, weights: Mapping[str, Any]) -> Iterator[Path]:
+    """Give a copy of a Hugging Face folder with other weights while it is used. weights: all, by name; made fp32."""
+    with scratch_folder() as temporary:
+        for file in folder.glob("*.json"):
+            if file.name != INDEX:
+                shutil.copyfile(file, temporary / file.name)
+        _write(weights, temporary)
+        yield temporary
+
+
+def _write(weights: Mapping[str, Any], folder: Path) -> None:
+    """Write arrays as safetensors in shards of a GiB or so, quantized ones dequantized."""
+    from safetensors.numpy import save_file
+
+    file_names: dict[str, str] = {}
+    held: dict[str, Array] = {}
+    for name in weights:
+        array = np.asarray(weights[name])
+        held[name] = array if array.dtype.kind in "iub" else np.ascontiguousarray(array, np.float32)
+        if sum(array.nbytes for array in held.values()) > _SHARD_BYTES or len(file_names) + len(held) == len(weights):
+            file = f"model-{len(set(file_names.values())) + 1:05}.safetensors"
+            save_file(held, folder / file, metadata={"format": "pt"})
+            file_names |= dict.fromkeys(held, file)
+            held = {}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_names}), encoding="utf-8")
+
+
+class _Replaced(Mapping[str, Any]):
+    """A checkpoint's arrays, some of them others: `names` says under which name those are found in `others`."""
+
+    def __init__(self, whole: Mapping[str, Any], names: Mapping[str, str], others: Mapping[str, Any]) -> None:
+        self._whole, self._names, self._others = whole, names, others
+
+    def __getitem__(self, name: str) -> Any:
+        return self._others[self._names[name]] if name in self._names else self._whole[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole)
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+
+@contextmanager
+def wrapped_folder(folder: Path, language: DecoderSource) -> Iterator[Path]:
+    """Give the folder that a vision-language model's reference is loaded from: its language model's weights as given.
+
+    folder: the whole model's. language: the language model as its network was written from.
+    """
+    if not language.quantized_by:
+        yield folder
+        return
+    whole = Checkpoint(read_folder(folder)[0])
+    inner = {name: inner_name(name) for name in whole}
+    own_arrays = stack_experts(language.checkpoint, str(language.config["model_type"]))
+    names = {
+        name: inner_name for name, inner_name in inner.items() if inner_name is not None and inner_name in own_arrays
+    }
+    with folder_with(folder, _Replaced(whole, names, own_arrays)) as copy:
+        yield copy
+
+
+@contextmanager
+def hybrid_folder(opened: OpenedHybrid) -> Iterator[Path]:
+    """Give the folder that a hybrid's reference is loaded from: with the weights of its written parts, dequantized."""
+    quantization, source = opened.quantization, opened.source
+    if quantization is None or not quantization.layers:
+        yield source.folder
+        return
+    weights = find_part_weights(opened.spec, source.checkpoint, source.where)
+    by_name = {weights.name_of(path): path for path in weights}
+    replaced = _Replaced(source.checkpoint, by_name, quantization.weights(weights))
+    with folder_with(source.folder, replaced) as folder:
+        yield folder
+
+
+_Forward = Callable[..., object]
+_Rounding = Callable[[torch.Tensor], torch.Tensor]
+_EXPERT = re.compile(
+    r"\.layers\.(?P<layer>\d+)\..*\bexperts\.(?P<expert>\d+)\.(?:gate_proj|up_proj|w1|w3|(?P<down>down_proj|w2))\."
+)
+
+
+def round_inputs(model: Any, opened: DecoderSource) -> set[Format]:
+    """Put the rounding of inputs before a model's linear layers; return the formats that they are rounded to.
+
+    Raises SourceError if transformers cannot round experts' inputs as the network does.
+    """
+    formats: set[Format] = set()
+    experts: dict[re.Match[str], QuantizedMatrix] = {}
+    for name in opened.checkpoint if opened.quantized_by else ():
+        matrix = opened.checkpoint[name]
+        if not isinstance(matrix, QuantizedMatrix) or matrix.inputs is None:
+            continue
+        formats.add(matrix.inputs.format)
+        if match := _EXPERT.search(name):
+            experts[match] = matrix
+        else:
+            model.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(_hook(matrix))
+    if experts:
+        _round_experts(model, experts)
+    return formats
+
+
+def _hook(matrix: QuantizedMatrix) -> _Forward:
+    rounding = _rounding(matrix)
+
+    def hook(_: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (rounding(arguments[0]), *arguments[1:])
+
+    return hook
+
+
+def _rounding(matrix: QuantizedMatrix) -> _Rounding:
+    """Return what rounds a layer's inputs [..., in], its factors before and taken back after."""
+    inputs = matrix.inputs
+    assert inputs is not None
+    factors = torch.from_numpy(matrix.input_factors).float() if matrix.input_factors is not None else torch.ones(1)
+    return lambda x: rounded(x * factors, inputs) / factors
+
+
+def _round_experts(model: Any, matrices: Mapping[re.Match[str], QuantizedMatrix]) -> None:
+    """Round the inputs of experts, which transformers multiplies by parts of one array, each known by its memory."""
+    joined = joined_experts(model)
+    model.set_experts_implementation("eager")
+    by_module: dict[int, dict[int, QuantizedMatrix]] = {}
+    for match, matrix in matrices.items():
+        number = int(match["layer"])
+        if number not in joined:
+            raise SourceError(
+                f"transformers' {type(model).__name__} cannot round the inputs of single experts", match[0]
+            )
+        experts = joined[number]
+        array = getattr(experts.module, "down_proj" if match["down"] else experts.first)
+        by_pointer = by_module.setdefault(number, {})
+        other = by_pointer.setdefault(array[int(match["expert"])].data_ptr(), matrix)
+        if other.inputs != matrix.inputs or not _is_same(other.input_factors, matrix.input_factors):
+            raise SourceError("gate and up of one expert round their inputs in two ways", match[0])
+    for number, by_pointer in by_module.items():
+        module = joined[number].module
+        module.forward = _rounding_forward(
+            module.forward, {pointer: _rounding(matrix) for pointer, matrix in by_pointer.items()}
+        )
+
+
+def _is_same(first: Array | None, second: Array | None) -> bool:
+    return first is second if first is None or second is None else np.array_equal(first, second)
+
+
+def _rounding_forward(forward: _Forward, rounding: Mapping[int, _Rounding]) -> _Forward:
+    """Return a module's forward that rounds what is multiplied by some matrices. rounding: by their memory."""
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        round_input = rounding.get(weight.data_ptr())
+        return _LINEAR(x if round_input is None else round_input(x), weight, bias)
+
+    def run(*arguments: object, **named: object) -> object:
+        with mock.patch.object(torch.nn.functional, "linear", linear):
+            return forward(*arguments, **named)
+
+    return run
+
+
+def rounded(x: torch.Tensor, inputs: QuantizedInputs) -> torch.Tensor:
+    """Return x [..., in] rounded as `inputs` says."""
+    if FORMATS[inputs.format].block:
+        return round_blocks(x, inputs.format, inputs.scale)
+    largest = FORMATS[inputs.format].largest
+    token = x.abs().amax(-1, keepdim=True).clamp(min=_TINY)
+    scale = token / (inputs.steps or largest) if inputs.is_per_token else inputs.scale
+    steps = x / scale
+    if inputs.format == "int8":
+        return steps.round().clamp(-128, 127) * scale
+    return steps.clamp(-largest, largest).to(torch.float8_e4m3fn).float() * scale
+
+
+_LINEAR = torch.nn.functional.linear
+_TINY = 1e-12

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from trtkit.backends import load_backend
 from trtkit.builder.decoders import llm_options, open_decoder
@@ -14,24 +17,26 @@ from trtkit.resolve import resolve
 from trtkit.runtime.text import open_tokenizer
 from trtkit.sources.huggingface.folder import load_folder
 from trtkit.sources.package_file import hf_folder
-from trtkit.verification.encoder_samples import heard_samples, text_samples
+from trtkit.verification.compare import limits_of
 from trtkit.verification.media import MediaSample, compare_media
+from trtkit.verification.prompts import read_prompts
 from trtkit.verification.ranks import reference_decoder
-from trtkit.verification.slices import limits_of
 from trtkit.verification.stepper import Stepper
 from trtkit.verification.subject import tolerance_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     import torch
 
+    from trtkit.arrays import Array
     from trtkit.bundle.records import EncoderRecord
+    from trtkit.config.llm import LlmOptions
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import JobContext
     from trtkit.llm.encoded import EncoderPrompt
     from trtkit.llm.execution import DecoderNetwork
+    from trtkit.sources.decoder_source import DecoderSource
     from trtkit.verification.jobs import VerifyRequest
     from trtkit.verification.report import Report
 
@@ -144,3 +149,41 @@ class EncoderVerifier:
 def verify(request: VerifyRequest, context: JobContext) -> Report:
     """Compare the encoder's keys and values, logits, greedy tokens and, where asked, chunks."""
     return compare_media(EncoderVerifier(request, context.report), request, context)
+
+
+# Tokens requested from the decoder after an answer's first ones.
+_DRAWN = 6
+
+
+def heard_samples(
+    prompts: AudioPrompts, paths: Sequence[str], rate: int, vocab_size: int
+) -> list[tuple[str, EncoderPrompt]]:
+    """Return recordings, or sounds, by name. Raises RequestError for those that cannot be heard."""
+    recordings = [(Path(path).name, path) for path in paths] or _sounds(rate, prompts.seconds)
+    return [(name, prompts.merge(_begun(prompts.ids(), name, vocab_size), audio)) for name, audio in recordings]
+
+
+def text_samples(
+    prompts: TextPrompts, paths: Sequence[str], source: DecoderSource, options: LlmOptions, vocab_size: int
+) -> list[tuple[str, EncoderPrompt]]:
+    """Return the lines of files, or trtkit's own prompts, by name. Raises SourceError, RequestError."""
+    texts = read_prompts(paths, source, options)
+    return [
+        (sample.name, prompts.merge(_begun(prompts.ids(), sample.name, vocab_size), sample.ids)) for sample in texts
+    ]
+
+
+def _begun(first: Sequence[int], name: str, vocab_size: int) -> list[int]:
+    """Return an answer's first tokens with some more, by the sample's name."""
+    generator = np.random.default_rng(len(name))
+    return [*first, *(int(token) for token in generator.integers(0, vocab_size, _DRAWN))]
+
+
+def _sounds(rate: int, seconds: float) -> list[tuple[str, Array]]:
+    """Return a rising tone, and noise that fades: seeded, of different lengths."""
+    time = np.arange(int(rate * min(seconds, 3.0)), dtype=np.float32) / rate
+    tone = 0.3 * np.sin(2 * np.pi * (200 + 300 * time) * time)
+    noise = np.random.default_rng(0).standard_normal(len(time) // 2).astype(np.float32) * np.exp(
+        -time[: len(time) // 2]
+    )
+    return [("a rising tone", tone.astype(np.float32)), ("fading noise", 0.2 * noise)]

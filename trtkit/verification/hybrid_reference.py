@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.verification.dequantized import hybrid_folder
+from trtkit.verification.decoder_reference import hybrid_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

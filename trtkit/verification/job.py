@@ -18,8 +18,7 @@ from trtkit.verification.compare import worst
 from trtkit.verification.corners import Shapes, corner_shapes
 from trtkit.verification.quantized import AGREEMENT
 from trtkit.verification.report import Check, Corner, EngineOutputs, Output, Report
-from trtkit.verification.signal import hollow_outputs
-from trtkit.verification.unreal import unreal_reason
+from trtkit.verification.signal import hollow_outputs, unreal_reason
 from trtkit.verification.verifier import Verifier
 
 _UNITS = "if only multiples of a stride work, add it to the profile, e.g. `multiple_of: 32`"

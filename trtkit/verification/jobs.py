@@ -9,7 +9,7 @@ from trtkit.builder.stages import PlanFile, PreparedStage
 from trtkit.bundle.records import EncoderRecord, ImagesRecord
 from trtkit.config.schema import ModelConfig
 from trtkit.jobs.job import Job
-from trtkit.network.profile import ResolvedProfile
+from trtkit.network.input_spec import ResolvedProfile
 from trtkit.verification.report import BundleNetworks, Report
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.inputs.samples import Sample
     from trtkit.network.onnx.io import OnnxTensorSpec
-    from trtkit.quantization.by_part.choice import HybridQuantization
+    from trtkit.quantization.by_part import HybridQuantization
     from trtkit.verification.references import Reference
     from trtkit.verification.report import Comparison
 

@@ -1,4 +1,4 @@
-"""Whether a pass means anything: how far outputs move with inputs, compared with the error."""
+"""Whether a pass means anything: how far outputs move with inputs, and whether random inputs explain it if not."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from trtkit.arrays import Array
-    from trtkit.verification.report import ComparisonLimits, Output
-
+    from trtkit.verification.report import ComparisonLimits, LayerError, Output, Report
 
 # An error of this share of the movement is not plainly below it.
 _SHARE = 0.1
@@ -45,3 +44,35 @@ def _is_hollow(output: Output, tolerance: float) -> bool:
         return True
     error = output.relative_rms_error
     return output.spread is not None and output.spread <= tolerance and _SHARE * output.spread <= error < math.inf
+
+
+# A layer that multiplies the error of what it reads this much is near a division by zero or a difference of equals.
+_AMPLIFIED = 30.0
+# An output whose largest value is below this is what a sigmoid or a softmax makes of inputs that it has never seen.
+_NO_SIGNAL = 1e-5
+_FIX = "real inputs decide: `--inputs FILE` (images with `preprocess`, .npz), or `verify.ranges` for random ones"
+
+
+def unreal_reason(report: Report) -> str:
+    """Return why a failure on random inputs may be the inputs' fault; empty if nothing shows it."""
+    last = [layer for layer in report.layers if layer.tensor in report.outputs]
+    weak = next((layer for layer in last if layer.largest < _NO_SIGNAL), None)
+    if weak is not None:
+        what = f"output `{weak.tensor}` has no signal, its largest value is {weak.largest:.1e}"
+        return f"random inputs: {what}; {_FIX}"
+    factor, index = max(_amplified(report.layers), default=(0.0, 0))
+    if not factor:
+        return ""
+    layer = report.layers[index]
+    what = f"`{layer.layer}` ({layer.kind}) multiplies the error of its inputs by {factor:.0f}"
+    return f"random inputs: {what}, as near a division by zero; {_FIX}"
+
+
+def _amplified(layers: Sequence[LayerError]) -> Iterator[tuple[float, int]]:
+    """Yield how much each layer multiplies error, where that is much, with its index."""
+    errors = {layer.tensor: layer.relative_rms_error for layer in layers}
+    for index, layer in enumerate(layers):
+        known = (errors.get(tensor, 0.0) for tensor in layer.reads)
+        before = max((error for error in known if error < math.inf), default=0.0)
+        if before > 0 and _AMPLIFIED * before < layer.relative_rms_error < math.inf:
+            yield layer.relative_rms_error / before, index

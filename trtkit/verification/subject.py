@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.builder.hybrids import open_hybrid
 from trtkit.dtypes import dtype_of
-from trtkit.inputs.index_ranges import with_index_ranges
+from trtkit.inputs.samples import with_index_ranges
 from trtkit.jobs.events import Phase
 from trtkit.network.onnx.facts import widest_rounding
 from trtkit.network.onnx.io import graph_inputs

@@ -15,29 +15,27 @@ from trtkit.network.onnx.nms import NMS_OUTPUTS
 from trtkit.reference import to_array
 from trtkit.runtime import device as devices
 from trtkit.runtime.stages import ReferenceStage, engine_stages
-from trtkit.verification.batching import row_by_row, two_rows
-from trtkit.verification.compare import compare, worst
-from trtkit.verification.detections import SCORE, counted_rows, layout_of
+from trtkit.verification.compare import compare, limits_of, worst
+from trtkit.verification.detections import SCORE, counted_rows, layout_of, paired_rows, partners
 from trtkit.verification.hybrid_reference import HybridReference
-from trtkit.verification.intermediates import onnx_runtime_tensors
 from trtkit.verification.layers import layer_errors
 from trtkit.verification.quantized import calibration_samples, check_loss, has_calibration
+from trtkit.verification.references import onnx_runtime_tensors
 from trtkit.verification.report import Comparison, CountedRows, PartOutput, Rows, StoredOutputs
-from trtkit.verification.rows import paired_rows, partners
 from trtkit.verification.signal import spread
-from trtkit.verification.slices import limits_of
 from trtkit.verification.subject import open_subject
 from trtkit.verification.suppression import RowsExecution, matched
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from trtkit.arrays import Arrays
     from trtkit.jobs.events import Listener
+    from trtkit.network.input_spec import ResolvedProfile
+    from trtkit.network.onnx.io import OnnxTensorSpec
     from trtkit.runtime.stages import StagesExecution
     from trtkit.verification.jobs import VerifyRequest
     from trtkit.verification.report import BatchRows, LayerError, Output, QuantizationLoss, Suppression
-
 
 # Further inputs that the reference runs on only to see how far its outputs move.
 _MOST_SPREAD = 3
@@ -266,3 +264,28 @@ class Verifier:
     def _opt_shapes(self) -> dict[str, tuple[int, ...]]:
         static = {spec.name: tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in self.inputs}
         return {**static, **({name: shape.opt for name, shape in self.profiles[0].items()} if self.profiles else {})}
+
+
+def two_rows(
+    inputs: Sequence[OnnxTensorSpec], profiles: Sequence[ResolvedProfile]
+) -> dict[str, tuple[int, ...]] | None:
+    """Return the first profile's opt shapes with two rows; None if its axis 0 does not go from one row to two."""
+    shapes = profiles[0] if profiles else {}
+    if not inputs or any(spec.name not in shapes for spec in inputs):
+        return None
+    if any(not ranges.min or ranges.min[0] > 1 or ranges.max[0] < 2 for ranges in shapes.values()):
+        return None
+    return {name: (2, *ranges.opt[1:]) for name, ranges in shapes.items()}
+
+
+def row_by_row(run: Callable[[Arrays], Arrays], inputs: Arrays) -> tuple[Arrays, Arrays] | None:
+    """Return the outputs of two rows together, and of each alone, joined.
+
+    None if an output does not grow with the rows, as the list of what a detector found in all of them.
+    """
+    together = run(inputs)
+    alone = [run({name: value[row : row + 1] for name, value in inputs.items()}) for row in range(2)]
+    for name, value in together.items():
+        if any(row[name].shape != (1, *value.shape[1:]) for row in alone) or value.shape[:1] != (2,):
+            return None
+    return together, {name: np.concatenate([row[name] for row in alone]) for name in together}

@@ -19,7 +19,7 @@ from tests.models import crowded_detector, save
 from trtkit.config.load import load_config
 from trtkit.config.schema import ModelConfig
 from trtkit.runtime.model import open_model
-from trtkit.verification.rows import partners
+from trtkit.verification.detections import partners
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,8 +9,7 @@ from tests.gpu.steps.machine import copy_bytes_per_s
 from trtkit.network.aot import load_kernels
 from trtkit.network.custom_op import load_ops
 from trtkit.reference import to_array, to_tensor
-from trtkit.verification.custom_ops.routes import network_of
-from trtkit.verification.custom_ops.trial import Trial, trials
+from trtkit.verification.custom_ops.outcomes import Trial, network_of, trials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

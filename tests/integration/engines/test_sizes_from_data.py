@@ -13,9 +13,9 @@ from tests.decoders import rtx
 from tests.gpu.language import decoder
 from tests.gpu.place import SIMULATED, Place
 from tests.simulated_tensorrt.plans import PlannedNetwork
-from trtkit.network.profile import ProfileShapes
+from trtkit.network.input_spec import ProfileShapes
 from trtkit.reference import Executor, LayerGraph, Options, read_layers
-from trtkit.runtime.engine_execution import EngineExecution
+from trtkit.runtime.loaded_engine import EngineExecution
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

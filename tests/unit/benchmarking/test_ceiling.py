@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from tests.pages import Page, rows_with, svg
-from trtkit.benchmarking import machine_rates
+from trtkit.benchmarking import ceiling
 from trtkit.benchmarking.ceiling import largest_gaps, layer_times, median_seconds
 from trtkit.benchmarking.ceiling_report import MeasuredRates, PhaseLayers, PublishedRates
-from trtkit.planning.counts import GroupCounts, NetworkCounts
+from trtkit.planning.counts import GroupCounts, Multilinear, NetworkCounts
 from trtkit.planning.gpus import find_gpus, gpu_of_device
-from trtkit.planning.multilinear import Multilinear
 from trtkit.report.benchmark import roofline_plots
 
 POINT = (1, 0, 0)
@@ -80,8 +79,8 @@ def test_layers_are_timed_by_their_medians_behind_a_first_run() -> None:
 def test_this_machines_rates_are_work_by_the_time_of_the_fastest_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first call that takes 0.75 s and a second that takes 0.25 s, by the times that are asked for around them."""
     ticks = itertools.accumulate(itertools.cycle([0, 0, 0, 0.75, 0, 0, 0.25, 0]))
-    monkeypatch.setattr(machine_rates, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
-    machine = machine_rates.measure_machine(["bf16", "int8"])
+    monkeypatch.setattr(ceiling, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    machine = ceiling.measure_machine(["bf16", "int8"])
     assert machine.operations_per_s == {"fp32": 8 * 768**3, "bf16": 8 * 768**3}
     assert (machine.copy_bytes_per_s, machine.read_bytes_per_s) == (8 * 2**26, 4 * 2**26)  # of 2**24 floats
     assert machine.rate("int8") == machine.rate("fp32")

@@ -13,7 +13,7 @@ from tests.bench_reports import llm_report, timed, vision_report
 from tests.unit.benchmarking.clocks import VirtualClock
 from trtkit.benchmarking.contenders import Contender
 from trtkit.benchmarking.diff import diff_reports
-from trtkit.benchmarking.records import RequestTimes
+from trtkit.benchmarking.metrics import RequestTimes
 from trtkit.benchmarking.report import read_report, report_text
 from trtkit.benchmarking.shapes import ShapeCase
 from trtkit.benchmarking.timing import Rules

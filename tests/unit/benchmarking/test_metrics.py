@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtkit.benchmarking.metrics import load_metrics, parse_objectives
-from trtkit.benchmarking.records import RequestRecord
+from trtkit.benchmarking.metrics import RequestRecord, load_metrics, parse_objectives
 from trtkit.errors import BenchError
 
 moment = st.floats(0, 10)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from trtkit.benchmarking.traces import TraceRow, read_trace
-from trtkit.benchmarking.workload import Lengths, Work, check_fits, synthetic_work, traced_work
+from trtkit.benchmarking.workload import Lengths, TraceRow, Work, check_fits, read_trace, synthetic_work, traced_work
 from trtkit.errors import BenchError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from trtkit.builder.parseable import make_parseable
 from trtkit.builder.profiles import opt_shapes, resolve_profiles
 from trtkit.config.schema import ModelConfig, Source
 from trtkit.errors import SourceError
-from trtkit.jobs.steps import Steps
+from trtkit.jobs.events import Steps
 from trtkit.network.onnx.care import grid_sample_modes
 from trtkit.network.onnx.io import graph_inputs, graph_outputs, save_model
 from trtkit.sources.onnx_file import read_graph, read_model

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from trtkit.builder.profiles import DEFAULT_BATCH, opt_dims, opt_shapes, resolve_profiles, with_first_names
 from trtkit.config.schema import DimRange, ShapeRange
 from trtkit.errors import ConfigError
+from trtkit.network.input_spec import ProfileShapes
 from trtkit.network.onnx.io import OnnxTensorSpec
-from trtkit.network.profile import ProfileShapes
 
 RANGES = (
     st.lists(st.integers(0, 4096), min_size=3, max_size=3)

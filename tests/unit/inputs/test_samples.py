@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 from PIL import Image
 
+from tests import models
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import SourceError
-from trtkit.inputs.samples import check_profiles, random_sample, read_samples, wrapped_sample
-from trtkit.network.onnx.io import OnnxTensorSpec
-from trtkit.network.profile import ProfileShapes
+from trtkit.inputs.samples import (
+    check_profiles,
+    random_sample,
+    read_samples,
+    table_rows,
+    with_index_ranges,
+    wrapped_sample,
+)
+from trtkit.network.input_spec import ProfileShapes
+from trtkit.network.onnx.io import OnnxTensorSpec, graph_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -263,3 +272,32 @@ def test_a_model_that_takes_channels_last_gets_them(tmp_path: Path) -> None:
     )
     nhwc = config(preprocess={"scale": 1.0, "layout": "nhwc"})
     assert read_samples([str(path)], nhwc, last)[0].inputs["x"].shape == (1, 4, 5, 3)
+
+
+def embeddings() -> object:
+    """ids, kinds and mask; ids pick rows of 500 behind a cast, kinds of two tables."""
+    nodes = [
+        helper.make_node("Cast", ["ids"], ["wide"], to=7),
+        helper.make_node("Gather", ["words", "wide"], ["w"]),
+        helper.make_node("Gather", ["large", "kinds"], ["a"]),
+        helper.make_node("Gather", ["small", "kinds"], ["b"]),
+        helper.make_node("Cast", ["mask"], ["m"], to=1),
+        helper.make_node("Sum", ["w", "a", "b"], ["y"]),
+    ]
+    sizes = {"words": 500, "large": 9, "small": 3}
+    tables = [numpy_helper.from_array(np.zeros((rows, 4), np.float32), name) for name, rows in sizes.items()]
+    inputs = [models.tensor(name, 40, dtype="INT64") for name in ("ids", "kinds", "mask")]
+    return models.model(nodes, inputs, [models.tensor("y", 40, 4), models.tensor("m", 40)], tables)
+
+
+def test_ids_are_drawn_from_all_rows_of_the_smallest_table_they_pick_from() -> None:
+    model = embeddings()
+    assert table_rows(model) == {"ids": 500, "kinds": 3}
+    config = ModelConfig.model_validate({"source": {"onnx": "m.onnx"}, "verify": {"ranges": {"kinds": [0, 1]}}})
+    config = with_index_ranges(config, model)
+    assert config.verify.ranges == {"ids": (0.0, 499.0), "kinds": (0.0, 1.0)}
+    shapes = dict.fromkeys(("ids", "kinds", "mask"), (40,))
+    drawn = random_sample("random", shapes, config, graph_inputs(model)).inputs
+    assert drawn["ids"].max() > 100
+    assert drawn["ids"].max() < 500
+    assert set(drawn["mask"]) == {0, 1}

@@ -8,8 +8,7 @@ import pytest
 
 from trtkit.errors import ProblemsError, SourceError
 from trtkit.models.hybrids.registry import HYBRIDS, HybridOptions, hybrid_spec
-from trtkit.models.hybrids.seams import check_spec
-from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, PartPort, Seam
+from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, PartPort, Seam, check_spec
 
 PIXELS = PartPort("pixel_values", ("batch", 3, 8, 8), "fp32")
 MAP = PartPort("map", ("batch", 4, 2, 2))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.decoders import model_of, relative_rms, rtx
 from tests.eagle3 import Head, fields_of, save_head
 from tests.generation import case_of
-from trtkit.builder.speculators.source import open_speculator
+from trtkit.builder.speculators.head import open_speculator
 from trtkit.dtypes import FP32
 from trtkit.models.speculators.registry import KINDS
 from trtkit.models.weights import find_weights

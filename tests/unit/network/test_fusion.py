@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.network.fusion import compare_with_plan, fuse, grouped
-from trtkit.network.kernels import EngineKernel, kernels_of
+from trtkit.network.fusion import EngineKernel, compare_with_plan, fuse, grouped, kernels_of
 from trtkit.network.record import LayerRecord, NetworkRecord, TensorRecord
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from tests.assistants import assistant, save_assistant
 from tests.decoder_case import SIZES, YARN_ROPE, case
 from tests.decoders import builds, model_of, relative_rms, rtx
-from trtkit.builder.speculators.source import open_speculator
+from trtkit.builder.speculators.head import open_speculator
 from trtkit.dtypes import BF16, FP16, FP32
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder_options import DecoderOptions

@@ -15,7 +15,7 @@ from trtkit.dtypes import FP16, FP32
 from trtkit.errors import NetworkError
 from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, PartPort, Seam
 from trtkit.network.hybrid import Material, StageNetwork, write_stage
-from trtkit.network.onnx.merge import merged, prefixed
+from trtkit.network.onnx.io import merged, prefixed
 from trtkit.reference import Executor, read_layers
 
 if TYPE_CHECKING:

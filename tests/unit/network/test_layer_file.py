@@ -18,7 +18,7 @@ from trtkit.errors import BundleError
 from trtkit.network.graph import Graph
 from trtkit.network.layer_file import LayerFiles, load_layers, save_layers
 from trtkit.reference import Executor
-from trtkit.sources.safetensors_folder import read_folder
+from trtkit.sources.safetensors_file import read_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.decoders import model_of, relative_rms, rtx
 from tests.generation import case_of
 from tests.medusa import save_medusa
-from trtkit.builder.speculators.source import open_speculator
+from trtkit.builder.speculators.head import open_speculator
 from trtkit.dtypes import FP32
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph

@@ -23,7 +23,7 @@ from trtkit.network.plugin import (
     sizes_of,
     type_of,
 )
-from trtkit.verification.custom_ops.trial import trials
+from trtkit.verification.custom_ops.outcomes import trials
 
 pytest.importorskip("triton")
 OPS = [op for op in load_ops().values() if op.has_part("plugin")]

@@ -25,8 +25,7 @@ from trtkit.planning.traffic import network_cost
 if TYPE_CHECKING:
     from tests.decoder_case import Case
     from trtkit.network.graph import Graph
-    from trtkit.planning.counts import NetworkCounts
-    from trtkit.planning.multilinear import Point
+    from trtkit.planning.counts import NetworkCounts, Point
 
 GIB = 2**30
 NAMES = ("SMOLLM2", "PHI3", "PYTHIA", "GEMMA", "GEMMA2", "GEMMA3", "STARCODER2", "FALCON", "GPT2", "QWEN2", "SMOLLM3")

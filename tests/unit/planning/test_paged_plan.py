@@ -19,12 +19,11 @@ from trtkit.errors import ConfigError
 from trtkit.jobs.runner import InlineRunner
 from trtkit.models.registry import decoder_spec
 from trtkit.planning import paged
-from trtkit.planning.counts import NetworkCounts
+from trtkit.planning.counts import Multilinear, NetworkCounts
 from trtkit.planning.decoder_model import decoder_model, workload
 from trtkit.planning.formats import FORMATS, in_format
 from trtkit.planning.gpus import find_gpus
 from trtkit.planning.memory import Footprint
-from trtkit.planning.multilinear import Multilinear
 from trtkit.planning.paged import CopiedPages, copied_pages
 from trtkit.planning.plan import PlanRequest, llm_assumptions, make_plan
 from trtkit.planning.report import LlmReport

@@ -25,8 +25,7 @@ from trtkit.planning.decoder_model import DecoderModel, decoder_model, workload
 from trtkit.planning.gpus import find_gpus
 from trtkit.planning.llm import plan_llm
 from trtkit.planning.memory import Footprint
-from trtkit.planning.quantization_config import by_config
-from trtkit.planning.quantized_by import by_options, by_source
+from trtkit.planning.quantized_by import by_config, by_options, by_source
 from trtkit.planning.question import PlanningQuestion
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantized_model import LayerForm, QuantizedModel

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from trtkit.errors import ExecutionError
-from trtkit.reference.layers.slicing import _sampled
+from trtkit.reference.layers.shape import _sampled
 
 
 def test_shuffle_transposes_reshapes_and_transposes_again(net: Any, random: Any) -> None:
@@ -148,7 +148,7 @@ def test_random_fill_is_seeded_and_inside_its_limits(net: Any) -> None:
 def test_a_ramp_that_would_fill_the_memory_is_refused_by_name(
     is_computed: bool, net: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtkit.reference.layers.fill.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("trtkit.reference.layers.shape.MAX_BYTES", 1 << 20)
     count = 2**18 + 1
     sizes = () if is_computed else (count,)
     layer = net.network.add_fill(sizes, net.trt.FillOperation.LINSPACE, net.trt.float32)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.bench_reports import llm_report, timed, vision_report
 from tests.pages import Page, rows_with, svg
-from trtkit.benchmarking.records import RequestTimes
+from trtkit.benchmarking.metrics import RequestTimes
 from trtkit.benchmarking.report import Ratio
 from trtkit.report.benchmark import html_report
 

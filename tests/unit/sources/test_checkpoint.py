@@ -15,8 +15,7 @@ from safetensors.torch import save_file
 
 from trtkit.errors import ProblemsError, SourceError
 from trtkit.sources.checkpoint import Checkpoint, StoredArray, check_finite
-from trtkit.sources.safetensors_file import read_safetensors
-from trtkit.sources.safetensors_folder import INDEX, read_folder
+from trtkit.sources.safetensors_file import INDEX, read_folder, read_safetensors
 
 if TYPE_CHECKING:
     from pathlib import Path

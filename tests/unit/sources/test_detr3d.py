@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from trtkit.sources.torch.models.deform_conv import DeformConv2d, export_table
-from trtkit.sources.torch.models.detr3d import Backbone, Detr3d
-from trtkit.sources.torch.models.detr3d.model import Space, sample_features
+from trtkit.sources.torch.models.detr3d import Backbone, Detr3d, Space, sample_features
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,8 +19,8 @@ from trtkit.errors import TrtkitError
 from trtkit.jobs.events import Phase, Verdict, ignore
 from trtkit.jobs.job import JobContext
 from trtkit.jobs.runner import Runner
+from trtkit.network.input_spec import ProfileShapes
 from trtkit.network.onnx.parse import parse_onnx
-from trtkit.network.profile import ProfileShapes
 from trtkit.reference import Executor, read_layers, to_array
 from trtkit.verification.compare import compare
 from trtkit.verification.job import verify

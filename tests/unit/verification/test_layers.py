@@ -16,8 +16,8 @@ from trtkit.backends import load_backend
 from trtkit.network.layer_graph import read_layers
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.verification import layers
-from trtkit.verification.intermediates import onnx_runtime_tensors
 from trtkit.verification.layers import layer_errors, passes
+from trtkit.verification.references import onnx_runtime_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path

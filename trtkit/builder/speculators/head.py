@@ -1,4 +1,4 @@
-"""The head that guesses a language model's tokens: which models and configs can have one."""
+"""The head that guesses a language model's tokens: which models and configs can have one, and its folder opened."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtkit.builder.speculators.source import folder_kind, open_speculator
-from trtkit.builder.speculators.tree import tree_obstacles
+from trtkit.builder.speculators.eagle3 import open_eagle3
+from trtkit.builder.speculators.gemma4_assistant import open_assistant
+from trtkit.builder.speculators.medusa import open_medusa
+from trtkit.builder.speculators.opened import HeadFolder
 from trtkit.builder.stages import DecoderSize
 from trtkit.dtypes import dtype_of
-from trtkit.errors import ConfigError, Problem
+from trtkit.errors import ConfigError, Problem, reader
 from trtkit.models.parallel import SINGLE, grid_of
-from trtkit.models.speculators.registry import KINDS
+from trtkit.models.speculators.eagle3 import EAGLE3
+from trtkit.models.speculators.gemma4_assistant import GEMMA4_ASSISTANT
+from trtkit.models.speculators.medusa import MEDUSA
+from trtkit.models.speculators.registry import KINDS, kind_of
 from trtkit.network.host_array import Array
+from trtkit.sources.attached_folders import speculator_config
+from trtkit.sources.safetensors_file import read_folder, read_json
 
 if TYPE_CHECKING:
     from trtkit.builder.speculators.opened import OpenedSpeculator
@@ -84,3 +91,46 @@ def head_size(config: ModelConfig, head: OpenedSpeculator) -> DecoderSize:
     return DecoderSize(
         spec.kind, own_elements, dtype.size_bytes(held), per_token, per_token * length, most_tokens=spec.most_tokens
     )
+
+
+_OPEN = {EAGLE3: open_eagle3, GEMMA4_ASSISTANT: open_assistant, MEDUSA: open_medusa}
+
+
+@reader
+def folder_kind(folder: Path) -> str:
+    """Return the kind of a head. Raises SourceError for a folder that is missing, holds pickles or is not a head's."""
+    path = speculator_config(folder)
+    return kind_of(read_json(path), str(path))
+
+
+@reader
+def open_speculator(folder: Path, target: DecoderSpec) -> OpenedSpeculator:
+    """Open a head for the model `target`.
+
+    Raises what `folder_kind` does, ProblemsError for weights that are missing, have another shape or are unknown, and
+    for a head that was made for another model.
+    """
+    path = speculator_config(folder)
+    fields = read_json(path)
+    opened = HeadFolder(str(folder), str(path), fields, read_folder(folder)[0])
+    return _OPEN[kind_of(fields, str(path))](opened, target)
+
+
+def tree_obstacles(spec: DecoderSpec, depth: int, length: int) -> Iterator[str]:
+    """Yield why a model cannot read trees of guesses, up to `depth` of them in a row, in slots of `length` tokens.
+
+    In the cache, a guess may lie further from its ancestors than it is in the sequence, so layers whose scores depend
+    on how far keys are would be wrong.
+    """
+    if spec.states:
+        yield "recurrent states read one token after another"
+    attentions = spec.attentions
+    if any(attention.has_alibi for attention in attentions):
+        yield "ALiBi scores keys by their places in the cache"
+    if any(attention.relative is not None for attention in attentions):
+        yield "relative scores follow places in the cache"
+    if any((attention.chunk or length) < length for attention in attentions):
+        yield "attention in chunks cuts by places in the cache"
+    window = min((attention.sliding_window or length for attention in attentions), default=length)
+    if depth >= window:
+        yield f"{depth} guesses in a row exceed the sliding window of {window} tokens"

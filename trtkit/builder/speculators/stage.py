@@ -11,8 +11,7 @@ from trtkit.builder.speculators.head import head_size
 from trtkit.builder.stages import WrittenNetwork
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
-from trtkit.jobs.events import Phase
-from trtkit.jobs.steps import Steps
+from trtkit.jobs.events import Phase, Steps
 from trtkit.network.graph import Graph
 from trtkit.resolve import resolve
 

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlparse
 from dynamo._core import ModelRuntimeConfig, WorkerType
 from dynamo.llm import ModelInput, ModelType, register_model, unregister_model
 
-from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE
+from trtkit.deployment.dynamo.options import BLOCK_SIZE
 from trtkit.errors import GenerationError, RequestError
 from trtkit.llm.adapters import check_adapter_name
 

@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING, Self
 
 import zmq
 
-from trtkit.deployment.dynamo.worker_options import ADMIN_TOKEN, ASLEEP, BLOCK_SIZE, MODULE, SILENT
-from trtkit.deployment.ports import check_free, free_ports_below, is_free, open_local
-from trtkit.deployment.process import POLL_S, ServerProcess
+from trtkit.deployment.dynamo.options import ADMIN_TOKEN, ASLEEP, BLOCK_SIZE, MODULE, SILENT
+from trtkit.deployment.process import POLL_S, ServerProcess, check_free, free_ports_below, is_free, open_local
 from trtkit.errors import DeployError
 from trtkit.threads import share_of_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtkit.deployment.dynamo.fleet_options import DynamoOptions
     from trtkit.deployment.dynamo.model_folder import ServableBundle
+    from trtkit.deployment.dynamo.options import DynamoOptions
 
 
 _LAST_LINES = 20

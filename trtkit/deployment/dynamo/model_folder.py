@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import DeployError
 from trtkit.runtime.text.trial import try_patterns, try_template
-from trtkit.sources.safetensors_folder import json_object
+from trtkit.sources.safetensors_file import json_object
 
 if TYPE_CHECKING:
     from pathlib import Path

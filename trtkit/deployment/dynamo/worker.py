@@ -30,8 +30,7 @@ from trtkit.deployment.dynamo.cache_events import CacheEvents, blocks_of
 from trtkit.deployment.dynamo.chunks import chunk
 from trtkit.deployment.dynamo.disaggregation import Decode, Prefill, prompt_alone
 from trtkit.deployment.dynamo.extra import require_nixl
-from trtkit.deployment.dynamo.requests import default_settings, read_request, read_scheduling
-from trtkit.deployment.dynamo.worker_options import (
+from trtkit.deployment.dynamo.options import (
     ADMIN_TOKEN,
     ASLEEP,
     BLOCK_SIZE,
@@ -40,6 +39,7 @@ from trtkit.deployment.dynamo.worker_options import (
     WAKE_UP,
     worker_parser,
 )
+from trtkit.deployment.dynamo.requests import default_settings, read_request, read_scheduling
 from trtkit.deployment.engine_metrics import COUNTERS, gauges
 from trtkit.errors import (
     GenerationError,

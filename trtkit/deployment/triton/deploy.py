@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from trtkit.deployment.make_known import ensure_known
 from trtkit.deployment.triton.elsewhere import check_models
 from trtkit.deployment.triton.llm_model import llm_model
-from trtkit.deployment.triton.network_models import network_models
-from trtkit.deployment.triton.ocr_pipeline import ocr_pipeline, page_answer
-from trtkit.deployment.triton.portable_manifest import reads_source
-from trtkit.deployment.triton.repository import differences, place_models, refuse_links, write, writing
+from trtkit.deployment.triton.pipelines import image_answer, ocr_pipeline, page_answer, takes_images, vision_pipeline
+from trtkit.deployment.triton.repository import differences, place_models, reads_source, refuse_links, write, writing
 from trtkit.deployment.triton.served import check_name
-from trtkit.deployment.triton.vision_pipeline import image_answer, takes_images, vision_pipeline
+from trtkit.deployment.triton.tensor_model import network_models
 from trtkit.errors import DeployError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from trtkit.deployment import ports
+from trtkit.deployment import process
 from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Endpoints:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine reaches it."""
-        return ports.is_loopback(self.host)
+        return process.is_loopback(self.host)
 
     @property
     def http(self) -> str:
@@ -52,7 +52,7 @@ class Endpoints:
 
     @property
     def _reachable(self) -> str:
-        return ports.reachable(self.host)
+        return process.reachable(self.host)
 
     def check_free(self) -> None:
         """Raise DeployError where a port is taken, given twice, or the host is not this machine's."""
@@ -60,7 +60,7 @@ class Endpoints:
         for option, port in chosen.items():
             if list(chosen.values()).count(port) > 1:
                 raise DeployError(f"port {port} is used twice", option, "give each endpoint its own port")
-            ports.check_free(self.host, port, option)
+            process.check_free(self.host, port, option)
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class ModelState:
 
 def free_ports(host: str = "127.0.0.1") -> Endpoints:
     """Return endpoints on ports that nobody listens on now."""
-    return Endpoints(host, *ports.free_ports(3, host))
+    return Endpoints(host, *process.free_ports(3, host))
 
 
 def is_live(endpoints: Endpoints) -> bool:
     """Whether the server answers; it does once its models are loaded or have failed."""
     try:
-        with ports.open_local(f"{endpoints.http}/v2/health/live", timeout=_TIMEOUT_S) as answer:
+        with process.open_local(f"{endpoints.http}/v2/health/live", timeout=_TIMEOUT_S) as answer:
             return bool(answer.status == 200)
     except (OSError, http.client.HTTPException):
         return False
@@ -137,7 +137,7 @@ def _listeners(port: int) -> Iterator[str]:
 
 def _ask(url: str, body: bytes | None) -> Any:
     try:
-        with ports.open_local(urllib.request.Request(url, body), timeout=_TIMEOUT_S) as answer:
+        with process.open_local(urllib.request.Request(url, body), timeout=_TIMEOUT_S) as answer:
             return json.load(answer)
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise DeployError(f"the server does not answer: {error}", url) from None

@@ -12,7 +12,7 @@ import torch
 
 from trtkit.errors import GenerationError
 from trtkit.llm.soft_tokens import SoftTokens
-from trtkit.sources.safetensors_folder import json_object
+from trtkit.sources.safetensors_file import json_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtkit.models.gated_parts import TRINITY_NAMES, trinity_attentions, trinity_mixture
+from trtkit.models.family_parts import TRINITY_NAMES, trinity_attentions, trinity_mixture
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, mlp_part, rms_norm_part
 from trtkit.models.spec import BlockSpec, EmbeddingSpec, LayerSpec

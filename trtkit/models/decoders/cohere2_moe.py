@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtkit.models.cohere_parts import averaged_mixture, cohere_layers
+from trtkit.models.family_parts import averaged_mixture, cohere_layers
 from trtkit.models.mixtures import with_dense_types
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, layer_norm_part, mlp_part, rms_norm_part

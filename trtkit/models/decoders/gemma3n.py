@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtkit.models.gemma3n_layers import NAMES, STREAMS, layers_of
-from trtkit.models.gemma_parts import INSIDE, OUTSIDE, per_layer_spec, unused_weights
+from trtkit.models.feed_forward import StreamsSpec
+from trtkit.models.gemma_parts import INSIDE, NAMES, OUTSIDE, STREAMS, layers_of, per_layer_spec, unused_weights
 from trtkit.models.names import SANDWICH_NORMS, llama_names
 from trtkit.models.parts import decoder_part, rms_norm_part
-from trtkit.models.per_layer import StreamsSpec
 from trtkit.models.spec import BlockSpec, EmbeddingSpec
 
 if TYPE_CHECKING:

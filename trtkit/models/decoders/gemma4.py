@@ -6,8 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.gemma4_layers import EXPERT_NAMES, attentions, with_experts
-from trtkit.models.gemma_parts import INSIDE, OUTSIDE, per_layer_spec, unused_weights
+from trtkit.models.gemma_parts import (
+    EXPERT_NAMES,
+    INSIDE,
+    OUTSIDE,
+    attentions,
+    per_layer_spec,
+    unused_weights,
+    with_experts,
+)
 from trtkit.models.names import SANDWICH_NORMS, llama_names
 from trtkit.models.parts import decoder_part, gemma_mlp_part, rms_norm_part
 from trtkit.models.spec import BlockSpec, EmbeddingSpec, LayerSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.models.granite_parts import SINKS, sliding_granite_layers
+from trtkit.models.family_parts import GRANITE_SINKS, sliding_granite_layers
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, granite_scaled, mlp_part, rms_norm_part
 
@@ -25,4 +25,4 @@ def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     layers = sliding_granite_layers(config, mlp)
-    return granite_scaled(config, decoder_part(config, layers, rms_norm_part(config), llama_names({}, SINKS)))
+    return granite_scaled(config, decoder_part(config, layers, rms_norm_part(config), llama_names({}, GRANITE_SINKS)))

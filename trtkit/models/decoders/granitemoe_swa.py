@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trtkit.models.family_parts import GRANITE_SINKS, sliding_granite_layers
 from trtkit.models.feed_forward import RoutingSpec
-from trtkit.models.granite_parts import SINKS, sliding_granite_layers
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, granite_scaled, mlp_part, rms_norm_part
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULTS = {"max_position_embeddings": 2048, "sliding_window": 128, "num_local_experts": 8, "num_experts_per_tok": 2}
 INSIDE = {
-    **SINKS,
+    **GRANITE_SINKS,
     "moe.router": "block_sparse_moe.router",
     **{f"moe.experts.{{e}}.{name}": f"block_sparse_moe.experts.{{e}}.{name}_proj" for name in ("gate", "up", "down")},
     "moe.shared.gate_up": "shared_mlp.input_linear",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.models.hunyuan import NAMES, hunyuan_attention, hunyuan_rope
+from trtkit.models.family_parts import HUNYUAN_NAMES, hunyuan_attention, hunyuan_rope
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
 
@@ -19,4 +19,4 @@ def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
     attention = hunyuan_attention(config)
     layers = layers_part(config, attention, mlp_part(config), hunyuan_rope(config, attention.head_dim))
-    return decoder_part(config, layers, rms_norm_part(config), llama_names({}, NAMES))
+    return decoder_part(config, layers, rms_norm_part(config), llama_names({}, HUNYUAN_NAMES))

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.family_parts import HUNYUAN_NAMES, hunyuan_attention, hunyuan_rope
 from trtkit.models.feed_forward import RoutingSpec
-from trtkit.models.hunyuan import NAMES, hunyuan_attention, hunyuan_rope
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "num_experts": 1}
 INSIDE = {
-    **NAMES,
+    **HUNYUAN_NAMES,
     **EXPERT_NAMES,
     "moe.router": "mlp.gate.wg",
     **{f"moe.shared.{name}": f"mlp.shared_mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
-# As in `trtkit.models.hunyuan`.
+# As in `trtkit.models.family_parts`.
 FIXED = {"use_mixed_mlp_moe": True, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "use_mla": False}
 IMMATERIAL = ("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_token")
 

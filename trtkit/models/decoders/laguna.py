@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.models.gated_parts import LAGUNA_NAMES, laguna_attentions, laguna_mixture
+from trtkit.models.family_parts import LAGUNA_NAMES, laguna_attentions, laguna_mixture
 from trtkit.models.mixtures import with_dense_types
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, mlp_part, rms_norm_part

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.models.chunked_attention import chunked_attentions
+from trtkit.models.family_parts import chunked_attentions
 from trtkit.models.feed_forward import RoutingSpec
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import llama_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtkit.models.mimo_parts import mimo_attentions
+from trtkit.models.family_parts import mimo_attentions
 from trtkit.models.mixtures import grouped_routing, mixture_part, with_dense_types
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, mlp_part, rms_norm_part

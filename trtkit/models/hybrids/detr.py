@@ -107,7 +107,7 @@ def backbone_part(config: HfConfig, backbone: dict[str, Any], size: Sizes, outpu
         "backbone",
         (PartPort("pixel_values", ("batch", channels, *size), "fp32"),),
         outputs,
-        "trtkit.sources.huggingface.parts:backbone",
+        "trtkit.sources.huggingface.vision:backbone",
         {"config": backbone},
         "model.backbone.conv_encoder.model.",
     )

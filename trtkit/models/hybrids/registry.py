@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError, reading
 from trtkit.models.hf_config import FIX, HfConfig
-from trtkit.models.hybrids.seams import check_spec
+from trtkit.models.hybrids.spec import check_spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

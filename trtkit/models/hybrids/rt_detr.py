@@ -73,7 +73,7 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
     )
     pixels = PartPort("pixel_values", ("batch", int(config.get("num_channels", 3)), *size), "fp32")
     parts = (
-        OnnxPart("features", (pixels,), features, "trtkit.sources.huggingface.parts:rt_detr_features", prefix=None),
+        OnnxPart("features", (pixels,), features, "trtkit.sources.huggingface.vision:rt_detr_features", prefix=None),
         NetworkPart(
             "decoder",
             tuple(PartPort(port.name, port.shape) for port in features),

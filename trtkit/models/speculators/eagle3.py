@@ -13,8 +13,7 @@ from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import HeadSpec
-from trtkit.models.speculators.spec import FusionSpec
-from trtkit.models.speculators.target import SizePair, check_target
+from trtkit.models.speculators.spec import FusionSpec, SizePair, check_target
 from trtkit.models.weights import Weight, model_weights
 
 if TYPE_CHECKING:

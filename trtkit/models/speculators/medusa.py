@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 from trtkit.models.hf_config import HfConfig
-from trtkit.models.speculators.target import SizePair, check_target
+from trtkit.models.speculators.spec import SizePair, check_target
 from trtkit.models.weights import Weight
 
 if TYPE_CHECKING:

@@ -1,13 +1,15 @@
-"""What every head that guesses a model's tokens says of itself, whatever its kind."""
+"""What every draft head says of itself, whatever its kind, and whether it was made for a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from trtkit.errors import Problem, ProblemsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from trtkit.models.attention import NormSpec
     from trtkit.models.weights import Weight
@@ -66,3 +68,27 @@ class SpeculatorSpec(Protocol):
     def head_weights(self) -> Iterator[Weight]:
         """Yield the weights of the head's own network, by the names that its kind's files give them."""
         ...
+
+
+class SizePair(NamedTuple):
+    """A size that a head and its model both have. name: in the head's config."""
+
+    name: str
+    head: int
+    model: int
+
+
+def check_target(sizes: Iterable[SizePair], tokens: SizePair, where: str) -> None:
+    """Raise ProblemsError for each way in which a head does not fit the model.
+
+    sizes: must be equal. tokens: how many the head can guess, and how many the model has.
+    """
+    problems = [
+        Problem(f"{size.name} of the head is {size.head}, the model's is {size.model}", where)
+        for size in sizes
+        if size.head != size.model
+    ]
+    if not 0 < tokens.head <= tokens.model:
+        problems.append(Problem(f"`{tokens.name}` is {tokens.head}, of {tokens.model} tokens", where))
+    if problems:
+        raise ProblemsError("the head was made for another model", problems, "use a head of this model")

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.dtypes import FP32
-from trtkit.network.blocks.cache import remember
+from trtkit.network.blocks.cache import remember, rotate
 from trtkit.network.blocks.norm import norm_block
-from trtkit.network.blocks.positions import rotate
 from trtkit.network.ops.activation import sigmoid, softplus
 from trtkit.network.ops.arithmetic import cast, clip
 from trtkit.network.ops.attention import attention, attention_from_primitives, scale_query
@@ -20,10 +19,8 @@ from trtkit.network.ops.paged_attention import paged_attention
 from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, take, transpose
 
 if TYPE_CHECKING:
-    from trtkit.models.attention import AttentionSpec, CrossSpec, GateSpec
-    from trtkit.models.latent import LatentSpec
-    from trtkit.network.blocks.cache import Past
-    from trtkit.network.blocks.positions import Positions
+    from trtkit.models.attention import AttentionSpec, CrossSpec, GateSpec, LatentSpec
+    from trtkit.network.blocks.cache import Past, Positions
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
     from trtkit.network.ops.attention import QKV

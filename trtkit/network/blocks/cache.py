@@ -1,4 +1,4 @@
-"""What a layer keeps of earlier tokens."""
+"""What a layer reads besides hidden states: earlier tokens, recurrent states, where tokens stand."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from trtkit.network.ops.kv_cache import append, append_quantized, pages_of, quantized, update_cache
+from trtkit.network.ops.rotary import rotary_embedding
 from trtkit.network.ops.shape import take_as_many
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trtkit.models.attention import RopeSpec
     from trtkit.network.graph import Tensor
     from trtkit.network.ops.paged_attention import Pages
+    from trtkit.network.ops.recurrence import TokenChunk
+    from trtkit.network.ops.rotary import RotaryTables
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,3 +66,43 @@ def _read_and_kept(past: Past, name: str, new: Tensor) -> tuple[Tensor, Tensor]:
         return append(pages_of(cache, past.tables), new), new
     updated = update_cache(cache, new, past.write_indices)
     return (updated if window is None else take_as_many(updated, 2, window)), updated
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """A layer's states [B, ...] by name, zeros where a sequence begins.
+
+    token_counts: [B], how many of each row's new tokens are tokens; the rest is padding, which no state may read.
+    chunk: the new tokens, for layers that take a limited number of them at once.
+    """
+
+    arrays: Mapping[str, Tensor]
+    token_counts: Tensor
+    chunk: TokenChunk
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Positions of tokens. mask: as in `ops.attention`; None if pages are read where they are.
+
+    ids: None if nothing is looked up by them. kv_lengths: None if the attention layer does not use them.
+    tables: cosines and sines of the layer's rotary embedding, by position or, where tokens of images turn otherwise
+    (M-RoPE), by token (is_by_token); None if it has none.
+    query_growth: [B, 1, S, 1] in fp32, factors of the queries; None if there are none.
+    """
+
+    ids: Tensor | None
+    mask: Tensor | None
+    tables: RotaryTables | None = None
+    kv_lengths: Tensor | None = None
+    query_growth: Tensor | None = None
+    is_by_token: bool = False
+
+
+def rotate(name: str, x: Tensor, rope: RopeSpec | None, positions: Positions) -> Tensor:
+    """Turn x [B, heads, S, H] by its positions, if the layer does."""
+    if rope is None or positions.tables is None:
+        return x
+    with x.graph.scope(name):
+        ids = None if positions.is_by_token else positions.ids
+        return rotary_embedding(x, positions.tables, ids, rope.dim, is_interleaved=rope.is_interleaved)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.network.blocks.encoder import add_and_norm, bidirectional_attention
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.blocks.transformer import (
+    add_and_norm,
+    bidirectional_attention,
     encoder_layer,
     feed_forward,
     projection_1x1,

@@ -8,8 +8,7 @@ from trtkit.network.blocks.attention import cross_block
 from trtkit.network.blocks.mixer import Attending, mixer_block
 from trtkit.network.blocks.mixture import feed_forward_block
 from trtkit.network.blocks.norm import norm_block
-from trtkit.network.blocks.per_layer import per_layer_part
-from trtkit.network.blocks.streams import streams_layer
+from trtkit.network.blocks.streams import per_layer_part, streams_layer
 
 if TYPE_CHECKING:
     from trtkit.models.spec import BlockSpec, LayerSpec

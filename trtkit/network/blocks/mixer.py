@@ -1,4 +1,4 @@
-"""What joins the tokens of a sequence: attention, gated delta nets, or Mamba-2."""
+"""What joins the tokens of a sequence: attention, gated delta nets, Mamba-2, or gated short convolutions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import numpy as np
 from trtkit.dtypes import FP32
 from trtkit.models.recurrent import ConvSpec, DeltaNetSpec
 from trtkit.network.blocks.attention import attention_block
-from trtkit.network.blocks.short_conv import conv_block, convolution
-from trtkit.network.blocks.states import States
+from trtkit.network.blocks.cache import States
 from trtkit.network.ops.activation import activation, sigmoid, silu, softplus
 from trtkit.network.ops.arithmetic import cast, maximum, select, sqrt, sum_over
-from trtkit.network.ops.decay import decayed_sums, decays
-from trtkit.network.ops.delta_rule import gated_delta_rule
 from trtkit.network.ops.gather import reorder
 from trtkit.network.ops.norm import rms_norm
+from trtkit.network.ops.recurrence import causal_convolution, decayed_sums, decays, gated_delta_rule, last_tokens
 from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, transpose, unsqueeze
 
 if TYPE_CHECKING:
@@ -25,8 +23,7 @@ if TYPE_CHECKING:
     from trtkit.models.recurrent import MambaSpec, RecurrentSpec
     from trtkit.models.spec import LayerSpec
     from trtkit.network.blocks.attention import Encoded
-    from trtkit.network.blocks.cache import Past
-    from trtkit.network.blocks.positions import Positions
+    from trtkit.network.blocks.cache import Past, Positions
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
 
@@ -225,3 +222,25 @@ def _mamba_normed(weights: Weights, y: Tensor, z: Tensor, spec: MambaSpec) -> Te
             normed = rms_norm(reshape(y, (0, 0, G, size // G)), None, spec.eps)
             y = reshape(normed, (0, 0, size)) * cast(weights.get("weight", 3), FP32)
         return cast(y * gate if spec.norm == "before_gate" else y, z.dtype)
+
+
+def conv_block(weights: Weights, x: Tensor, spec: ConvSpec, states: States) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute `out(c * conv(b * x))` of x [B, S, D]; return [B, S, D] and the updated state."""
+    with x.graph.scope("conv"):
+        b, c, inner = split(weights.linear("in", x, has_bias=spec.has_bias), -1, (spec.channels,) * 3)
+        convolved, state = convolution(weights, b * inner, states, has_bias=spec.has_bias)
+        y = weights.linear("out", c * convolved, has_bias=spec.has_bias, ranks=spec.share.count)
+        return y, {"conv": state}
+
+
+def convolution(weights: Weights, x: Tensor, states: States, *, has_bias: bool) -> tuple[Tensor, Tensor]:
+    """Convolve each channel of x [B, S, C] with the weights of `taps` in fp32; return it and the updated state."""
+    graph = x.graph
+    with graph.scope("taps"):
+        kernel = np.asarray(weights.array("weight")).astype(np.float32)  # [C, 1, L]
+        taps = [graph.constant(kernel[None, :, :, at].transpose(0, 2, 1), "tap") for at in range(kernel.shape[2])]
+        bias = None
+        if has_bias:
+            bias = graph.constant(np.asarray(weights.array("bias")).astype(np.float32)[None, None], "bias", FP32)
+        y, tokens = causal_convolution(x, states.arrays["conv"], taps, bias)
+        return y, last_tokens(tokens, states.token_counts, kernel.shape[2] - 1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.models.weight_shapes import XIELU_WEIGHTS
+from trtkit.models.weights import XIELU_WEIGHTS
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.ops.activation import activation, largest_gates, sigmoid, xielu
 from trtkit.network.ops.arithmetic import clip, minimum

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.dtypes import FP32
-from trtkit.network.blocks.encoder import add_and_norm, bidirectional_attention
 from trtkit.network.blocks.norm import norm_block
-from trtkit.network.blocks.transformer import feed_forward, relu_mlp, tokens_of
-from trtkit.network.lowering.deformable_attention import FeatureLevels, deformable_attention
+from trtkit.network.blocks.transformer import add_and_norm, bidirectional_attention, feed_forward, relu_mlp, tokens_of
+from trtkit.network.lowering.sampling import FeatureLevels, deformable_attention
 from trtkit.network.lowering.trt_ops import TrtOps
 from trtkit.network.ops.arithmetic import cast, softmax
 from trtkit.network.ops.shape import concat, reshape, take, unsqueeze

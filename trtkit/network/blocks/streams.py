@@ -1,23 +1,23 @@
-"""Several hidden states of each token side by side, of which a layer computes one (Gemma 3n)."""
+"""Gemma 3n and 4: several hidden states of each token side by side, and vectors of each layer that gate its output."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.dtypes import FP32
+from trtkit.dtypes import FP32, INT32
 from trtkit.network.blocks.mixer import mixer_block
 from trtkit.network.blocks.mixture import feed_forward_block
 from trtkit.network.blocks.norm import norm_block
-from trtkit.network.blocks.per_layer import per_layer_part
-from trtkit.network.ops.activation import tanh
-from trtkit.network.ops.arithmetic import cast, maximum, mean, sqrt
+from trtkit.network.ops.activation import activation, tanh
+from trtkit.network.ops.arithmetic import cast, maximum, mean, select, sqrt
+from trtkit.network.ops.gather import embedding
 from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.shape import concat, reshape, take, unsqueeze
 
 if TYPE_CHECKING:
     from trtkit.models.attention import NormSpec
-    from trtkit.models.per_layer import StreamsSpec
-    from trtkit.models.spec import BlockSpec, LayerSpec
+    from trtkit.models.feed_forward import PerLayerSpec, StreamsSpec
+    from trtkit.models.spec import BlockSpec, DecoderSpec, LayerSpec
     from trtkit.network.blocks.mixer import Memory
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
@@ -121,3 +121,27 @@ def _laurel(weights: Weights, x: Tensor, norm: NormSpec) -> Tensor:
 def _stream(streams: Tensor, index: int) -> Tensor:
     """Return one hidden state [B, S, D]."""
     return reshape(take(streams, 2, index, 1), (0, 0, streams.shape[-1]))
+
+
+def per_layer_vectors(weights: Weights, tokens: Tensor, x: Tensor, model: DecoderSpec) -> list[Tensor]:
+    """Return each layer's vectors [B, S, P] for tokens [B, S] and their embedding x [B, S, D]; none if it has none."""
+    spec = model.block.per_layer
+    if spec is None:
+        return []
+    by_layer = (0, 0, spec.layers, spec.size)
+    with x.graph.scope("per_layer_table"):
+        if spec.vocab_size < model.vocab_size:
+            ids = cast(tokens, INT32)
+            tokens = select(ids < spec.vocab_size, ids, 0)
+        rows = reshape(embedding(tokens, weights.get("weight")) * spec.size**0.5, by_layer)
+    projected = reshape(weights.linear("per_layer_projection", x) * x.shape[-1] ** -0.5, by_layer)
+    joined = (norm_block(weights, "per_layer_norm", projected, model.block.norm) + rows) * 2**-0.5
+    with x.graph.scope("per_layer"):
+        return [reshape(take(joined, 2, index, 1), (0, 0, spec.size)) for index in range(spec.layers)]
+
+
+def per_layer_part(weights: Weights, x: Tensor, vector: Tensor, spec: PerLayerSpec, norm: NormSpec) -> Tensor:
+    """Return what a layer adds [B, S, D] to x [B, S, D], gated by its vector [B, S, P]."""
+    with x.graph.scope("per_layer"):
+        inner = activation(weights.linear("gate", x), spec.activation) * vector
+        return norm_block(weights, "norm", weights.linear("down", inner), norm)

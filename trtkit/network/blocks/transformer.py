@@ -1,4 +1,4 @@
-"""Post-norm transformer layers of detectors: positions join queries and keys, never values."""
+"""Attention without a cache, and the post-norm transformer layers of detectors."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.network.blocks.encoder import add_and_norm, bidirectional_attention
 from trtkit.network.blocks.mlp import mlp_block
+from trtkit.network.blocks.norm import norm_block
 from trtkit.network.ops.activation import relu
+from trtkit.network.ops.attention import attention, scale_query
 from trtkit.network.ops.linear import linear
-from trtkit.network.ops.shape import reshape, transpose
+from trtkit.network.ops.shape import merge_heads, reshape, split_heads, transpose
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array, HeightWidth
+    from trtkit.models.attention import AttentionSpec, NormSpec
     from trtkit.models.hybrids.transformer import TransformerLayerSpec
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
@@ -86,3 +88,31 @@ def _waves(edge: int, scale: Array) -> Array:
     positions = positions / (positions[-1] + np.float32(1e-6)) * np.float32(2 * np.pi)
     angles = positions[:, None] / scale
     return np.stack([np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])], axis=-1).reshape(edge, -1)
+
+
+def bidirectional_attention(
+    weights: Weights,
+    name: str,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    spec: AttentionSpec,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Attend from tokens `queries` [B, S, D] to all tokens `keys` and `values` [B, T, D], all before their projection.
+
+    mask: as in `ops.attention`. The weights are `q`, `k`, `v` and `o` of module `name`.
+    """
+    graph, heads = weights.graph, spec.num_attention_heads
+    with graph.scope(name):
+        q, k, v = (
+            split_heads(weights.linear(role, x, has_bias=spec.has_qkv_bias), heads)
+            for role, x in zip("qkv", (queries, keys, values), strict=True)
+        )
+        attended = merge_heads(attention((scale_query(q, spec.scale), k, v), mask))
+        return weights.linear("o", attended, has_bias=spec.has_output_bias)
+
+
+def add_and_norm(weights: Weights, name: str, x: Tensor, change: Tensor, norm: NormSpec) -> Tensor:
+    """Add a part's result to its input, then normalize (post-norm, as in the original transformer)."""
+    return norm_block(weights, name, x + change, norm)

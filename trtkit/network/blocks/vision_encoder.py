@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.dtypes import FP32
-from trtkit.network.blocks.encoder import bidirectional_attention
 from trtkit.network.blocks.mlp import mlp_block
 from trtkit.network.blocks.norm import norm_block
+from trtkit.network.blocks.transformer import bidirectional_attention
 from trtkit.network.ops.activation import activation
 from trtkit.network.ops.arithmetic import cast, mean
 from trtkit.network.ops.attention import attention, scale_query

@@ -1,4 +1,4 @@
-"""Inputs and outputs of an ONNX graph as plain data."""
+"""Inputs and outputs of an ONNX graph as plain data, and several models put into one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtkit.dtypes import dtype_of, from_onnx
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import onnx
@@ -88,3 +88,32 @@ def _spec(value: onnx.ValueInfoProto) -> OnnxTensorSpec:
         f"{value.name}.{axis}" if is_unnamed(dim) else dim.dim_param or dim.dim_value for axis, dim in enumerate(dims)
     )
     return OnnxTensorSpec(value.name, dtype.name, shape)
+
+
+def prefixed(model: onnx.ModelProto, prefix: str) -> onnx.ModelProto:
+    """Return `model` with `prefix` before all names but those of its inputs and outputs."""
+    from onnx import compose
+
+    return compose.add_prefix(model, prefix, rename_inputs=False, rename_outputs=False)
+
+
+def merged(models: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
+    """Return one model of several in the order that they run in.
+
+    A tensor of the same name is the same tensor: an output of one that is an input of another stays an output too.
+    The models have one opset, and inner names of their own.
+    """
+    import onnx
+
+    result = onnx.ModelProto()
+    result.CopyFrom(models[0])
+    for model in models[1:]:
+        outputs = {value.name for value in result.graph.output}
+        known = {value.name for value in result.graph.input}
+        result.graph.node.extend(model.graph.node)
+        result.graph.initializer.extend(model.graph.initializer)
+        result.graph.value_info.extend(model.graph.value_info)
+        result.graph.output.extend(model.graph.output)
+        result.graph.input.extend(value for value in model.graph.input if value.name not in outputs | known)
+        result.functions.extend(model.functions)
+    return result

@@ -1,4 +1,4 @@
-"""Pick elements by index."""
+"""Pick and write elements by index."""
 
 from __future__ import annotations
 
@@ -58,3 +58,12 @@ def pick(x: Tensor, index: int) -> Tensor:
     graph = x.graph
     at = graph.constant(np.array(index, np.int32), "index")
     return graph.add(graph.network.add_gather(x.trt, at.trt, 0), "pick")
+
+
+def scatter_last(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """Replace elements of each row: x [B, V], places and updates [B, M], of which a row's places differ."""
+    graph = x.graph
+    layer = graph.network.add_scatter(x.trt, indices.trt, updates.trt, graph.backend.trt.ScatterMode.ELEMENT)
+    if layer is not None:
+        layer.axis = x.rank - 1
+    return graph.add(layer, "scatter")

@@ -1,17 +1,21 @@
-"""Attention that reads pages where they are, as the custom op PagedAttention."""
+"""Attention that reads pages where they are, as the custom op PagedAttention, and custom ops as layers of a network."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtkit.network.custom_layer import add_op
-from trtkit.network.custom_op import find
+from trtkit.errors import NetworkError
+from trtkit.network.custom_op import DOMAIN, find
+from trtkit.network.foreign import Fact, Refusal
+from trtkit.network.lowering.trt_ops import TrtOps
+from trtkit.network.plugin import Plugin, attributes_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from trtkit.network.graph import Tensor
+    from trtkit.network.custom_op import CustomOp
+    from trtkit.network.graph import Graph, Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,3 +51,41 @@ def paged_attention(
     op, rows = find("PagedAttention"), pages.rows
     inputs = (q, pages.keys, pages.values, new_keys, new_values, rows.table, rows.lengths, rows.counts, sinks)
     return add_op(q.graph, op, inputs, op.attributes(**pages.attributes))[0]
+
+
+def add_op(graph: Graph, op: CustomOp, inputs: Sequence[Tensor | None], attributes: object) -> list[Tensor]:
+    """Add a custom op: a plugin layer if `graph.plugins` is set, else its lowering. Raises NetworkError.
+
+    inputs: None if an optional one is missing. A plugin takes all of its inputs, or has something for missing ones.
+    """
+    try:
+        op.check([None if x is None else Fact(x.dtype, x.shape) for x in inputs], attributes)
+    except Refusal as refusal:
+        raise NetworkError(f"`{op.name}`: {refusal.what}", graph.path(), refusal.fix) from refusal
+    with graph.scope(op.name):
+        if graph.plugins is None:
+            return op.lower(TrtOps(graph), inputs, attributes, op.form(None))
+        present = [x for x in inputs if x is not None]
+        return _plugin_layer(graph, op, [*present, *_missing(op, present)], attributes_for(op, attributes))
+
+
+def _missing(op: CustomOp, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Add constants for the last inputs of the op's plugin if they are missing."""
+    plugin: Plugin = op.part("plugin").PLUGIN
+    arrays = plugin.missing([Fact(x.dtype, x.shape) for x in inputs])
+    names, data = plugin.inputs[len(inputs) :], inputs[plugin.data]
+    return [data.graph.constant(array, name, data.dtype) for name, array in zip(names, arrays, strict=True)]
+
+
+def _plugin_layer(
+    graph: Graph, op: CustomOp, inputs: Sequence[Tensor], attributes: Mapping[str, object]
+) -> list[Tensor]:
+    """Add the plugin, its kernel compiled ahead of time. The op must be registered with `graph.plugins`."""
+    plugin = getattr(getattr(graph.plugins.op, DOMAIN), op.name)
+    call = plugin(*(x.trt for x in inputs), **attributes)
+    layer = graph.network.add_plugin(call, aot=True)
+    first = graph.add(layer, "plugin")
+    others = [layer.get_output(index) for index in range(1, len(op.outputs))]
+    for port, tensor in zip(op.outputs[1:], others, strict=True):
+        tensor.name = f"{first.name}/{port.name}"
+    return [first, *map(graph.tensor, others)]

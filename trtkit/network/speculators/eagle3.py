@@ -12,11 +12,10 @@ from trtkit.network.blocks.mixture import feed_forward_block
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.blocks.weights import Weights
 from trtkit.network.input_spec import BATCH, NEW_TOKENS, Axis, InputSpec
-from trtkit.network.layer_inputs import LayerInputs
+from trtkit.network.layer_inputs import LayerInputs, scheduled_inputs
 from trtkit.network.ops.arithmetic import cast
 from trtkit.network.ops.gather import embedding, token_at
 from trtkit.network.ops.shape import concat
-from trtkit.network.scheduled_inputs import scheduled_inputs
 from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.network.speculators.vocabulary import of_all_tokens
 

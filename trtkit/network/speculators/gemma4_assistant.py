@@ -8,20 +8,18 @@ import numpy as np
 
 from trtkit.dtypes import FP32, INT32
 from trtkit.models.speculators.gemma4_assistant import ORDER
-from trtkit.network.blocks.cache import Past
+from trtkit.network.blocks.cache import Past, Positions
 from trtkit.network.blocks.layer import decoder_layer
 from trtkit.network.blocks.mixer import Attending
 from trtkit.network.blocks.norm import norm_block
-from trtkit.network.blocks.positions import Positions
 from trtkit.network.blocks.weights import Weights
 from trtkit.network.input_spec import BATCH, Axis, InputSpec
 from trtkit.network.ops.arithmetic import cast, max_over
-from trtkit.network.ops.gather import embedding, entries
+from trtkit.network.ops.gather import embedding, entries, scatter_last
 from trtkit.network.ops.kv_cache import head_tables, pages_of
 from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.mask import causal_mask
 from trtkit.network.ops.moe import top_k
-from trtkit.network.ops.scatter import scatter_last
 from trtkit.network.ops.shape import concat, reshape, take_as_many, unsqueeze
 from trtkit.network.rope_tables import rope_tables
 from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN

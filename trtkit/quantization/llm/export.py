@@ -14,7 +14,7 @@ import torch
 from trtkit.errors import QuantizeError
 from trtkit.quantized_matrix import unpack
 from trtkit.sources.huggingface.stacked_experts import memory_name
-from trtkit.sources.safetensors_folder import json_object
+from trtkit.sources.safetensors_file import json_object
 from trtkit.version import __version__
 
 if TYPE_CHECKING:

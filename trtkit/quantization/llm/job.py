@@ -7,8 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trtkit.errors import QuantizeError
-from trtkit.jobs.events import Phase
-from trtkit.jobs.steps import Steps
+from trtkit.jobs.events import Phase, Steps
 from trtkit.lora.merge import open_language_model
 from trtkit.models.weights import stored_spec
 from trtkit.quantization.jobs import QuantizedLlm

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtkit.quantization.llm.experts import joined_expert_layers
-from trtkit.quantization.scales import least_error
+from trtkit.quantization.int4 import least_error
+from trtkit.quantization.llm.mixtures import joined_expert_layers
 from trtkit.quantization_methods import FORMATS
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.quantization.llm.calibration import CalibrationStatistics, LayerStatistics
     from trtkit.quantization.llm.choice import LinearLayer, MethodChoice
-    from trtkit.quantization.llm.experts import ExpertLayer
+    from trtkit.quantization.llm.mixtures import ExpertLayer
     from trtkit.quantization_methods import Algorithm, Format, Method
 
 

@@ -13,8 +13,8 @@ from trtkit.dtypes import dtype_of
 from trtkit.errors import QuantizeError
 from trtkit.quantization.int4 import Rounding
 from trtkit.quantization.llm import calibration, modelopt
-from trtkit.quantization.llm.experts import is_experts
 from trtkit.quantization.llm.export import Extra, check_quantized, export, rename
+from trtkit.quantization.llm.mixtures import is_experts
 from trtkit.quantization.llm.sequential import quantize_int4
 from trtkit.quantization.llm.sparsity import prune
 from trtkit.quantization_methods import FORMATS, METHODS
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.config.schema import ModelConfig
-    from trtkit.jobs.steps import Steps
+    from trtkit.jobs.events import Steps
     from trtkit.quantization.llm.calibration import CalibrationStatistics
     from trtkit.quantization.llm.choice import LinearLayer, MethodChoice
-    from trtkit.quantization.llm.experts import ExpertLayer
+    from trtkit.quantization.llm.mixtures import ExpertLayer
     from trtkit.quantized_matrix import QuantizedMatrix
     from trtkit.sources.decoder_source import DecoderSource
 

@@ -17,7 +17,7 @@ from trtkit.quantization_methods import FORMATS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from trtkit.jobs.steps import Steps
+    from trtkit.jobs.events import Steps
     from trtkit.quantization.jobs import ScoringRequest
     from trtkit.quantization.llm.choice import LinearLayer, MethodChoice
     from trtkit.quantization.llm.torch_model import QuantizedTorchModel

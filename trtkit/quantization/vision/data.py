@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.config.schema import ModelConfig
-    from trtkit.jobs.steps import Steps
+    from trtkit.jobs.events import Steps
     from trtkit.network.onnx.io import OnnxTensorSpec
 
 PERCENTILE = 99.99

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.inputs.samples import Sample
     from trtkit.network.onnx.quantize import QuantizedCounts
-    from trtkit.quantization.by_part.choice import PartChoice
+    from trtkit.quantization.by_part import PartChoice
     from trtkit.quantization.vision.data import QuantizationRun
     from trtkit.quantization.vision.products import Loss
     from trtkit.quantization.vision.repair import Repaired

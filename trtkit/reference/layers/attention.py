@@ -1,4 +1,4 @@
-"""Attention."""
+"""Attention: its masks, the update of a KV cache, rotary embedding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from trtkit.reference.layer import Layer, Op, Tensor, sizes
-from trtkit.reference.layers.attention_mask import Block, MaskSizes, visible_blocks
 from trtkit.reference.layers.quantization import FP8_MAX
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
 QKV = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values."""
+
 
 # Shapes: B sequences, S new tokens, T cached tokens, N query heads, K key/value heads, H head size.
 
@@ -159,3 +159,192 @@ def _scores_times_values(qkv: QKV, mask: Tensor | None, scale: Tensor | None, fo
     if form.quantize is not None and scale is not None:
         weights = form.quantize(weights, scale.to(weights.dtype))
     return weights @ v
+
+
+# Shapes: B sequences, S new tokens, T cached tokens, N query heads, K key/value heads.
+
+_BLOCK_ROWS = 128
+"""Rows of a block: fewer make too many small products, more read columns that only some rows need; measured."""
+
+
+@dataclass(frozen=True)
+class MaskSizes:
+    """What a mask is made for. group: query heads per key/value head. dtype: of scores. causal: CausalMaskKind."""
+
+    rows: int
+    columns: int
+    heads: int
+    group: int
+    dtype: torch.dtype
+    causal: str
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of the queries, the first columns of the keys that they may attend to, and the mask for both."""
+
+    rows: slice
+    columns: int
+    mask: Tensor | None
+
+
+def visible_blocks(mask: Tensor | None, lengths: Tensor | None, to: MaskSizes) -> list[Block]:
+    """Return what mask, causality and lengths together let the queries see, which layers of the same sizes share.
+
+    Columns after the last that any row of a block may attend to are left out: they would get no weight. Not on a GPU,
+    which would have to be waited for.
+    """
+    columns, is_on_cpu = to.columns, to.device.type == "cpu"
+    if lengths is not None and is_on_cpu:
+        columns = min(columns, max(int(lengths.max()), 1))
+        mask = mask if mask is None or mask.shape[-1] == 1 else mask[..., :columns]
+    combined = _combined_mask(mask, lengths, columns, to)
+    if combined is None:
+        return [Block(slice(None), columns, None)]
+    if not is_on_cpu or combined.dtype != torch.bool or combined.shape[-1] != columns:
+        return [Block(slice(None), columns, _rows_of_groups(combined, to.rows, to))]
+    size = _BLOCK_ROWS if combined.shape[2] == to.rows > _BLOCK_ROWS else max(to.rows, 1)
+    starts = range(0, max(to.rows, 1), size)
+    return [_block(combined[:, :, start : start + size], slice(start, start + size), to) for start in starts]
+
+
+def _block(mask: Tensor, rows: slice, to: MaskSizes) -> Block:
+    """Return a block of rows without the columns after the last that is true in any of them; one at least stays."""
+    used = mask.flatten(0, -2).any(0).nonzero()
+    columns = int(used[-1]) + 1 if len(used) else 1
+    count = min(rows.stop, to.rows) - rows.start
+    return Block(rows, columns, _rows_of_groups(mask[..., :columns], count, to))
+
+
+def _rows_of_groups(mask: Tensor, rows: int, to: MaskSizes) -> Tensor:
+    """Return a mask [B, N or 1, S or 1, T] for queries whose heads became rows: [B, K or 1, group * S or 1, T]."""
+    if to.group == 1 or mask.shape[1:3] == (1, 1):
+        return mask
+    mask = mask.expand(-1, -1, rows, -1)
+    if mask.shape[1] > 1:
+        return mask.reshape(mask.shape[0], to.heads, to.group * rows, -1)
+    return mask.repeat(1, 1, to.group, 1)
+
+
+def _combined_mask(mask: Tensor | None, lengths: Tensor | None, columns: int, to: MaskSizes) -> Tensor | None:
+    """Return the mask of mask, causality and lengths together: true where a row may attend, or what is added."""
+    allowed = _allowed(lengths, columns, to)
+    if mask is None or allowed is None:
+        return allowed if mask is None else mask if mask.dtype == torch.bool else mask.to(to.dtype)
+    if mask.dtype == torch.bool:
+        return mask & allowed
+    return torch.where(allowed, mask.to(to.dtype), -float("inf"))
+
+
+def _allowed(lengths: Tensor | None, columns: int, to: MaskSizes) -> Tensor | None:
+    """Return what causality and lengths allow, [B or 1, 1, S or 1, columns]; None if that is all."""
+    column = torch.arange(columns, device=to.device)
+    allowed = None if lengths is None else (column < lengths.reshape(-1, 1)).reshape(-1, 1, 1, columns)
+    if to.causal == "NONE":
+        return allowed
+    row = torch.arange(to.rows, device=to.device).reshape(1, 1, -1, 1)
+    if to.causal == "LOWER_RIGHT":
+        row = row + ((columns if lengths is None else lengths.reshape(-1, 1, 1, 1)) - to.rows)
+    causal = column <= row
+    return causal if allowed is None else allowed & causal
+
+
+# Shapes: B sequences, S new tokens, T cached tokens, K key/value heads, H head size.
+
+
+def kv_cache_update(layer: Layer) -> Op:
+    """Write new keys or values into a cache [B, K, T, H] from position write_indices[b] of each sequence on.
+
+    Inputs: cache, update [B, K, S, H] or packed [tokens, K, H], write indices [B], cumulative update lengths.
+    TensorRT's output shares the cache's memory; here it does where the executor was told so, else it is a copy.
+    Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/operators/KVCacheUpdate.html
+    """
+    in_place, once = layer.settings.in_place_caches, layer.settings.memo.once
+    is_packed = layer.option("update_form") == "PACKED_NHD"
+
+    def run(cache: Tensor, update: Tensor, write_indices: Tensor, lengths: Tensor | None = None) -> Tensor:
+        cache = cache if in_place else cache.clone()
+        if cache.device.type != "cpu" and not is_packed:  # a device is not waited for: torch checks positions there
+            cache.transpose(1, 2)[once(_places, write_indices, update.shape[2])] = update.transpose(1, 2)
+            return cache
+        starts = once(sizes, write_indices)
+        if is_packed and lengths is not None:
+            _write_packed(cache, update, starts, once(sizes, lengths))
+            return cache
+        _check(max(starts), min(starts), update.shape[2], cache)
+        if len(starts) > 1 and update.shape[2] == 1:
+            cache.transpose(1, 2)[once(_places, write_indices, 1)] = update.transpose(1, 2)
+            return cache
+        for index, first in enumerate(starts):
+            cache[index, :, first : first + update.shape[2]] = update[index]
+        return cache
+
+    return run
+
+
+def _places(write_indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the sequence [B, 1] and the positions [B, S] of each sequence's new tokens."""
+    sequence, new = (torch.arange(size, device=write_indices.device) for size in (len(write_indices), count))
+    return sequence[:, None], write_indices.long()[:, None] + new
+
+
+def _write_packed(cache: Tensor, update: Tensor, starts: list[int], ends: list[int]) -> None:
+    """Write update [tokens, K, H]; sequence b's tokens are those from ends[b] to ends[b + 1]."""
+    for index, first in enumerate(starts):
+        one = update[ends[index] : ends[index + 1]].transpose(0, 1)
+        _check(first, first, one.shape[1], cache)
+        cache[index, :, first : first + one.shape[1]] = one
+
+
+def _check(last: int, first: int, count: int, cache: Tensor) -> None:
+    """Raise IndexError where `count` tokens from position `first` or `last` on do not fit."""
+    if first < 0 or last + count > cache.shape[2]:
+        at = first if first < 0 else last
+        raise IndexError(f"{count} tokens at {at} do not fit a cache of {cache.shape[2]}")
+
+
+# Shapes: B sequences, S tokens, N heads, H head size.
+
+
+def rotary_embedding(layer: Layer) -> Op:
+    """Rotate pairs of the first `rotary_embedding_dim` elements (0: all) of x [B, N, S, H] by angles of the position.
+
+    Inputs: x, cos, sin as [positions, dim / 2] with position ids [B, S], or [B, S, dim / 2] without. Pairs are
+    neighbours when interleaved, else element i of the two halves.
+    Source: https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/_static/operators/RotaryEmbedding.html
+    """
+    is_interleaved, stated = layer.flag("interleaved"), layer.number("rotary_embedding_dim")
+    once, dtype = layer.settings.memo.once, layer.input_dtype()
+    wide = torch.float32 if dtype.itemsize < 4 else dtype
+
+    def run(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> Tensor:
+        size = stated or x.shape[-1]
+        rotated = x[..., :size].to(wide)
+        cosines, sines = once(_angles, cos, sin, positions, wide, is_interleaved)
+        turned = rotated * cosines
+        (first, second), (new_first, new_second) = (_pairs(item, is_interleaved) for item in (rotated, turned))
+        new_first.addcmul_(second, sines, value=-1)
+        new_second.addcmul_(first, sines)
+        turned = turned.to(dtype)
+        return torch.cat((turned, x[..., size:]), -1) if size < x.shape[-1] else turned
+
+    return run
+
+
+def _angles(
+    cos: Tensor, sin: Tensor, positions: Tensor | None, dtype: torch.dtype, is_interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    """Return each token's cosines for both elements of the pairs [B, 1, S, dim] and sines [B, 1, S, dim / 2]."""
+    if positions is not None:
+        cos, sin = cos[positions], sin[positions]
+    cos, sin = (item.to(dtype).unsqueeze(1) for item in (cos, sin))
+    return cos.repeat_interleave(2, -1) if is_interleaved else torch.cat((cos, cos), -1), sin
+
+
+def _pairs(x: Tensor, is_interleaved: bool) -> tuple[Tensor, Tensor]:
+    """Return views of the first and the second element of each pair."""
+    if is_interleaved:
+        return x[..., ::2], x[..., 1::2]
+    first, second = x.chunk(2, -1)
+    return first, second

@@ -1,13 +1,15 @@
-"""Reductions, top-k, cumulative sums and normalization."""
+"""Sums over axes: reductions, top-k, normalization, products of matrices, mixtures of experts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from trtkit.reference.layer import Layer, Op, Tensor
+from trtkit.reference.layer import Layer, Lowered, Op, Tensor
+from trtkit.reference.layers.quantization import FP8_MAX
 
 Reduction = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
@@ -141,3 +143,106 @@ def _spread(parameter: Tensor, x: Tensor) -> Tensor:
     if channels in (1, x.shape[1]):
         return parameter
     return parameter.repeat_interleave(x.shape[1] // channels, 1)
+
+
+FEW_ROWS = 12
+"""Rows up to which torch's own fp16 product on CPUs is faster than one in fp32 on converted matrices; measured."""
+
+
+def matrix_multiply(layer: Layer) -> Op:
+    """Multiply collections of matrices or vectors, transposed where the layer says so."""
+    left, right = layer.option("op0"), layer.option("op1")
+    dtype = layer.input_dtype()
+    multiply = torch.matmul if layer.precision.accumulation(dtype) == dtype else _summed_in_fp32
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        a = a.mT if left == "TRANSPOSE" else a.unsqueeze(-2) if left == "VECTOR" else a
+        b = b.mT if right == "TRANSPOSE" else b.unsqueeze(-1) if right == "VECTOR" else b
+        y = multiply(a, _as_one_matrix(b) if 2 < b.dim() <= a.dim() else b)
+        y = y.squeeze(-1) if right == "VECTOR" else y
+        return y.squeeze(-2 if right != "VECTOR" else -1) if left == "VECTOR" else y
+
+    return run
+
+
+def _as_one_matrix(b: Tensor) -> Tensor:
+    """Return a collection of one matrix as that matrix, by which torch multiplies all rows at once, much faster."""
+    leading = b.shape[:-2]
+    return b.squeeze(tuple(range(len(leading)))) if leading.numel() == 1 else b
+
+
+def _summed_in_fp32(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply fp16 matrices; sums in fp32, the result rounded to fp16.
+
+    torch does so itself for few rows times a transposed matrix, without converting it: how a model writes one token.
+    """
+    is_few = b.dim() == 2 and b.stride(0) == 1 and a.numel() <= FEW_ROWS * a.shape[-1]
+    if is_few and _torch_sums_in_fp32():
+        return torch.matmul(a, b)
+    return torch.matmul(a.float(), b.float()).to(a.dtype)
+
+
+@cache
+def _torch_sums_in_fp32() -> bool:
+    """Whether torch's fp16 products of few rows are exact here where partial sums leave fp16's range and precision."""
+    row = torch.cat((torch.full((2048,), 1001.0), torch.full((2048,), -1000.0))).half()
+    products = [torch.ones(count, 4096).half() @ row.expand(3, -1).contiguous().mT for count in (1, 3, FEW_ROWS)]
+    return all(bool((product == 2048).all()) for product in products)
+
+
+def einsum(layer: Layer) -> Op:
+    """Sum products by an Einstein equation; ellipsis and repeated labels included."""
+    equation, dtype = layer.option("equation").replace(" ", ""), layer.input_dtype()
+    compute = layer.precision.accumulation(dtype)
+    return lambda *operands: torch.einsum(equation, *[item.to(compute) for item in operands]).to(dtype)
+
+
+def constant(layer: Layer) -> Lowered:
+    """Return the layer's weights in its shape, without a copy where the API gives their memory."""
+    shape = layer.ints("shape")
+    assert shape is not None
+    value = layer.weights("weights", layer.outputs[0].dtype)
+    if value is None:
+        value = torch.empty(0, dtype=layer.output_dtype(), device=layer.precision.device)
+    fixed = value.reshape(shape)
+    return Lowered(lambda: fixed, is_view=True)
+
+
+def mixture_of_experts(layer: Layer) -> Op:
+    """Send each token through its experts' gated MLPs and add the results, weighted by the experts' scores.
+
+    Inputs: hidden states [.., D], expert numbers [.., k], scores [.., k], gate and up weights [E, D, F], down weights
+    [E, F, D], their biases [E, F], [E, F], [E, D], scale of the fp8 down activations. SwiGLU with parameters:
+    silu(alpha * gate) / alpha * (up + beta), gate and up clamped to the limit. Source: IMoELayer in NvInfer.h.
+    """
+    dtype = layer.input_dtype()
+    limit, alpha, beta = (layer.real(f"swiglu_param_{name}") for name in ("limit", "alpha", "beta"))
+    has_silu = layer.option("activation_type") == "SILU"
+    compute = layer.precision.accumulation(dtype)
+
+    def expert(x: Tensor, weights: list[Tensor], biases: list[Tensor], scale: Tensor | None) -> Tensor:
+        gate, up = x @ weights[0], x @ weights[1]
+        if biases:
+            gate, up = gate + biases[0], up + biases[1]
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        inner = (gate * torch.sigmoid(alpha * gate) if has_silu else gate) * (up + beta)
+        if scale is not None:
+            inner = (inner / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).to(inner.dtype) * scale
+        down = inner @ weights[2]
+        return down + biases[2] if biases else down
+
+    def run(hidden: Tensor, chosen: Tensor, scores: Tensor, *parameters: Tensor | None) -> Tensor:
+        weights = [item.to(compute) for item in parameters[:3] if item is not None]
+        biases = [item.to(compute) for item in parameters[3:6] if item is not None]
+        scale = parameters[6].to(compute) if len(parameters) > 6 and parameters[6] is not None else None
+        tokens = hidden.reshape(-1, hidden.shape[-1]).to(compute)
+        choice, weight = chosen.reshape(len(tokens), -1), scores.reshape(len(tokens), -1).to(compute)
+        total = torch.zeros_like(tokens)
+        for index in sorted(set(choice.reshape(-1).tolist())):
+            token, column = (choice == index).nonzero(as_tuple=True)
+            matrices = [item[index] for item in weights]
+            result = expert(tokens[token], matrices, [item[index] for item in biases], scale)
+            total.index_add_(0, token, result * weight[token, column].unsqueeze(1))
+        return total.reshape(hidden.shape).to(dtype)
+
+    return run

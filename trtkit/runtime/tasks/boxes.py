@@ -7,7 +7,7 @@ Layouts, of pixels of the input unless said otherwise:
 - `queries` boxes [N, Q, 4] as center and size in shares of the input, and logits [N, Q, C] (DETR and its kin).
 - `suppressed` [N, M, 6]: corners, score, class; what is left after suppression, padded with rows of score 0.
 
-`text_map.py` reads maps of text.
+`maps.py` reads maps of text.
 """
 
 from __future__ import annotations

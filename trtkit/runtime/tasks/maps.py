@@ -1,10 +1,12 @@
-"""Read an output of pixels on the picture: the class of each, or its depth."""
+"""Read maps of pixels: the class or the depth of each, or boxes around lines of text."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from trtkit.runtime.tasks.boxes import Detections
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,3 +52,44 @@ def _centers(placed: PicturePlacement, size: WidthHeight, axis: int) -> Array:
     """Return where the centers of the picture's pixels lie in the input, in grid_sample's units of -1 to 1."""
     centers = np.arange(placed.size[axis]) + 0.5
     return np.asarray((centers * placed.scale[axis] + placed.offset[axis]) / size[axis] * 2 - 1)
+
+
+# The detector marks the core of a line; text reaches about half of its height beyond it on every side.
+MARGIN = 0.5
+THRESHOLD = 0.3
+SMALLEST_HEIGHT = 4
+
+
+def text_boxes(probability: Array, size: WidthHeight) -> Detections:
+    """Return the boxes of text lines, from top to bottom, scored by the mean probability of their cores.
+
+    probability: of text, [h, w]. size: (width, height) of the image that the map covers, in pixels of which boxes are.
+
+    Source: DBNet, arXiv:1911.08947. Boxes are upright rectangles around connected regions, not DBNet's polygons.
+    """
+    from scipy import ndimage
+
+    labels, _ = ndimage.label(probability > THRESHOLD)
+    regions = [
+        (number, rows, columns)
+        for number, (rows, columns) in enumerate(ndimage.find_objects(labels), 1)
+        if rows.stop - rows.start >= SMALLEST_HEIGHT
+    ]
+    scale = np.array(size) / probability.shape[::-1]
+    boxes = np.array([_grown(rows, columns) for _, rows, columns in regions], np.float64).reshape(-1, 2, 2) * scale
+    scores = [
+        float(probability[rows, columns][labels[rows, columns] == number].mean()) for number, rows, columns in regions
+    ]
+    count = len(regions)
+    return Detections(
+        boxes.clip(0, size).reshape(-1, 4),
+        np.array(scores, np.float64),
+        np.zeros(count, np.int64),
+        np.zeros((count, 0)),
+    )
+
+
+def _grown(rows: slice, columns: slice) -> tuple[float, float, float, float]:
+    """Return a region of the map with its margin."""
+    margin = MARGIN * (rows.stop - rows.start)
+    return columns.start - margin, rows.start - margin, columns.stop + margin, rows.stop + margin

@@ -12,8 +12,7 @@ from trtkit.network.onnx.nms import CLASSES_KEY, NMS_OUTPUTS
 from trtkit.runtime.tasks import boxes as box_layouts
 from trtkit.runtime.tasks.answers import Box, Classes, ClassMap, DepthMap, DetectedBoxes, Embedding, Outputs, Text
 from trtkit.runtime.tasks.classes import metadata_labels, scores_of, softmax, top_classes
-from trtkit.runtime.tasks.maps import class_map, depth_map
-from trtkit.runtime.tasks.text_map import text_boxes
+from trtkit.runtime.tasks.maps import class_map, depth_map, text_boxes
 from trtkit.sources.onnx_file import metadata_value
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from trtkit.errors import GenerationError, SourceError
 from trtkit.files import recalled, remember
 from trtkit.sources.digest import sha256_of
-from trtkit.sources.gguf.cuts import known_patterns
-from trtkit.sources.safetensors_folder import read_json
+from trtkit.sources.gguf.tokenizer import known_patterns
+from trtkit.sources.safetensors_file import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

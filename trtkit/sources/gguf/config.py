@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.sources.gguf.derived import has_tensor, sliding_types
 from trtkit.sources.gguf.families import FAMILIES, VARIANTS
 from trtkit.sources.gguf.layout import LATER
-from trtkit.sources.gguf.metadata import Metadata, head_dim
+from trtkit.sources.gguf.metadata import Metadata, has_tensor, head_dim, sliding_types
 from trtkit.sources.gguf.rope import rope_parameters
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtkit.sources.gguf.derived import kinds, mamba_head
 from trtkit.sources.gguf.early_families import EARLY, EARLY_VARIANTS
 from trtkit.sources.gguf.gemma_families import GEMMAS
 from trtkit.sources.gguf.layout import (
@@ -35,6 +34,7 @@ from trtkit.sources.gguf.layout import (
     JoinedTensors,
 )
 from trtkit.sources.gguf.mamba_families import MAMBA_VARIANTS, MAMBAS
+from trtkit.sources.gguf.metadata import kinds, mamba_head
 from trtkit.sources.gguf.mixture_families import MIXTURE_VARIANTS, MIXTURES
 from trtkit.sources.gguf.recent_families import LATENT, LATENT_VARIANTS, RECENT, RECENT_VARIANTS
 

@@ -16,15 +16,16 @@ import numpy as np
 
 from trtkit.errors import SourceError
 from trtkit.files import open_regular
+from trtkit.quantized_matrix import QuantizedMatrix, pack
 from trtkit.sources.checkpoint import StoredArray
-from trtkit.sources.gguf.blocks import KEPT, KEPT_EXPERTS, TERNARY, block_matrix
+from trtkit.sources.quantized.bitnet import ternary_matrix
+from trtkit.sources.quantized.mxfp4 import powers_of_two
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from trtkit.arrays import Array
-    from trtkit.quantized_matrix import QuantizedMatrix
 
 _AGAIN = "copy or download the file again"
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
@@ -32,6 +33,11 @@ _STRING, _ARRAY = 8, 9
 # `struct` codes of metadata types, by the format's number.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+TERNARY = ("TQ1_0", "TQ2_0")
+
+
 _QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4", *TERNARY)
 
 
@@ -231,3 +237,58 @@ def _shortest(value: float) -> float:
 
 def _aligned(offset: int, alignment: int) -> int:
     return -(-offset // alignment) * alignment
+
+
+KEPT = ("Q8_0", "Q4_0", "Q4_1", *TERNARY)
+"""Types that have a form in TensorRT."""
+KEPT_EXPERTS = ("Q8_0", "Q4_0", "Q4_1", "MXFP4")
+"""Types that experts of a mixture stay in: also one whose numbers the network computes itself."""
+_BLOCK = 32
+
+
+def block_matrix(raw: Array, type_name: str) -> QuantizedMatrix:
+    """Return a matrix of one of the KEPT or KEPT_EXPERTS types. raw: its bytes, a row of the matrix each.
+
+    A block is its scale in fp16 (Q4_1: and its least value; MXFP4: a power of two) and its codes. Four-bit codes
+    are in pairs of columns i and i + 16, the first in the lower half. A ternary block ends with its scale. Source:
+    ggml's `block_q8_0`, `block_q4_0`, `block_q4_1`, `block_mxfp4`, `block_tq1_0`, `block_tq2_0` in ggml-common.h.
+    """
+    if type_name in TERNARY:
+        return _ternary(raw, type_name)
+    out = len(raw)
+    size = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20, "MXFP4": 17}[type_name]
+    blocks = np.ascontiguousarray(raw).reshape(out, -1, size)
+    if type_name == "MXFP4":
+        return QuantizedMatrix("mxfp4", pack(_in_order(blocks[:, :, 1:])), powers_of_two(blocks[:, :, 0]))
+    scales = _halves(blocks, 0)
+    if type_name == "Q8_0":
+        codes = np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8).reshape(out, -1)
+        return QuantizedMatrix("int8", codes, scales)
+    numbers = _in_order(blocks[:, :, size - _BLOCK // 2 :])
+    # Codes from 0 to 15 become -8 to 7; a block's least value is at 0.
+    offsets = _halves(blocks, 2) + 8 * scales if type_name == "Q4_1" else None
+    return QuantizedMatrix("int4", pack(numbers ^ 8), scales, offsets=offsets)
+
+
+def _ternary(raw: Array, type_name: str) -> QuantizedMatrix:
+    """Return a matrix of -1, 0 and 1 times the scale of each block."""
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[type_name]
+    columns, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.array(raw).reshape(-1, size)
+    scales = blocks[:, -2:].copy().view(np.float16).astype(np.float32).reshape(len(raw), -1)
+    blocks[:, -2:] = np.array([1], np.float16).view(np.uint8)
+    values = gguf.quants.dequantize(blocks, kind).reshape(len(raw), -1)
+    assert values.shape[1] == scales.shape[1] * columns
+    return ternary_matrix(values, scales)
+
+
+def _in_order(pairs: Array) -> Array:
+    """Return the four-bit codes of blocks [out, n, 16] as numbers [out, 32 n]."""
+    return np.concatenate((pairs & 15, pairs >> 4), axis=2).reshape(len(pairs), -1)
+
+
+def _halves(blocks: Array, start: int) -> Array:
+    """Return the fp16 number at byte `start` of each block in fp32: [out, blocks]."""
+    return np.ascontiguousarray(blocks[:, :, start : start + 2]).view(np.float16)[:, :, 0].astype(np.float32)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.sources.gguf.derived import sliding_types
 from trtkit.sources.gguf.layout import (
     GELU,
     MOE_EXPERTS,
@@ -19,6 +18,7 @@ from trtkit.sources.gguf.layout import (
     WINDOW,
     GgufFamily,
 )
+from trtkit.sources.gguf.metadata import sliding_types
 from trtkit.sources.gguf.rope import share
 
 if TYPE_CHECKING:

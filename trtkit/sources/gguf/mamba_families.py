@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.sources.gguf.derived import key_heads, kinds, mamba_head
 from trtkit.sources.gguf.layout import (
     ATTENTION,
     BIASES,
@@ -20,6 +19,7 @@ from trtkit.sources.gguf.layout import (
     GgufFamily,
     JoinedTensors,
 )
+from trtkit.sources.gguf.metadata import key_heads, kinds, mamba_head
 from trtkit.sources.gguf.mixture_families import GRANITE_MOE_SHARED, GRANITE_SHARED, ROUTED_FIELDS
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.sources.gguf.derived import sliding_types
 from trtkit.sources.gguf.layout import (
     ATTENTION,
     BIASES,
@@ -28,6 +27,7 @@ from trtkit.sources.gguf.layout import (
     GgufFamily,
     JoinedTensors,
 )
+from trtkit.sources.gguf.metadata import sliding_types
 
 if TYPE_CHECKING:
     from trtkit.sources.gguf.file import GgufFile

@@ -15,6 +15,8 @@ from trtkit.sources.checkpoint import StoredArray
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import torch
+
     from trtkit.arrays import Array
 
 
@@ -76,7 +78,6 @@ _STACKS = {
         Stack("mlp.experts.down_proj", ("mlp.experts.{e}.down_proj.weight",), hidden_axis=1),
     ),
 }
-
 
 # Parts of names in files, and in memory. transformers writes MLPs without experts as Kimi's mixtures are stored, too.
 _RENAMED = {
@@ -210,3 +211,35 @@ def _joined(arrays: dict[str, Array], start: str, stack: Stack) -> Array:
         whole = np.stack(parts, 1).reshape(-1, *parts[0].shape[1:]) if stack.is_interleaved else np.concatenate(parts)
         experts.append(whole.T if stack.is_in_out else whole)
     return np.stack(experts)
+
+
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+_FIRST = ("gate_up_proj", "up_proj")
+"""What transformers calls the array that experts' inputs meet: gates and ups, or ups alone without gates."""
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedExperts:
+    """The experts of one layer. path: of their module; first: the name of the array [E, F or 2 F, D] that inputs meet.
+
+    The other array is `down_proj` [E, D, F]; the module multiplies by one expert's part of each after the other.
+    """
+
+    path: str
+    module: torch.nn.Module
+    first: str
+
+
+def joined_experts(model: torch.nn.Module) -> dict[int, JoinedExperts]:
+    """Return by layer the experts that a model of transformers holds so; other forms are left out."""
+    experts = {}
+    for path, module in model.named_modules():
+        layer = _LAYER.search(path)
+        first = next((name for name in _FIRST if getattr(module, name, None) is not None), None)
+        if layer is None or first is None:
+            continue
+        shapes = [tuple(getattr(getattr(module, name, None), "shape", ())) for name in (first, "down_proj")]
+        is_known = all(len(shape) == 3 for shape in shapes) and shapes[0][2] == shapes[1][1]
+        if is_known and not hasattr(module, f"{first}_bias"):
+            experts[int(layer[1])] = JoinedExperts(path, module, first)
+    return experts

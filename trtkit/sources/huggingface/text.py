@@ -10,7 +10,7 @@ from trtkit.errors import SourceError, reading
 from trtkit.files import read_text
 from trtkit.pooling import Pooling
 from trtkit.sources.huggingface.folder import load_folder, open_config
-from trtkit.sources.safetensors_folder import json_object
+from trtkit.sources.safetensors_file import json_object
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
-from trtkit.sources.safetensors_folder import read_json
+from trtkit.sources.safetensors_file import read_json
 from trtkit.sources.vision_language.load import whole_config
 
 if TYPE_CHECKING:

@@ -14,9 +14,18 @@ import numpy as np
 
 from trtkit.errors import SourceError
 from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
-from trtkit.sources.quantized.integers import check_group, integer_matrix, unsigned
-from trtkit.sources.quantized.layers import Parts, layers, number, part, replaced
-from trtkit.sources.quantized.scales import block_scales, row_scales
+from trtkit.sources.quantized.layers import (
+    Parts,
+    block_scales,
+    check_group,
+    integer_matrix,
+    layers,
+    number,
+    part,
+    replaced,
+    row_scales,
+    unsigned,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

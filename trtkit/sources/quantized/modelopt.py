@@ -15,8 +15,7 @@ import numpy as np
 
 from trtkit.errors import SourceError
 from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix, pack
-from trtkit.sources.quantized.layers import Parts, layers, number, part, replaced
-from trtkit.sources.quantized.scales import block_scales, finite, row_scales
+from trtkit.sources.quantized.layers import Parts, block_scales, finite, layers, number, part, replaced, row_scales
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

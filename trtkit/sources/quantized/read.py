@@ -6,24 +6,35 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from trtkit.errors import SourceError
-from trtkit.quantized_matrix import KvQuantization
+from trtkit.quantized_matrix import KvQuantization, QuantizedInputs, QuantizedMatrix
 from trtkit.sources.quantized import mxfp4
-from trtkit.sources.quantized.awq import awq_layers
 from trtkit.sources.quantized.bitnet import bitnet_layers
 from trtkit.sources.quantized.compressed_tensors import compressed_layers
-from trtkit.sources.quantized.fp8 import fp8_layers
-from trtkit.sources.quantized.gptq import gptq_layers
-from trtkit.sources.quantized.layers import check_rest, number
+from trtkit.sources.quantized.layers import (
+    Parts,
+    check_group,
+    check_rest,
+    integer_matrix,
+    layers,
+    number,
+    part,
+    replaced,
+    row_scales,
+    unsigned,
+)
 from trtkit.sources.quantized.modelopt import modelopt_layers
-from trtkit.sources.safetensors_folder import read_json
+from trtkit.sources.safetensors_file import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from trtkit.arrays import Array, MatrixShape
     from trtkit.quantization_methods import CacheFormat
-    from trtkit.sources.quantized.layers import Parts, Stored
+    from trtkit.sources.quantized.layers import Stored
 
 _Json = dict[str, Any]
 _KV_SCALE = re.compile(r"\.(\d+)\..*(?:[._](?P<kind>[kv])_scale|\.(?P<old>[kv])_proj\.output_scale)$")
@@ -78,6 +89,63 @@ def declared(folder: Path, config: Mapping[str, Any]) -> _Json | None:
     return None
 
 
+def awq_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
+    """Return a checkpoint's tensors, each quantized layer as one matrix. quantization: its `quantization_config`.
+
+    Raises SourceError for other versions than `gemm`, ProblemsError naming layers that cannot be read.
+
+    A linear layer is `qweight` int32 [in, out / 8], `qzeros` int32 [in / group, out / 8] and `scales` [in / group,
+    out]. A word holds eight columns, from its lowest bits on in the order 0 2 4 6 1 3 5 7. Source:
+    `awq/modules/linear/gemm.py`, https://github.com/casper-hansen/AutoAWQ
+    """
+    version = str(quantization.get("version", "gemm")).lower()
+    bits = int(quantization.get("bits", quantization.get("w_bit", 4)))
+    if version != "gemm":
+        what = f"AWQ's version `{version}` is not supported; `gemm` is"
+        raise SourceError(what, "quantization_config.version", 'quantize again with `"version": "GEMM"`')
+    if bits != 4:
+        raise SourceError(f"AWQ of {bits} bits is not known", "quantization_config.bits", "quantize again with 4")
+    group = int(quantization.get("group_size", quantization.get("q_group_size", 128)))
+    return replaced(stored, layers(stored, "qweight", _AWQ_PARTS), lambda _, parts: _awq_matrix(parts, group))
+
+
+def gptq_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
+    """Return a checkpoint's tensors, each quantized layer as one matrix. quantization: its `quantization_config`.
+
+    Raises SourceError for formats and bits that are not known, ProblemsError naming layers that cannot be read.
+
+    A linear layer is `qweight` int32 [in * bits / 32, out], `qzeros` int32 [groups, out * bits / 32], `scales`
+    [groups, out] and `g_idx` [in], each column's group. Format `gptq` stores zero points less one, `gptq_v2` as
+    they are. Source: `qlinear_cuda_old.py`, https://github.com/AutoGPTQ/AutoGPTQ, and
+    https://github.com/ModelCloud/GPTQModel
+    """
+    kind, bits = str(quantization.get("checkpoint_format") or "gptq"), int(quantization.get("bits", 4))
+    if kind not in _LESS:
+        known = "quantize again with `gptq` or `gptq_v2`"
+        raise SourceError(f"GPTQ's format `{kind}` is not known", "quantization_config.checkpoint_format", known)
+    if bits not in (4, 8):
+        fix = "quantize again with 4 or 8"
+        raise SourceError(f"TensorRT does not support {bits}-bit weights", "quantization_config.bits", fix)
+    group, less = int(quantization.get("group_size", 128)), _LESS[kind]
+    return replaced(
+        stored, layers(stored, "qweight", _GPTQ_PARTS), lambda _, parts: _gptq_matrix(parts, bits, group, less)
+    )
+
+
+def fp8_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
+    """Return a checkpoint's tensors, each quantized layer as one matrix. quantization: its `quantization_config`.
+
+    Raises ProblemsError naming layers that cannot be read.
+
+    A linear layer is `weight` fp8 [out, in] and `weight_scale_inv`, which its codes are multiplied by: one number,
+    or one for each block of rows and columns. `activation_scale` is that of its inputs; where they are scaled by
+    block while running, they stay as they are here. Source: `transformers/integrations/finegrained_fp8.py`
+    """
+    rows, columns = quantization.get("weight_block_size") or (0, 0)
+    block = (int(rows), int(columns))
+    return replaced(stored, layers(stored, "weight_scale_inv", _FP8_PARTS), lambda _, parts: _fp8_matrix(parts, block))
+
+
 _READERS: dict[str, Callable[[Stored, Mapping[str, Any]], Parts]] = {
     "modelopt": modelopt_layers,
     "awq": awq_layers,
@@ -114,3 +182,57 @@ def _kv_format(quantization: _Json) -> CacheFormat:
     if kind not in ("INT8", "FP8"):
         raise SourceError(f"caches in {kind} are not supported", "quantization_config", "use FP8 or INT8")
     return "int8" if kind == "INT8" else "fp8"
+
+
+_AWQ_PARTS = ("qweight", "qzeros", "scales")
+
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a word each of eight columns stands."""
+
+
+def _awq_matrix(parts: Parts, group: int) -> QuantizedMatrix:
+    """Return one layer's matrix. group: columns that share a scale; -1 for all."""
+    numbers = _ordered(part(parts, "qweight")).T
+    check_group(part(parts, "scales").T, numbers.shape[1], group)
+    zeros = _ordered(part(parts, "qzeros")).T if "qzeros" in parts else None
+    return integer_matrix(numbers, 4, part(parts, "scales").T, zeros)
+
+
+def _ordered(words: Array) -> Array:
+    """Return the numbers of words with eight columns each in AWQ's order."""
+    numbers = unsigned(words, 4)
+    return numbers.reshape(len(numbers), -1, 8)[:, :, list(_PLACES)].reshape(numbers.shape)
+
+
+_GPTQ_PARTS = ("qweight", "qzeros", "scales", "g_idx")
+
+_LESS = {"gptq": 1, "gptq_v2": 0}
+"""What zero points are stored less by."""
+
+
+def _gptq_matrix(parts: Parts, bits: int, group: int, less: int) -> QuantizedMatrix:
+    """Return one layer's matrix. bits, group: if it has no `g_idx`, by which layers' own may be told."""
+    words, scales = part(parts, "qweight"), part(parts, "scales")
+    groups = np.asarray(part(parts, "g_idx")) if "g_idx" in parts else None
+    if groups is not None and groups.size and len(words) * 32 % groups.size == 0:
+        bits = len(words) * 32 // groups.size
+    numbers = unsigned(words.T, bits)
+    if groups is None:
+        check_group(scales.T, numbers.shape[1], group)
+    elif groups.shape != (numbers.shape[1],):
+        what = f"`g_idx` has {groups.size} columns, `qweight` {numbers.shape[1]}"
+        raise SourceError(what, fix="copy the checkpoint's files again")
+    zeros = (unsigned(part(parts, "qzeros"), bits) + np.uint8(less)) & np.uint8((1 << bits) - 1)
+    return integer_matrix(numbers, bits, scales.T, zeros.T, groups)
+
+
+_FP8_PARTS = ("weight", "weight_scale_inv", "activation_scale")
+
+
+def _fp8_matrix(parts: Parts, block: MatrixShape) -> QuantizedMatrix:
+    """Return one layer's matrix."""
+    codes = part(parts, "weight")
+    if codes.ndim != 2 or codes.dtype.name != "float8_e4m3fn":
+        raise SourceError(f"codes are {codes.dtype.name} of {codes.ndim} axes, not float8_e4m3fn of 2", fix="use fp8")
+    inputs = QuantizedInputs("fp8", number(parts, "activation_scale")) if "activation_scale" in parts else None
+    return QuantizedMatrix("fp8", codes, row_scales(part(parts, "weight_scale_inv"), codes.shape, block), inputs=inputs)

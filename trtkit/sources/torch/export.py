@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError, TrtkitError
 from trtkit.sources import package_file
-from trtkit.sources.module_file import add_folder_of
+from trtkit.sources.package_file import add_folder_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,7 @@ from trtkit.sources.trtllm.fields import head_size, inner_size, key_value_heads
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from trtkit.sources.trtllm.family import Family
-    from trtkit.sources.trtllm.fields import Fields
+    from trtkit.sources.trtllm.fields import Family, Fields
 
 _MAX_RANKS = 4096
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.sources.trtllm import fields
-from trtkit.sources.trtllm.family import APART, GROUPED, SAME, SIZES, Experts, Family
+from trtkit.sources.trtllm.fields import APART, GROUPED, SAME, SIZES, Experts, Family
 
 if TYPE_CHECKING:
     from trtkit.sources.trtllm.fields import Fields

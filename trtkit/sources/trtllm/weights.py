@@ -16,8 +16,7 @@ from trtkit.sources.trtllm.fields import head_size, key_value_heads
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trtkit.sources.trtllm.family import Experts, Family
-    from trtkit.sources.trtllm.fields import Fields
+    from trtkit.sources.trtllm.fields import Experts, Family, Fields
 
     Arrays = dict[str, StoredArray]
     Ranks = Sequence[Mapping[str, StoredArray]]

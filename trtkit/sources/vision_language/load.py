@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.errors import SourceError
 from trtkit.sources.checkpoint import Checkpoint, check_finite
 from trtkit.sources.huggingface.folder import open_config
-from trtkit.sources.safetensors_folder import read_folder
+from trtkit.sources.safetensors_file import read_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

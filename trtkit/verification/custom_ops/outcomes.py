@@ -1,4 +1,4 @@
-"""Run the implementations of a custom op and say how far each is from the reference."""
+"""Every implementation of a custom op against its reference: trials, the ways to compute without a GPU, outcomes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,32 @@ import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from trtkit.errors import TrtkitError
-from trtkit.verification.custom_ops import routes
+import numpy as np
+import onnx
+from onnx import helper
+
+from trtkit.dtypes import FP8, FP32, DType, dtype_of
+from trtkit.errors import BuildError, NetworkError, SourceError, TrtkitError
+from trtkit.network.aot import load_kernels
+from trtkit.network.custom_op import DOMAIN, attribute_values
+from trtkit.network.foreign import Fact
+from trtkit.network.graph import Graph, Tensor
+from trtkit.network.host_array import array_dtype
+from trtkit.network.lowering.trt_ops import TrtOps
+from trtkit.network.onnx.function import function_of
+from trtkit.reference import Executor, read_layers, to_array, to_tensor
+from trtkit.verification.compare import compare, worst
 from trtkit.verification.report import Comparison
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from trtkit.arrays import Array
     from trtkit.backends import Backend
-    from trtkit.verification.custom_ops.trial import Trial
+    from trtkit.network.custom_op import CustomOp, OpCase, OpPort
 
 ONNX_RUNTIME, FUNCTION, PARSED, NETWORK, KERNEL = (
     "ONNX Runtime's own",
@@ -55,23 +69,23 @@ class Outcome:
 
 def outcomes(backend: Backend, trial: Trial) -> Iterator[Outcome]:
     """Yield the outcome of every implementation that can compute the trial; one that fails says why."""
-    yield from _present(_tried(trial, ONNX_RUNTIME, "", lambda: (routes.native_in_onnx_runtime(trial), 0)))
+    yield from _present(_tried(trial, ONNX_RUNTIME, "", lambda: (native_in_onnx_runtime(trial), 0)))
     for form in trial.forms:
         yield from _forms(backend, trial, form)
     if trial.op.has_part("kernel") and importlib.util.find_spec("triton") is not None:
-        yield from _present(_tried(trial, KERNEL, "", lambda: (routes.interpreted_kernel(trial), 0)))
+        yield from _present(_tried(trial, KERNEL, "", lambda: (interpreted_kernel(trial), 0)))
 
 
 def _forms(backend: Backend, trial: Trial, form: str) -> Iterator[Outcome]:
     """Yield the outcomes of a lowering: as a function, there and in TensorRT, and through the network API."""
 
     def network() -> tuple[list[Array], int]:
-        graph = routes.network_of(backend, trial, form)
-        return routes.run_network(graph, trial), graph.network.num_layers
+        graph = network_of(backend, trial, form)
+        return run_network(graph, trial), graph.network.num_layers
 
     ways: list[tuple[str, Computation]] = [
-        (FUNCTION, lambda: (routes.function_in_onnx_runtime(trial, form), 0)),
-        (PARSED, lambda: routes.function_in_tensorrt(backend, trial, form)),
+        (FUNCTION, lambda: (function_in_onnx_runtime(trial, form), 0)),
+        (PARSED, lambda: function_in_tensorrt(backend, trial, form)),
         (NETWORK, network),
     ]
     for route, compute in ways:
@@ -98,3 +112,225 @@ def _outcome(trial: Trial, route: str, form: str, comparison: Comparison, layers
 
 
 Computation = Callable[[], tuple["list[Array] | None", int]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the implementations are given. dtype: fp32 or fp16, for the inputs that may have it."""
+
+    op: CustomOp
+    case: OpCase
+    dtype: DType
+
+    @cached_property
+    def inputs(self) -> list[Array | None]:
+        """The inputs, one for each port at least."""
+        arrays = self.op.complete(list(self.case.make(np.random.default_rng(0))))
+        return [None if x is None else self._cast(self.port(index), x) for index, x in enumerate(arrays)]
+
+    @cached_property
+    def expected(self) -> list[Array]:
+        """The reference's outputs, in fp64 from the inputs as they are in `dtype`."""
+        inputs = [None if x is None else to_tensor(_widened(x), f"x{index}") for index, x in enumerate(self.inputs)]
+        outputs = self.op.part("reference").reference(inputs, self.case.attributes)
+        return [tensor.numpy() for tensor in outputs]
+
+    @cached_property
+    def facts(self) -> list[Fact | None]:
+        """What is known of the inputs before the network runs."""
+        return [
+            None if x is None else Fact(array_dtype(x), self._known(index, x)) for index, x in enumerate(self.inputs)
+        ]
+
+    @cached_property
+    def outputs(self) -> list[Fact]:
+        """What the op says of its outputs."""
+        return self.op.check(self.facts, self.case.attributes)
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The forms that can compute the case."""
+        return self.case.forms or self.op.forms
+
+    def port(self, index: int) -> OpPort:
+        """Return the port of an input."""
+        return self.op.inputs[min(index, len(self.op.inputs) - 1)]
+
+    def __str__(self) -> str:
+        return f"{self.case.name}, {self.dtype}"
+
+    def named(self) -> dict[str, Array]:
+        """Return the inputs that are there, by names."""
+        return {f"x{index}": x for index, x in enumerate(self.inputs) if x is not None}
+
+    def compare(self, outputs: Sequence[Array]) -> Comparison:
+        """Compare an implementation's outputs with the reference's; the worst of all."""
+        return worst([compare(have, want) for have, want in zip(outputs, self.expected, strict=True)])
+
+    def _cast(self, port: OpPort, x: Array) -> Array:
+        is_cast = self.dtype in port.types and port.name not in self.case.keeps_fp32 and x.dtype == np.float32
+        return np.ascontiguousarray(x.astype(self.dtype.numpy) if is_cast else x)
+
+    def _known(self, index: int, x: Array) -> tuple[int, ...]:
+        words = self.port(index).dims.split()
+        return tuple(-1 if word in self.case.dynamic else size for word, size in zip(words, x.shape, strict=True))
+
+
+def trials(op: CustomOp, dtypes: Sequence[str] = ("fp32", "fp16")) -> list[Trial]:
+    """Return the trials of an op."""
+    return [Trial(op, case, dtype_of(dtype)) for case in op.part("cases").CASES for dtype in dtypes]
+
+
+def _widened(x: Array) -> Array:
+    return x.astype(np.float64) if array_dtype(x).is_float else x
+
+
+OPSET = 20
+"""That of the models made here."""
+
+
+def native_in_onnx_runtime(trial: Trial) -> list[Array] | None:
+    """Compute by ONNX Runtime's own node; None if it has none, or not for this type."""
+    native = trial.case.native
+    if native is None:
+        return None
+    names = {port.name: f"x{index}" for index, port in enumerate(trial.op.inputs) if trial.inputs[index] is not None}
+    inputs = [names.get(name, "") for name in native.inputs]
+    outputs = [f"y{index}" for index in range(len(trial.outputs))]
+    node = helper.make_node(native.op_type, inputs, outputs, domain=native.domain, **native.attributes)
+    try:
+        return run_onnx(trial, model_of(trial, node))
+    except SourceError:
+        if trial.dtype == FP32:
+            raise
+        return None
+
+
+def function_in_onnx_runtime(trial: Trial, form: str) -> list[Array]:
+    """Compute by the op's function in ONNX Runtime."""
+    return run_onnx(trial, function_model(trial, form))
+
+
+@dataclass(frozen=True, eq=False)
+class Parsed:
+    """A function as TensorRT's parser understood it. parser: holds memory of the network."""
+
+    backend: Backend
+    builder: Any
+    network: Any
+    parser: Any
+
+
+def parsed_function(backend: Backend, trial: Trial, form: str) -> Parsed:
+    """Parse the op's function by TensorRT. Raises NetworkError with its words."""
+    logger = backend.logger("ERROR")
+    builder = backend.trt.Builder(logger)
+    network = backend.new_network(builder)
+    parser = backend.trt.OnnxParser(network, logger)
+    if not parser.parse(function_model(trial, form).SerializeToString()):
+        raise NetworkError(f"TensorRT cannot parse the function: {parser.get_error(0).desc()}", trial.op.name)
+    return Parsed(backend, builder, network, parser)
+
+
+def function_in_tensorrt(backend: Backend, trial: Trial, form: str) -> tuple[list[Array], int]:
+    """Compute the op's function, parsed by TensorRT, by the reference executor; and count its layers."""
+    parsed = parsed_function(backend, trial, form)
+    return _executed(Executor(read_layers(backend, parsed.network)), trial), int(parsed.network.num_layers)
+
+
+def network_of(backend: Backend, trial: Trial, form: str) -> Graph:
+    """Write the op's lowering with the network API."""
+    graph = Graph(backend)
+    inputs: list[Tensor | None] = [
+        None if fact is None else graph.input(f"x{index}", fact.dtype, fact.shape)
+        for index, fact in enumerate(trial.facts)
+    ]
+    outputs = trial.op.lower(TrtOps(graph), inputs, trial.case.attributes, form)
+    for index, tensor in enumerate(outputs):
+        graph.output(tensor, f"y{index}")
+    return graph
+
+
+def run_network(graph: Graph, trial: Trial) -> list[Array]:
+    """Compute a lowering by the reference executor."""
+    return _executed(Executor(read_layers(graph.backend, graph.network, graph.constants)), trial)
+
+
+def interpreted_kernel(trial: Trial) -> list[Array]:
+    """Compute by the op's kernel under Triton's interpreter."""
+    inputs = [None if x is None else to_tensor(x, f"x{index}") for index, x in enumerate(trial.inputs)]
+    outputs = load_kernels(trial.op, interpreted=True).launch(inputs, trial.case.attributes)
+    return [to_array(tensor) for tensor in outputs]
+
+
+def build(graph: Graph | Parsed, trial: Trial, compute_capability: int | None = None) -> int:
+    """Build a lowering by TensorRT and return the engine's size in bytes. Raises BuildError."""
+    trt, builder = graph.backend.trt, graph.builder
+    config = builder.create_builder_config()
+    if compute_capability is not None:
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{compute_capability}"), 0)
+    if trial.case.dynamic:
+        profile = builder.create_optimization_profile()
+        for name, x in trial.named().items():
+            profile.set_shape(name, x.shape, x.shape, x.shape)
+        config.add_optimization_profile(profile)
+    plan = builder.build_serialized_network(graph.network, config)
+    if plan is None:
+        raise BuildError("TensorRT cannot build the lowering", trial.op.name)
+    return int(plan.nbytes)
+
+
+def function_model(trial: Trial, form: str) -> onnx.ModelProto:
+    """Return a model of one node `trtkit::Op` with its function."""
+    op = trial.op
+    function = function_of(op, op.name, trial.facts, trial.case.attributes, OPSET, form)
+    outputs = [f"y{index}" for index in range(len(op.outputs))]
+    attributes = attribute_values(trial.case.attributes)
+    node = helper.make_node(op.name, list(trial.named()), outputs, domain=DOMAIN, **attributes)
+    model = model_of(trial, node)
+    model.functions.append(function)
+    return model
+
+
+def model_of(trial: Trial, node: onnx.NodeProto) -> onnx.ModelProto:
+    """Return a model of one node between the trial's inputs and outputs."""
+    inputs = [_value_info(f"x{index}", fact) for index, fact in enumerate(trial.facts) if fact is not None]
+    outputs = [_value_info(f"y{index}", fact) for index, fact in enumerate(trial.outputs)]
+    graph = helper.make_graph([node], trial.op.name, inputs, outputs)
+    imports = {"": OPSET, node.domain: 1} if node.domain else {"": OPSET}
+    opsets = [helper.make_opsetid(domain, version) for domain, version in imports.items()]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def run_onnx(trial: Trial, model: onnx.ModelProto) -> list[Array]:
+    """Run a model in ONNX Runtime. Raises SourceError where it refuses."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise SourceError(f"ONNX Runtime cannot load the model: {error}", trial.op.name) from None
+    outputs: list[np.ndarray[Any, Any]] = session.run(None, {name: _feed(x) for name, x in trial.named().items()})
+    return outputs
+
+
+def _feed(x: Array) -> object:
+    """Return an input as ONNX Runtime takes it: fp8 by its bits, since NumPy has no such type."""
+    import onnxruntime
+
+    if array_dtype(x) != FP8:
+        return x
+    bits, kind = x.view(np.uint8), onnx.TensorProto.FLOAT8E4M3FN
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, kind)
+
+
+def _executed(executor: Executor, trial: Trial) -> list[Array]:
+    return [to_array(tensor) for tensor in executor.run(trial.named()).values()]
+
+
+def _value_info(name: str, fact: Fact) -> onnx.ValueInfoProto:
+    kind = onnx.TensorProto.DataType.Value(fact.dtype.onnx)
+    return helper.make_tensor_value_info(name, kind, [size if size >= 0 else None for size in fact.shape])

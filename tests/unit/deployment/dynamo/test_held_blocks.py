@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from tests.generation import SLOTS, engine, settings
-from trtkit.deployment.dynamo.cache_events import HeldPages
-from trtkit.deployment.dynamo.held_blocks import Event, HeldBlocks
+from trtkit.deployment.dynamo.cache_events import Event, HeldBlocks, HeldPages
 from trtkit.llm.cache import PageChange
 from trtkit.llm.engine import Request
 from trtkit.llm.scheduler import SchedulingParams

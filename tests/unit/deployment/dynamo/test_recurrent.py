@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from trtkit.deployment.dynamo.fleet import LocalFleet
-from trtkit.deployment.dynamo.fleet_options import DynamoOptions
 from trtkit.deployment.dynamo.model_folder import ServableBundle
+from trtkit.deployment.dynamo.options import DynamoOptions
 from trtkit.errors import DeployError
 
 

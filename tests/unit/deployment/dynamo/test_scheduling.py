@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from trtkit.deployment.dynamo.options import worker_parser
 from trtkit.deployment.dynamo.requests import read_scheduling
-from trtkit.deployment.dynamo.worker_options import worker_parser
 from trtkit.errors import RequestError
 from trtkit.llm.scheduler import SchedulingParams
 from trtkit.serving_options import ServingOptions

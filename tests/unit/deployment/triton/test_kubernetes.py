@@ -7,15 +7,15 @@ import pytest
 import yaml
 
 from trtkit.deployment.kubernetes_objects import cluster_name
-from trtkit.deployment.triton.commands import ContainerFacts
+from trtkit.deployment.triton.compatibility import find_release
 from trtkit.deployment.triton.elsewhere import (
     QUEUE_METRIC,
+    ContainerFacts,
     TritonClusterFacts,
     cluster_facts,
     manifests,
     write_manifests,
 )
-from trtkit.deployment.triton.releases import find_release
 from trtkit.errors import DeployError
 
 if TYPE_CHECKING:

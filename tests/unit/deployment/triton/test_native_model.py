@@ -13,10 +13,10 @@ from tests.deployments import as_tensorrt, build, classifier
 from tests.hybrids import case_of, saved
 from trtkit.bundle.bundle import open_bundle
 from trtkit.deployment.triton.model_config import config_text, read_config, versions
-from trtkit.deployment.triton.network_models import native_models
 from trtkit.deployment.triton.options import DeployOptions, read_options
+from trtkit.deployment.triton.tensor_model import native_models
 from trtkit.errors import DeployError
-from trtkit.network.profile import ProfileShapes, ResolvedProfile
+from trtkit.network.input_spec import ProfileShapes, ResolvedProfile
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle

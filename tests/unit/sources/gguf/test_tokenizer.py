@@ -26,7 +26,7 @@ from transformers.convert_slow_tokenizer import TikTokenConverter
 from tests.unit.sources.gguf.write_gguf import tiny
 from trtkit.errors import SourceError
 from trtkit.sources.decoder_source import open_gguf
-from trtkit.sources.gguf.cuts import CUTS
+from trtkit.sources.gguf.tokenizer import CUTS
 
 if TYPE_CHECKING:
     from pathlib import Path

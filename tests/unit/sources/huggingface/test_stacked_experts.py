@@ -12,7 +12,7 @@ from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
 from trtkit.sources.checkpoint import Checkpoint, StoredArray
 from trtkit.sources.huggingface.stacked_experts import stack_experts, unstack_experts
-from trtkit.sources.safetensors_folder import read_folder
+from trtkit.sources.safetensors_file import read_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,7 +21,7 @@ from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
-from trtkit.planning.quantization_config import by_config
+from trtkit.planning.quantized_by import by_config
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.quantized_model import form_of
 from trtkit.sources.checkpoint import StoredArray

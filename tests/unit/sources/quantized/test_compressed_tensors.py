@@ -19,7 +19,7 @@ from trtkit.errors import TrtkitError
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.checkpoint import StoredArray
 from trtkit.sources.quantized.read import Quantized, read_quantized
-from trtkit.verification.rounded_inputs import rounded
+from trtkit.verification.decoder_reference import rounded
 
 OUT, IN = 48, 128
 PACKED, INT, FLOAT = "pack-quantized", "int-quantized", "float-quantized"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trtkit.deployment.answers import PLACEMENT, answer_tensors, reader_from
-from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
-from trtkit.deployment.triton.backend.settings import read_settings
+from trtkit.deployment.triton.backend.requests import answer, arrays_of, read_settings, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

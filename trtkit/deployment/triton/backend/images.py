@@ -8,8 +8,7 @@ import numpy as np
 
 from trtkit.config.task import Preprocess
 from trtkit.deployment.answers import PLACEMENT, placement_row
-from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
-from trtkit.deployment.triton.backend.settings import read_settings
+from trtkit.deployment.triton.backend.requests import answer, arrays_of, read_settings, refusal
 from trtkit.errors import SourceError
 from trtkit.inputs.images import decode_image, image_bytes, input_size, placement
 from trtkit.inputs.samples import picture_input

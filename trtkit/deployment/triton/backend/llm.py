@@ -19,8 +19,7 @@ import triton_python_backend_utils as pb_utils
 
 from trtkit.deployment.engine_metrics import COUNTERS, gauges
 from trtkit.deployment.triton.backend.llm_request import Defaults, check_parameters, read_asks, renamed
-from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
-from trtkit.deployment.triton.backend.settings import read_settings, version_folder
+from trtkit.deployment.triton.backend.requests import answer, arrays_of, read_settings, refusal, version_folder
 from trtkit.errors import DeployError
 from trtkit.llm.engine_thread import EngineThread
 from trtkit.llm.sampling.params import SamplingParams

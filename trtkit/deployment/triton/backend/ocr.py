@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
-from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
-from trtkit.deployment.triton.backend.settings import read_settings
+from trtkit.deployment.triton.backend.requests import answer, arrays_of, read_settings, refusal
 from trtkit.errors import DeployError
 from trtkit.inputs.images import decode_image, image_bytes, image_input
 from trtkit.inputs.samples import as_dtype

@@ -1,8 +1,10 @@
-"""Requests and answers of Triton's Python backend."""
+"""Requests and answers of Triton's Python backend, and the settings that a deployment wrote next to a model."""
 
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,3 +50,14 @@ def refusal(error: Exception) -> Any:
 
 def _error(text: str, code: Any) -> Any:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code))
+
+
+def version_folder(args: Mapping[str, str]) -> Path:
+    """Return the folder of the version that Triton loads. args: what `initialize` gets."""
+    return Path(args["model_repository"]) / args["model_version"]
+
+
+def read_settings(args: Mapping[str, str]) -> dict[str, Any]:
+    """Return the version's settings.json."""
+    settings: dict[str, Any] = json.loads((version_folder(args) / "settings.json").read_text(encoding="utf-8"))
+    return settings

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
-from trtkit.deployment.triton.backend.settings import version_folder
+from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal, version_folder
 from trtkit.inputs.samples import Sample, check_profiles
 from trtkit.runtime.model import open_model
 

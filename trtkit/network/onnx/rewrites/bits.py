@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trtkit.network.lowering.onnx_value import OnnxValue
-    from trtkit.network.onnx.rewrites.writer import Writer
+    from trtkit.network.onnx.rewrites.rule import Writer
 
 _BITS = {INT8: 31, INT32: 31, INT64: 63, UINT8: 8}
 """Bits beside the sign of the type in which a type is computed: 8-bit types in int32."""

@@ -16,7 +16,7 @@ from trtkit.network.onnx.rewrites.rule import MICROSOFT, Node, Rule, Written
 if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.network.lowering.onnx_value import OnnxValue
-    from trtkit.network.onnx.rewrites.writer import Writer
+    from trtkit.network.onnx.rewrites.rule import Writer
 
 _CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trtkit.network.lowering.onnx_value import OnnxValue
-    from trtkit.network.onnx.rewrites.writer import Writer
+    from trtkit.network.onnx.rewrites.rule import Writer
 
 
 def trilu(o: Writer, node: Node) -> Written:

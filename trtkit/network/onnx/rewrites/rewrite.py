@@ -17,17 +17,22 @@ from trtkit.network.lowering.onnx_ops import OLDEST_OPSET
 from trtkit.network.lowering.onnx_value import OnnxValue
 from trtkit.network.onnx.care import all_graphs, all_nodes, opset_of
 from trtkit.network.onnx.facts import Knowledge
-from trtkit.network.onnx.rewrites.embeddings import dequantize_tables
+from trtkit.network.onnx.rewrites.bits import RULES as BITS
 from trtkit.network.onnx.rewrites.functions import expand_functions, needs_expansion
-from trtkit.network.onnx.rewrites.rule import MICROSOFT, Node, Rule
-from trtkit.network.onnx.rewrites.rules import rules
-from trtkit.network.onnx.rewrites.uint8 import casts_to_uint8, shift_uint8
-from trtkit.network.onnx.rewrites.writer import Writer
+from trtkit.network.onnx.rewrites.integer_products import RULES as INTEGER_PRODUCTS
+from trtkit.network.onnx.rewrites.misread import RULES as MISREAD
+from trtkit.network.onnx.rewrites.ort_ops import RULES as ORT_OPS
+from trtkit.network.onnx.rewrites.quantized import RULES as QUANTIZED
+from trtkit.network.onnx.rewrites.quantized import casts_to_uint8, dequantize_tables, shift_uint8
+from trtkit.network.onnx.rewrites.refused import RULES as REFUSED
+from trtkit.network.onnx.rewrites.rule import MICROSOFT, Node, Rule, Writer
+from trtkit.network.onnx.rewrites.scatter import RULES as SCATTER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Key = tuple[str, str]
+_FAMILIES = (BITS, INTEGER_PRODUCTS, MISREAD, ORT_OPS, QUANTIZED, REFUSED, SCATTER)
 # Rules write nodes that other rules know: QLinearConv -> DequantizeLinear of uint8 -> of int8 without a zero point.
 _MOST_ROUNDS = 4
 
@@ -50,7 +55,7 @@ def rewrite(model: onnx.ModelProto, *, is_final: bool = True) -> tuple[onnx.Mode
     is_final: a node that needs a constant which is still computed is an error; otherwise it stays, for a second call
     after constants are folded. Raises UnsupportedOperatorsError with every node that cannot be rewritten.
     """
-    known = rules()
+    known = _rules()
     if not _has_work(model, known):
         return model, "none"
     rewritten = _copied(model, known)
@@ -68,6 +73,11 @@ def rewrite(model: onnx.ModelProto, *, is_final: bool = True) -> tuple[onnx.Mode
         return model, "none"
     _drop_unused(state.model)
     return state.model, ", ".join(f"{count} {label}" for label, count in state.done.items())
+
+
+def _rules() -> dict[tuple[str, str], Rule]:
+    """Return all rules by domain and type."""
+    return {(rule.domain, rule.op_type): rule for family in _FAMILIES for rule in family}
 
 
 def _has_work(model: onnx.ModelProto, known: Mapping[Key, Rule]) -> bool:

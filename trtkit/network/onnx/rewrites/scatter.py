@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.network.lowering.onnx_value import OnnxValue
-    from trtkit.network.onnx.rewrites.writer import Writer
+    from trtkit.network.onnx.rewrites.rule import Writer
 
 _BINARY = {"add": "add", "mul": "mul", "max": "max", "min": "min"}
 _REDUCED = {"mul": ("prod", 1.0), "max": ("max", -3.4e38), "min": ("min", 3.4e38)}

@@ -1,1 +1,0 @@
-"""Hybrids and vision-language models, each part by a method of its own."""
