@@ -177,6 +177,7 @@ class LLMEngine:
         for flight in self._in_flight:
             collect(self._state, flight)
         self._in_flight = []
+        self._state.follow()
 
     def _prefill(self, group: list[Chunk]) -> None:
         """Read chunks of prompts; those that are complete give their first token."""

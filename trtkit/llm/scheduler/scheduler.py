@@ -148,6 +148,8 @@ class Scheduler(Generic[T]):
         self._admit_waiting()
         decode = self.decoding(in_flight=in_flight) if launched is None else launched
         chunks = self._chunks(len(decode))
+        if chunks and self.memory.pages is not None:
+            chunks = self._with_pages_of(chunks, decode if launched is None else decode[:0])
         self._note_service(decode, chunks)
         if launched is None:
             decode = decode[self.slots.is_running[decode]]
@@ -175,7 +177,7 @@ class Scheduler(Generic[T]):
         return ready
 
     def steps_alike(self, batch: Batch) -> int:
-        """Return after how many steps like this one a sequence ends, pages run out, or another request may begin."""
+        """Return how many decode steps like this one can follow each other before a sequence ends or pages run out."""
         if batch.prefill or batch.has_preempted:
             return 1
         left = self.running.ends[batch.decode] - self.slots.sequences.lengths[batch.decode]
@@ -234,11 +236,7 @@ class Scheduler(Generic[T]):
                 self.changes.append(PrefixMatched(slot, reused))
             chunks.append(next_chunk(slots, slot, min(budget, self.options.max_chunk)))
             budget -= chunks[-1].count
-        if self.memory.pages is None or not chunks:
-            return chunks
-        chunk_slots, counts = (np.array([getattr(chunk, name) for chunk in chunks]) for name in ("slot", "count"))
-        kept = self._with_pages(chunk_slots, counts)
-        return [chunk for chunk in chunks if chunk.slot in kept]
+        return chunks
 
     # Admission
 
@@ -266,9 +264,7 @@ class Scheduler(Generic[T]):
         for request in self.queue.in_order():
             if request is first or not self._is_harmless(request, first):
                 continue
-            if self.slots.free < request.slots or not self.memory.has_pages(
-                request, is_alone=not self.running.requests
-            ):
+            if self.slots.free < request.slots or not self._has_pages(request):
                 return
             self._admit(request)
 
@@ -371,6 +367,13 @@ class Scheduler(Generic[T]):
             self._need_known_tokens()
             if not self._preempt_last():
                 return chosen  # nobody else has pages; the call says how many it lacks
+
+    def _with_pages_of(self, chunks: list[Chunk], decode: Ints) -> list[Chunk]:
+        """Return the chunks that have pages besides what `decode` [R] will write; see `_with_pages`."""
+        slots = np.append(decode, [chunk.slot for chunk in chunks]).astype(np.int64)
+        counts = np.append(np.full(len(decode), 1 + self.options.guesses), [chunk.count for chunk in chunks])
+        kept = set(self._with_pages(slots, counts).tolist())
+        return [chunk for chunk in chunks if chunk.slot in kept]
 
     def _gather(self, decode: Ints) -> Ints:
         """Move sequences that are far apart next to each other, where slots between are free; return their slots."""
