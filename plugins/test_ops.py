@@ -12,7 +12,13 @@ from trtkit.verification.custom_ops.outcomes import KERNEL, Trial, build, networ
 torch.set_num_threads(1)
 BACKEND = load_backend("tensorrt_rtx")
 OPS = list(load_ops().values())
-TRIALS = [trial for op in OPS for trial in trials(op)]
+# Of each op, cases in fp32 and in fp16 in turn; both types of all cases are slow.
+TRIALS = [
+    pytest.param(trial, marks=() if index % 4 in (0, 3) or len(tried) == 2 else pytest.mark.slow)
+    for op in OPS
+    for tried in [trials(op)]
+    for index, trial in enumerate(tried)
+]
 BUILDS = [(trial, form) for op in OPS for trial in trials(op, ("fp16",)) for form in trial.forms]
 
 

@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 # Folders whose files share bundles or a server, which one process has; all other files may run apart.
 SHARING = ("triton", "dynamo", "vision_language")
-# Files, and folders that share, by the seconds they take.
+# Files, and folders that share, by the processor time they take. What finds an export of theirs comes later.
 LONGEST = (
     "tests/integration/triton",
     "tests/integration/dynamo",
-    "tests/integration/engines/test_decoders.py",
-    "tests/integration/engines/test_kit.py",
-    "tests/integration/engines/test_language_models.py",
-    "tests/integration/vision_language",
     "tests/integration/test_decoder_parity.py",
-    "tests/integration/test_hf_vision.py",
-    "tests/integration/engines/test_heads.py",
-    "tests/integration/test_custom_op_forms.py",
-    "tests/integration/test_hybrid_build.py",
-    "tests/integration/test_detr3d.py",
-    "tests/integration/test_disk.py",
-    "tests/integration/test_crash.py",
+    "tests/integration/engines/test_kit.py",
+    "tests/integration/vision_language",
+    "tests/integration/engines/test_decoders.py",
+    "tests/integration/engines/test_language_models.py",
     "tests/integration/test_hybrid_parity.py",
+    "tests/integration/engines/test_heads.py",
+    "tests/integration/test_crash.py",
+    "tests/integration/test_hybrid_build.py",
+    "tests/integration/engines/test_adapters.py",
+    "tests/integration/test_detr3d.py",
+    "tests/integration/test_hf_vision.py",
+    "tests/integration/test_disk.py",
     "tests/integration/test_install.py",
 )
 # What `make test` leaves to targets of its own, by the start of its path; of each kind of server, one session stays.

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig
 
+from trtkit.models.attention import AttentionSpec, QueryGrowth, RelativeSpec
+from trtkit.models.latent import LatentSpec
 from trtkit.models.registry import decoder_spec
+from trtkit.models.spec import LayerSpec
 from trtkit.sources.huggingface import auto_classes
 
 if TYPE_CHECKING:
@@ -25,8 +28,26 @@ Value = tuple[str, str, object]
 """A dataclass, one of its fields, and the kind of a value that it has."""
 # Names of families and of weights: no two families have the same, and networks do not depend on them.
 NAMES = {"DecoderSpec": {"model_type", "names", "prefix", "unused", "table_copies"}}
+# How keys and values are made before a cache holds them, and what becomes of the heads' outputs.
+_PROJECTED = {
+    "AttentionSpec": {
+        *("qkv", "has_qkv_bias", "has_key_bias", "has_output_bias", "norm", "qk_norm", "is_rotated_first", "qkv_clip"),
+        *("is_gated", "gate", "value_norm", "output_norm"),
+    },
+    "LatentSpec": {"query_rank"},
+}
 # What caches hold, and what attention reads of them: windows, pages and trees depend on nothing else.
-CACHED = {"LayerSpec", "AttentionSpec", "LatentSpec", "RelativeSpec", "QueryGrowth"}
+CACHED = {
+    (part.__name__, field.name)
+    for part in (LayerSpec, AttentionSpec, LatentSpec, RelativeSpec, QueryGrowth)
+    for field in fields(part)
+    if field.name not in _PROJECTED.get(part.__name__, ())
+}
+# What the run time is given of a model, besides caches and states, is positions; windows follow from what layers see.
+STEPPED = CACHED | {("RopeSpec", "sections")}
+SEEN = {("DecoderSpec", "layers")} | {
+    ("AttentionSpec", name) for name in ("sliding_window", "chunk", "has_alibi", "relative")
+}
 auto_classes.register()
 
 
@@ -89,15 +110,15 @@ def covering(cases: Iterable[Case], values: Callable[[Case], Iterable[Value]] = 
     return chosen
 
 
-def in_covering_set_of(cases: Iterable[Case], parts: Iterable[str] = ()) -> Callable[..., bool]:
+def in_covering_set_of(cases: Iterable[Case], parts: Iterable[tuple[str, str]] = ()) -> Callable[..., bool]:
     """Return whether a case, the first of a test's parameters, is in the covering set of `cases`; for `slow_unless`.
 
-    parts: the dataclasses whose fields the tested property depends on; all if there are none.
+    parts: the dataclasses and their fields that the tested property depends on; all if there are none.
     """
     read = frozenset(parts)
 
     def values(case: Case) -> frozenset[Value]:
-        return frozenset(value for value in values_of(case) if not read or value[0] in read)
+        return frozenset(value for value in values_of(case) if not read or value[:2] in read)
 
     names = {case.name for case in covering(cases, values)}
     return lambda case, *_: case.name in names

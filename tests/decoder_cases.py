@@ -204,5 +204,3 @@ CASES = [
     *DERIVED_CASES,
     *GEMMA_CASES,
 ]
-# One of each kind of rotation, attention and feed-forward: the GPU kit tries these first.
-VARIED = ("llama", "gemma2", "qwen3_moe", "gpt2", "bloom")

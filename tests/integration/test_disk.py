@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from tests.conftest import Ran
 
-pytestmark = pytest.mark.children
-
 FIX = "\nfix: choose a writable `--output` with enough space"
 
 
@@ -53,6 +51,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.children  # which write the plan
 @pytest.mark.parametrize(
     ("size", "file"),
     [("4k", ".out.partial"), ("16k", ".out.partial/engines/m.plan"), ("64k", ".out.partial/engines/m.plan")],
@@ -81,6 +80,7 @@ def test_full_disk_is_told_when_the_cache_would_be_restored(
     assert tree(folder) == []
 
 
+@pytest.mark.children
 def test_full_cache_does_not_hinder_a_build(
     config: Path, mount: Callable[[str], Path], trtkit: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.decoder_cases import CASES, VARIED
+from tests.covering import SEEN, STEPPED, in_covering_set_of
+from tests.decoder_cases import CASES
 from tests.engine_decoders import config_of, greedy
 from trtkit.llm.execution import open_execution
 
@@ -19,9 +20,13 @@ if TYPE_CHECKING:
 
 
 def ask(place: Place) -> Iterator[Answer]:
-    """Compare tokens and logits; an engine that fails does not keep the others from being tried."""
-    few = [case for case in CASES if case.name in VARIED[:2]]
-    for case in few if place.is_simulated else sorted(CASES, key=lambda case: case.name not in VARIED):
+    """Compare tokens and logits; an engine that fails does not keep the others from being tried.
+
+    Families whose caches, states or positions differ come first. Simulated, two do: engines/test_decoders has the rest.
+    """
+    is_first = in_covering_set_of(CASES, SEEN if place.is_simulated else STEPPED)
+    cases = sorted(CASES, key=lambda case: not is_first(case))
+    for case in cases[:2] if place.is_simulated else cases:
         try:
             yield _compare(place, case)
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,21 +33,29 @@ pytestmark = pytest.mark.usefixtures("one_export")
 PROFILES = "profiles=[{batch: {min: 1, opt: 2, max: 4}}, {batch: {min: 5, opt: 6, max: 8}}]"
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models and their bundles, which tests of the same model share."""
+    return tmp_path_factory.mktemp("arrays")
+
+
 def built(config: ModelConfig, folder: Path, gpu: Simulated) -> Bundle:
-    bundle = build_bundle(config, folder / "bundle", new_runner(), use_cache=False).bundle
+    """Return the bundle of a config in `folder`, built by the first test that needs it."""
+    digest = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
+    bundle = build_bundle(config, folder / digest, new_runner()).bundle
     gpu.plans.add(bundle)
     return bundle
 
 
 def classify(folder: Path, gpu: Simulated, *overrides: str) -> Bundle:
-    return built(config_for_source("onnx", save(classifier(), folder / "m.onnx"), overrides), folder, gpu)
+    return built(config_for_source("onnx", save(classifier(), folder / "classifier.onnx"), overrides), folder, gpu)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("has_cuda_graphs", [False, True])
-def test_a_classifier_of_two_profiles(precision: str, has_cuda_graphs: bool, gpu: Simulated, tmp_path: Path) -> None:
+def test_a_classifier_of_two_profiles(precision: str, has_cuda_graphs: bool, gpu: Simulated, shared: Path) -> None:
     """Batches come in any order, and come back."""
-    bundle = classify(tmp_path, gpu, PROFILES, f"precision={precision}")
+    bundle = classify(shared, gpu, PROFILES, f"precision={precision}")
     engine = open_model(bundle, "tensorrt", has_cuda_graphs=has_cuda_graphs)
     reference, random = open_model(bundle, "reference"), np.random.default_rng(0)
     assert engine.description.endswith("host memory")
@@ -55,13 +64,13 @@ def test_a_classifier_of_two_profiles(precision: str, has_cuda_graphs: bool, gpu
         assert np.array_equal(engine(image), reference(image))
 
 
-def test_the_engine_runs_unless_another_runtime_is_chosen(gpu: Simulated, tmp_path: Path) -> None:
-    bundle = classify(tmp_path, gpu)
+def test_the_engine_runs_unless_another_runtime_is_chosen(gpu: Simulated, shared: Path) -> None:
+    bundle = classify(shared, gpu)
     assert open_model(bundle).description == open_model(bundle, "tensorrt").description
     assert open_model(bundle, "reference").description.startswith("reference executor")
 
 
-def test_scalars_and_several_inputs(gpu: Simulated, tmp_path: Path) -> None:
+def test_scalars_and_several_inputs(gpu: Simulated, shared: Path) -> None:
     """A sum without axes, of the larger of two images."""
     images = [tensor(name, "batch", 3, 4) for name in ("a", "b")]
     nodes = [
@@ -69,23 +78,23 @@ def test_scalars_and_several_inputs(gpu: Simulated, tmp_path: Path) -> None:
         make_node("ReduceSum", ["larger"], ["sum"], keepdims=0),
     ]
     onnx = model(nodes, images, [tensor("sum"), tensor("larger", "batch", 3, 4)])
-    bundle = built(config_for_source("onnx", save(onnx, tmp_path / "m.onnx"), []), tmp_path, gpu)
+    bundle = built(config_for_source("onnx", save(onnx, shared / "sum.onnx"), []), shared, gpu)
     inputs = {name: np.random.default_rng(seed).random((2, 3, 4), np.float32) for seed, name in enumerate("ab")}
     outputs = open_model(bundle, "tensorrt", has_cuda_graphs=True).run(inputs)
     assert outputs["sum"].shape == ()
     assert outputs["sum"] == pytest.approx(np.maximum(inputs["a"], inputs["b"]).sum(), rel=1e-6)
 
 
-def test_outputs_stay_when_the_engine_runs_again(gpu: Simulated, tmp_path: Path) -> None:
-    engine = open_model(classify(tmp_path, gpu), "tensorrt", has_cuda_graphs=True)
+def test_outputs_stay_when_the_engine_runs_again(gpu: Simulated, shared: Path) -> None:
+    engine = open_model(classify(shared, gpu), "tensorrt", has_cuda_graphs=True)
     first = engine(np.ones((2, 3, 16, 16), np.float32))
     kept = first.copy()
     engine(np.zeros((2, 3, 16, 16), np.float32))
     assert np.array_equal(first, kept)
 
 
-def test_kernels_are_kept_when_an_engine_is_dropped(gpu: Simulated, tmp_path: Path) -> None:
-    bundle, compiled = classify(tmp_path, gpu), []
+def test_kernels_are_kept_when_an_engine_is_dropped(gpu: Simulated, shared: Path) -> None:
+    bundle, compiled = classify(shared, gpu), []
     for _ in range(2):
         model = open_model(bundle, "tensorrt")
         model(np.ones((2, 3, 16, 16), np.float32))
@@ -95,8 +104,8 @@ def test_kernels_are_kept_when_an_engine_is_dropped(gpu: Simulated, tmp_path: Pa
     assert compiled == [1, 0]
 
 
-def test_layers_are_timed(gpu: Simulated, tmp_path: Path) -> None:
-    bundle = classify(tmp_path, gpu)
+def test_layers_are_timed(gpu: Simulated, shared: Path) -> None:
+    bundle = classify(shared, gpu)
     seconds = open_model(bundle, "tensorrt").layer_seconds({"images": np.ones((2, 3, 16, 16), np.float32)})
     reference = open_model(bundle, "reference").layer_seconds({"images": np.ones((2, 3, 16, 16), np.float32)})
     assert seconds.keys() == reference.keys()
@@ -104,11 +113,11 @@ def test_layers_are_timed(gpu: Simulated, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compose", ["fused", "chained"])
 @pytest.mark.parametrize("has_cuda_graphs", [False, True])
-def test_a_hybrid(compose: str, has_cuda_graphs: bool, gpu: Simulated, tmp_path: Path) -> None:
+def test_a_hybrid(compose: str, has_cuda_graphs: bool, gpu: Simulated, shared: Path) -> None:
     case = next(each for each in CASES if each.model_type == "detr")
-    save_hybrid(case, tmp_path / "model")
-    fields: dict[str, Any] = {"source": {"hf": str(tmp_path / "model")}, "image_size": case.size, "compose": compose}
-    bundle = built(ModelConfig.model_validate({"name": "m", "precision": "fp32", **fields}), tmp_path, gpu)
+    save_hybrid(case, shared / "model")
+    fields: dict[str, Any] = {"source": {"hf": str(shared / "model")}, "image_size": case.size, "compose": compose}
+    bundle = built(ModelConfig.model_validate({"name": "m", "precision": "fp32", **fields}), shared, gpu)
     assert len(bundle.manifest.engines) == (1 if compose == "fused" else len(bundle.manifest.stages))
     engine, reference = open_model(bundle, "tensorrt", has_cuda_graphs=has_cuda_graphs), open_model(bundle, "reference")
     for seed in range(3):
@@ -120,22 +129,22 @@ def test_a_hybrid(compose: str, has_cuda_graphs: bool, gpu: Simulated, tmp_path:
             np.testing.assert_allclose(value, theirs[name], rtol=0, atol=1e-5)
 
 
-def test_verify_compares_the_engine(gpu: Simulated, tmp_path: Path) -> None:
-    report = verify_bundle(classify(tmp_path, gpu), VerifySettings(), new_runner())
+def test_verify_compares_the_engine(gpu: Simulated, shared: Path) -> None:
+    report = verify_bundle(classify(shared, gpu), VerifySettings(), new_runner())
     assert report.engine is not None
     assert report.engine.passed
 
 
 def detect(folder: Path, gpu: Simulated, precision: str) -> Bundle:
     boxes = {"layout": "channels-first", "nms": "engine", "min_score": 0.4, "max_iou": 0.3, "max_boxes": 40}
-    source = str(save(crowded_detector(), folder / "m.onnx"))
+    source = str(save(crowded_detector(), folder / "detector.onnx"))
     fields = {"source": {"onnx": source}, "task": {"kind": "detection", "boxes": boxes}, "precision": precision}
     return built(ModelConfig.model_validate({"name": "m", **fields}), folder, gpu)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_detector_with_nms_in_it(precision: str, gpu: Simulated, tmp_path: Path) -> None:
-    bundle = detect(tmp_path, gpu, precision)
+def test_a_detector_with_nms_in_it(precision: str, gpu: Simulated, shared: Path) -> None:
+    bundle = detect(shared, gpu, precision)
     engine, reference = open_model(bundle, "tensorrt"), open_model(bundle, "reference")
     images = {"images": np.random.default_rng(0).standard_normal((2, 3, 64, 64)).astype(np.float32)}
     ours, theirs = engine.run(images), reference.run(images)
@@ -153,9 +162,9 @@ def test_a_detector_with_nms_in_it(precision: str, gpu: Simulated, tmp_path: Pat
 )
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_other_boxes_of_an_engine_are_seen(
-    name: str, change: float, precision: str, gpu: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, change: float, precision: str, gpu: Simulated, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle, stages = detect(tmp_path, gpu, precision), verifier.engine_stages
+    bundle, stages = detect(shared, gpu, precision), verifier.engine_stages
 
     class Wrong:
         def __init__(self, *args: Any) -> None:

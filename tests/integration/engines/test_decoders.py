@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.covering import CACHED, in_covering_set_of
+from tests.covering import CACHED, SEEN, STEPPED, in_covering_set_of
 from tests.decoder_cases import CASES
 from tests.decoders import model_of, relative_rms
 from tests.engine_decoders import bundle_of, config_of, greedy
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from trtkit.llm.execution import DecoderExecution
 
 
-# Each of its steps builds nothing new, so few cases show what the run time does: layers that read all tokens, the last
-# ones, both in turn, and tokens biased by distance. test_decoder_parity reads windows of every family.
-WINDOWED = ("llama", "mistral", "gemma3", "bloom")
 PROMPTS = np.random.default_rng(0).integers(3, 60, (3, 7))
 
 
@@ -36,17 +33,20 @@ def assert_same(executions: list[DecoderExecution], steps: int) -> None:
     assert relative_rms(torch.from_numpy(np.array(logits)), torch.from_numpy(np.array(expected))) < 1e-5
 
 
-@pytest.mark.parametrize("case", slow_unless(in_covering_set_of(CASES), CASES), ids=str)
+@pytest.mark.parametrize("case", slow_unless(in_covering_set_of(CASES, STEPPED), CASES), ids=str)
 def test_an_engine_generates_what_the_reference_decoder_does(case: Case, gpu: Simulated, tmp_path: Path) -> None:
-    """In fp16: TensorRT builds every family so, for prompts and for steps."""
+    """In fp16. Families that differ only within the network are built by test_decoder_parity."""
     bundle = bundle_of(case, tmp_path, "fp16")
     gpu.plans.add(bundle)
     assert_same([open_execution(bundle, runtime) for runtime in ("tensorrt", "reference")], 6)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in WINDOWED], ids=str)
+@pytest.mark.parametrize("case", slow_unless(in_covering_set_of(CASES, SEEN), CASES), ids=str)
 def test_a_window_changes_no_token(case: Case, gpu: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps read 8, 16 and 32 places of each slot, and graphs are kept for each."""
+    """Steps read 8, 16 and 32 places of each slot, and graphs are kept for each.
+
+    test_decoder_parity reads windows of every family.
+    """
     monkeypatch.setattr("trtkit.network.input_spec._LEAST_WINDOW", 8)
     full, used = (bundle_of(case, tmp_path / kind, kv_window=kind) for kind in ("full", "used"))
     gpu.plans.add(used)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -77,9 +78,11 @@ for step in sys.argv[1].split():
 """
 
 
-def test_the_runtime_is_asked_where_tensorrt_does_not_load(gpu: Simulated, tmp_path: Path) -> None:
+def test_the_runtime_is_asked_where_tensorrt_does_not_load(gpu: Simulated, scratch: Path, tmp_path: Path) -> None:
     built, carried = tmp_path / "built", tmp_path / "carried"
     asked = ("simulated-load", "simulated-families", "simulated-streaming")
+    move(scratch)
+    shutil.copytree(scratch, built)  # what other steps have built
     move(built)
     for name in asked:
         run_step(name, Place(SIMULATED, gpu.device, load_backend("tensorrt_rtx"), built, gpu), tmp_path)

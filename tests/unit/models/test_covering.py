@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.covering import CACHED, covering, in_covering_set_of, spec_of, values_of
+from tests.covering import CACHED, SEEN, STEPPED, covering, in_covering_set_of, spec_of, values_of
 from tests.decoder_case import Case
 from tests.decoder_cases import CASES
 from tests.decoders import model_of
@@ -27,10 +27,10 @@ def test_a_spec_without_a_model_is_the_model_s(case: Case) -> None:
     assert spec_of(case) == model_of(case).spec
 
 
-@pytest.mark.parametrize("parts", [(), CACHED], ids=["all", "cached"])
-def test_the_covering_set_has_every_value_and_no_case_too_many(parts: Collection[str]) -> None:
+@pytest.mark.parametrize("parts", [(), CACHED, STEPPED, SEEN], ids=["all", "cached", "stepped", "seen"])
+def test_the_covering_set_has_every_value_and_no_case_too_many(parts: Collection[tuple[str, str]]) -> None:
     is_kept = in_covering_set_of(CASES, parts)
-    held = {case: {v for v in values_of(case) if not parts or v[0] in parts} for case in CASES}
+    held = {case: {v for v in values_of(case) if not parts or v[:2] in parts} for case in CASES}
     chosen = {case: values for case, values in held.items() if is_kept(case)}
     assert set().union(*chosen.values()) == set().union(*held.values())
     for case, values in chosen.items():
