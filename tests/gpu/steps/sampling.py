@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from trtkit.llm.sampling.columns import Columns
+from trtkit.llm.sampling.filters import drawn
 from trtkit.llm.sampling.kernel import numbers_of, sample
 from trtkit.llm.sampling.params import SamplingParams
-from trtkit.llm.sampling.rows import drawn
 from trtkit.llm.sampling.settings import Settings
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from trtkit.llm.engine.state import State
 from trtkit.llm.engine.tokens import take
 from trtkit.llm.execution import Call
 from trtkit.llm.sampling.kernel import has_triton
-from trtkit.llm.sampling.logprobs import token_logprobs
+from trtkit.llm.sampling.sampled import token_logprobs
 from trtkit.llm.scheduler.costs import StepCosts
 from trtkit.llm.scheduler.scheduler import Scheduler, TokensInFlight
 from trtkit.runtime.device import to_device

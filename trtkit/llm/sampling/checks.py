@@ -1,28 +1,42 @@
-"""Rules of single settings: types, ranges, what to do instead."""
+"""Rules of single settings: types, ranges, lists, texts that guide; what to do instead."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import Problem, ProblemsError, RequestError
-from trtkit.llm.sampling.lists import read_bias, read_callables, read_choice, read_ids, read_texts, read_words
-from trtkit.llm.sampling.schema_text import read_grammar, read_json
 from trtkit.runtime.text.limits import (
     MAX_ANSWERS,
     MAX_COUNT,
     MAX_EXPONENT,
     MAX_FLOAT,
+    MAX_GRAMMAR_LENGTH,
     MAX_LOGPROBS,
+    MAX_MULTIPLE,
+    MAX_SCHEMA_LENGTH,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    MAX_WORD_LENGTH,
+    MAX_WORDS,
+    check_count,
+    check_text,
     shown,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 INFINITY = math.inf
+_MULTIPLE = re.compile(r"""["']multipleof["']\s*:\s*([0-9.]+(?:e[+-]?[0-9]+)?)""")
+_ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
+ANY_OBJECT = {"type": "object"}
 
 
 class SettingsError(ProblemsError, RequestError):
@@ -98,6 +112,139 @@ def _early_stopping(value: Any) -> Any:
 def _top_k(value: Any) -> int:
     count = int(NumberRange(-1, most=MAX_COUNT)(value))
     return 0 if count == -1 else count
+
+
+def _items(value: Any, of: str, limit: int) -> Sequence[Any]:
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes):
+        check_count(len(value), limit, of)
+        return tuple(value)
+    raise ValueError(f"`{shown(value)}` is not a list of {of}")
+
+
+def _token_id(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise ValueError(f"`{shown(value)}` is not a token id, a whole number of at least 0")
+    return int(value)
+
+
+def read_ids(value: Any) -> tuple[int, ...]:
+    """Return token ids; a single one is a list of one."""
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return (_token_id(value),)
+    return tuple(_token_id(item) for item in _items(value, "token ids", MAX_STOP_TOKENS))
+
+
+def read_texts(value: Any, most: int = MAX_STOPS, longest: int = MAX_STOP_LENGTH) -> tuple[str, ...]:
+    """Return texts, none of them empty; a single one is a list of one."""
+    texts = (value,) if isinstance(value, str) else _items(value, "texts", most)
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"`{shown(text)}` is not a non-empty text")
+        check_count(len(text), longest, "characters of a text")
+        check_text(text)
+    return tuple(texts)
+
+
+def read_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
+    """Return words: texts or token ids, none of them empty."""
+    return tuple(_word(item) for item in _items(value, "words", MAX_WORDS))
+
+
+def _word(value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        return read_texts(value, MAX_WORDS, MAX_WORD_LENGTH)[0]
+    ids = tuple(_token_id(item) for item in _items(value, "token ids", MAX_WORD_LENGTH))
+    if not ids:
+        raise ValueError("`[]` has no tokens")
+    return ids
+
+
+def read_bias(value: Any) -> dict[int, float]:
+    """Return token ids with the finite number to add to each."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"`{shown(value)}` is not a mapping of token ids to numbers")
+    return {_token_id(key): _finite(key, bias) for key, bias in value.items()}
+
+
+def _finite(key: Any, bias: Any) -> float:
+    if isinstance(bias, bool) or not isinstance(bias, Real) or not math.isfinite(bias):
+        raise ValueError(f"the bias of token {key}, `{shown(bias)}`, is not a finite number")
+    if abs(float(bias)) > MAX_FLOAT:
+        raise ValueError(f"the bias of token {key}, `{shown(bias)}`, is beyond {MAX_FLOAT:g}")
+    return float(bias)
+
+
+def read_callables(value: Any) -> tuple[Any, ...]:
+    """Return functions."""
+    items = _items(value, "functions", MAX_WORDS)
+    for item in items:
+        if not callable(item):
+            raise ValueError(f"`{shown(item)}` cannot be called")
+    return tuple(items)
+
+
+def read_choice(value: Any) -> tuple[str, ...] | None:
+    """Return the texts to choose from, at least one."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not _items(value, "texts", MAX_WORDS):
+        raise ValueError(f"`{shown(value)}` is not a non-empty list of texts")
+    return read_texts(value, MAX_WORDS, MAX_WORD_LENGTH)
+
+
+def read_json(value: Any) -> Any:
+    """Return a schema as an object; True and {} are any JSON object."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        _check_text(value, MAX_SCHEMA_LENGTH)
+        value = _parse(value)
+    if value is True or value == {}:
+        return dict(ANY_OBJECT)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"`{shown(value)}` is not a JSON schema")
+    _check_json(value)
+    return value
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the schema is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the schema is not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from None
+
+
+def _check_json(value: Any) -> None:
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise ValueError("the schema is nested too deeply") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the schema is not JSON: {error}") from None
+    _check_text(text, MAX_SCHEMA_LENGTH)
+
+
+def _check_text(text: str, limit: int) -> None:
+    """Raise ValueError for a guide that would take too long to compile."""
+    check_count(len(text), limit, "characters")
+    check_text(text)
+    plain = _ESCAPED.sub(lambda escape: chr(int(escape[1], 16)), text)
+    digits = [match.partition("e")[0].replace(".", "").strip("0") for match in _MULTIPLE.findall(plain.lower())]
+    multiple = math.lcm(*(int(digit) for digit in digits if digit))
+    if multiple > MAX_MULTIPLE:
+        what = f"`multipleOf` with a least common multiple of {shown(multiple)}"
+        raise ValueError(f"{what} is above the limit, {MAX_MULTIPLE}, zeros at its ends not counted")
+
+
+def read_grammar(value: Any) -> str | None:
+    """Return text that is not empty."""
+    if value is not None and (not isinstance(value, str) or not value.strip()):
+        raise ValueError(f"`{shown(value)}` is not a non-empty text")
+    if value is not None:
+        _check_text(value, MAX_GRAMMAR_LENGTH)
+    return value
 
 
 # Each returns the value as it is kept, or raises ValueError with the fault.

@@ -1,12 +1,18 @@
-"""What sampling answers."""
+"""What sampling answers: tokens, their log probabilities, and why a row has none."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from trtkit.llm.sampling.columns import Use
+from trtkit.runtime.device import start_copy
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
 
     from trtkit.arrays import Array
 
@@ -49,3 +55,44 @@ class Sampled:
         if not self.logprobs or len(rows) == len(self.tokens):
             return self.logprobs
         return {index: self.logprobs[row] for index, row in enumerate(rows.tolist()) if row in self.logprobs}
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Callable[[], list[TokenLogprobs]]:
+    """Start to compute what to report of tokens [R] under logits [R, V]; return what waits for it and returns it.
+
+    top: how many of the most likely tokens of each row.
+    """
+    logs = logits.log_softmax(-1)
+    chosen = logs.gather(-1, tokens.clamp(min=0).unsqueeze(-1))
+    best = logs.topk(min(top, logs.shape[-1]), -1)
+    ranks = (logs > chosen).sum(-1) + 1
+    copies = [start_copy(values) for values in (tokens, chosen.squeeze(-1), ranks, best.indices, best.values)]
+
+    def arrived() -> list[TokenLogprobs]:
+        *columns, ids, values = (copy().tolist() for copy in copies)
+        tops = (tuple(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True))
+        return [TokenLogprobs(*row) for row in zip(*columns, tops, strict=True)]
+
+    return arrived
+
+
+# What can bar tokens, by the settings that ask for it.
+_BARS = {
+    Use.NGRAM: "no_repeat_ngram_size",
+    Use.BAD_WORDS: "bad_words",
+    Use.MIN_TOKENS: "min_tokens",
+    Use.FORCE_WORDS: "force_words",
+    Use.FUNCTIONS: "logits_processors",
+}
+
+
+def reason(largest: float, uses: int, guided: str | None) -> str:
+    """Return what is wrong with a row whose largest score is `largest`, not finite or nothing to draw from."""
+    if largest != -math.inf:
+        return "the model's logits hold NaN or infinity"
+    names = [name for use, name in _BARS.items() if uses & use]
+    names += [guided] if guided else []
+    if not names:
+        return "the model's logits are all -inf"
+    verb = "bars" if len(names) == 1 else "bar"
+    return f"no token is left: {' and '.join(f'`{name}`' for name in names)} {verb} every one"

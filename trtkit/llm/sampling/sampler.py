@@ -5,22 +5,27 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from trtkit.llm.sampling.columns import PROCESSORS, WAITS, Columns, SlotState, Use
 from trtkit.llm.sampling.draw import Uniform, largest_there
-from trtkit.llm.sampling.failures import reason
+from trtkit.llm.sampling.filters import drawn, filtered
 from trtkit.llm.sampling.kernel.steps import KernelSampler
-from trtkit.llm.sampling.logprobs import token_logprobs
-from trtkit.llm.sampling.processors.bars import bar, follow_guides, force
-from trtkit.llm.sampling.processors.functions import call_functions
-from trtkit.llm.sampling.processors.penalties import TokenCounts, add_bias, penalise_counts, penalise_repetition
-from trtkit.llm.sampling.processors.step import SamplingStep
-from trtkit.llm.sampling.rows import drawn, filtered
-from trtkit.llm.sampling.sampled import FAILED, NOTHING, Sampled, TokenLogprobs
+from trtkit.llm.sampling.processors import (
+    SamplingStep,
+    TokenCounts,
+    add_bias,
+    bar,
+    call_functions,
+    follow_guides,
+    force,
+    penalise_counts,
+    penalise_repetition,
+)
+from trtkit.llm.sampling.sampled import FAILED, NOTHING, Sampled, TokenLogprobs, reason, token_logprobs
 from trtkit.runtime.device import start_copy, to_device
 
 if TYPE_CHECKING:
@@ -28,11 +33,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from trtkit.arrays import Array
     from trtkit.llm.sampling.kernel.steps import KernelDraw
     from trtkit.llm.sampling.settings import Settings
     from trtkit.llm.sequences import Sequences
 
-    Array = np.ndarray[Any, Any]
     _Logprobs = Callable[[], Iterable[tuple[int, int, TokenLogprobs]]]
 
 # Plain numbers: operations of flags cost as much as those of arrays.

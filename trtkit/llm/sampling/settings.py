@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from trtkit.llm.sampling.guides import Guide, GuideFactory
-    from trtkit.llm.sampling.params import SamplingParams, Word
-    from trtkit.llm.sampling.words import Ids
+    from trtkit.llm.sampling.params import Ids, SamplingParams, Word
 
 
 @dataclass(frozen=True)

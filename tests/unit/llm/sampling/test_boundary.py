@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trtkit.llm.sampling.boundary import boundary
+from trtkit.llm.sampling.wide_rows import boundary
 
 RNG = np.random.default_rng(0)
 WIDE = 9001
