@@ -8,7 +8,7 @@ needed. Rounding can change a token only if the two best are nearly equal.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,11 +21,16 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
 
+    # Arrays for rows that the host computes one by one, since a call of NumPy takes a quarter of the time of torch's.
+    Numbers = TypeVar("Numbers", Array, Tensor)
+
 GROUP = 512
 """Tokens that race as one, then against each other."""
 FIRST_GROUP = 1 << 32
 """What a group's noise is numbered from; a token's has the token's own number."""
-_GAMMA, _MIX, _LAST_SHIFT = 0x9E3779B97F4A7C15, ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)), 31  # SplitMix64
+# SplitMix64's constants, as signed integers.
+_GAMMA, _LAST_SHIFT = 0x9E3779B97F4A7C15 - (1 << 64), 31
+_MIX = (30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64))
 BLOCK = 64
 _WORDS = 4  # that Philox 4x64 makes at each count
 
@@ -62,64 +67,48 @@ def draw(scores: Tensor, uniform: Array) -> Tensor:
     groups, width = -(-scores.shape[1] // GROUP), min(scores.shape[1], GROUP)
     wide = torch.nn.functional.pad(weights, (0, groups * width - scores.shape[1])).view(rows, groups, width)
     sums = wide.cumsum(-1)[:, :, -1]  # a reduction's order would depend on how many rows there are
-    keys = to_device(_keys(uniform), scores.device)[:, None]
-    numbers = torch.arange(max(groups, width), device=scores.device)
-    group = (sums / _noise_there(keys, FIRST_GROUP + numbers[:groups])).argmax(-1, keepdim=True)
-    inside = wide[torch.arange(rows, device=scores.device), group[:, 0]]
-    indices = group * width + numbers[:width]
-    chosen = indices.gather(-1, (inside / _noise_there(keys, indices)).argmax(-1, keepdim=True))
-    return torch.where(sums.sum(-1, keepdim=True) > 0, chosen, failures(scores.amax(-1, keepdim=True))).squeeze(-1)
+    keys = to_device(keys_of(uniform), scores.device)
+    places = torch.arange(max(groups, width), device=scores.device)
+    group = (sums / noise(keys, FIRST_GROUP + places[:groups])).argmax(-1)
+    inside = wide[torch.arange(rows, device=scores.device), group]
+    chosen = winner(inside, group, keys, places[:width])
+    return torch.where(sums.sum(-1) > 0, chosen, failures(scores.amax(-1)))
 
 
-def pick(weights: Array, ids: Array | None, uniform: float, space: Array) -> int:
-    """Return the token that `draw` draws, for one row: weights [n] of the tokens `ids` [n], or of all if None.
+def winner(weights: Numbers, group: Numbers, keys: Numbers, places: Numbers) -> Numbers:
+    """Return the token [R] that wins among weights [R, n] of the first n tokens of groups [R]; one of 0 never does.
 
-    space: fp64 scratch for all tokens, in whole groups.
+    keys: [R, 1], of the rows' numbers. places: 0 to n - 1.
     """
-    key, count = _keys(np.array([uniform])), len(weights)
-    if ids is None:
-        wide = space[: -(-count // GROUP) * GROUP]
-        wide[:count], wide[count:] = weights, 0
-        sums = np.einsum("ij->i", wide.reshape(-1, GROUP))
-    else:
-        sums = np.bincount(ids // GROUP, weights)
-    start = GROUP * int((sums / noise(key, FIRST_GROUP + np.arange(len(sums)))).argmax())
-    first, last = (start, start + GROUP) if ids is None else np.searchsorted(ids, (start, start + GROUP)).tolist()
-    tokens = np.arange(first, min(last, count)) if ids is None else ids[first:last]
-    return int(tokens[(weights[first:last] / noise(key, tokens)).argmax()])
+    start = group * GROUP
+    tokens: Numbers = start + (weights / noise(keys, start[:, None] + places)).argmax(-1)
+    return tokens
 
 
-def noise(keys: Array, numbers: Array) -> Array:
+def keys_of(uniform: Array) -> Array:
+    """Return numbers [R] in [0, 1) as the whole numbers [R, 1] that they are 2^53rds of."""
+    return (uniform[:, None] * 2.0**53).astype(np.int64)
+
+
+def noise(keys: Numbers, numbers: Numbers) -> Numbers:
     """Return exponential noise [R, n] or [n] fp64 of keys [R, 1] or [1] and whole numbers below 2^63.
 
-    SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), seeded with the key, at each number: the same bits everywhere.
+    SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), seeded with the key, at each number: the same bits everywhere,
+    since products of signed integers wrap to those of unsigned ones.
     """
-    bits = keys.astype(np.uint64) + (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(_GAMMA)
+    bits = keys + (numbers + 1) * _GAMMA
     for shift, factor in _MIX:
-        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
-    bits ^= bits >> np.uint64(_LAST_SHIFT)
-    return -np.log(((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
+        bits = (bits ^ _shifted(bits, shift)) * factor
+    bits = _shifted(bits ^ _shifted(bits, _LAST_SHIFT), 12)
+    drawn: Numbers
+    if isinstance(bits, np.ndarray):
+        drawn = -np.log((bits + 0.5) * 2.0**-52)
+    else:
+        drawn = -((bits.double() + 0.5) * 2.0**-52).log()
+    return drawn
 
 
-def _noise_there(keys: Tensor, numbers: Tensor) -> Tensor:
-    """Return `noise` where the keys are, in torch's signed integers, whose products wrap to the same bits."""
-    bits = keys + (numbers + 1) * _signed(_GAMMA)
-    for shift, factor in _MIX:
-        bits = (bits ^ _shifted(bits, shift)) * _signed(factor)
-    bits = bits ^ _shifted(bits, _LAST_SHIFT)
-    return -((_shifted(bits, 12).double() + 0.5) * 2.0**-52).log()
-
-
-def _keys(uniform: Array) -> Array:
-    """Return numbers in [0, 1) as the whole numbers that they are 2^53rds of."""
-    return (uniform * 2.0**53).astype(np.int64)
-
-
-def _signed(bits: int) -> int:
-    return bits - (bits >> 63 << 64)
-
-
-def _shifted(bits: Tensor, count: int) -> Tensor:
+def _shifted(bits: Numbers, count: int) -> Numbers:
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from trtkit.llm.sampling.columns import Columns, Use
-from trtkit.llm.sampling.draw import draw
+from trtkit.llm.sampling.draw import FIRST_GROUP, GROUP, draw, keys_of, noise, winner
 from trtkit.llm.sampling.sampled import FAILED, NOTHING
 from trtkit.llm.sampling.wide_rows import Filters, Workspace, row_weights
 from trtkit.runtime.device import to_device
@@ -31,13 +31,17 @@ def drawn(scores: Tensor, slots: Array, columns: Columns, uniform: Array) -> Ten
     """Return the token of each row of scores [R, V] of `slots`, FAILED or NOTHING for a row without one."""
     if _is_sorted(scores):
         return draw(filtered(scores, slots, columns), uniform)
-    tokens, host, space = np.zeros(len(slots), np.int64), scores.numpy(), Workspace(scores.shape[1])
+    host, space, keys = scores.numpy(), Workspace(scores.shape[1]), keys_of(uniform)
+    group_noise = noise(keys, FIRST_GROUP + np.arange(-(-scores.shape[1] // GROUP)))
+    groups, inside, failed = np.zeros(len(slots), np.int64), np.zeros((len(slots), GROUP)), {}
     for row, numbers in enumerate(Filters.of(slots, columns)):
         weights = row_weights(host[row], numbers, space)
         if weights is not None:
-            tokens[row] = weights.pick(uniform[row])
+            groups[row] = weights.race(group_noise[row], inside[row])
         else:
-            tokens[row] = NOTHING if host[row].max() == -np.inf else FAILED
+            failed[row] = NOTHING if host[row].max() == -np.inf else FAILED
+    tokens = winner(inside, groups, keys, np.arange(GROUP))
+    tokens[list(failed)] = list(failed.values())
     return torch.from_numpy(tokens)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from trtkit.llm.sampling.draw import GROUP, pick
+from trtkit.llm.sampling.draw import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,9 +102,20 @@ class TokenWeights:
         """Return the ids of places."""
         return indices if self.ids is None else self.ids[indices]
 
-    def pick(self, uniform: float) -> int:
-        """Return the token that a number draws. What weighs nothing is never picked, whatever the number."""
-        return pick(self.values, self.ids, uniform, self.space.sums)
+    def race(self, noise: Array, out: Array) -> int:
+        """Return the group that wins against noise [G], and write its weights to out [GROUP], which holds zeros."""
+        count, ids = len(self.values), self.ids
+        if ids is None:
+            wide = self.space.sums.reshape(-1, GROUP)
+            self.space.sums[:count], self.space.sums[count:] = self.values, 0
+            group = int((np.einsum("ij->i", wide) / noise).argmax())
+            out[:] = wide[group]
+        else:
+            sums = np.bincount(ids // GROUP, self.values)
+            group = int((sums / noise[: len(sums)]).argmax())
+            first, last = np.searchsorted(ids, (GROUP * group, GROUP * (group + 1))).tolist()
+            out[ids[first:last] - GROUP * group] = self.values[first:last]
+        return group
 
 
 def row_weights(scores: Array, numbers: Filters, space: Workspace) -> TokenWeights | None:
