@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import BF16, FP16, FP32
-from trtkit.network.custom_op import CustomOp, OpPort
+from trtkit.network.custom_op import CustomOp, Port
 from trtkit.network.foreign import Fact, Foreign, ForeignNode, Refusal, Replacement
 from trtkit.network.lowering.sampling import FORMS
 
@@ -122,13 +122,13 @@ def _mmcv_attributes(node: ForeignNode) -> DeformConvAttributes:
 OP = CustomOp(
     name="DeformConv2d",
     inputs=(
-        OpPort("x", "N C H W", _FLOATS),
-        OpPort("weight", "O C/groups Kh Kw", _FLOATS),
-        OpPort("offset", "N 2*offset_groups*Kh*Kw Ho Wo", _FLOATS),
-        OpPort("bias", "O", _FLOATS, is_optional=True),
-        OpPort("mask", "N offset_groups*Kh*Kw Ho Wo", _FLOATS, is_optional=True),
+        Port("x", "N C H W", _FLOATS),
+        Port("weight", "O C/groups Kh Kw", _FLOATS),
+        Port("offset", "N 2*offset_groups*Kh*Kw Ho Wo", _FLOATS),
+        Port("bias", "O", _FLOATS, is_optional=True),
+        Port("mask", "N offset_groups*Kh*Kw Ho Wo", _FLOATS, is_optional=True),
     ),
-    outputs=(OpPort("y", "N O Ho Wo", _FLOATS),),
+    outputs=(Port("y", "N O Ho Wo", _FLOATS),),
     attributes=DeformConvAttributes,
     infer=infer,
     lower=lower,

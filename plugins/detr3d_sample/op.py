@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import BF16, FP16, FP32
-from trtkit.network.custom_op import CustomOp, OpPort
+from trtkit.network.custom_op import CustomOp, Port
 from trtkit.network.foreign import Fact, Refusal
 from trtkit.network.lowering.sampling import FORMS
 
@@ -51,12 +51,12 @@ def infer(facts: Sequence[Fact | None], attributes: Detr3dSampleAttributes) -> l
 OP = CustomOp(
     name="Detr3dSample",
     inputs=(
-        OpPort("points", "B Q 3", (FP32,)),
-        OpPort("lidar2img", "B N 4 4", (FP32,)),
-        OpPort("weights", "B Q N L", _FLOATS),
-        OpPort("features", "B N C H W", _FLOATS, is_variadic=True),
+        Port("points", "B Q 3", (FP32,)),
+        Port("lidar2img", "B N 4 4", (FP32,)),
+        Port("weights", "B Q N L", _FLOATS),
+        Port("features", "B N C H W", _FLOATS, is_variadic=True),
     ),
-    outputs=(OpPort("y", "B Q C", _FLOATS),),
+    outputs=(Port("y", "B Q C", _FLOATS),),
     attributes=Detr3dSampleAttributes,
     infer=infer,
     lower=lower,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import FP16, FP32, INT32
-from trtkit.network.custom_op import CustomOp, OpPort
+from trtkit.network.custom_op import CustomOp, Port
 from trtkit.network.foreign import Fact, Foreign, ForeignNode, Refusal, Replacement
 
 from .lowering import FORMS, lower
@@ -73,12 +73,12 @@ def _from_tensorrt(node: ForeignNode) -> Replacement:
 
 OP = CustomOp(
     name="EfficientNms",
-    inputs=(OpPort("boxes", "B S 4", _FLOATS), OpPort("scores", "B S C", _FLOATS)),
+    inputs=(Port("boxes", "B S 4", _FLOATS), Port("scores", "B S C", _FLOATS)),
     outputs=(
-        OpPort("count", "B 1", (INT32,)),
-        OpPort("kept_boxes", "B M 4", _FLOATS),
-        OpPort("kept_scores", "B M", _FLOATS),
-        OpPort("kept_classes", "B M", (INT32,)),
+        Port("count", "B 1", (INT32,)),
+        Port("kept_boxes", "B M 4", _FLOATS),
+        Port("kept_scores", "B M", _FLOATS),
+        Port("kept_classes", "B M", (INT32,)),
     ),
     attributes=EfficientNmsAttributes,
     infer=infer,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import BF16, FP16, FP32
-from trtkit.network.custom_op import CustomOp, OpPort
+from trtkit.network.custom_op import CustomOp, Port
 from trtkit.network.foreign import Fact, Foreign, ForeignNode, Refusal, Replacement
 
 from .lowering import FORMS, lower
@@ -57,8 +57,8 @@ def _from_onnx(node: ForeignNode) -> Replacement | None:
 
 OP = CustomOp(
     name="GridSample3d",
-    inputs=(OpPort("x", "N C D H W", _FLOATS), OpPort("grid", "N Do Ho Wo 3", _FLOATS)),
-    outputs=(OpPort("y", "N C Do Ho Wo", _FLOATS),),
+    inputs=(Port("x", "N C D H W", _FLOATS), Port("grid", "N Do Ho Wo 3", _FLOATS)),
+    outputs=(Port("y", "N C Do Ho Wo", _FLOATS),),
     attributes=GridSample3dAttributes,
     infer=infer,
     lower=lower,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import BF16, FP16, FP32
-from trtkit.network.custom_op import CustomOp, OpPort
+from trtkit.network.custom_op import CustomOp, Port
 from trtkit.network.foreign import Fact, Foreign, ForeignNode, Refusal, Replacement
 from trtkit.network.lowering.sampling import FORMS
 
@@ -60,11 +60,11 @@ def _from_mmcv(node: ForeignNode) -> Replacement:
 OP = CustomOp(
     name="MsDeformAttn",
     inputs=(
-        OpPort("value", "B S M D", _FLOATS),
-        OpPort("locations", "B Q M L P 2", _FLOATS),
-        OpPort("weights", "B Q M L P", _FLOATS),
+        Port("value", "B S M D", _FLOATS),
+        Port("locations", "B Q M L P 2", _FLOATS),
+        Port("weights", "B Q M L P", _FLOATS),
     ),
-    outputs=(OpPort("y", "B Q M*D", _FLOATS),),
+    outputs=(Port("y", "B Q M*D", _FLOATS),),
     attributes=MsDeformAttnAttributes,
     infer=infer,
     lower=lower,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import FP16, FP32, INT64
-from trtkit.network.custom_op import CustomOp, OpPort
+from trtkit.network.custom_op import CustomOp, Port
 from trtkit.network.foreign import Fact, Foreign, ForeignNode, Refusal, Replacement
 
 from .lowering import FORMS, lower
@@ -71,8 +71,8 @@ def _known_boxes(node: ForeignNode) -> int:
 
 OP = CustomOp(
     name="Nms",
-    inputs=(OpPort("boxes", "B S 4", _FLOATS), OpPort("scores", "B C S", _FLOATS)),
-    outputs=(OpPort("selected", "B*C*max_output_boxes 3", (INT64,)), OpPort("count", "1", (INT64,))),
+    inputs=(Port("boxes", "B S 4", _FLOATS), Port("scores", "B C S", _FLOATS)),
+    outputs=(Port("selected", "B*C*max_output_boxes 3", (INT64,)), Port("count", "1", (INT64,))),
     attributes=NmsAttributes,
     infer=infer,
     lower=lower,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import BF16, FP8, FP16, FP32, INT8, INT32, dtype_of
-from trtkit.network.custom_op import CustomOp, OpPort
+from trtkit.network.custom_op import CustomOp, Port
 from trtkit.network.foreign import Fact, Refusal
 
 from .lowering import FORMS, lower
@@ -73,17 +73,17 @@ def _check_types(facts: Sequence[Fact | None], attributes: PagedAttentionAttribu
 OP = CustomOp(
     name="PagedAttention",
     inputs=(
-        OpPort("q", "B N S H", _FLOATS),
-        OpPort("key_pool", "P K page H", _CACHED),
-        OpPort("value_pool", "P K page H", _CACHED),
-        OpPort("new_key", "B K S H", _CACHED),
-        OpPort("new_value", "B K S H", _CACHED),
-        OpPort("page_table", "B n", (INT32,)),
-        OpPort("cached_lengths", "B", (INT32,)),
-        OpPort("counts", "B", (INT32,)),
-        OpPort("sinks", "N", _FLOATS, is_optional=True),
+        Port("q", "B N S H", _FLOATS),
+        Port("key_pool", "P K page H", _CACHED),
+        Port("value_pool", "P K page H", _CACHED),
+        Port("new_key", "B K S H", _CACHED),
+        Port("new_value", "B K S H", _CACHED),
+        Port("page_table", "B n", (INT32,)),
+        Port("cached_lengths", "B", (INT32,)),
+        Port("counts", "B", (INT32,)),
+        Port("sinks", "N", _FLOATS, is_optional=True),
     ),
-    outputs=(OpPort("y", "B N S H", _FLOATS),),
+    outputs=(Port("y", "B N S H", _FLOATS),),
     attributes=PagedAttentionAttributes,
     infer=infer,
     lower=lower,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import FP16, FP32, INT32
-from trtkit.network.custom_op import CustomOp, OpPort
+from trtkit.network.custom_op import CustomOp, Port
 from trtkit.network.foreign import Fact, Foreign, ForeignNode, Refusal, Replacement
 
 from .lowering import FORMS, lower
@@ -53,11 +53,11 @@ def _from_nvidia(node: ForeignNode) -> Replacement:
 OP = CustomOp(
     name="PillarScatter",
     inputs=(
-        OpPort("features", "P C", _FLOATS),
-        OpPort("coordinates", "P 4", (INT32,)),
-        OpPort("count", "1", (INT32,), is_optional=True),
+        Port("features", "P C", _FLOATS),
+        Port("coordinates", "P 4", (INT32,)),
+        Port("count", "1", (INT32,), is_optional=True),
     ),
-    outputs=(OpPort("canvas", "B C H W", _FLOATS),),
+    outputs=(Port("canvas", "B C H W", _FLOATS),),
     attributes=PillarScatterAttributes,
     infer=infer,
     lower=lower,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import BF16, FP16, FP32, INT32, INT64
-from trtkit.network.custom_op import CustomOp, OpPort
+from trtkit.network.custom_op import CustomOp, Port
 from trtkit.network.foreign import Fact, Foreign, ForeignNode, Refusal, Replacement
 from trtkit.network.lowering.sampling import FORMS
 
@@ -77,11 +77,11 @@ def _from_mmcv(node: ForeignNode) -> Replacement:
 OP = CustomOp(
     name="RoiAlign2d",
     inputs=(
-        OpPort("x", "B C H W", _FLOATS),
-        OpPort("rois", "R 4|5", _FLOATS),
-        OpPort("images", "R", (INT32, INT64), is_optional=True),
+        Port("x", "B C H W", _FLOATS),
+        Port("rois", "R 4|5", _FLOATS),
+        Port("images", "R", (INT32, INT64), is_optional=True),
     ),
-    outputs=(OpPort("y", "R C Ho Wo", _FLOATS),),
+    outputs=(Port("y", "R C Ho Wo", _FLOATS),),
     attributes=RoiAlignAttributes,
     infer=infer,
     lower=lower,

@@ -23,10 +23,9 @@ from trtkit.simulation.times import MeasuredTimes, decode_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trtkit.llm.scheduler.chunks import Chunk
-
     from trtkit.llm.execution import Call
     from trtkit.llm.execution.host_blocks import LocalBlocks
+    from trtkit.llm.scheduler.batch import Chunk
     from trtkit.simulation.recorder import ReplicaState
     from trtkit.simulation.requests import SimulatedRequest
 

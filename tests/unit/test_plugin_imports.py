@@ -16,6 +16,7 @@ ALLOWED = (
     "trtkit.network.aot",
     "trtkit.network.plugin",
     "trtkit.network.graph",
+    "trtkit.arrays",
     "trtkit.dtypes",
     "trtkit.errors",
 )

@@ -32,7 +32,7 @@ X = TypeVar("X")
 
 
 @dataclass(frozen=True)
-class OpPort:
+class Port:
     """An input or output. dims: a word for each axis, `N C H W`; equal words are equal sizes.
 
     Words that are not names, such as `2*K`, say what an axis holds and are not compared.
@@ -99,8 +99,8 @@ class CustomOp:
     """
 
     name: str
-    inputs: tuple[OpPort, ...]
-    outputs: tuple[OpPort, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
     attributes: type[Any]
     infer: Callable[[Sequence[Fact | None], Any], list[Fact]]
     lower: Lowering
@@ -223,7 +223,7 @@ def _add_package(name: str, path: list[str]) -> None:
     sys.modules[name] = importlib.util.module_from_spec(spec)
 
 
-def _pairs(ports: Sequence[OpPort], facts: Sequence[Fact | None]) -> Iterator[tuple[OpPort, Fact | None]]:
+def _pairs(ports: Sequence[Port], facts: Sequence[Fact | None]) -> Iterator[tuple[Port, Fact | None]]:
     """Yield each port with its tensors. Raises Refusal for too many or too few of them."""
     is_open = bool(ports) and ports[-1].is_variadic
     least = sum(not port.is_optional for port in ports)
@@ -234,7 +234,7 @@ def _pairs(ports: Sequence[OpPort], facts: Sequence[Fact | None]) -> Iterator[tu
         yield ports[min(index, len(ports) - 1)], fact
 
 
-def _check_port(port: OpPort, fact: Fact | None, sizes: dict[str, int]) -> None:
+def _check_port(port: Port, fact: Fact | None, sizes: dict[str, int]) -> None:
     """Compare a tensor with its port, and its sizes with those seen before. Raises Refusal."""
     if fact is None:
         if not port.is_optional:

@@ -43,7 +43,7 @@ def test_function_takes_and_gives_what_the_job_says(job: Job[object, object]) ->
     request, context = inspect.signature(function).parameters.values()
     names = vars(sys.modules[function.__module__])
     told = [names.get(str(kind), kind) for kind in (request.annotation, inspect.signature(function).return_annotation)]
-    assert context.annotation == "Context"
+    assert context.annotation == "JobContext"
     assert [getattr(kind, "__name__", kind) for kind in told] == [
         kind.__name__.replace("NoneType", "None") for kind in (job.request, job.result)
     ]

@@ -100,10 +100,12 @@ def noise(keys: Numbers, numbers: Numbers) -> Numbers:
     for shift, factor in _MIX:
         bits = (bits ^ _shifted(bits, shift)) * factor
     bits = _shifted(bits ^ _shifted(bits, _LAST_SHIFT), 12)
+    drawn: Numbers
     if isinstance(bits, np.ndarray):
-        drawn: Array = -np.log((bits + 0.5) * 2.0**-52)
-        return drawn
-    return -((bits.double() + 0.5) * 2.0**-52).log()
+        drawn = -np.log((bits + 0.5) * 2.0**-52)
+    else:
+        drawn = -((bits.double() + 0.5) * 2.0**-52).log()
+    return drawn
 
 
 def _shifted(bits: Numbers, count: int) -> Numbers:

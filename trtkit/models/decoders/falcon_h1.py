@@ -39,13 +39,11 @@ def spec(config: HfConfig) -> DecoderSpec:
     gate, down = factor_list(config, "mlp_multipliers", 2)
     mlp = replace(mlp_part(config, has_bias=bool(config.get("mlp_bias", False))), gate_factor=gate, factor=down)
     layers = layers_part(config, attention, mlp, rope_spec(config, attention.head_dim))
-    multipliers, attention_multipliers = (
+    ssm, attended = (
         (factor(config, f"{part}_in_multiplier"), factor(config, f"{part}_out_multiplier"))
         for part in ("ssm", "attention")
     )
-    layers = tuple(
-        replace(layer, beside=BesideSpec(_mamba(config), multipliers, attention_multipliers)) for layer in layers
-    )
+    layers = tuple(replace(layer, beside=BesideSpec(_mamba(config), ssm, attended)) for layer in layers)
     model = decoder_part(config, layers, rms_norm_part(config), NAMES)
     head = replace(model.head, logit_scale=factor(config, "lm_head_multiplier"))
     return replace(model, embedding=EmbeddingSpec(scale=factor(config, "embedding_multiplier")), head=head)

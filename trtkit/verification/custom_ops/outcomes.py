@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.backends import Backend
-    from trtkit.network.custom_op import CustomOp, OpCase, OpPort
+    from trtkit.network.custom_op import CustomOp, OpCase, Port
 
 ONNX_RUNTIME, FUNCTION, PARSED, NETWORK, KERNEL = (
     "ONNX Runtime's own",
@@ -152,7 +152,7 @@ class Trial:
         """The forms that can compute the case."""
         return self.case.forms or self.op.forms
 
-    def port(self, index: int) -> OpPort:
+    def port(self, index: int) -> Port:
         """Return the port of an input."""
         return self.op.inputs[min(index, len(self.op.inputs) - 1)]
 
@@ -167,7 +167,7 @@ class Trial:
         """Compare an implementation's outputs with the reference's; the worst of all."""
         return worst([compare(have, want) for have, want in zip(outputs, self.expected, strict=True)])
 
-    def _cast(self, port: OpPort, x: Array) -> Array:
+    def _cast(self, port: Port, x: Array) -> Array:
         is_cast = self.dtype in port.types and port.name not in self.case.keeps_fp32 and x.dtype == np.float32
         return np.ascontiguousarray(x.astype(self.dtype.numpy) if is_cast else x)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import FP16, FP32
-from trtkit.network.custom_op import CustomOp, OpPort
+from trtkit.network.custom_op import CustomOp, Port
 from trtkit.network.foreign import Fact, Foreign, ForeignNode, Refusal, Replacement
 
 from .lowering import lower
@@ -42,8 +42,8 @@ def convert(node: ForeignNode) -> Replacement:
 
 OP = CustomOp(
     name="FourierFeatures",
-    inputs=(OpPort("x", "N C", (FP32, FP16)),),
-    outputs=(OpPort("y", "N D", (FP32, FP16)),),
+    inputs=(Port("x", "N C", (FP32, FP16)),),
+    outputs=(Port("y", "N D", (FP32, FP16)),),
     attributes=FourierFeatures,
     infer=infer,
     lower=lower,
