@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from trtkit.llm.execution import Call
-    from trtkit.llm.sampling.sampler import Draw
+    from trtkit.llm.execution.execution import Draw
 
 
 class ClockedDecoder(ReferenceDecoder):

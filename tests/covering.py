@@ -11,9 +11,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig
-from trtkit.models.latent import LatentSpec
 
-from trtkit.models.attention import AttentionSpec, QueryGrowth, RelativeSpec
+from trtkit.models.attention import AttentionSpec, LatentSpec, QueryGrowth, RelativeSpec
 from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import LayerSpec
 from trtkit.sources.huggingface import auto_classes

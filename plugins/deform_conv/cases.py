@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.network.custom_op import Native, OpCase, Typical
+from trtkit.network.custom_op import Case, Native, Typical
 
 from .op import DeformConvAttributes, output_size
 
@@ -64,9 +64,9 @@ def _case(
     attributes: DeformConvAttributes,
     dynamic: tuple[str, ...] = (),
     **how: Any,
-) -> OpCase:
+) -> Case:
     make = _make(x, weight, attributes, **how)
-    return OpCase(name, attributes, make, dynamic, native=_native(attributes, weight[2:]))
+    return Case(name, attributes, make, dynamic, native=_native(attributes, weight[2:]))
 
 
 _ONE = ((1, 1),) * 4

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.network.custom_op import OpCase, Typical
+from trtkit.network.custom_op import Case, Typical
 
 from .op import Detr3dSampleAttributes
 
@@ -55,8 +55,8 @@ def _maker(
 
 _WIDE, _ONE = Detr3dSampleAttributes(232, 400), Detr3dSampleAttributes(33, 47, (-10.0, -10.0, -2.0, 10.0, 10.0, 4.0))
 CASES = (
-    OpCase("six cameras, four levels", _WIDE, _maker(1, 6, 37, 8, _WIDE, ((29, 50), (15, 25), (8, 13), (4, 7)))),
-    OpCase(
+    Case("six cameras, four levels", _WIDE, _maker(1, 6, 37, 8, _WIDE, ((29, 50), (15, 25), (8, 13), (4, 7)))),
+    Case(
         "dynamic batch and sizes",
         _ONE,
         _maker(2, 3, 11, 5, _ONE, ((5, 7), (3, 3))),
@@ -70,6 +70,4 @@ TYPICAL = Typical(
     Detr3dSampleAttributes(928, 1600),
     ((1, 900, 3), (1, 6, 4, 4), (1, 900, 6, 4), *((1, 6, 256, *size) for size in _LEVELS)),
 )
-LARGE = OpCase(
-    "six cameras, 116 x 200 to 15 x 25", TYPICAL.attributes, _maker(1, 6, 900, 8, TYPICAL.attributes, _LEVELS)
-)
+LARGE = Case("six cameras, 116 x 200 to 15 x 25", TYPICAL.attributes, _maker(1, 6, 900, 8, TYPICAL.attributes, _LEVELS))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.network.custom_op import OpCase, Typical
+from trtkit.network.custom_op import Case, Typical
 
 from .op import EfficientNmsAttributes
 
@@ -32,9 +32,9 @@ def _maker(
 
 
 CASES = (
-    OpCase("3 classes, dynamic sizes", EfficientNmsAttributes(7, 0.2, 0.3), _maker(2, 40, 3), ("B", "S")),
-    OpCase("across classes", EfficientNmsAttributes(6, 0.1, 0.3, is_class_agnostic=True), _maker(2, 30, 4), ("B",)),
-    OpCase("logits, centres, more outputs than boxes", EfficientNmsAttributes(30, 0.6, 0.4, True, True),
+    Case("3 classes, dynamic sizes", EfficientNmsAttributes(7, 0.2, 0.3), _maker(2, 40, 3), ("B", "S")),
+    Case("across classes", EfficientNmsAttributes(6, 0.1, 0.3, is_class_agnostic=True), _maker(2, 30, 4), ("B",)),
+    Case("logits, centres, more outputs than boxes", EfficientNmsAttributes(30, 0.6, 0.4, True, True),
          _maker(1, 20, 2, is_centered=True)),
 )  # fmt: skip
 

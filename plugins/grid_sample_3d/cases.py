@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.network.custom_op import Native, OpCase, Typical
+from trtkit.network.custom_op import Case, Native, Typical
 
 from .op import GridSample3dAttributes
 
@@ -28,13 +28,13 @@ def _maker(
     return make
 
 
-def _case(name: str, attributes: GridSample3dAttributes, x: tuple[int, ...], dynamic: tuple[str, ...] = ()) -> OpCase:
+def _case(name: str, attributes: GridSample3dAttributes, x: tuple[int, ...], dynamic: tuple[str, ...] = ()) -> Case:
     native = {
         "mode": attributes.mode,
         "padding_mode": attributes.padding,
         "align_corners": int(attributes.align_corners),
     }
-    return OpCase(
+    return Case(
         name,
         attributes,
         _maker(x),
@@ -57,4 +57,4 @@ CASES = (
 TYPICAL = Typical(
     "a cost volume of 48 disparities", GridSample3dAttributes(), ((1, 32, 48, 64, 128), (1, 48, 64, 128, 3))
 )
-LARGE = OpCase("20 x 200 x 100", GridSample3dAttributes(), _maker((1, 4, 20, 200, 100), (10, 40, 40)))
+LARGE = Case("20 x 200 x 100", GridSample3dAttributes(), _maker((1, 4, 20, 200, 100), (10, 40, 40)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.network.custom_op import OpCase, Typical
+from trtkit.network.custom_op import Case, Typical
 
 from .op import MsDeformAttnAttributes
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 def _case(
     name: str, shapes: tuple[int, ...], sizes: tuple[int, ...], dynamic: tuple[str, ...] = (), reach: float = 0.6
-) -> OpCase:
+) -> Case:
     """Return a case. sizes: B, Q, M, P, D. reach: of locations around 0.5; above 0.5 some lie outside."""
     attributes = MsDeformAttnAttributes(shapes)
-    return OpCase(name, attributes, _maker(attributes, sizes, reach), dynamic, keeps_fp32=("locations",))
+    return Case(name, attributes, _maker(attributes, sizes, reach), dynamic, keeps_fp32=("locations",))
 
 
 def _maker(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.network.custom_op import OpCase, Typical
+from trtkit.network.custom_op import Case, Typical
 
 from .op import NmsAttributes
 
@@ -34,11 +34,11 @@ def _maker(
 
 _SIZES = ("B", "S")
 CASES = (
-    OpCase("3 classes, dynamic sizes", NmsAttributes(5, 0.3, 0.2), _maker(2, 3, 40), _SIZES),
-    OpCase("more outputs than boxes are left", NmsAttributes(12, 0.05), _maker(1, 2, 12)),
-    OpCase("centres and sizes, dynamic batch", NmsAttributes(4, 0.5, 0.5, True), _maker(2, 1, 33, is_centered=True),
+    Case("3 classes, dynamic sizes", NmsAttributes(5, 0.3, 0.2), _maker(2, 3, 40), _SIZES),
+    Case("more outputs than boxes are left", NmsAttributes(12, 0.05), _maker(1, 2, 12)),
+    Case("centres and sizes, dynamic batch", NmsAttributes(4, 0.5, 0.5, True), _maker(2, 1, 33, is_centered=True),
          ("B",)),
-    OpCase("no score is high enough", NmsAttributes(4, 0.5, 2.0), _maker(1, 2, 9), ("B",)),
+    Case("no score is high enough", NmsAttributes(4, 0.5, 2.0), _maker(1, 2, 9), ("B",)),
 )  # fmt: skip
 
 TYPICAL = Typical(

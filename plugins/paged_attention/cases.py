@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
-from trtkit.network.custom_op import OpCase, Typical
+from trtkit.network.custom_op import Case, Typical
 
 from .op import UNQUANTIZED, PagedAttentionAttributes
 
@@ -71,8 +71,8 @@ def _coded(x: ndarray, quantization: str) -> ndarray:
     return np.clip(x / SCALE, -448, 448).astype(ml_dtypes.float8_e4m3fn)
 
 
-def _case(name: str, sizes: CaseSizes, attributes: PagedAttentionAttributes, dynamic: tuple[str, ...] = ()) -> OpCase:
-    return OpCase(name, attributes, inputs_of(sizes), dynamic)
+def _case(name: str, sizes: CaseSizes, attributes: PagedAttentionAttributes, dynamic: tuple[str, ...] = ()) -> Case:
+    return Case(name, attributes, inputs_of(sizes), dynamic)
 
 
 _ALL = ("B", "S", "P", "n")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.network.custom_op import OpCase, Typical
+from trtkit.network.custom_op import Case, Typical
 
 from .op import PillarScatterAttributes
 
@@ -36,10 +36,10 @@ def _maker(
 _ONE, _TWO = PillarScatterAttributes((7, 5)), PillarScatterAttributes((5, 6), 2)
 _LARGE = PillarScatterAttributes((190, 181))
 CASES = (
-    OpCase("one cloud, dynamic number", _ONE, _maker(_ONE, 13, 6, None), ("P",)),
-    OpCase("two clouds, some rows empty", _TWO, _maker(_TWO, 24, 5, 17), ("P",)),
-    OpCase("fixed number", _TWO, _maker(_TWO, 9, 8, 9)),
-    OpCase("more than a program of the kernel takes", _LARGE, _maker(_LARGE, 1100, 5, 1090), ("P",)),
+    Case("one cloud, dynamic number", _ONE, _maker(_ONE, 13, 6, None), ("P",)),
+    Case("two clouds, some rows empty", _TWO, _maker(_TWO, 24, 5, 17), ("P",)),
+    Case("fixed number", _TWO, _maker(_TWO, 9, 8, 9)),
+    Case("more than a program of the kernel takes", _LARGE, _maker(_LARGE, 1100, 5, 1090), ("P",)),
 )
 
 TYPICAL = Typical("PointPillars on nuScenes", PillarScatterAttributes((512, 512)), ((30000, 64), (30000, 4), (1,)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.network.custom_op import Native, OpCase, Typical
+from trtkit.network.custom_op import Case, Native, Typical
 
 from .op import RoiAlignAttributes
 
@@ -59,14 +59,14 @@ _LARGEST = RoiAlignAttributes((2, 2), 2, 0.25, mode="max")
 _FREE_LARGEST = RoiAlignAttributes((2, 2), 0, 0.25, mode="max")
 _ALL = ("B", "H", "W", "R")
 CASES = (
-    OpCase("2 samples, all sizes dynamic", _FIXED, _maker((2, 5, 9, 11), 7, 0.0), _ALL, ("rois",), _native(_FIXED)),
-    OpCase("not aligned, beyond the image", _OLD, _maker((2, 3, 8, 7), 6, 3.0), ("R",), ("rois",), _native(_OLD)),
-    OpCase("samples by size, dynamic boxes", _FREE, _maker((1, 3, 9, 8), 6, 0.0), ("R",), ("rois",), _native(_FREE)),
-    OpCase("largest corner", _CORNERS, _maker((2, 3, 6, 7), 5, 0.0), ("B", "R"), ("rois",), _native(_CORNERS)),
-    OpCase("largest sample", _LARGEST, _maker((2, 3, 6, 7), 5, 0.0), (), ("rois",)),
-    OpCase("largest sample by size", _FREE_LARGEST, _maker((1, 3, 6, 7), 5, 0.0), ("R",),
+    Case("2 samples, all sizes dynamic", _FIXED, _maker((2, 5, 9, 11), 7, 0.0), _ALL, ("rois",), _native(_FIXED)),
+    Case("not aligned, beyond the image", _OLD, _maker((2, 3, 8, 7), 6, 3.0), ("R",), ("rois",), _native(_OLD)),
+    Case("samples by size, dynamic boxes", _FREE, _maker((1, 3, 9, 8), 6, 0.0), ("R",), ("rois",), _native(_FREE)),
+    Case("largest corner", _CORNERS, _maker((2, 3, 6, 7), 5, 0.0), ("B", "R"), ("rois",), _native(_CORNERS)),
+    Case("largest sample", _LARGEST, _maker((2, 3, 6, 7), 5, 0.0), (), ("rois",)),
+    Case("largest sample by size", _FREE_LARGEST, _maker((1, 3, 6, 7), 5, 0.0), ("R",),
          ("rois",)),
-    OpCase("boxes behind their image", _FIXED, _maker((2, 3, 6, 7), 5, 0.0, has_images=False), ("R",), ("rois",)),
+    Case("boxes behind their image", _FIXED, _maker((2, 3, 6, 7), 5, 0.0, has_images=False), ("R",), ("rois",)),
 )  # fmt: skip
 
 TYPICAL = Typical(

@@ -62,7 +62,7 @@ class Native:
 
 
 @dataclass(frozen=True)
-class OpCase:
+class Case:
     """Attributes and inputs that every implementation of an op is tried on.
 
     make: fp32 or int32 arrays, one for each port, None if one is missing. dynamic: words of ports' dims that are

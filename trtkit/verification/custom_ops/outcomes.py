@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.backends import Backend
-    from trtkit.network.custom_op import CustomOp, OpCase, Port
+    from trtkit.network.custom_op import Case, CustomOp, Port
 
 ONNX_RUNTIME, FUNCTION, PARSED, NETWORK, KERNEL = (
     "ONNX Runtime's own",
@@ -119,7 +119,7 @@ class Trial:
     """What the implementations are given. dtype: fp32 or fp16, for the inputs that may have it."""
 
     op: CustomOp
-    case: OpCase
+    case: Case
     dtype: DType
 
     @cached_property
