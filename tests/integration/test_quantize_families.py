@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests import recurrent_cases, tiny_llm
-from tests.covering import in_covering_set_of
+from tests.covering import CACHED, in_covering_set_of
 from tests.decoder_cases import CASES
 from tests.decoders import model_of, read_network
 from tests.selection import slow_unless
@@ -120,7 +120,7 @@ def test_a_quantized_family_computes_what_transformers_does(case: Case, method: 
     assert compare(to_array(got), to_array(transformers_logits(source))).relative_rms_error > 1e-4
 
 
-@pytest.mark.parametrize("case", slow_unless(in_covering_set_of(PER_HEAD), PER_HEAD), ids=str)
+@pytest.mark.parametrize("case", slow_unless(in_covering_set_of(PER_HEAD, CACHED), PER_HEAD), ids=str)
 def test_a_family_with_quantized_caches_is_near_itself(case: Case, tmp_path: Path) -> None:
     source = saved(case, tmp_path / "model")
     made = quantized(source, method="none", kv_cache="int8")

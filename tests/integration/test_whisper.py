@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.conftest import Ran
     from trtkit.arrays import Array
 
+pytestmark = pytest.mark.usefixtures("one_export")
 NEW = 30
 
 

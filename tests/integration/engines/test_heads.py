@@ -34,14 +34,14 @@ KINDS = [("eagle3", "linear", None), ("eagle3", "paged", 6), ("medusa", "linear"
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: "-".join(map(str, kind)))
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("heads")
-    tiny_llm.save(folder / "model", num_hidden_layers=6)
+    tiny_llm.save(folder / "model", num_hidden_layers=4)
     torch.manual_seed(2)
     vocabulary = len(tiny_llm.tokenizer())
     kind, kv, tree = request.param
     if kind == "medusa":
         save_random(folder / "head", (48, vocabulary), heads=4)
     else:
-        fields = fields_of(vocabulary, hidden_size=48, eagle_aux_hidden_state_layer_ids=[1, 3, 5])
+        fields = fields_of(vocabulary, hidden_size=48, eagle_aux_hidden_state_layer_ids=[1, 2, 3])
         save_head(folder / "head", Head(fields))
     sizes = f"max_batch_size: 3, max_sequence_length: 64, max_prefill_length: 8, kv: {kv}"
     sizes += "" if tree is None else f", tree_tokens: {tree}"
