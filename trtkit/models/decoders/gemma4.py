@@ -38,15 +38,11 @@ def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes. Raises SourceError for one that looks ahead."""
     config.refuse("use_bidirectional_attention", "vision")  # of images only
     norm, mlp, layers = rms_norm_part(config), gemma_mlp_part(config), attentions(config)
-    wide = replace(
-        mlp, intermediate_size=mlp.intermediate_size * (2 if config.get("use_double_wide_mlp", False) else 1)
-    )
+    factor = 2 if config.get("use_double_wide_mlp", False) else 1
+    wide = replace(mlp, intermediate_size=mlp.intermediate_size * factor)
     model = decoder_part(
         config,
-        tuple(
-            LayerSpec(attention, with_experts(config, mlp if attention.cache_of is None else wide, norm))
-            for attention in layers
-        ),
+        tuple(LayerSpec(part, with_experts(config, mlp if part.cache_of is None else wide, norm)) for part in layers),
         norm,
         llama_names(OUTSIDE, {**INSIDE, **EXPERT_NAMES, "scalar": "layer_scalar"}),
     )
