@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.llm.distributed.messages import Command, Message
+from trtkit.llm.distributed.messages import Message
 from trtkit.network.input_spec import LORA_ENDS
 
 if TYPE_CHECKING:
@@ -25,19 +25,19 @@ class GroupAdapters:
         tensors = {
             path + end: matrix for path, pair in matrices.items() for end, matrix in zip(LORA_ENDS, pair, strict=True)
         }
-        message = Message(Command.ADAPT, (adapter, *rows), tensors)
+        message = Message("write_adapter", {"adapter": adapter, "rows": rows}, tensors)
         self._run(message, lambda: self._own.write(rows, adapter, matrices))
 
     def erase(self, rows: Sequence[int]) -> None:
         """Let `rows` be nobody's, on every rank."""
-        self._run(Message(Command.FORGET, tuple(rows)), lambda: self._own.erase(rows))
+        self._run(Message("erase_adapter", {"rows": rows}), lambda: self._own.erase(rows))
 
 
 def write_own(memory: AdapterMemory, message: Message) -> None:
     """Write this rank's share of an adapter that rank 0 told all of."""
-    adapter, *rows = message.numbers
     first, second = LORA_ENDS
     paths = [name.removesuffix(first) for name in message.tensors if name.endswith(first)]
+    rows, adapter = message.numbers("rows"), message.number("adapter")
     memory.write(
         rows, adapter, {path: (message.tensors[path + first], message.tensors[path + second]) for path in paths}
     )

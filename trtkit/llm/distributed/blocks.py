@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtkit.llm.distributed.messages import Command, Message
+from trtkit.llm.distributed.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,14 +52,14 @@ class GroupBlocks:
             for row, data in zip(rows, torch.cat(parts, 1), strict=True):
                 row.copy_(data)
 
-        self._run(Message(Command.SAVE_BLOCKS, (self.tokens, *positions)), gather)
+        self._run(Message("save_blocks", {"tokens": self.tokens, "places": positions}), gather)
         return lambda: True
 
     def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
         """Copy blocks of all ranks from host memory; see CacheBlocks."""
         starts = [sum(self._sizes[:rank]) for rank in range(len(self._sizes))]
-        numbers = (self.tokens, len(starts), *starts, *positions)
-        message = Message(Command.LOAD_BLOCKS, numbers, {"data": torch.stack(list(rows))})
+        fields: dict[str, int | Sequence[int]] = {"tokens": self.tokens, "starts": starts, "places": positions}
+        message = Message("load_blocks", fields, {"data": torch.stack(list(rows))})
         self._run(message, lambda: load_part(self._own, 0, message))
 
     def last_copy(self) -> None:
@@ -118,7 +118,6 @@ def part_of(local: CacheBlocks, positions: Sequence[int]) -> torch.Tensor:
 
 def load_part(local: CacheBlocks, rank: int, message: Message) -> None:
     """Load this rank's part of blocks."""
-    _, ranks, *rest = message.numbers
-    start, positions = rest[rank], rest[ranks:]
+    start, positions = message.numbers("starts")[rank], message.numbers("places")
     local.load(positions, list(message.tensors["data"][:, start : start + local.size_bytes]))
     local.settle()

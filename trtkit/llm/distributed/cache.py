@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from trtkit.llm.distributed.blocks import GroupBlocks, NoBlocks
-from trtkit.llm.distributed.messages import Command, Message
+from trtkit.llm.distributed.messages import Message
 from trtkit.llm.execution.saved import CacheForm, SavedSequence, check_saved, check_tokens
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class GroupCache:
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens of slot `source` to slot `target`."""
         start, stop, _ = tokens.indices(self._own.max_length)
-        message = Message(Command.COPY, (source, target, start, stop))
+        message = Message("copy", {"source": source, "target": target, "start": start, "stop": stop})
         self._run(message, lambda: self._own.copy(source, target, tokens))
 
     def share(self, source: int, target: int, count: int) -> None:
@@ -79,16 +78,16 @@ class GroupCache:
 
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
         """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
-        numbers = tuple(np.concatenate([slots, sources, targets]).tolist())
-        self._run(Message(Command.MOVE, numbers), lambda: self._own.move(slots, sources, targets))
+        fields = {"slots": slots.tolist(), "sources": sources.tolist(), "targets": targets.tolist()}
+        self._run(Message("move", fields), lambda: self._own.move(slots, sources, targets))
 
     def mark(self, rows: slice) -> None:
         """Keep the states of neighbouring slots as they are now, for `rewind`."""
-        self._run(Message(Command.MARK, (rows.start, rows.stop)), lambda: self._own.mark(rows))
+        self._run(Message("mark", {"start": rows.start, "stop": rows.stop}), lambda: self._own.mark(rows))
 
     def rewind(self, slots: Sequence[int]) -> None:
         """Let the states of slots be again what they were when the slots were marked."""
-        self._run(Message(Command.REWIND, tuple(slots)), lambda: self._own.rewind(slots))
+        self._run(Message("rewind", {"slots": slots}), lambda: self._own.rewind(slots))
 
     def form(self, tokens: int) -> CacheForm:
         """Return what a saved sequence of `tokens` tokens is: each rank's arrays, with the rank in their names."""
@@ -113,7 +112,7 @@ class GroupCache:
                     data[start:stop] = self._own.save(slot, count).data
 
         self._tell_pages(slot)
-        self._run(Message(Command.SAVE, (slot, count)), gather)
+        self._run(Message("save", {"slot": slot, "count": count}), gather)
         return SavedSequence(form, data)
 
     def load(self, slot: int, saved: SavedSequence) -> None:
@@ -122,7 +121,7 @@ class GroupCache:
         starts = [start for start, _ in self._bounds(saved.tokens)]
         self._own.make_room(slot, saved.tokens)
         self._tell_pages(slot)
-        message = Message(Command.LOAD, (slot, saved.tokens, *starts), {"data": saved.data})
+        message = Message("load", {"slot": slot, "tokens": saved.tokens, "starts": starts}, {"data": saved.data})
         self._run(message, lambda: load_part(self._own, 0, message))
 
     def blocks(self, tokens: int) -> GroupBlocks | None:
@@ -143,7 +142,7 @@ class GroupCache:
     def _tell_pages(self, slot: int) -> None:
         """Let every rank know in which pages a slot's tokens are."""
         if self.pages is not None:
-            self._run(Message(Command.TABLE, (slot, *self.pages.pages_of(slot))), lambda: None)
+            self._run(Message("table", {"slot": slot, "pages": self.pages.pages_of(slot)}), lambda: None)
 
     def _bounds(self, tokens: int) -> list[tuple[int, int]]:
         """Return where each rank's part of a saved sequence begins and ends."""
@@ -157,7 +156,7 @@ class GroupCache:
 
 def load_part(local: KvCache, rank: int, message: Message) -> None:
     """Begin a slot with this rank's part of a saved sequence."""
-    slot, tokens, *starts = message.numbers
+    slot, tokens = message.number("slot"), message.number("tokens")
     form = local.form(tokens)
-    start = starts[rank]
+    start = message.numbers("starts")[rank]
     local.load(slot, SavedSequence(form, message.tensors["data"][start : start + form.size_bytes].clone()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trtkit.errors import ExecutionError
 from trtkit.llm.distributed.adapters import GroupAdapters
 from trtkit.llm.distributed.cache import GroupCache
-from trtkit.llm.distributed.messages import CallWriter, Command, Message
+from trtkit.llm.distributed.messages import CallWriter
 from trtkit.llm.execution.saved import CacheArray  # noqa: TC001 (read from JSON by its types)
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from trtkit.llm.distributed.group import RankGroup
+    from trtkit.llm.distributed.messages import Message, MessageName
     from trtkit.llm.distributed.stage import PipelineSteps, StageRunner
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.execution import Draw
@@ -67,14 +68,14 @@ class DistributedDecoder:
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens on every rank; see DecoderExecution."""
         call.check(self.slots, self.max_length)
-        logits = self._logits(Command.FORWARD, call, self._runner.forward)
+        logits = self._logits("forward", call, self._runner.forward)
         if draw is not None:
             draw(logits.view(-1, self.vocab_size), call.first_slot)
         return logits
 
     def check(self, call: Call) -> torch.Tensor:
         """Run a call at the start. Raises RankError where the ranks' logits differ, or are not finite."""
-        return self._logits(Command.CHECK, call, self._runner.check)
+        return self._logits("check", call, self._runner.check)
 
     def rows_to_run(self, first_slot: int, rows: int) -> int:
         """Return how many slots rank 0's engine runs best; the others are alike."""
@@ -92,7 +93,7 @@ class DistributedDecoder:
         call.check(self.slots, self.max_length)
         call = self.cache.prepare(call)
         with self._group.guarded():
-            self._group.channel.tell(self._writer.message(Command.TIME, call))
+            self._group.channel.tell(self._writer.message("time", call))
             return self._runner.execution.layer_seconds(call)
 
     def close(self) -> None:
@@ -100,12 +101,12 @@ class DistributedDecoder:
         self._runner.execution.close()
         self._end()
 
-    def _logits(self, command: Command, call: Call, run: Callable[[Call], torch.Tensor | None]) -> torch.Tensor:
+    def _logits(self, name: MessageName, call: Call, run: Callable[[Call], torch.Tensor | None]) -> torch.Tensor:
         """Let every rank run a call; return its logits, from the last stage if rank 0 is not in it."""
         rows, size = call.ids.shape
         call = self.cache.prepare(call)
         with self._group.guarded():
-            self._group.channel.tell(self._writer.message(command, call))
+            self._group.channel.tell(self._writer.message(name, call))
             logits = run(call)
             if logits is None:
                 tokens = (rows, size) if self.has_all_logits else (rows,)

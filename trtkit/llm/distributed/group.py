@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trtkit.errors import RankError, TrtkitError
 from trtkit.jobs.faults import internal_error, user_error
 from trtkit.llm.distributed.channel import Channel
-from trtkit.llm.distributed.messages import Command, Message
+from trtkit.llm.distributed.messages import Message
 from trtkit.llm.distributed.watch import SILENCE_S, Watch
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class RankGroup:
         is_well = self._watch.fault is None and hasattr(self, "channel")
         if is_well and self.world.rank == 0:
             with contextlib.suppress(TrtkitError), self.guarded():
-                self.channel.tell(Message(Command.CLOSE))
+                self.channel.tell(Message("close"))
         self._watch.stop()
         if self._members is not None:
             self._members.end(_END_TIMEOUT_S if is_well else 0.0)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from enum import IntEnum, auto
-from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from safetensors.torch import load, save
@@ -15,43 +14,54 @@ from trtkit.llm.execution.call import Call, CallPages
 from trtkit.llm.soft_tokens import SoftTokens
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+MessageName = Literal[
+    "close",
+    "forward",
+    "check",
+    "time",
+    "copy",
+    "save",
+    "load",
+    "move",
+    "mark",
+    "rewind",
+    "table",
+    "save_blocks",
+    "load_blocks",
+    "write_adapter",
+    "erase_adapter",
+]
+"""What rank 0 does with its own network, caches and adapters, and tells the others to do with theirs."""
 _HEAD = "head"
 _SOFT_FIELDS = ("places", "keys", "rope_positions", "ends")
 
 
-class Command(IntEnum):
-    """What every rank is to do."""
-
-    CLOSE = auto()
-    FORWARD = auto()
-    CHECK = auto()
-    TIME = auto()
-    COPY = auto()
-    SAVE = auto()
-    LOAD = auto()
-    MOVE = auto()
-    MARK = auto()
-    REWIND = auto()
-    TABLE = auto()
-    SAVE_BLOCKS = auto()
-    LOAD_BLOCKS = auto()
-    ADAPT = auto()
-    FORGET = auto()
-
-
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A command with its numbers and arrays."""
+    """What every rank is to do, with its numbers and arrays by name."""
 
-    command: Command
-    numbers: tuple[int, ...] = ()
+    name: MessageName
+    fields: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def number(self, name: str) -> int:
+        """Return one of its numbers."""
+        value = self.fields[name]
+        assert isinstance(value, int)
+        return value
+
+    def numbers(self, name: str) -> list[int]:
+        """Return some of its numbers."""
+        values = self.fields[name]
+        assert not isinstance(values, int)
+        return list(values)
 
     def data(self) -> torch.Tensor:
         """Return it as bytes [N] uint8."""
-        head = torch.tensor([self.command, *self.numbers])
+        text = json.dumps([self.name, dict(self.fields)], default=int)  # JSON does not know NumPy's integers
+        head = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}
         return torch.frombuffer(bytearray(save({_HEAD: head, **tensors})), dtype=torch.uint8)
 
@@ -59,8 +69,8 @@ class Message:
     def read(cls, data: torch.Tensor) -> Message:
         """Return what `data` made bytes of."""
         tensors = load(data.numpy().tobytes())
-        command, *numbers = tensors.pop(_HEAD).tolist()
-        return cls(Command(command), tuple(numbers), tensors)
+        name, fields = json.loads(tensors.pop(_HEAD).numpy().tobytes())
+        return cls(name, fields, tensors)
 
 
 class CallWriter:
@@ -69,24 +79,25 @@ class CallWriter:
     def __init__(self) -> None:
         self._sent: dict[int, SoftTokens] = {}
 
-    def message(self, command: Command, call: Call) -> Message:
+    def message(self, name: MessageName, call: Call) -> Message:
         """Return a call as a message, with the vectors of its slots that were not sent yet."""
         assert call.tree is None  # heads, which alone guess trees, work on one rank
-        tensors = {name: torch.from_numpy(getattr(call, name)) for name in ("ids", "starts", "counts")}
+        tensors = {part: torch.from_numpy(getattr(call, part)) for part in ("ids", "starts", "counts")}
+        fields: dict[str, int | Sequence[int]] = {"first_slot": call.first_slot}
         rows = call.rows
         if call.pages is not None:
             tensors["table"] = torch.from_numpy(call.pages.table)
             if call.pages.groups is not None:
                 tensors["groups"] = torch.from_numpy(call.pages.groups)
-            tensors["copies"] = torch.tensor([call.pages.page_tokens, *chain(*call.pages.copies)])
+            fields |= {"page_tokens": call.pages.page_tokens, **call.pages.copies._asdict()}
         if call.adapters is not None:
             tensors["adapters"] = torch.from_numpy(call.adapters)
         of_rows = {slot: soft for slot, soft in call.soft.items() if rows.start <= slot < rows.stop}
         for slot, soft in of_rows.items():
             if self._sent.get(slot) is not soft:
                 self._sent[slot] = soft
-                tensors |= {f"{slot}.{name}": value for name, value in _soft_tensors(soft).items()}
-        return Message(command, (call.first_slot, *of_rows), tensors)
+                tensors |= {f"{slot}.{part}": value for part, value in _soft_tensors(soft).items()}
+        return Message(name, {**fields, "soft_slots": list(of_rows)}, tensors)
 
 
 class CallReader:
@@ -97,23 +108,24 @@ class CallReader:
 
     def call(self, message: Message) -> Call:
         """Return the call of a message."""
-        first_slot, *slots = message.numbers
+        slots = message.numbers("soft_slots")
         ids, starts, counts = (message.tensors[name].numpy() for name in ("ids", "starts", "counts"))
         for slot in slots:
             if f"{slot}.vectors" in message.tensors:
                 self._soft[slot] = _soft_tokens(message.tensors, slot)
         soft = {slot: self._soft[slot] for slot in slots}
         adapters = message.tensors["adapters"].numpy() if "adapters" in message.tensors else None
-        return Call(first_slot, ids, starts, counts, soft, pages=_pages(message.tensors), adapters=adapters)
+        first_slot, pages = message.number("first_slot"), _pages(message)
+        return Call(first_slot, ids, starts, counts, soft, pages=pages, adapters=adapters)
 
 
-def _pages(tensors: Mapping[str, torch.Tensor]) -> CallPages | None:
+def _pages(message: Message) -> CallPages | None:
+    tensors = message.tensors
     if "table" not in tensors:
         return None
-    page_tokens, *copies = tensors["copies"].tolist()
-    half = len(copies) // 2
+    copies = PageCopies(message.numbers("sources"), message.numbers("targets"))
     groups = tensors["groups"].numpy() if "groups" in tensors else None
-    return CallPages(tensors["table"].numpy(), page_tokens, PageCopies(copies[:half], copies[half:]), groups)
+    return CallPages(tensors["table"].numpy(), message.number("page_tokens"), copies, groups)
 
 
 def _soft_tensors(soft: SoftTokens) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ from trtkit.llm.distributed.adapters import write_own
 from trtkit.llm.distributed.blocks import load_part as load_part_of_blocks
 from trtkit.llm.distributed.blocks import part_of
 from trtkit.llm.distributed.cache import load_part
-from trtkit.llm.distributed.messages import CallReader, Command
+from trtkit.llm.distributed.messages import CallReader
 
 if TYPE_CHECKING:
     from trtkit.llm.distributed.group import RankGroup
@@ -24,7 +24,7 @@ def serve(group: RankGroup, runner: StageRunner) -> None:
     server = _Server(group, runner)
     try:
         message = None
-        while message is None or message.command != Command.CLOSE:
+        while message is None or message.name != "close":
             with group.guarded():
                 message = group.channel.hear()
                 server.do(message)
@@ -41,61 +41,59 @@ class _Server:
 
     def do(self, message: Message) -> None:
         """Do this rank's share of a message."""
-        execution, numbers = self._runner.execution, message.numbers
-        match message.command:
-            case Command.FORWARD | Command.CHECK:
+        execution = self._runner.execution
+        match message.name:
+            case "forward" | "check":
                 self._run(message)
-            case Command.TIME:
+            case "time":
                 execution.layer_seconds(self._reader.call(message))
-            case Command.COPY | Command.MOVE | Command.MARK | Command.REWIND | Command.TABLE:
+            case "copy" | "move" | "mark" | "rewind" | "table":
                 self._change_cache(message)
-            case Command.SAVE:
-                slot, count = numbers
-                data = execution.cache.save(slot, count).data
+            case "save":
+                data = execution.cache.save(message.number("slot"), message.number("count")).data
                 self._group.channel.finish([self._group.channel.send(0, data)])
-            case Command.LOAD:
+            case "load":
                 load_part(execution.cache, self._group.world.rank, message)
-            case Command.SAVE_BLOCKS | Command.LOAD_BLOCKS:
+            case "save_blocks" | "load_blocks":
                 self._copy_blocks(message)
-            case Command.ADAPT if execution.adapters is not None:
+            case "write_adapter" if execution.adapters is not None:
                 write_own(execution.adapters, message)
-            case Command.FORGET if execution.adapters is not None:
-                execution.adapters.erase(numbers)
+            case "erase_adapter" if execution.adapters is not None:
+                execution.adapters.erase(message.numbers("rows"))
             case _:
                 pass
 
     def _change_cache(self, message: Message) -> None:
         """Do with this rank's caches what rank 0 does with its own."""
-        cache, numbers = self._runner.execution.cache, message.numbers
-        match message.command:
-            case Command.COPY:
-                source, target, start, stop = numbers
-                cache.copy(source, target, slice(start, stop))
-            case Command.MOVE:
-                cache.move(*np.array(numbers).reshape(3, -1))
-            case Command.MARK:
-                cache.mark(slice(*numbers))
-            case Command.REWIND:
-                cache.rewind(numbers)
+        cache = self._runner.execution.cache
+        match message.name:
+            case "copy":
+                tokens = slice(message.number("start"), message.number("stop"))
+                cache.copy(message.number("source"), message.number("target"), tokens)
+            case "move":
+                cache.move(*(np.array(message.numbers(name)) for name in ("slots", "sources", "targets")))
+            case "mark":
+                cache.mark(slice(message.number("start"), message.number("stop")))
+            case "rewind":
+                cache.rewind(message.numbers("slots"))
             case _:
-                slot, *pages = numbers
-                cache.tell(slot, pages)
+                cache.tell(message.number("slot"), message.numbers("pages"))
 
     def _copy_blocks(self, message: Message) -> None:
         """Send this rank's part of blocks to rank 0, or take it from there."""
-        tokens, *positions = message.numbers
         if not self._runner.execution.cache.specs:  # layers without attention have nothing to copy
             return
         if self._blocks is None:
-            self._blocks = self._runner.execution.cache.blocks(tokens)
+            self._blocks = self._runner.execution.cache.blocks(message.number("tokens"))
         assert self._blocks is not None
-        if message.command == Command.LOAD_BLOCKS:
+        if message.name == "load_blocks":
             load_part_of_blocks(self._blocks, self._group.world.rank, message)
         else:
-            self._group.channel.finish([self._group.channel.send(0, part_of(self._blocks, positions))])
+            part = part_of(self._blocks, message.numbers("places"))
+            self._group.channel.finish([self._group.channel.send(0, part)])
 
     def _run(self, message: Message) -> None:
-        run = self._runner.check if message.command == Command.CHECK else self._runner.forward
+        run = self._runner.check if message.name == "check" else self._runner.forward
         logits = run(self._reader.call(message))
         if logits is not None and self._runner.is_pipeline:
             self._runner.send_logits(logits)

@@ -11,7 +11,7 @@ import torch
 
 from trtkit.llm.distributed.blocks import GroupBlocks, load_part, part_of
 from trtkit.llm.distributed.cache import GroupCache
-from trtkit.llm.distributed.messages import Command, Message
+from trtkit.llm.distributed.messages import Message
 from trtkit.llm.distributed.serve import _Server
 from trtkit.llm.execution import Call
 from trtkit.llm.execution.kv_cache import KvCache
@@ -65,7 +65,7 @@ def test_a_first_stage_without_attention_keeps_the_blocks_of_the_others() -> Non
 
     def run(message: Message, work: Callable[[], None]) -> None:
         work()
-        if message.command == Command.LOAD_BLOCKS:
+        if message.name == "load_blocks":
             load_part(theirs, 1, message)
 
     blocks = GroupCache(own, [(), (KEYS,)], channel, run).blocks(16)  # type: ignore[arg-type]
@@ -95,8 +95,8 @@ def test_a_stage_without_attention_has_no_part_of_blocks() -> None:
 
     runner: Any = SimpleNamespace(execution=SimpleNamespace(cache=SimpleNamespace(specs=[])))
     server = _Server(SimpleNamespace(), runner)  # type: ignore[arg-type]
-    server.do(Message(Command.SAVE_BLOCKS, (16, 1, 2)))
-    server.do(Message(Command.LOAD_BLOCKS, (16, 2, 0, 128, 1, 2)))
+    server.do(Message("save_blocks", {"tokens": 16, "places": [1, 2]}))
+    server.do(Message("load_blocks", {"tokens": 16, "starts": [0, 128], "places": [1, 2]}))
 
 
 def test_every_rank_moves_tokens() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from tests.gloo import gloo_groups
 from trtkit.llm.distributed.channel import Channel
-from trtkit.llm.distributed.messages import CallReader, CallWriter, Command, Message
+from trtkit.llm.distributed.messages import CallReader, CallWriter, Message
 from trtkit.llm.execution import Call
 from trtkit.llm.soft_tokens import SoftTokens
 
@@ -47,7 +47,7 @@ def test_vectors_of_prompts_are_sent_once() -> None:
     ]
     sent = []
     for call in calls:
-        message = writer.message(Command.FORWARD, call)
+        message = writer.message("forward", call)
         sent.append([slot for slot in (2, 3, 9) if f"{slot}.vectors" in message.tensors])
         read = reader.call(Message.read(message.data()))
         shown = {slot: each for slot, each in call.soft.items() if slot != 9}
@@ -58,11 +58,12 @@ def test_vectors_of_prompts_are_sent_once() -> None:
 @pytest.mark.parametrize("size", [0, 3000, 4096, 100_000])
 def test_messages_of_any_size_reach_every_rank(size: int) -> None:
     channels = [Channel(group) for group in gloo_groups(3)]
-    message = Message(Command.LOAD, (1, 2, 3), {"data": torch.arange(size, dtype=torch.int64).to(torch.uint8)})
+    fields = {"slot": 1, "tokens": np.int64(2), "starts": [3, 4]}
+    message = Message("load", fields, {"data": torch.arange(size, dtype=torch.int64).to(torch.uint8)})
     with ThreadPoolExecutor(3) as pool:
         told = pool.submit(channels[0].tell, message)
         heard = list(pool.map(lambda channel: channel.hear(), channels[1:]))
         told.result()
     for each in heard:
-        assert (each.command, each.numbers) == (Command.LOAD, (1, 2, 3))
+        assert (each.name, each.fields) == ("load", {"slot": 1, "tokens": 2, "starts": [3, 4]})
         assert torch.equal(each.tensors["data"], message.tensors["data"])
