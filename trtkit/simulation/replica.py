@@ -266,16 +266,16 @@ class Replica:
 
     def _state(self, run: _Run) -> ReplicaState:
         """Return what holds before a run's steps; of what is reserved, the mean of before and after."""
-        slots, decoding, pages = self._slots, run.batch.decode.size, self._cache.pages
-        is_running = slots.is_running
-        running, cached = len(self.scheduler.running.requests), int(slots.cached[is_running].sum())
-        unread = int(self._lengths[is_running].sum()) - cached - decoding
+        slots, decode, pages = self._slots, run.batch.decode, self._cache.pages
+        running, read = len(self.scheduler.running.requests), sum(int(slots.cached[slot]) for slot in self._unread)
+        unread = sum(int(self._lengths[slot]) for slot in self._unread) - read
         reserved = running * self.options.slot_tokens
         if pages is not None:
-            stops = slots.cached[run.batch.decode] + run.steps
-            more = pages.needed(run.batch.decode, slots.cached[run.batch.decode], stops) if run.steps else 0
+            starts = slots.cached[decode]
+            more = pages.needed(decode, starts, starts + run.steps) if run.steps else 0
             reserved = (2 * int(pages.counts.sum()) + more) * pages.page_tokens // 2
-        return ReplicaState(decoding, running - decoding, len(self.scheduler.queue), cached, unread, reserved)
+        waiting = len(self.scheduler.queue)
+        return ReplicaState(decode.size, running - decode.size, waiting, run.cached + read, unread, reserved)
 
     def _cut(self, run: _Run, until_s: float) -> None:
         """Let no decode step of a run begin at `until_s` or later, but the first."""

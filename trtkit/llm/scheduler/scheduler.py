@@ -147,7 +147,8 @@ class Scheduler(Generic[T]):
             self.report(request, [], "error", what)
         self._admit_waiting()
         decode = self.decoding(in_flight=in_flight) if launched is None else launched
-        chunks = self._chunks(len(decode))
+        all_decode = launched is None and len(decode) == len(self.running.requests)
+        chunks = [] if all_decode else self._chunks(len(decode))
         if chunks and self.memory.pages is not None:
             chunks = self._with_pages_of(chunks, decode if launched is None else decode[:0])
         self._note_service(decode, chunks)
