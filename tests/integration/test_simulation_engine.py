@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 TIMES = MeasuredTimes(1.0, 0.125, 1 / 64, 0.5, 0.25, 1 / 128)
 LENGTH, BUDGET = 64, 9
+SLOW = [pytest.mark.slow]
 Event = tuple[float, str, int, int, int]
 
 
@@ -220,10 +222,21 @@ def conversations(seed: int) -> Traffic:
     return Traffic(np.cumsum(arrivals), np.array(inputs), np.array(outputs), hashes, scheduling, PAGE_TOKENS)
 
 
-@pytest.mark.parametrize("copy_token_s", [0.0, 1 / 32, 1 / 4], ids=["free copies", "fast copies", "slow copies"])
-@pytest.mark.parametrize("host_tokens", [0, 100, 1000])
+COPIES = {"free copies": 0.0, "fast copies": 1 / 32, "slow copies": 1 / 4}
+
+
+def hosts() -> list[Any]:
+    """Return schedules, host memory and copies: every pair of them, and the other combinations among the slow tests."""
+    ways = product(enumerate(("fcfs", "priority", "mlfq")), enumerate((0, 100, 1000)), enumerate(COPIES))
+    return [
+        pytest.param(schedule, host, COPIES[copies], id=f"{schedule}-{host}-{copies}", marks=() if is_kept else SLOW)
+        for (first, schedule), (second, host), (third, copies) in ways
+        for is_kept in [(first + second + third) % 3 == 0]
+    ]
+
+
 @pytest.mark.parametrize("pages", [None, 28], ids=["slots", "pages"])
-@pytest.mark.parametrize("schedule", ["fcfs", "priority", "mlfq"])
+@pytest.mark.parametrize(("schedule", "host_tokens", "copy_token_s"), hosts())
 def test_the_host_gives_back_what_it_gives_the_engine(
     schedule: str, pages: int | None, host_tokens: int, copy_token_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
