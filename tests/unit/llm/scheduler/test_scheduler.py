@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -182,3 +184,9 @@ def test_a_prompt_that_all_pages_cannot_hold_is_refused() -> None:
     machine = Machine(Case(2, 10, 16, ScheduleOptions("fcfs"), 0, ((0, 40, 1, 0, 0, "a"),)))
     with pytest.raises(RequestError, match=r"the prompt has 40 tokens; the caches have 10 pages of 4 tokens"):
         machine.arrive()
+
+
+def test_neither_the_scheduler_nor_the_simulator_imports_torch() -> None:
+    code = "import sys, trtkit.simulation.fleet, trtkit.llm.scheduler.scheduler; print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
