@@ -1,8 +1,9 @@
-"""How many threads compute, and how they wait for each other."""
+"""Environments of processes that compute: their threads, and where they import from."""
 
 from __future__ import annotations
 
 import os
+import sys
 
 # Turns of a waiting thread before it sleeps: some ten microseconds. libgomp's own default is many milliseconds, which
 # on a busy machine are spent on the core that the other thread needs.
@@ -23,3 +24,10 @@ def share_of_cores(processes: int) -> dict[str, str]:
     if processes == 1 or "OMP_NUM_THREADS" in os.environ:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // processes))}
+
+
+def import_paths() -> dict[str, str]:
+    """Return the environment in which a child imports what this process can: a server's embedded Python has paths that
+    a fresh one lacks.
+    """
+    return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -123,7 +123,7 @@ def _network(bundle: Bundle, index: int, rank: int) -> PlannedNetwork:
     return PlannedNetwork(
         layers,
         own.profiles,
-        len(stage.ranks) or 1,
+        manifest.grid.stage_ranks if stage.ranks else 1,  # collectives stay inside a pipeline stage
         sum(own.totals.weight_bytes.values()),
         is_streamable,
         requires_user_memory=not is_streamable and not allocates(node.kind for node in layers.nodes),

@@ -32,7 +32,7 @@ def launch(count: int, *words: str, **environment: str) -> subprocess.CompletedP
     )
 
 
-@pytest.mark.parametrize("grid", ["tensor", pytest.param("pipeline", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("grid", ["tensor", "pipeline"])
 def test_engines_of_ranks_generate_what_one_rank_does(
     bundle_of: Callable[[str], Path], tmp_path: Path, grid: str
 ) -> None:

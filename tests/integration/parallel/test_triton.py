@@ -18,7 +18,6 @@ from trtkit.cli.main import main
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.slow
 PROMPTS = ["the quick brown", "do not go gentle into"]
 
 

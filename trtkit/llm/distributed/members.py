@@ -17,7 +17,7 @@ from pathlib import Path
 from trtkit.errors import RankError
 from trtkit.jobs.json_form import to_json
 from trtkit.llm.execution.single import OpenOptions  # noqa: TC001 (read from JSON by its types)
-from trtkit.threads import share_of_cores
+from trtkit.threads import import_paths, share_of_cores
 
 _POLL_S = 0.02
 
@@ -84,7 +84,7 @@ class Members:
                 stdin=subprocess.PIPE,  # stays open: its end tells the child that this process is gone
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | share_of_cores(request.count),
+                env=os.environ | share_of_cores(request.count) | import_paths(),
                 start_new_session=True,
             )
         assert process.stdin is not None

@@ -22,6 +22,7 @@ from trtkit.files import recalled, remember
 from trtkit.sources.digest import sha256_of
 from trtkit.sources.gguf.tokenizer import known_patterns
 from trtkit.sources.safetensors_file import read_json
+from trtkit.threads import import_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,12 +84,10 @@ def _try(folder: Path, kind: str, file: Path) -> None:
         return
     command = [sys.executable, "-P", "-m", __name__, kind, str(folder), str(LIMIT_S)]
     what = {"patterns": "the tokenizer's patterns take", "template": "the chat template takes"}[kind]
-    # A server's embedded Python has paths that a fresh one lacks.
-    variables = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with contextlib.suppress(subprocess.TimeoutExpired):
         ended = subprocess.run(
             command,
-            env=variables,
+            env=os.environ | import_paths(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
