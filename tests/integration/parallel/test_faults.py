@@ -123,9 +123,9 @@ def test_a_failure_of_the_first_rank_ends_the_others(bundle_of: BundleOf, monkey
 
 
 def test_a_rank_that_fails_says_why(bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The children cannot import torch: the error has their last line."""
+    """The children cannot import safetensors: the error has their last line."""
     (tmp_path / "safetensors.py").write_text("raise ImportError('planted')\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(tmp_path)  # where children look too; this process has imported it already
     with pytest.raises(RankError) as error:
         open_distributed(open_bundle(bundle_of("tensor")), OpenOptions("reference", 1))
     assert error.value.what == "rank 1 has ended: exit code 1; its last words: ImportError: planted"
