@@ -132,7 +132,7 @@ def engine_events(work: Traffic, own: ReplicaOptions, monkeypatch: pytest.Monkey
         overlap=False,
     )
     engine = LLMEngine(decoder, options)
-    prefill, follow = engine._prefill, engine._state.follow
+    prefill, apply_changes = engine._prefill, engine._state.apply_changes
 
     def noted_prefill(group: list[Chunk]) -> None:
         numbers = [int(engine._scheduler.running.requests[chunk.slot].id) for chunk in group]
@@ -142,17 +142,17 @@ def engine_events(work: Traffic, own: ReplicaOptions, monkeypatch: pytest.Monkey
         for number, chunk in zip(numbers, group, strict=True):
             events.list.append((decoder.now_s, "read", number, chunk.start, chunk.count))
 
-    def noted_follow() -> None:
+    def noted_changes() -> None:
         for change in engine._scheduler.changes:
             if isinstance(change, SlotTaken):
                 events.list.append((step_s, "begin", int(change.request.id), change.reused, change.restored))
             elif isinstance(change, PrefixMatched):
                 number = int(engine._scheduler.running.requests[change.slot].id)
                 events.list.append((-1.0, "match", number, 0, change.reused))
-        follow()
+        apply_changes()
 
     monkeypatch.setattr(engine, "_prefill", noted_prefill)
-    monkeypatch.setattr(engine._state, "follow", noted_follow)
+    monkeypatch.setattr(engine._state, "apply_changes", noted_changes)
     left = deque(work.requests())
     while left or engine.has_work:
         if not engine.has_work:
@@ -222,6 +222,20 @@ def conversations(seed: int) -> Traffic:
     return Traffic(np.cumsum(arrivals), np.array(inputs), np.array(outputs), hashes, scheduling, PAGE_TOKENS)
 
 
+def shared_options(schedule: str, pages: int | None, host_tokens: int, copy_token_s: float) -> ReplicaOptions:
+    """Return an engine whose requests share blocks, in slots or pages and on the host."""
+    return replace(
+        OPTIONS,
+        times=replace(TIMES, copy_token_s=copy_token_s),
+        schedule=SCHEDULES[schedule],
+        pages=pages,
+        page_tokens=PAGE_TOKENS,
+        block_tokens=PAGE_TOKENS,
+        host_tokens=host_tokens,
+        host_block_tokens=PAGE_TOKENS,
+    )
+
+
 COPIES = {"free copies": 0.0, "fast copies": 1 / 32, "slow copies": 1 / 4}
 
 
@@ -242,16 +256,7 @@ def test_the_host_gives_back_what_it_gives_the_engine(
 ) -> None:
     """As many tokens of the same prompts, at the same times."""
     work = conversations(seed=5)
-    options = replace(
-        OPTIONS,
-        times=replace(TIMES, copy_token_s=copy_token_s),
-        schedule=SCHEDULES[schedule],
-        pages=pages,
-        page_tokens=PAGE_TOKENS,
-        block_tokens=PAGE_TOKENS,
-        host_tokens=host_tokens,
-        host_block_tokens=PAGE_TOKENS,
-    )
+    options = shared_options(schedule, pages, host_tokens, copy_token_s)
     events, (expected, engine) = simulated_events(work, options), engine_events(work, options, monkeypatch)
     assert events.rounded() == expected.rounded()
     assert events.tokens("begin") == engine.statistics.restored_tokens
@@ -285,16 +290,7 @@ def test_requests_that_come_together_share_what_the_engine_s_share(
 ) -> None:
     """They look again for their prefix when their first piece is planned."""
     work = bursts(seed=2)
-    options = replace(
-        OPTIONS,
-        times=replace(TIMES, copy_token_s=1 / 32),
-        schedule=SCHEDULES[schedule],
-        pages=pages,
-        page_tokens=PAGE_TOKENS,
-        block_tokens=PAGE_TOKENS,
-        host_tokens=host_tokens,
-        host_block_tokens=PAGE_TOKENS,
-    )
+    options = shared_options(schedule, pages, host_tokens, 1 / 32)
     events, (expected, engine) = simulated_events(work, options), engine_events(work, options, monkeypatch)
     assert events.rounded() == expected.rounded()
     assert events.tokens("read") == engine.statistics.prompt_tokens

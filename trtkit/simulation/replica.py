@@ -77,11 +77,6 @@ class Replica:
         return len(self._arrived) + len(self.scheduler.queue) + len(self.scheduler.running.requests)
 
     @property
-    def preemptions(self) -> int:
-        """How often a request lost its slot."""
-        return self.scheduler.statistics.preemptions
-
-    @property
     def work_tokens(self) -> int:
         """Tokens of the requests that decode, and of the prompts that are read or wait."""
         return (0 if self._run is None else self._run.cached) + self._unread_tokens
@@ -140,7 +135,7 @@ class Replica:
         self._arrived = []
         self._clock.now_s = now_s
         batch = self.scheduler.schedule(now_s)
-        self._follow(batch, now_s)
+        self._apply_changes(batch, now_s)
         if not batch.decode.size and not batch.prefill:
             for ended in self.scheduler.end_step(batch, now_s):
                 self._end(ended.request, now_s, is_late=True)
@@ -166,7 +161,7 @@ class Replica:
                     run, now_s + min(queue.policy.left_s(requests[slot].standing) for slot in batch.decode.tolist())
                 )
 
-    def _follow(self, batch: Batch, now_s: float) -> None:
+    def _apply_changes(self, batch: Batch, now_s: float) -> None:
         """Record who has got a slot; their answers are known already."""
         for change in self.scheduler.changes:
             if isinstance(change, SlotTaken):
@@ -175,7 +170,8 @@ class Replica:
                 self._unread.add(change.slot)
             elif isinstance(change, SlotMoved):
                 self._write_answer(change.target, self.scheduler.running.requests[change.target])
-                self._unread |= {change.target} if change.source in self._unread else set()
+                if change.source in self._unread:
+                    self._unread.add(change.target)
             elif isinstance(change, SlotLeft):
                 self._unread.discard(change.slot)
             elif isinstance(change, PrefixMatched):

@@ -20,7 +20,7 @@ from trtkit.llm.sampling.settings import Settings, Vocabulary
 if TYPE_CHECKING:
     from tests.simulated_tensorrt import Simulated
     from trtkit.llm.engine import Statistics
-    from trtkit.llm.sampling.sampler import Launched
+    from trtkit.llm.sampling.sampler import LaunchedDraw
 
 ENGINE, STEPS = "trtkit.llm.execution.engine", "trtkit.llm.sampling.kernel.steps"
 CALL = "trtkit.llm.execution.call"
@@ -138,7 +138,7 @@ def test_the_step_after_a_prompt_is_launched_before_its_first_token_arrives(bund
         events.append(f"run {call.ids.shape[1]}")
         return forward(call, draw)
 
-    def record_launch(*arguments: Any) -> Launched:
+    def record_launch(*arguments: Any) -> LaunchedDraw:
         launched = start(*arguments)
         return replace(launched, arrive=lambda: (events.append("arrived"), launched())[1])
 

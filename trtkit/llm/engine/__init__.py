@@ -6,8 +6,8 @@ from trtkit.llm.engine.heads import HEAD_PROPOSERS, Eagle3Proposer
 from trtkit.llm.engine.options import EngineOptions
 from trtkit.llm.engine.proposers import DraftProposer, LookupProposer
 from trtkit.llm.engine.request import Finished, Request
+from trtkit.llm.scheduler.costs import Statistics
 from trtkit.llm.scheduler.request import Metrics
-from trtkit.llm.scheduler.statistics import Statistics
 
 __all__ = [
     "HEAD_PROPOSERS",

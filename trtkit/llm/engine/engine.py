@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from trtkit.llm.scheduler.scheduler import Scheduler, TokensInFlight
 from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
     from trtkit.llm.engine.request import Finished, Request
     from trtkit.llm.execution import DecoderExecution
     from trtkit.llm.scheduler.batch import Batch, Chunk
+    from trtkit.llm.scheduler.costs import Statistics
     from trtkit.llm.scheduler.slots import Slots
-    from trtkit.llm.scheduler.statistics import Statistics
     from trtkit.llm.sequences import Ints
+
+T = TypeVar("T")
 
 
 class LLMEngine:
@@ -140,25 +143,25 @@ class LLMEngine:
         return self._scheduler.end_step(batch, started_s, self.host.waited_s - waited_s)
 
     def _schedule(self, now_s: float, launched: Ints | None) -> Batch:
-        """Return what this step does, after collecting the tokens in flight where that has to be known for it."""
+        """Return what this step does."""
+        batch = self._ask(partial(self._scheduler.schedule, now_s, launched))
+        self._state.apply_changes()
+        return batch
+
+    def _ask(self, decide: Callable[..., T]) -> T:
+        """Return what the scheduler decides, after collecting the tokens in flight if they have to be known for it."""
         try:
-            batch = self._scheduler.schedule(now_s, launched, in_flight=bool(self._in_flight))
+            return decide(in_flight=bool(self._in_flight))
         except TokensInFlight:
             self._collect()
-            batch = self._scheduler.schedule(now_s, launched)
-        self._state.follow()
-        return batch
+            return decide(in_flight=False)
 
     def _launch_ahead(self) -> Launched | None:
         """Launch a step of those who decode, if it need not know the tokens of the last one; then collect those."""
         launched = None
         if self._overlaps:
-            try:
-                ready = self._scheduler.decoding(in_flight=bool(self._in_flight))
-            except TokensInFlight:
-                self._collect()
-                ready = self._scheduler.decoding()
-            self._state.follow()
+            ready = self._ask(self._scheduler.decoding)
+            self._state.apply_changes()
             launched = launch(self._state, ready) if can_launch(self._state, ready) else None
         self._collect()
         if launched is not None:
@@ -177,7 +180,7 @@ class LLMEngine:
         for flight in self._in_flight:
             collect(self._state, flight)
         self._in_flight = []
-        self._state.follow()
+        self._state.apply_changes()
 
     def _prefill(self, group: list[Chunk]) -> None:
         """Read chunks of prompts; those that are complete give their first token."""

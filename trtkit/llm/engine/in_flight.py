@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.llm.engine.state import State
     from trtkit.llm.sampling.sampled import Sampled
-    from trtkit.llm.sampling.sampler import Launched as Drawn
+    from trtkit.llm.sampling.sampler import LaunchedDraw
     from trtkit.llm.sequences import Ints
 
 
@@ -90,7 +90,7 @@ def begin(state: State, slots: Ints, logits: torch.Tensor) -> InFlight:
     return InFlight(step, launched, state.sampler.count_drawn(slots, launched.tokens))
 
 
-def _draw(state: State, step: Launched) -> Drawn:
+def _draw(state: State, step: Launched) -> LaunchedDraw:
     """Draw a step's tokens and append them to its sequences as unknown ones."""
     tokens = state.execution.tokens
     launched = state.sampler.launch(step.logits, step.slots, tokens[step.place].clone() if step.is_drawn else None)

@@ -35,8 +35,8 @@ class State:
         tokens = execution.tokens if has_kernel else None
         self.sampler = Sampler(self.slots.sequences, execution.vocab_size, tokens)
 
-    def follow(self) -> None:
-        """Let sampler and stops follow which slots the scheduler has given and taken."""
+    def apply_changes(self) -> None:
+        """Bring sampler and stops up to date with the slots that the scheduler has given and taken."""
         changes = self.scheduler.changes
         for change in changes:
             if isinstance(change, SlotTaken):

@@ -47,7 +47,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
-class Launched:
+class LaunchedDraw:
     """Tokens [R] int64 that are being drawn, FAILED or NOTHING if there is none. Called, it waits for them."""
 
     tokens: Tensor
@@ -134,7 +134,7 @@ class Sampler:
         """
         return None if self._kernel is None else self._kernel.draw(slots, rows, self._uniforms(slots))
 
-    def launch(self, logits: Tensor, slots: Array, drawn: Tensor | None = None) -> Launched:
+    def launch(self, logits: Tensor, slots: Array, drawn: Tensor | None = None) -> LaunchedDraw:
         """Start to draw the next token of each row of logits [R, V]; nothing is waited for but users' functions.
 
         drawn: [R], the tokens of the step's own `draw`: the rows that it left out are drawn, and written there.
@@ -151,7 +151,7 @@ class Sampler:
                 )
                 errors = {int(rows[row]): error for row, error in failed.items()}
         logprobs = self._start_logprobs(logits, slots, tokens) if self._ever & _LOGPROBS else None
-        return Launched(tokens, partial(self._sampled, slots, errors, start_copy(tokens), logprobs))
+        return LaunchedDraw(tokens, partial(self._sampled, slots, errors, start_copy(tokens), logprobs))
 
     def waits(self, slots: Array) -> bool:
         """Whether drawing a token of `slots` waits for its logits: users' functions see them."""

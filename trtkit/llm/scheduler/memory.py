@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     from trtkit.llm.cache import PageTables
     from trtkit.llm.execution.execution import SequenceCache
-    from trtkit.llm.scheduler.costs import StepCosts
+    from trtkit.llm.scheduler.costs import Statistics, StepCosts
     from trtkit.llm.scheduler.request import Schedulable
-    from trtkit.llm.scheduler.statistics import Statistics
     from trtkit.llm.sequences import Ints
     from trtkit.llm.soft_tokens import SoftTokens
 
@@ -57,8 +56,7 @@ class SchedulerOptions:
 class SequenceMemory:
     """Which slot, pages and host memory hold what.
 
-    finds_by_content: whether prefixes are found as pages, not in slots. reserve: places at a slot's end that idle rows
-    may overwrite.
+    finds_by_content: whether prefixes are found as pages, not in slots.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class SequenceMemory:
         self.register_running()
         matched: list[int] = []
         if self.finds_by_content and not len(self.imports) and self._is_looked_up(request):
-            matched = pages.match(keyed(request.known_ids(), request.adapter_id.key), request.soft)
+            matched = self._matched(pages, request, request.known_ids())
         needed = -(-(tokens + 1) // pages.page_tokens) - len(matched)
         unused = int((pages.references[matched] == 0).sum())  # free pages that would not be free any longer
         return self.make_free(needed + unused + (0 if is_alone else int(_SPARE_SHARE * pages.pages)))
@@ -132,8 +130,7 @@ class SequenceMemory:
         if common <= cached or common < self._options.min_shared_tokens:
             return 0
         if self.pages is not None and self.finds_by_content:
-            matched = self.pages.match(keyed(ids, request.adapter_id.key), request.soft)
-            self.pages.replace_prefix(slot, matched, len(ids))
+            self.pages.replace_prefix(slot, self._matched(self.pages, request, ids), len(ids))
         else:
             self.cache.share(source, slot, common)
             if self.pages is not None:
@@ -265,8 +262,8 @@ class SequenceMemory:
             common = 0  # all of it comes from there
         slot = self.slots.take(source, 0 if by_content else common)
         self._take_over(slot, common if slot == source and not by_content else 0)
-        if common and by_content:
-            self._adopt(slot, request, ids)
+        if common and by_content and self.pages is not None:
+            self.pages.adopt(slot, self._matched(self.pages, request, ids))
         elif common:
             cache.share(source, slot, common)
         if imported is not None:
@@ -287,10 +284,10 @@ class SequenceMemory:
         """Whether anything that is cached can be a request's."""
         return self._options.shares_prefixes or request.metrics.preemptions > 0 or len(self.imports) > 0
 
-    def _adopt(self, slot: int, request: Schedulable, ids: Ints) -> None:
-        """Let an empty slot begin with the pages that hold a prefix of `ids`."""
-        assert self.pages is not None
-        self.pages.adopt(slot, self.pages.match(keyed(ids, request.adapter_id.key), request.soft))
+    @staticmethod
+    def _matched(pages: PageTables, request: Schedulable, ids: Ints) -> list[int]:
+        """Return the pages that hold the longest cached prefix of a request's tokens `ids`."""
+        return pages.match(keyed(ids, request.adapter_id.key), request.soft)
 
     def _take_over(self, slot: int, common: int = 0) -> None:
         """Let a slot begin with its first `common` tokens; the host keeps what else it had."""

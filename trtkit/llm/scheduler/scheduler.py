@@ -20,12 +20,11 @@ from trtkit.llm.scheduler.batch import (
     group_chunks,
     next_chunk,
 )
-from trtkit.llm.scheduler.costs import StepCosts
+from trtkit.llm.scheduler.costs import Statistics, StepCosts
 from trtkit.llm.scheduler.memory import SequenceMemory
 from trtkit.llm.scheduler.queue import RequestQueue, Service
 from trtkit.llm.scheduler.request import Ended, T
 from trtkit.llm.scheduler.running import BeamGroup, Running
-from trtkit.llm.scheduler.statistics import Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -370,7 +369,7 @@ class Scheduler(Generic[T]):
                 return chosen  # nobody else has pages; the call says how many it lacks
 
     def _with_pages_of(self, chunks: list[Chunk], decode: Ints) -> list[Chunk]:
-        """Return the chunks that have pages besides what `decode` [R] will write; see `_with_pages`."""
+        """Return the chunks that there are pages for after what `decode` [R] writes; preempts as `_with_pages` does."""
         slots = np.append(decode, [chunk.slot for chunk in chunks]).astype(np.int64)
         counts = np.append(np.full(len(decode), 1 + self.options.guesses), [chunk.count for chunk in chunks])
         kept = set(self._with_pages(slots, counts).tolist())
