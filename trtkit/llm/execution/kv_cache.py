@@ -19,7 +19,7 @@ from trtkit.llm.execution.saved import CacheArray, CacheForm, SavedSequence, che
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from trtkit.llm.cache import PageTables
+    from trtkit.llm.cache import PageCopies, PageTables
     from trtkit.llm.execution.cached_places import NewTokens, Place
     from trtkit.llm.execution.call import Call
     from trtkit.llm.sequences import Ints
@@ -105,7 +105,13 @@ class KvCache:
         """Leave it to another rank which memory a slot has."""
 
     def tell(self, slot: int, pages: Sequence[int]) -> None:
-        """Take from another rank in which pages a slot's tokens are."""
+        """Take in which pages a slot's tokens are, from who decides on pages elsewhere."""
+
+    def set_pages(self, changes: Ints) -> None:
+        """Take what has changed in page tables: slots, places in their rows, and pages [N, 3]."""
+
+    def copy_pages(self, copies: PageCopies) -> None:
+        """Copy pages of all layers."""
 
     def advance(self, rows: slice, starts: Ints, counts: Ints) -> None:
         """Note the tokens that a call lets states read. Raises ExecutionError for a row that skips or repeats some."""
