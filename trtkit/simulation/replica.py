@@ -192,7 +192,7 @@ class Replica:
         if not slots.size or not steps:
             return
         if steps > 1:  # the pages of the first are reserved
-            self.scheduler.memory.reserve(slots, steps)
+            self.scheduler.memory.reserve(slots, np.full(len(slots), steps))
         self._slots.cached[slots] += steps
         self._lengths[slots] += steps
         if self._silent:

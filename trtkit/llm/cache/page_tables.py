@@ -91,8 +91,9 @@ class PageTables:
         shared, last = self._shared_rows(slots, starts, stops), -(-stops // self.page_tokens)
         for row in shared:
             self._cut(int(slots[row]), int(starts[row]) // self.page_tokens + 1)
-        growing = ((stops > starts) & (last > self.counts[slots])).nonzero()[0].tolist()
-        if (shared or growing) and (needed := self.needed(slots, starts, stops)) > self.free:
+        missing = last - self.counts[slots]
+        growing = ((stops > starts) & (missing > 0)).nonzero()[0]
+        if (needed := len(shared) + int(missing[growing].sum())) > self.free:
             raise no_pages(needed, self.free)
         for row in shared:
             slot, place = int(slots[row]), int(starts[row]) // self.page_tokens
@@ -101,7 +102,7 @@ class PageTables:
             copies.targets.append(target)
             self._cut(slot, place)
             self._append(slot, target)
-        for row in growing:
+        for row in growing.tolist():
             self._grow(int(slots[row]), int(stops[row]))
         self._tell_evicted()
         return copies

@@ -84,11 +84,6 @@ class GroupCache:
         """Take what has changed in page tables; the other ranks learn it with each call."""
         self._own.set_pages(changes)
 
-    def share(self, source: int, target: int, count: int) -> None:
-        """Let `target` begin with the first `count` tokens of `source`."""
-        if source != target:
-            self.copy(source, target, slice(0, count))
-
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
         """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
         fields = {"slots": slots.tolist(), "sources": sources.tolist(), "targets": targets.tolist()}

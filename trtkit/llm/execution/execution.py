@@ -55,10 +55,6 @@ class SequenceCache(Protocol):
         """Copy cached tokens of slot `source` to slot `target`."""
         ...
 
-    def share(self, source: int, target: int, count: int) -> None:
-        """Let `target` begin with the first `count` tokens of `source`."""
-        ...
-
     def copy_pages(self, copies: PageCopies) -> None:
         """Copy pages of all layers."""
         ...

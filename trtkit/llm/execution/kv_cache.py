@@ -178,12 +178,6 @@ class KvCache:
             self._run(partial(array[target].copy_, array[source]))
         self.positions[target] = self.positions[source]
 
-    def share(self, source: int, target: int, count: int) -> None:
-        """Let `target` begin with the first `count` tokens of `source`; linear slots each hold their own copy."""
-        self._check_position(source, count)
-        if source != target:
-            self.copy(source, target, slice(0, count))
-
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
         """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
         arrays = [codes(self._arrays[spec.name]) for spec in self.specs]

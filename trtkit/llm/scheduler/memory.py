@@ -10,6 +10,7 @@ import numpy as np
 
 from trtkit.llm.cache.host.tier import NO_HOST, HostOptions, HostTier
 from trtkit.llm.cache.imports import Imports
+from trtkit.llm.cache.page_tables import no_pages
 from trtkit.llm.cache.transfers import CopyPages, CopyTokens, DropSequence
 from trtkit.llm.scheduler.options import DEFAULT_SCHEDULE, ScheduleOptions
 from trtkit.llm.scheduler.slots import Slots
@@ -17,6 +18,7 @@ from trtkit.llm.sequences import UNKNOWN, keyed
 from trtkit.llm.soft_tokens import shared_length
 
 if TYPE_CHECKING:
+    from trtkit.errors import ExecutionError
     from trtkit.llm.cache import PageTables
     from trtkit.llm.cache.transfers import CacheLayout, Transfer
     from trtkit.llm.scheduler.costs import Statistics, StepCosts
@@ -226,13 +228,30 @@ class SequenceMemory:
             self.empty(slot)
         return pages.free >= needed
 
-    def can_write(self, slots: Ints, counts: Ints) -> bool:
-        """Whether there are pages for `counts` [R] more tokens of `slots` [R], evicting what nobody reads."""
-        if self.pages is None:
+    def reserve(self, slots: Ints, counts: Ints) -> bool:
+        """Take the pages of `counts` [R] more tokens of `slots` [R], copies of those that others read too.
+
+        What nobody reads is evicted. Return whether there were enough; if not, nothing is taken.
+        """
+        pages = self.pages
+        if pages is None or not slots.size:
             return True
         starts = self.slots.cached[slots]
         stops = np.minimum(starts + counts, self._options.max_length)
-        return self.make_free(self.pages.needed(slots, starts, stops))
+        most = 2 * len(slots) + int(counts.sum()) // pages.page_tokens  # a partial page on either side of each row
+        if pages.free < most and not self.make_free(pages.needed(slots, starts, stops)):
+            return False
+        copies = pages.reserve(slots, starts, stops)
+        if copies.sources:
+            self.transfers.append(CopyPages(tuple(copies.sources), tuple(copies.targets)))
+        return True
+
+    def lacks(self, slots: Ints, counts: Ints) -> ExecutionError:
+        """Return the error for tokens that `reserve` has no pages for."""
+        assert self.pages is not None
+        starts = self.slots.cached[slots]
+        stops = np.minimum(starts + counts, self._options.max_length)
+        return no_pages(self.pages.needed(slots, starts, stops), self.pages.free)
 
     def steps_that_fit(self, slots: Ints, most: int) -> int:
         """Return how many of `most` decode steps of `slots` [R] there are pages for, without copies to the host."""
@@ -245,14 +264,6 @@ class SequenceMemory:
             return pages.needed(slots, starts, np.minimum(starts + steps, self._options.max_length)) <= free
 
         return most if fits(most) else bisect_left(range(most), 1, key=lambda steps: not fits(steps + 1))
-
-    def reserve(self, slots: Ints, counts: Ints | int) -> None:
-        """Take the pages of `counts` [R] more tokens of `slots` [R], which must be there."""
-        if self.pages is not None and slots.size:
-            starts = self.slots.cached[slots]
-            copies = self.pages.reserve(slots, starts, np.minimum(starts + counts, self._options.max_length))
-            if copies.sources:
-                self.transfers.append(CopyPages(tuple(copies.sources), tuple(copies.targets)))
 
     def take(self) -> tuple[tuple[Transfer, ...], tuple[tuple[int, int, int], ...]]:
         """Return what was decided since the last call, to be carried out before anything else is decided: transfers,

@@ -141,47 +141,32 @@ class Scheduler(Generic[T]):
     def schedule(self, now_s: float, launched: Ints | None = None, *, in_flight: bool = False) -> Batch:
         """Return the next step.
 
-        launched: slots that decode already, as `decoding` has returned them. in_flight: whether tokens were drawn that
-        the host does not know. Raises TokensInFlight if they have to be collected first; what was decided stays so.
+        launched: slots that decode already, as `schedule_ahead` has returned them. in_flight: whether tokens were drawn
+        that the host does not know. Raises TokensInFlight if they have to be collected first; what was decided stays.
         """
         self._in_flight = in_flight
         for request in self.queue.wake(now_s):
             what = f"its deadline passed after {request.scheduling.deadline_s:g} s in the queue"
             self.report(request, [], "error", what)
         self._admit_waiting()
-        decode = self.decoding(in_flight=in_flight) if launched is None else launched
+        decode = self._decoding(self._gather(self.ready())) if launched is None else launched
         all_decode = launched is None and len(decode) == len(self.running.requests)
         chunks = [] if all_decode else self._chunks(len(decode))
         if chunks and self.memory.pages is not None:
-            chunks = self._with_pages_of(chunks, decode if launched is None else decode[:0])
+            chunks = self._with_pages_of(chunks)
         self._note_service(decode, chunks)
         if launched is None:
             decode = decode[self.slots.is_running[decode]]
-            if decode.size and are_scattered(decode) and not self.running.groups:
-                decode = self._gather(decode)
-        self._reserve(decode if launched is None else decode[:0], chunks)
         return self._batch(decode, group_chunks(chunks, self.options.max_length))
 
     def schedule_ahead(self, *, in_flight: bool = False) -> Batch:
         """Return a step of those who decode already. Raises as `schedule` does."""
-        decode = self.decoding(in_flight=in_flight)
-        self._reserve(decode, [])
-        return self._batch(decode)
+        self._in_flight = in_flight
+        return self._batch(self._decoding(self.ready()))
 
     def copies(self) -> Batch:
         """Return what was decided outside of a step."""
         return self._batch(np.zeros(0, np.int64))
-
-    def decoding(self, *, in_flight: bool = False) -> Ints:
-        """Return the sorted slots that decode next, with pages for their tokens: others are preempted if pages run out.
-
-        Raises as `schedule` does.
-        """
-        self._in_flight = in_flight
-        ready = self.ready()
-        if self.memory.pages is None:
-            return ready
-        return self._with_pages(ready, np.full(len(ready), 1 + self.options.guesses))
 
     def ready(self) -> Ints:
         """Return the slots, in order, whose last token alone is not in the cache, and that have more to generate."""
@@ -220,16 +205,6 @@ class Scheduler(Generic[T]):
             self.adapters.evict_unloaded(self.running.adapters)
         ended, self.ended = self.ended, []
         return ended
-
-    def _reserve(self, decode: Ints, chunks: list[Chunk]) -> None:
-        """Take the pages that a step writes to: copies of those that others read too."""
-        if self.memory.pages is None:
-            return
-        slots, counts = decode, np.full(len(decode), 1 + self.options.guesses)
-        if chunks:
-            slots = np.append(decode, [chunk.slot for chunk in chunks]).astype(np.int64)
-            counts = np.append(counts, [chunk.count for chunk in chunks])
-        self.memory.reserve(slots, counts)
 
     def _batch(self, decode: Ints, prefill: list[list[Chunk]] | None = None) -> Batch:
         """Return a step with all that was decided since the last one."""
@@ -383,30 +358,35 @@ class Scheduler(Generic[T]):
         self.queue.put_back(requests[0])
         return True
 
+    def _decoding(self, ready: Ints) -> Ints:
+        """Return those of sorted slots that have pages for their next tokens; others are preempted if pages run out."""
+        if self.memory.pages is None:
+            return ready
+        return self._with_pages(ready, np.full(len(ready), 1 + self.options.guesses))
+
     def _with_pages(self, slots: Ints, counts: Ints) -> Ints:
-        """Return those of `slots` [R] that can write `counts` [R] more tokens; preempt others until there are pages.
+        """Return those of `slots` [R] that have pages for `counts` [R] more tokens; preempts others as long as needed.
 
         The first in turn keeps its pages: it can come to its end.
         """
         while True:
             kept = self.slots.is_running[slots]
             chosen = slots[kept]
-            if not chosen.size or self.memory.can_write(chosen, counts[kept]):
+            if self.memory.reserve(chosen, counts[kept]):
                 return chosen
             self._need_known_tokens()
             if not self._preempt_last():
-                return chosen  # nobody else has pages; the call says how many it lacks
+                raise self.memory.lacks(chosen, counts[kept])  # nobody else has pages
 
-    def _with_pages_of(self, chunks: list[Chunk], decode: Ints) -> list[Chunk]:
-        """Return the chunks that there are pages for after what `decode` [R] writes; preempts as `_with_pages` does."""
-        slots = np.append(decode, [chunk.slot for chunk in chunks]).astype(np.int64)
-        counts = np.append(np.full(len(decode), 1 + self.options.guesses), [chunk.count for chunk in chunks])
+    def _with_pages_of(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Return the chunks that there are pages for; preempts as `_with_pages` does."""
+        slots, counts = (np.array([getattr(chunk, name) for chunk in chunks]) for name in ("slot", "count"))
         kept = set(self._with_pages(slots, counts).tolist())
         return [chunk for chunk in chunks if chunk.slot in kept]
 
     def _gather(self, decode: Ints) -> Ints:
         """Move sequences that are far apart next to each other, where slots between are free; return their slots."""
-        while are_scattered(decode):
+        while decode.size and are_scattered(decode) and not self.running.groups:
             source = int(decode[-1])
             free = np.flatnonzero(~self.slots.is_running[:source])
             free = free[free > decode[0]]
