@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from trtkit.llm.cache import PageTables
+    from trtkit.llm.cache import PageCopies, PageTables
     from trtkit.llm.execution.adapters import AdapterMemory, Matrices
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.host_blocks import CacheBlocks
@@ -56,8 +56,16 @@ class SequenceCache(Protocol):
         """Copy cached tokens of slot `source` to slot `target`."""
         ...
 
-    def share(self, source: int, target: int, count: int) -> None:
-        """Let `target` begin with the first `count` tokens of `source`."""
+    def copy_pages(self, copies: PageCopies) -> None:
+        """Copy pages of all layers."""
+        ...
+
+    def tell(self, slot: int, pages: Sequence[int]) -> None:
+        """Take in which pages a slot's tokens are, from who decides on pages elsewhere."""
+        ...
+
+    def set_pages(self, changes: Ints) -> None:
+        """Take what has changed in page tables: slots, places in their rows, and pages [N, 3]."""
         ...
 
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
