@@ -1,4 +1,4 @@
-"""Arcee Trinity: gated attention that turns in sliding layers only, four norms, experts. HF: `AfmoeForCausalLM`."""
+"""Arcee Trinity: gated attention that turns in sliding layers only, four norms, experts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "AfmoeForCausalLM"
 DEFAULTS = {
     "head_dim": 128,
     "rms_norm_eps": 1e-5,
@@ -25,7 +26,6 @@ NORMS = ("attention_norm", "post_attention_norm", "mlp_norm", "post_mlp_norm")
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm, mlp, moe = rms_norm_part(config), mlp_part(config), trinity_mixture(config)
     dense = int(config.get("num_dense_layers", 1))
     attentions = trinity_attentions(config, norm)

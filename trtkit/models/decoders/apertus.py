@@ -1,4 +1,4 @@
-"""Apertus: plain MLPs with a learned activation, norms on each query and key head. HF: `ApertusForCausalLM`."""
+"""Apertus: plain MLPs with a learned activation, norms on each query and key head."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "ApertusForCausalLM"
 DEFAULTS = {"hidden_act": "xielu", "rms_norm_eps": 1e-5}
 INSIDE = {
     "attention_norm": "attention_layernorm",

@@ -1,4 +1,4 @@
-"""A.X K1: DeepSeek-V3 with a norm of what its mixtures give. HF: `AXK1ForCausalLM`."""
+"""A.X K1: DeepSeek-V3 with a norm of what its mixtures give."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "AXK1ForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}
 DEFAULTS = {
     "max_position_embeddings": 32768,

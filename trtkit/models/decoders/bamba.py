@@ -1,4 +1,4 @@
-"""Bamba: Mamba-2, and attention in some layers. HF: `BambaForCausalLM`."""
+"""Bamba: Mamba-2, and attention in some layers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "BambaForCausalLM"
 DEFAULTS = {
     "intermediate_size": 14336,
     "mamba_d_head": "auto",
@@ -27,7 +28,6 @@ NAMES = llama_names({"final_norm": "model.final_layernorm"}, {**BAMBA_MLP_NAMES,
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.get("num_logits_to_keep")  # of transformers' own generation
     config.get("z_loss_coefficient")
     attention, mamba = biased_attention_part(config), mamba_part(config)

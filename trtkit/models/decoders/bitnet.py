@@ -1,4 +1,4 @@
-"""BitNet b1.58: Llama with norms before the last matrices of both parts. HF: `BitNetForCausalLM`."""
+"""BitNet b1.58: Llama with norms before the last matrices of both parts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "BitNetForCausalLM"
 DEFAULTS = {"hidden_act": "relu2", "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
 _NAMES = {"attention.o_norm": "self_attn.attn_sub_norm", "mlp.norm": "mlp.ffn_sub_norm"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = replace(biased_attention_part(config), output_norm=norm)
     mlp = replace(mlp_part(config), norm=norm)

@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi, a norm on the embedding. HF: `BloomForCausalLM`."""
+"""BLOOM: ALiBi, a norm on the embedding."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "BloomForCausalLM"
 ALIASES = {
     "hidden_size": "n_embed",
     "num_hidden_layers": "n_layer",
@@ -40,7 +41,6 @@ NAMES = names(
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("apply_residual_connection_post_layernorm", False)
     norm = layer_norm_part(config)
     attention = attention_part(config, has_qkv_bias=True, has_output_bias=True)

@@ -1,4 +1,4 @@
-"""Command R: attention and MLP side by side, neighbouring rotary pairs. HF: `CohereForCausalLM`."""
+"""Command R: attention and MLP side by side, neighbouring rotary pairs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "CohereForCausalLM"
 DEFAULTS = {"tie_word_embeddings": True}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = layer_norm_part(config, has_bias=False)
     attention = biased_attention_part(config)
     if config.get("use_qk_norm", False):

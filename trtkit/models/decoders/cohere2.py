@@ -1,4 +1,4 @@
-"""Command R7B and A: Command R, with positions in sliding layers only. HF: `Cohere2ForCausalLM`."""
+"""Command R7B and A: Command R, with positions in sliding layers only."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Cohere2ForCausalLM"
 DEFAULTS = {"sliding_window": 4096, "tie_word_embeddings": True}
 # What published files state and transformers takes for granted.
 FIXED = {
@@ -35,7 +36,6 @@ FIXED = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     for name, supported in FIXED.items():
         config.refuse(name, supported)
     config.get("use_parallel_embedding")  # how the embedding was shared in training

@@ -1,4 +1,4 @@
-"""Command A+: Command A with experts, of which the first layers may have none. HF: `Cohere2MoeForCausalLM`."""
+"""Command A+: Command A with experts, of which the first layers may have none."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Cohere2MoeForCausalLM"
 DEFAULTS = {"head_dim": 128, "sliding_window": 4096, "tie_word_embeddings": True}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("rope_scaling")  # transformers reads only `rope_parameters`
     has_rms = config.get("rms_norm_eps") is not None
     layer_norm = layer_norm_part(config, has_bias=False)

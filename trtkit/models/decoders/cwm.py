@@ -1,4 +1,4 @@
-"""CWM: Llama in which every fourth layer, the first included, sees all tokens. HF: `CwmForCausalLM`."""
+"""CWM: Llama in which every fourth layer, the first included, sees all tokens."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "CwmForCausalLM"
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "sliding_window": 8192}
 ROPE = {
     "rope_type": "llama3",
@@ -24,7 +25,6 @@ ROPE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = attention_part(config)
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     rope = rope_spec(config, attention.head_dim, theta=1e6, parameters=ROPE)

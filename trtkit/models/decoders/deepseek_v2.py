@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V2-Lite: latent attention, experts in groups, shared experts. HF: `DeepseekV2ForCausalLM`."""
+"""DeepSeek-V2 and V2-Lite: latent attention, experts in groups, shared experts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "DeepseekV2ForCausalLM"
 DEFAULTS = {
     "max_position_embeddings": 2048,
     "kv_lora_rank": 512,
@@ -29,7 +30,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = latent_attention_part(config, latent_rope(config, is_interleaved=True))
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     layers = layers_part(config, attention, _mixture(config, has_bias=mlp.has_bias), attention.rope)

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and R1: latent attention, experts that sigmoids choose in groups. HF: `DeepseekV3ForCausalLM`."""
+"""DeepSeek-V3 and R1: latent attention, experts that sigmoids choose in groups."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "DeepseekV3ForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}
 DEFAULTS = {
     "max_position_embeddings": 4096,
@@ -34,7 +35,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     is_interleaved = bool(config.get("rope_interleave", True))
     attention = latent_attention_part(config, latent_rope(config, is_interleaved=is_interleaved))
     moe = grouped_mixture(config, mlp_part(config, size="moe_intermediate_size"))

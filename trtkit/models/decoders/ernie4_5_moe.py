@@ -1,7 +1,4 @@
-"""ERNIE 4.5's mixtures: a bias that only chooses experts, shared experts, some dense layers.
-
-HF: `Ernie4_5_MoeForCausalLM`.
-"""
+"""ERNIE 4.5's mixtures: a bias that only chooses experts, shared experts, some dense layers."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Ernie4_5_MoeForCausalLM"
 ALIASES = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
 DEFAULTS = {"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 INSIDE = {
@@ -28,7 +26,6 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("moe_gate", "topk")
     for name in ("moe_capacity", "moe_use_aux_free", "num_nextn_predict_layers"):
         config.get(name)

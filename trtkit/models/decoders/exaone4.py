@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after attention and MLP; no positions in full layers among sliding ones. HF: `Exaone4ForCausalLM`."""
+"""EXAONE 4: norms after attention and MLP; no positions in full layers among sliding ones."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Exaone4ForCausalLM"
 DEFAULTS = {"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = replace(attention_part(config), norm=norm, qk_norm="head")
     windows = patterned_windows(config)

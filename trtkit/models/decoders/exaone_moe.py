@@ -1,4 +1,4 @@
-"""K-EXAONE: EXAONE 4's attention, experts that sigmoids choose. HF: `ExaoneMoeForCausalLM`."""
+"""K-EXAONE: EXAONE 4's attention, experts that sigmoids choose."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "ExaoneMoeForCausalLM"
 ALIASES = {"n_shared_experts": "num_shared_experts"}
 DEFAULTS = {
     "num_key_value_heads": 32,
@@ -41,7 +42,6 @@ INSIDE = {**SHARED_EXPERT_NAMES, "moe.choice_bias": "mlp.e_score_correction_bias
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = replace(attention_part(config), norm=norm, qk_norm="head")
     windows = patterned_windows(config)

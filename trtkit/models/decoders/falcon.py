@@ -1,4 +1,4 @@
-"""Falcon: 7B (multi-query), 40B and 180B (grouped), and those with ALiBi. HF: `FalconForCausalLM`."""
+"""Falcon: 7B (multi-query), 40B and 180B (grouped), and those with ALiBi."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "FalconForCausalLM"
 ALIASES = {
     "num_key_value_heads": "num_kv_heads",
     "intermediate_size": "ffn_hidden_size",
@@ -34,7 +35,6 @@ TWO_NORMS = {"layers.{i}.attention_norm": _LAYER + "ln_attn", "layers.{i}.mlp_no
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     is_new, is_multi_query = bool(config.get("new_decoder_architecture", False)), bool(config.get("multi_query", True))
     is_parallel = bool(config.get("parallel_attn", True)) or is_new
     has_two_norms = is_new and int(config.get("num_ln_in_parallel_attn", 2)) == 2

@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and Mamba-2 side by side in every layer. HF: `FalconH1ForCausalLM`."""
+"""Falcon-H1: attention and Mamba-2 side by side in every layer."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trtkit.models.recurrent import MambaSpec
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "FalconH1ForCausalLM"
 DEFAULTS = {
     "intermediate_size": 14336,
     "mamba_d_head": "auto",

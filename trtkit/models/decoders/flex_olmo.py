@@ -1,4 +1,4 @@
-"""FlexOlmo: OLMo 2 with experts. HF: `FlexOlmoForCausalLM`."""
+"""FlexOlmo: OLMo 2 with experts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "FlexOlmoForCausalLM"
 DEFAULTS = {"max_position_embeddings": 4096, "num_experts": 7, "num_experts_per_tok": 5}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="all")
     routing = RoutingSpec(

@@ -1,4 +1,4 @@
-"""Gemma 1: scaled embeddings, norms stored as weight - 1, tied. HF: `GemmaForCausalLM`."""
+"""Gemma 1: scaled embeddings, norms stored as weight - 1, tied."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "GemmaForCausalLM"
 DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = gemma_norm_part(config)
     attention = biased_attention_part(config)
     mlp = gemma_mlp_part(config)

@@ -1,4 +1,4 @@
-"""Gemma 2: soft-capped scores and logits, every other layer slides. HF: `Gemma2ForCausalLM`."""
+"""Gemma 2: soft-capped scores and logits, every other layer slides."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Gemma2ForCausalLM"
 DEFAULTS = {
     "head_dim": 256,
     "query_pre_attn_scalar": 256,
@@ -22,5 +23,4 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     return soft_capped_part(config, SANDWICH_NORMS)

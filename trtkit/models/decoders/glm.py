@@ -1,4 +1,4 @@
-"""GLM: neighbouring rotary pairs in a part of each head, gate and up in one matrix. HF: `GlmForCausalLM`."""
+"""GLM: neighbouring rotary pairs in a part of each head, gate and up in one matrix."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "GlmForCausalLM"
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1.5625e-7}
 INSIDE = {"mlp.gate_up": "mlp.gate_up_proj"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = attention_part(config, has_qkv_bias=bool(config.get("attention_bias", True)))
     mlp = replace(mlp_part(config), is_fused=True)
     rope = rope_spec(config, attention.head_dim, partial=0.5, is_interleaved=True)

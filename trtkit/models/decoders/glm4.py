@@ -1,4 +1,4 @@
-"""GLM 4 (0414): GLM with norms before and after each part. HF: `Glm4ForCausalLM`."""
+"""GLM 4 (0414): GLM with norms before and after each part."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Glm4ForCausalLM"
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1.5625e-7}
 INSIDE = {"mlp.gate_up": "mlp.gate_up_proj"}
 NORMS = {
@@ -25,7 +26,6 @@ NORMS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = attention_part(config, has_qkv_bias=bool(config.get("attention_bias", True)))
     mlp = replace(mlp_part(config), is_fused=True)
     rope = rope_spec(config, attention.head_dim, partial=0.5, is_interleaved=True)

@@ -1,4 +1,4 @@
-"""GLM-4.5: experts that sigmoids choose, shared experts, dense first layers. HF: `Glm4MoeForCausalLM`."""
+"""GLM-4.5: experts that sigmoids choose, shared experts, dense first layers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Glm4MoeForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}
 DEFAULTS = {
     "num_key_value_heads": 8,
@@ -26,7 +27,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = attention_part(config, has_qkv_bias=bool(config.get("attention_bias", False)))
     if config.get("use_qk_norm", False):

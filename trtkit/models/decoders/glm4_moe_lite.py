@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash: latent attention, experts that sigmoids choose. HF: `Glm4MoeLiteForCausalLM`."""
+"""GLM-4.7-Flash: latent attention, experts that sigmoids choose."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Glm4MoeLiteForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}
 DEFAULTS = {
     "rms_norm_eps": 1e-5,
@@ -33,7 +34,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     size, is_interleaved = int(config.need("qk_rope_head_dim")), bool(config.get("rope_interleave", True))
     attention = latent_attention_part(config, rope_spec(config, size, is_interleaved=is_interleaved, partial=1.0))
     moe = grouped_mixture(config, mlp_part(config, size="moe_intermediate_size"))

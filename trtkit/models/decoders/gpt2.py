@@ -1,4 +1,4 @@
-"""GPT-2. HF: `GPT2LMHeadModel`, whose matrices are stored [in, out]."""
+"""GPT-2. Its class stores matrices as [in, out]."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "GPT2LMHeadModel"
 ALIASES = GPT2_ALIASES
 DEFAULTS = {"hidden_act": "gelu_new", "tie_word_embeddings": True}
 NAMES = gpt2_names(
@@ -26,7 +27,6 @@ NAMES = gpt2_names(
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("scale_attn_by_inverse_layer_idx", False)
     config.refuse("add_cross_attention", False)
     attention = attention_part(config, has_qkv_bias=True, has_output_bias=True)

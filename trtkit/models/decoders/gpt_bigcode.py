@@ -1,4 +1,4 @@
-"""SantaCoder and StarCoder: GPT-2 with one key/value head. HF: `GPTBigCodeForCausalLM`."""
+"""SantaCoder and StarCoder: GPT-2 with one key/value head."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "GPTBigCodeForCausalLM"
 ALIASES = GPT2_ALIASES
 DEFAULTS = {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 NAMES = gpt2_names(
@@ -26,7 +27,6 @@ NAMES = gpt2_names(
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("add_cross_attention", False)
     is_multi_query = bool(config.get("multi_query", True))
     attention = attention_part(config, has_qkv_bias=True, has_output_bias=True)

@@ -1,4 +1,4 @@
-"""GPT-Neo: unscaled scores, windows in some layers. HF: `GPTNeoForCausalLM`."""
+"""GPT-Neo: unscaled scores, windows in some layers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.models.parts import Window
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "GPTNeoForCausalLM"
 ALIASES = {
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads",
@@ -36,7 +37,6 @@ NAMES = gpt2_names(
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = replace(attention_part(config, has_output_bias=True), scale=1.0)
     layers = layers_part(config, attention, plain_mlp_part(config), None, _windows(config))
     model = decoder_part(config, layers, layer_norm_part(config), NAMES)

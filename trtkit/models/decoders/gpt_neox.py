@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention and MLP side by side on two norms. HF: `GPTNeoXForCausalLM`."""
+"""GPT-NeoX and Pythia: attention and MLP side by side on two norms."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "GPTNeoXForCausalLM"
 NAMES = names(
     "gpt_neox.layers.{i}.",
     {"embedding": "gpt_neox.embed_in", "final_norm": "gpt_neox.final_layer_norm", "lm_head": "embed_out"},
@@ -30,7 +31,6 @@ NAMES = names(
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     has_bias, norm = bool(config.get("attention_bias", True)), layer_norm_part(config)
     attention = attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
     attention = replace(attention, qkv="grouped")

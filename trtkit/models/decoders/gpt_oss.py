@@ -1,4 +1,4 @@
-"""gpt-oss: experts with biases and limits, sinks, every other layer slides. HF: `GptOssForCausalLM`."""
+"""gpt-oss: experts with biases and limits, sinks, every other layer slides."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "GptOssForCausalLM"
 ALIASES = {"num_experts": "num_local_experts"}
 DEFAULTS = {
     "head_dim": 64,
@@ -37,7 +38,6 @@ YARN = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     top_k, has_bias = int(config.need("num_experts_per_tok")), bool(config.get("attention_bias", True))
     config.refuse("hidden_act", "silu")
     config.refuse("experts_per_token", top_k)

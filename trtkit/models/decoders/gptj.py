@@ -1,4 +1,4 @@
-"""GPT-J and CodeGen: attention and MLP side by side on one norm. HF: `GPTJForCausalLM`, `CodeGenForCausalLM`."""
+"""GPT-J and CodeGen: attention and MLP side by side on one norm."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = {"gptj": "GPTJForCausalLM", "codegen": "CodeGenForCausalLM"}
 ALIASES = GPT2_ALIASES
 DEFAULTS = {"hidden_act": "gelu_new", "rotary_dim": 64, "max_position_embeddings": 2048}
 NAMES = gpt2_names(
@@ -32,7 +33,6 @@ NAMES = gpt2_names(
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm, attention = layer_norm_part(config), attention_part(config)
     if config.get("model_type") == "codegen":
         attention = _in_fourths(config, attention)

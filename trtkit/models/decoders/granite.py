@@ -1,4 +1,4 @@
-"""Granite 3: Llama with factors on embeddings, scores, sums and logits. HF: `GraniteForCausalLM`."""
+"""Granite 3: Llama with factors on embeddings, scores, sums and logits."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "GraniteForCausalLM"
+
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = biased_attention_part(config)
     attention = replace(attention, scale=float(config.get("attention_multiplier", 1.0)))

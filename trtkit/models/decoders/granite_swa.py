@@ -1,4 +1,4 @@
-"""Granite with sliding layers, sinks, and a rotary base of each layer. HF: `GraniteSWAForCausalLM`."""
+"""Granite with sliding layers, sinks, and a rotary base of each layer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "GraniteSWAForCausalLM"
 DEFAULTS = {
     "num_key_value_heads": 4,
     "rms_norm_eps": 1e-5,
@@ -22,7 +23,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     layers = sliding_granite_layers(config, mlp)
     return granite_scaled(config, decoder_part(config, layers, rms_norm_part(config), llama_names({}, GRANITE_SINKS)))

@@ -1,7 +1,4 @@
-"""Granite's mixtures of experts, with a shared expert or not.
-
-HF: `GraniteMoeForCausalLM`, `GraniteMoeSharedForCausalLM`.
-"""
+"""Granite's mixtures of experts, with a shared expert or not."""
 
 from __future__ import annotations
 
@@ -25,9 +22,10 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = {"granitemoe": "GraniteMoeForCausalLM", "granitemoeshared": "GraniteMoeSharedForCausalLM"}
+
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention, expert = biased_attention_part(config), mlp_part(config)
     width = int(config.get("shared_intermediate_size", 0))
     shared = replace(expert, intermediate_size=width, is_fused=True) if width else None

@@ -1,4 +1,4 @@
-"""Granite's mixtures with sliding layers, sinks, and a rotary base of each layer. HF: `GraniteMoeSWAForCausalLM`."""
+"""Granite's mixtures with sliding layers, sinks, and a rotary base of each layer."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "GraniteMoeSWAForCausalLM"
 DEFAULTS = {"max_position_embeddings": 2048, "sliding_window": 128, "num_local_experts": 8, "num_experts_per_tok": 2}
 INSIDE = {
     **GRANITE_SINKS,
@@ -26,7 +27,6 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     expert, width = mlp_part(config), int(config.get("shared_intermediate_size", 0))
     shared = replace(expert, intermediate_size=width, is_fused=True) if width else None
     routing = RoutingSpec(int(config.need("num_experts_per_tok")))

@@ -1,7 +1,4 @@
-"""Granite 4: Mamba-2, attention in some layers, and experts next to an MLP, or the MLP alone.
-
-HF: `GraniteMoeHybridForCausalLM`.
-"""
+"""Granite 4: Mamba-2, attention in some layers, and experts next to an MLP, or the MLP alone."""
 
 from __future__ import annotations
 
@@ -28,6 +25,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "GraniteMoeHybridForCausalLM"
 DEFAULTS = {"mamba_d_head": "auto", "mamba_d_state": 256, "mamba_n_groups": 1, "mamba_n_heads": 128}
 MLP = {"mlp.gate_up": "shared_mlp.input_linear", "mlp.down": "shared_mlp.output_linear"}
 # What files of before transformers 5 call them.
@@ -35,7 +33,6 @@ TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = replace(biased_attention_part(config), scale=float(config.get("attention_multiplier", 1.0)))
     usual = ["linear_attention"] * int(config.need("num_hidden_layers"))
     types = [TYPES.get(kind, kind) for kind in layer_types(config, usual, (*TYPES, *TYPES.values()))]

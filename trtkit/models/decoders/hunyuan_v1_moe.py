@@ -1,4 +1,4 @@
-"""Hunyuan's mixtures: a shared expert, and as many others a token as each layer says. HF: `HunYuanMoEV1ForCausalLM`."""
+"""Hunyuan's mixtures: a shared expert, and as many others a token as each layer says."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "HunYuanMoEV1ForCausalLM"
 DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "num_experts": 1}
 INSIDE = {
     **HUNYUAN_NAMES,
@@ -29,7 +30,6 @@ IMMATERIAL = ("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     count, expert, attention = int(config.need("num_hidden_layers")), mlp_part(config), hunyuan_attention(config)
     for name, value in FIXED.items():
         config.refuse(name, value)

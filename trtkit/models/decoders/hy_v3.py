@@ -1,4 +1,4 @@
-"""Hunyuan 3: norms on heads, experts that sigmoids choose, a shared one. HF: `HYV3ForCausalLM`."""
+"""Hunyuan 3: norms on heads, experts that sigmoids choose, a shared one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "HYV3ForCausalLM"
 DEFAULTS = {
     "num_key_value_heads": 8,
     "head_dim": 128,
@@ -34,7 +35,6 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.get("enable_moe_fp32_combine")  # of types of 16 bits
     norm, mlp = rms_norm_part(config), mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="head")

@@ -1,4 +1,4 @@
-"""HyperCLOVA X: Granite's factors, norms after each part too. HF: `HyperCLOVAXForCausalLM`."""
+"""HyperCLOVA X: Granite's factors, norms after each part too."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "HyperCLOVAXForCausalLM"
 INSIDE = {"post_attention_norm": "post_norm1", "post_mlp_norm": "post_norm2"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm, attention = rms_norm_part(config), biased_attention_part(config)
     attention = replace(attention, scale=float(config.get("attention_multiplier", attention.scale)))
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))

@@ -1,4 +1,4 @@
-"""Kimi Linear: delta attention by channel, latent attention without rotation, experts. HF: `KimiLinearForCausalLM`."""
+"""Kimi Linear: delta attention by channel, latent attention without rotation, experts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "KimiLinearForCausalLM"
 ALIASES = {
     "max_position_embeddings": "model_max_length",
     "n_group": "num_expert_group",
@@ -45,7 +46,6 @@ NAMES = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     for name in ("rope_theta", "rope_scaling", "rope_parameters", "head_dim"):  # nothing turns; heads have other sizes
         config.get(name)
     config.refuse("tie_word_embeddings", False)  # transformers would not tie them

@@ -1,4 +1,4 @@
-"""Laguna: layers of their own numbers of heads, gated by softplus, and experts. HF: `LagunaForCausalLM`."""
+"""Laguna: layers of their own numbers of heads, gated by softplus, and experts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "LagunaForCausalLM"
 DEFAULTS = {
     "head_dim": 128,
     "num_key_value_heads": 8,
@@ -25,7 +26,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm, moe = rms_norm_part(config), laguna_mixture(config)
     layers = tuple(LayerSpec(attention, moe) for attention in laguna_attentions(config, norm))
     layers = with_dense_types(config, layers, mlp_part(config), 1)

@@ -1,4 +1,4 @@
-"""Mellum 2: Qwen 3's attention with sliding layers, experts. HF: `MellumForCausalLM`."""
+"""Mellum 2: Qwen 3's attention with sliding layers, experts."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "MellumForCausalLM"
 ALIASES = {"num_experts": "num_local_experts"}
 DEFAULTS = {
     "num_key_value_heads": 4,
@@ -37,7 +38,6 @@ ROPE = {kind: {"rope_theta": theta} for kind, theta in THETAS.items()}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     for name in ("num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types", "max_window_layers"):
         config.get(name)
     for name in ("rope_theta", "rope_scaling", "rope_local_base_freq"):

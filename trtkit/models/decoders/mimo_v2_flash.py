@@ -1,4 +1,4 @@
-"""MiMo-V2-Flash: values smaller than keys, sinks where attention slides, experts. HF: `MiMoV2FlashForCausalLM`."""
+"""MiMo-V2-Flash: values smaller than keys, sinks where attention slides, experts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "MiMoV2FlashForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}
 DEFAULTS = {
     "num_key_value_heads": 4,
@@ -31,7 +32,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     expert, norm = mlp_part(config, size="moe_intermediate_size"), rms_norm_part(config)
     moe = mixture_part(config, int(config.need("num_experts")), grouped_routing(config), expert)
     layers = tuple(LayerSpec(attention, moe) for attention in mimo_attentions(config))

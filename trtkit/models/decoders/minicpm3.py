@@ -1,4 +1,4 @@
-"""MiniCPM3: latent attention, factors on embeddings, sums and logits. HF: `MiniCPM3ForCausalLM`."""
+"""MiniCPM3: latent attention, factors on embeddings, sums and logits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "MiniCPM3ForCausalLM"
 DEFAULTS = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
@@ -30,7 +31,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm, attention = rms_norm_part(config), latent_attention_part(config, latent_rope(config, is_interleaved=False))
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     layers = layers_part(config, attention, mlp, attention.rope)

@@ -1,4 +1,4 @@
-"""MiniMax-M2: experts that sigmoids choose, norms on all queries and keys. HF: `MiniMaxM2ForCausalLM`."""
+"""MiniMax-M2: experts that sigmoids choose, norms on all queries and keys."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "MiniMaxM2ForCausalLM"
 ALIASES = {"num_experts": "num_local_experts"}
 DEFAULTS = {"num_key_value_heads": 8, "head_dim": 128, "num_experts": 256, "num_experts_per_tok": 8}
 INSIDE = {**MIXTRAL_EXPERT_NAMES, "moe.choice_bias": "block_sparse_moe.e_score_correction_bias"}
@@ -28,7 +29,6 @@ FIXED = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     for name, value in FIXED.items():
         config.refuse(name, value)
     for name in ("use_mtp", "num_mtp_modules", "mtp_transformer_layers"):  # they predict later tokens

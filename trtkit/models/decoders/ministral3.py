@@ -1,4 +1,4 @@
-"""Ministral 3: Mistral whose queries grow with the logarithm of their position. HF: `Ministral3ForCausalLM`."""
+"""Ministral 3: Mistral whose queries grow with the logarithm of their position."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Ministral3ForCausalLM"
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
 ROPE = {
     "rope_type": "yarn",
@@ -29,7 +30,6 @@ GROWTH = ("llama_4_scaling_beta", "max_position_embeddings")
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("layer_types")
     attention = attention_part(config)
     rope = rope_spec(config, attention.head_dim, parameters=ROPE, ignored=GROWTH)

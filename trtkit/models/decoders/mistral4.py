@@ -1,4 +1,4 @@
-"""Mistral Small 4: latent attention whose queries grow with their position, experts. HF: `Mistral4ForCausalLM`."""
+"""Mistral Small 4: latent attention whose queries grow with their position, experts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Mistral4ForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}
 DEFAULTS = {
     "max_position_embeddings": 1048576,
@@ -42,7 +43,6 @@ ROPE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = growing_latent_part(config, ROPE)
     moe = grouped_mixture(config, mlp_part(config, size="moe_intermediate_size"))
     routing = replace(moe.routing, scores="softmax", choice_bias_axes=0, is_fp32=False)

@@ -1,4 +1,4 @@
-"""MPT: ALiBi, layer norms without biases. HF: `MptForCausalLM`."""
+"""MPT: ALiBi, layer norms without biases."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, l
 if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "MptForCausalLM"
 ALIASES = {
     "hidden_size": "d_model",
     "num_hidden_layers": "n_layers",
@@ -40,7 +41,6 @@ NAMES = names(
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     for name, fixed in FIXED.items():
         config.refuse(name, fixed)
     config.refuse("norm_type", "low_precision_layernorm", "layernorm")

@@ -1,4 +1,4 @@
-"""nanochat: norms without weights, also of the embedding and of rotated heads. HF: `NanoChatForCausalLM`."""
+"""nanochat: norms without weights, also of the embedding and of rotated heads."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "NanoChatForCausalLM"
 DEFAULTS = {"hidden_act": "relu2", "final_logit_softcapping": 15.0}
 INSIDE = {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = replace(rms_norm_part(config), has_weight=False)
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="head", is_rotated_first=True)
     rope = replace(rope_spec(config, attention.head_dim), is_reversed=True)

@@ -1,4 +1,4 @@
-"""Nemotron 3 and 4, Minitron: plain MLPs, layer norms whose weights are stored less 1. HF: `NemotronForCausalLM`."""
+"""Nemotron 3 and 4, Minitron: plain MLPs, layer norms whose weights are stored less 1."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "NemotronForCausalLM"
 ALIASES = {"layer_norm_eps": "norm_eps"}
 DEFAULTS = {"hidden_act": "relu2"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = replace(layer_norm_part(config), weight_offset=1.0)
     attention = biased_attention_part(config)
     mlp = plain_mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))

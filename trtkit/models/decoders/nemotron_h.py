@@ -1,4 +1,4 @@
-"""Nemotron H: layers of Mamba-2, attention, an MLP or experts alone. HF: `NemotronHForCausalLM`."""
+"""Nemotron H: layers of Mamba-2, attention, an MLP or experts alone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "NemotronHForCausalLM"
 _OWN_NAMES = """
     hidden_act=mlp_hidden_act mamba_chunk_size=chunk_size mamba_conv_bias=use_conv_bias mamba_d_conv=conv_kernel
     mamba_d_head=mamba_head_dim mamba_d_state=ssm_state_size mamba_dt_min=time_step_min mamba_expand=expand

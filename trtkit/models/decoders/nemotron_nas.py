@@ -1,4 +1,4 @@
-"""Nemotron-NAS: Llama whose layers were pruned one by one, in heads, width or entirely. NVIDIA: `DeciLMForCausalLM`."""
+"""Nemotron-NAS: Llama whose layers were pruned one by one, in heads, width or entirely."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "DeciLMForCausalLM"
+
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = biased_attention_part(config)
     attention = replace(attention, rope=rope_spec(config, attention.head_dim))
     config.get("intermediate_size")  # each layer states its own

@@ -1,4 +1,4 @@
-"""OLMo: Llama with layer norms that have no weights, and limits on queries, keys and values. HF: `OlmoForCausalLM`."""
+"""OLMo: Llama with layer norms that have no weights, and limits on queries, keys and values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "OlmoForCausalLM"
+
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     clip = config.get("clip_qkv")
     attention = replace(biased_attention_part(config), qkv_clip=None if clip is None else float(clip))
     layers = layers_part(config, attention, mlp_part(config), rope_spec(config, attention.head_dim))

@@ -1,4 +1,4 @@
-"""OLMo 2: norms on what attention and MLP give, and on all queries and keys. HF: `Olmo2ForCausalLM`."""
+"""OLMo 2: norms on what attention and MLP give, and on all queries and keys."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Olmo2ForCausalLM"
 DEFAULTS = {"rms_norm_eps": 1e-5}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = biased_attention_part(config)
     attention = replace(attention, norm=norm, qk_norm="all")

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with sliding layers, which have a rotary embedding of their own. HF: `Olmo3ForCausalLM`."""
+"""OLMo 3: OLMo 2 with sliding layers, which have a rotary embedding of their own."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Olmo3ForCausalLM"
 DEFAULTS = {"rms_norm_eps": 1e-5, "sliding_window": 4096}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("rope_local_base_freq")  # transformers does not read it
     norm = rms_norm_part(config)
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="all")

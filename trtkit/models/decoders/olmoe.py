@@ -1,4 +1,4 @@
-"""OLMoE: experts in every layer, norms on all queries and keys. HF: `OlmoeForCausalLM`."""
+"""OLMoE: experts in every layer, norms on all queries and keys."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "OlmoeForCausalLM"
 DEFAULTS = {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     clip = config.get("clip_qkv")
     norm, attention = rms_norm_part(config), biased_attention_part(config)
     attention = replace(attention, norm=norm, qk_norm="all", qkv_clip=None if clip is None else float(clip))

@@ -1,4 +1,4 @@
-"""OPT: learned positions from row 2 on; 350m norms after its sums. HF: `OPTForCausalLM`."""
+"""OPT: learned positions from row 2 on; 350m norms after its sums."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "OPTForCausalLM"
 ALIASES = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
 DEFAULTS = {"hidden_act": "relu", "tie_word_embeddings": True}
 _AT = "model.decoder."
@@ -27,7 +28,6 @@ NAMES = names(_AT + "layers.{i}.", _OUTSIDE, BART_LAYER)
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("word_embed_proj_dim", config.need("hidden_size"))
     config.refuse("_remove_final_layer_norm", False)
     has_bias, is_affine = bool(config.get("enable_bias", True)), bool(config.get("layer_norm_elementwise_affine", True))

@@ -1,4 +1,4 @@
-"""Phi 1, 1.5 and 2: attention and MLP side by side on one norm. HF: `PhiForCausalLM`."""
+"""Phi 1, 1.5 and 2: attention and MLP side by side on one norm."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "PhiForCausalLM"
 DEFAULTS = {"hidden_act": "gelu_new"}
 INSIDE = {
     "attention.o": "self_attn.dense",
@@ -25,7 +26,6 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = layer_norm_part(config)
     attention = attention_part(config, has_qkv_bias=True, has_output_bias=True)
     if config.get("qk_layernorm", False):

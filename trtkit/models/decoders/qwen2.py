@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: Llama with biases on queries, keys and values. HF: `Qwen2ForCausalLM`."""
+"""Qwen 2 and 2.5: Llama with biases on queries, keys and values."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Qwen2ForCausalLM"
 DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 32}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = attention_part(config, has_qkv_bias=True)
     rope = rope_spec(config, attention.head_dim)
     layers = layers_part(config, attention, mlp_part(config), rope, late_windows(config))

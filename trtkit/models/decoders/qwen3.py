@@ -1,4 +1,4 @@
-"""Qwen 3: Llama with a norm on each query and key head. HF: `Qwen3ForCausalLM`."""
+"""Qwen 3: Llama with a norm on each query and key head."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Qwen3ForCausalLM"
 DEFAULTS = {"head_dim": 128, "sliding_window": 4096, "num_key_value_heads": 32}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = biased_attention_part(config)
     attention = replace(attention, norm=norm, qk_norm="head")

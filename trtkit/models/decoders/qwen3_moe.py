@@ -1,4 +1,4 @@
-"""Qwen 3 mixtures of experts. HF: `Qwen3MoeForCausalLM`."""
+"""Qwen 3 mixtures of experts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Qwen3MoeForCausalLM"
 ALIASES = {"num_experts": "num_local_experts"}
 DEFAULTS = {"num_key_value_heads": 4, "sliding_window": 4096}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = biased_attention_part(config)
     attention = replace(attention, norm=norm, qk_norm="head")

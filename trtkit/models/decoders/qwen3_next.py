@@ -1,4 +1,4 @@
-"""Qwen 3 Next: gated delta nets, gated attention in every fourth layer, experts. HF: `Qwen3NextForCausalLM`."""
+"""Qwen 3 Next: gated delta nets, gated attention in every fourth layer, experts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Qwen3NextForCausalLM"
 DEFAULTS = {
     "head_dim": 256,
     "intermediate_size": 5632,
@@ -29,7 +30,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     is_normed = bool(config.get("norm_topk_prob", True))
     moe = shared_expert_mixture(config, norm_topk_prob=is_normed, count=512, top_k=10)
     delta = replace(delta_net_part(config), is_grouped=True)

@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with biases on queries, keys and values. HF: `SeedOssForCausalLM`."""
+"""Seed-OSS: Llama with biases on queries, keys and values."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "SeedOssForCausalLM"
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = attention_part(
         config,
         has_qkv_bias=bool(config.get("attention_bias", True)),

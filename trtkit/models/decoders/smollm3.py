@@ -1,4 +1,4 @@
-"""SmolLM 3: Llama in which every fourth layer has no positions. HF: `SmolLM3ForCausalLM`."""
+"""SmolLM 3: Llama in which every fourth layer has no positions."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "SmolLM3ForCausalLM"
 DEFAULTS = {"num_key_value_heads": 4, "tie_word_embeddings": True}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = biased_attention_part(config)
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     rope, every = rope_spec(config, attention.head_dim, theta=2e6), int(config.get("no_rope_layer_interval", 4))

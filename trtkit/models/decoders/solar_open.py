@@ -1,4 +1,4 @@
-"""Solar Open: Llama's attention, experts that sigmoids choose. HF: `SolarOpenForCausalLM`."""
+"""Solar Open: Llama's attention, experts that sigmoids choose."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "SolarOpenForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}
 DEFAULTS = {
     "num_key_value_heads": 8,
@@ -27,7 +28,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = attention_part(config, has_qkv_bias=bool(config.get("attention_bias", False)))
     moe = grouped_mixture(config, mlp_part(config, size="moe_intermediate_size"))
     layers = layers_part(config, attention, moe, whole_rope_spec(config, attention.head_dim, theta=1e6))

@@ -1,4 +1,4 @@
-"""StableLM 2 and 3B: Llama with layer norms and partly rotated heads. HF: `StableLmForCausalLM`."""
+"""StableLM 2 and 3B: Llama with layer norms and partly rotated heads."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "StableLmForCausalLM"
 INSIDE = {
     "attention.q_norm.heads.{e}": "self_attn.q_layernorm.norms.{e}",
     "attention.k_norm.heads.{e}": "self_attn.k_layernorm.norms.{e}",
@@ -21,7 +22,6 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = layer_norm_part(config)
     attention = attention_part(config, has_qkv_bias=bool(config.get("use_qkv_bias", False)))
     if config.get("qk_layernorm", False):

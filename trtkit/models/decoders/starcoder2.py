@@ -1,4 +1,4 @@
-"""StarCoder 2: grouped heads, layer norms, plain MLPs. HF: `Starcoder2ForCausalLM`."""
+"""StarCoder 2: grouped heads, layer norms, plain MLPs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Starcoder2ForCausalLM"
 ALIASES = {"layer_norm_eps": "norm_epsilon"}
 DEFAULTS = {"hidden_act": "gelu_pytorch_tanh", "num_key_value_heads": 2, "tie_word_embeddings": True}
 INSIDE = {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("mlp_type", "default")
     config.refuse("norm_type", "layer_norm")
     has_bias = bool(config.get("use_bias", True))

@@ -1,4 +1,4 @@
-"""The decoder of T5 (Raffel et al., arXiv:1910.10683), mT5 and UMT5. HF: `T5ForConditionalGeneration`."""
+"""The decoder of T5 (Raffel et al., arXiv:1910.10683), mT5 and UMT5."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = {
+    "t5": "T5ForConditionalGeneration",
+    "mt5": "MT5ForConditionalGeneration",
+    "umt5": "UMT5ForConditionalGeneration",
+}
 ALIASES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers",
            "head_dim": "d_kv", "intermediate_size": "d_ff"}  # fmt: skip
 _OTHERS = ("k.", "v.", "relative_attention_bias.")  # of the encoder's stage; of T5's first files
@@ -22,7 +27,6 @@ _SOURCE_LENGTH = 512  # until `llm.max_source_length` is known
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the decoder that a config describes."""
     for name in ("dropout_rate", "n_positions", "num_hidden_layers"):  # of training, and of the encoder
         config.get(name)
     heads, size = int(config.need("num_attention_heads")), int(config.get("head_dim", 64))

@@ -1,4 +1,4 @@
-"""VaultGemma: Gemma 2 without norms after its parts. HF: `VaultGemmaForCausalLM`."""
+"""VaultGemma: Gemma 2 without norms after its parts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "VaultGemmaForCausalLM"
 DEFAULTS = {
     "num_key_value_heads": 4,
     "head_dim": 256,
@@ -24,5 +25,4 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     return soft_capped_part(config, {name: SANDWICH_NORMS[name] for name in ("attention_norm", "mlp_norm")})

@@ -1,4 +1,4 @@
-"""Whisper's decoder (Radford et al., arXiv:2212.04356). HF: `WhisperForConditionalGeneration`."""
+"""Whisper's decoder (Radford et al., arXiv:2212.04356)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "WhisperForConditionalGeneration"
 ALIASES = {
     "hidden_size": "d_model",
     "intermediate_size": "decoder_ffn_dim",
@@ -39,7 +40,6 @@ NAMES = names(_AT + "layers.{i}.", _OUTSIDE, {**BART_LAYER, **_CROSS})
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the decoder that a config describes."""
     for name in _OTHERS.split():
         config.get(name)
     config.refuse("scale_embedding", False)

@@ -1,4 +1,4 @@
-"""XGLM: sinusoidal positions, scaled embeddings. HF: `XGLMForCausalLM`."""
+"""XGLM: sinusoidal positions, scaled embeddings."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "XGLMForCausalLM"
 ALIASES = {
     "hidden_size": "d_model",
     "num_hidden_layers": "num_layers",
@@ -33,7 +34,6 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("add_cross_attention", False)
     attention = attention_part(config, has_qkv_bias=True, has_output_bias=True)
     layers = layers_part(config, attention, plain_mlp_part(config), None)

@@ -1,4 +1,4 @@
-"""Youtu-LLM: Llama with latent attention. HF: `YoutuForCausalLM`."""
+"""Youtu-LLM: Llama with latent attention."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "YoutuForCausalLM"
 DEFAULTS = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 131072,
@@ -24,7 +25,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.get("embedding_initializer_range")
     attention = latent_attention_part(
         config, latent_rope(config, is_interleaved=bool(config.get("rope_interleave", True)))

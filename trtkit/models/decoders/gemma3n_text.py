@@ -1,4 +1,4 @@
-"""Gemma 3n, text: several hidden states, layers' own vectors, shared caches. HF: `Gemma3nForCausalLM`."""
+"""Gemma 3n, text: several hidden states, layers' own vectors, shared caches."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Gemma3nForCausalLM"
 DEFAULTS = {
     "vocab_size": 262400,
     "num_attention_heads": 8,
@@ -30,7 +31,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.get("altup_coef_clip")  # of training
     norm, layers = rms_norm_part(config), layers_of(config)
     names = llama_names({**OUTSIDE, **STREAMS}, {**INSIDE, **NAMES})

@@ -1,4 +1,4 @@
-"""Gemma 4, text: two head sizes, shared caches, layers' own vectors. HF: `Gemma4ForCausalLM`."""
+"""Gemma 4, text: two head sizes, shared caches, layers' own vectors."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Gemma4ForCausalLM"
 DEFAULTS = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,

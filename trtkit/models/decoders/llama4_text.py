@@ -1,7 +1,4 @@
-"""Llama 4's language model: attention in chunks, layers without rotation, experts whose inputs are scaled.
-
-HF: `Llama4ForCausalLM`.
-"""
+"""Llama 4's language model: attention in chunks, layers without rotation, experts whose inputs are scaled."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Llama4ForCausalLM"
 DEFAULTS = {
     "head_dim": 128,
     "num_key_value_heads": 8,
@@ -36,7 +34,6 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     count, expert, top_k = int(config.need("num_hidden_layers")), mlp_part(config), config.get("num_experts_per_tok", 1)
     routing = RoutingSpec(int(top_k), "sigmoid", norm_topk_prob=False, scales_inputs=True)
     moe = mixture_part(config, int(config.get("num_local_experts", 16)), routing, expert, expert)

@@ -1,4 +1,4 @@
-"""Gemma 3, text: norms on heads, five sliding layers for each full one. HF: `Gemma3ForCausalLM`."""
+"""Gemma 3, text: norms on heads, five sliding layers for each full one."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Gemma3ForCausalLM"
 ALIASES = {"sliding_window_pattern": "_sliding_window_pattern"}
 # The published models leave out what is as in HF's `Gemma3TextConfig`.
 DEFAULTS = {
@@ -39,7 +40,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = gemma_norm_part(config)
     config.refuse("attn_logit_softcapping")  # transformers does not apply it
     scale = float(config.need("query_pre_attn_scalar")) ** -0.5

@@ -1,4 +1,4 @@
-"""The language model of Qwen 3.5: gated delta nets, and layers of gated attention. HF: `Qwen3_5ForCausalLM`."""
+"""The language model of Qwen 3.5: gated delta nets, and layers of gated attention."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Qwen3_5ForCausalLM"
 DEFAULTS = {
     "head_dim": 256,
     "intermediate_size": 12288,
@@ -22,5 +23,4 @@ SECTIONS = (11, 11, 10)
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     return delta_net_decoder(config, mlp_part(config), delta_net_part(config), llama_names({}, DELTA_NAMES), SECTIONS)

@@ -1,4 +1,4 @@
-"""The language model of Qwen 3.5 with experts: gated delta nets, gated attention. HF: `Qwen3_5MoeForCausalLM`."""
+"""The language model of Qwen 3.5 with experts: gated delta nets, gated attention."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+HF_CLASS = "Qwen3_5MoeForCausalLM"
 DEFAULTS = {
     "head_dim": 256,
     "max_position_embeddings": 32768,
@@ -27,7 +28,6 @@ SECTIONS = (11, 11, 10)
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     moe = shared_expert_mixture(config, norm_topk_prob=True, count=256, top_k=8)
     names = llama_names({}, {**DELTA_NAMES, **QWEN_EXPERT_NAMES})
     return delta_net_decoder(config, moe, delta_net_part(config), names, SECTIONS)
