@@ -1,18 +1,12 @@
 """Arcee Trinity: gated attention that turns in sliding layers only, four norms, experts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.family_parts import TRINITY_NAMES, trinity_attentions, trinity_mixture
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, mlp_part, rms_norm_part
-from trtkit.models.spec import BlockSpec, EmbeddingSpec, LayerSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec, EmbeddingSpec, LayerSpec
 
 HF_CLASS = "AfmoeForCausalLM"
 DEFAULTS = {

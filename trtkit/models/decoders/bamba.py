@@ -1,17 +1,11 @@
 """Bamba: Mamba-2, and attention in some layers."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.recurrent_parts import BAMBA_MLP_NAMES, MAMBA_NAMES, mamba_part, with_mixer
 from trtkit.models.rope import rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "BambaForCausalLM"
 DEFAULTS = {

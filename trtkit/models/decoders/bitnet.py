@@ -1,17 +1,12 @@
 """BitNet b1.58: Llama with norms before the last matrices of both parts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "BitNetForCausalLM"
 DEFAULTS = {"hidden_act": "relu2", "rms_norm_eps": 1e-5, "rope_theta": 500000.0}

@@ -1,10 +1,8 @@
 """Command R7B and A: Command R, with positions in sliding layers only."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import (
     alternating_types,
@@ -16,11 +14,7 @@ from trtkit.models.parts import (
     sliding_windows,
 )
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
 HF_CLASS = "Cohere2ForCausalLM"
 DEFAULTS = {"sliding_window": 4096, "tie_word_embeddings": True}

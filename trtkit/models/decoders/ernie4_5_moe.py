@@ -1,20 +1,14 @@
 """ERNIE 4.5's mixtures: a bias that only chooses experts, shared experts, some dense layers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.feed_forward import MoeSpec, RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.feed_forward import MoeSpec
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "Ernie4_5_MoeForCausalLM"
 ALIASES = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}

@@ -1,10 +1,8 @@
 """EXAONE 4: norms after attention and MLP; no positions in full layers among sliding ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import POST_NORMS, llama_names
 from trtkit.models.parts import (
     attention_part,
@@ -16,11 +14,7 @@ from trtkit.models.parts import (
     sliding_ropes,
 )
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
 HF_CLASS = "Exaone4ForCausalLM"
 DEFAULTS = {"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4}

@@ -1,10 +1,8 @@
 """K-EXAONE: EXAONE 4's attention, experts that sigmoids choose."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import grouped_mixture, with_dense_types
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import (
@@ -17,10 +15,7 @@ from trtkit.models.parts import (
     sliding_ropes,
 )
 from trtkit.models.rope import rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "ExaoneMoeForCausalLM"
 ALIASES = {"n_shared_experts": "num_shared_experts"}

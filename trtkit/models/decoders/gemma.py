@@ -1,10 +1,8 @@
 """Gemma 1: scaled embeddings, norms stored as weight - 1, tied."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import (
     biased_attention_part,
@@ -14,11 +12,7 @@ from trtkit.models.parts import (
     layers_part,
 )
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import EmbeddingSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec, EmbeddingSpec
 
 HF_CLASS = "GemmaForCausalLM"
 DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}

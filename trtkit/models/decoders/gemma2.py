@@ -1,15 +1,9 @@
 """Gemma 2: soft-capped scores and logits, every other layer slides."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from trtkit.models.gemma_parts import soft_capped_part
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import SANDWICH_NORMS
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "Gemma2ForCausalLM"
 DEFAULTS = {

@@ -1,11 +1,9 @@
 """Gemma 3, text: norms on heads, five sliding layers for each full one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.gemma_parts import normed_part
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import SANDWICH_NORMS
 from trtkit.models.parts import (
     alternating_types,
@@ -16,10 +14,7 @@ from trtkit.models.parts import (
     sliding_windows,
 )
 from trtkit.models.rope import ropes_by_layer_type
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "Gemma3ForCausalLM"
 ALIASES = {"sliding_window_pattern": "_sliding_window_pattern"}

@@ -1,19 +1,13 @@
 """Gemma 3n, text: several hidden states, layers' own vectors, shared caches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import StreamsSpec
 from trtkit.models.gemma_parts import INSIDE, NAMES, OUTSIDE, STREAMS, layers_of, per_layer_spec, unused_weights
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import SANDWICH_NORMS, llama_names
 from trtkit.models.parts import decoder_part, rms_norm_part
-from trtkit.models.spec import BlockSpec, EmbeddingSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec, EmbeddingSpec
 
 HF_CLASS = "Gemma3nForCausalLM"
 DEFAULTS = {

@@ -1,17 +1,11 @@
 """GPT-2. Its class stores matrices as [in, out]."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import GPT2_ALIASES, gpt2_names
 from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
-from trtkit.models.spec import EmbeddingSpec, LearnedPositions
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec, EmbeddingSpec, LearnedPositions
 
 HF_CLASS = "GPT2LMHeadModel"
 ALIASES = GPT2_ALIASES

@@ -1,19 +1,12 @@
 """GPT-Neo: unscaled scores, windows in some layers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import gpt2_names
-from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
-from trtkit.models.spec import EmbeddingSpec, LearnedPositions
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.parts import Window
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.parts import Window, attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
+from trtkit.models.spec import DecoderSpec, EmbeddingSpec, LearnedPositions
 
 HF_CLASS = "GPTNeoForCausalLM"
 ALIASES = {

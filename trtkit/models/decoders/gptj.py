@@ -1,20 +1,13 @@
 """GPT-J and CodeGen: attention and MLP side by side on one norm."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.attention import RopeSpec
+from trtkit.models.attention import AttentionSpec, RopeSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import GPT2_ALIASES, gpt2_names
 from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
-from trtkit.models.spec import BlockSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.attention import AttentionSpec
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
 HF_CLASS = {"gptj": "GPTJForCausalLM", "codegen": "CodeGenForCausalLM"}
 ALIASES = GPT2_ALIASES

@@ -1,16 +1,10 @@
 """Granite with sliding layers, sinks, and a rotary base of each layer."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from trtkit.models.family_parts import GRANITE_SINKS, sliding_granite_layers
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, granite_scaled, mlp_part, rms_norm_part
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "GraniteSWAForCausalLM"
 DEFAULTS = {

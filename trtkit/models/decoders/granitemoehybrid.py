@@ -1,11 +1,9 @@
 """Granite 4: Mamba-2, attention in some layers, and experts next to an MLP, or the MLP alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.feed_forward import MlpSpec, MoeSpec, RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import GRANITE_EXPERT_NAMES, llama_names
 from trtkit.models.parts import (
@@ -19,11 +17,7 @@ from trtkit.models.parts import (
 )
 from trtkit.models.recurrent_parts import MAMBA_NAMES, mamba_part, with_mixer
 from trtkit.models.rope import rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.feed_forward import MlpSpec, MoeSpec
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "GraniteMoeHybridForCausalLM"
 DEFAULTS = {"mamba_d_head": "auto", "mamba_d_state": 256, "mamba_n_groups": 1, "mamba_n_heads": 128}

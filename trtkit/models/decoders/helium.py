@@ -1,16 +1,10 @@
 """Helium: Llama with neighbouring rotary pairs."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "HeliumForCausalLM"
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 20, "rms_norm_eps": 1e-8}

@@ -1,16 +1,10 @@
 """Hunyuan's dense models: a norm on each query and key head after its rotation."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from trtkit.models.family_parts import HUNYUAN_NAMES, hunyuan_attention, hunyuan_rope
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "HunYuanDenseV1ForCausalLM"
 DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}

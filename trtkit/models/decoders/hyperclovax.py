@@ -1,10 +1,8 @@
 """HyperCLOVA X: Granite's factors, norms after each part too."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import (
     biased_attention_part,
@@ -15,11 +13,7 @@ from trtkit.models.parts import (
     rms_norm_part,
 )
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
 HF_CLASS = "HyperCLOVAXForCausalLM"
 INSIDE = {"post_attention_norm": "post_norm1", "post_mlp_norm": "post_norm2"}

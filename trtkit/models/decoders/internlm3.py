@@ -1,16 +1,10 @@
 """InternLM 3: Llama with heads of 128. `LlamaForCausalLM` takes its `InternLM3Config`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "LlamaForCausalLM"
 ALIASES = {"attention_bias": "qkv_bias", "mlp_bias": "bias"}

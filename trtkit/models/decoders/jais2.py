@@ -1,16 +1,10 @@
 """Jais 2: layer norms, plain MLPs with squared ReLU."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
 from trtkit.models.rope import rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "Jais2ForCausalLM"
 DEFAULTS = {"hidden_act": "relu2", "attention_bias": True, "mlp_bias": True}

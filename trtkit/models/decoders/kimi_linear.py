@@ -1,18 +1,12 @@
 """Kimi Linear: delta attention by channel, latent attention without rotation, experts."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.latent_parts import LATENT_NAMES, latent_attention_part
 from trtkit.models.mixtures import grouped_mixture, with_dense_types
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.recurrent_parts import KIMI_DELTA_NAMES, kimi_delta_part, kimi_layer_types, with_mixer
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "KimiLinearForCausalLM"
 ALIASES = {

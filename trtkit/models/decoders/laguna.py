@@ -1,18 +1,11 @@
 """Laguna: layers of their own numbers of heads, gated by softplus, and experts."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from trtkit.models.family_parts import LAGUNA_NAMES, laguna_attentions, laguna_mixture
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import with_dense_types
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, mlp_part, rms_norm_part
-from trtkit.models.spec import LayerSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec, LayerSpec
 
 HF_CLASS = "LagunaForCausalLM"
 DEFAULTS = {

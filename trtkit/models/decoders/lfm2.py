@@ -1,20 +1,15 @@
 """LFM 2: gated short convolutions, and attention in some layers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.attention import NormSpec
 from trtkit.models.feed_forward import MlpSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layer_types, layers_part
 from trtkit.models.recurrent_parts import conv_part, with_mixer
 from trtkit.models.rope import rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "Lfm2ForCausalLM"
 ALIASES = {"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"}

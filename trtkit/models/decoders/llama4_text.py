@@ -1,19 +1,12 @@
 """Llama 4's language model: attention in chunks, layers without rotation, experts whose inputs are scaled."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from trtkit.models.family_parts import chunked_attentions
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, mlp_part, rms_norm_part
-from trtkit.models.spec import LayerSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec, LayerSpec
 
 HF_CLASS = "Llama4ForCausalLM"
 DEFAULTS = {

@@ -1,18 +1,12 @@
 """Mamba 2: layers of nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import names
 from trtkit.models.parts import decoder_part, rms_norm_part
 from trtkit.models.recurrent_parts import MAMBA_NAMES, mamba_part
-from trtkit.models.spec import LayerSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec, LayerSpec
 
 HF_CLASS = "Mamba2ForCausalLM"
 _OWN_NAMES = """

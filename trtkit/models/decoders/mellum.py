@@ -1,11 +1,9 @@
 """Mellum 2: Qwen 3's attention with sliding layers, experts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part, with_dense_types
 from trtkit.models.names import EXPERT_NAMES, llama_names
 from trtkit.models.parts import (
@@ -17,10 +15,7 @@ from trtkit.models.parts import (
     sliding_windows,
 )
 from trtkit.models.rope import parameters_by_type, whole_rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "MellumForCausalLM"
 ALIASES = {"num_experts": "num_local_experts"}

@@ -1,19 +1,13 @@
 """MiMo-V2-Flash: values smaller than keys, sinks where attention slides, experts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.family_parts import mimo_attentions
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import grouped_routing, mixture_part, with_dense_types
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, mlp_part, rms_norm_part
-from trtkit.models.spec import LayerSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec, LayerSpec
 
 HF_CLASS = "MiMoV2FlashForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}

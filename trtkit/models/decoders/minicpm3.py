@@ -1,18 +1,12 @@
 """MiniCPM3: latent attention, factors on embeddings, sums and logits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.latent_parts import LATENT_NAMES, latent_attention_part, latent_rope
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
-from trtkit.models.spec import BlockSpec, EmbeddingSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec, EmbeddingSpec
 
 HF_CLASS = "MiniCPM3ForCausalLM"
 DEFAULTS = {

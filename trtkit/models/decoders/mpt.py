@@ -1,16 +1,11 @@
 """MPT: ALiBi, layer norms without biases."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import names
 from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
-
-if TYPE_CHECKING:
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "MptForCausalLM"
 ALIASES = {

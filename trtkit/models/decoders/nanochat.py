@@ -1,18 +1,12 @@
 """nanochat: norms without weights, also of the embedding and of rotated heads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, plain_mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import EmbeddingSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec, EmbeddingSpec
 
 HF_CLASS = "NanoChatForCausalLM"
 DEFAULTS = {"hidden_act": "relu2", "final_logit_softcapping": 15.0}

@@ -1,19 +1,13 @@
 """Nemotron H: layers of Mamba-2, attention, an MLP or experts alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import latent_mixture
 from trtkit.models.names import LATENT_EXPERT_NAMES, names
 from trtkit.models.parts import attention_part, decoder_part, plain_mlp_part, rms_norm_part
 from trtkit.models.recurrent_parts import MAMBA_NAMES, mamba_part
-from trtkit.models.spec import LayerSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec, LayerSpec
 
 HF_CLASS = "NemotronHForCausalLM"
 _OWN_NAMES = """

@@ -1,18 +1,12 @@
 """OLMo 2: norms on what attention and MLP give, and on all queries and keys."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import POST_NORMS, llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
 HF_CLASS = "Olmo2ForCausalLM"
 DEFAULTS = {"rms_norm_eps": 1e-5}

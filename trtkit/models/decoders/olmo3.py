@@ -1,10 +1,8 @@
 """OLMo 3: OLMo 2 with sliding layers, which have a rotary embedding of their own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import POST_NORMS, llama_names
 from trtkit.models.parts import (
     alternating_types,
@@ -16,11 +14,7 @@ from trtkit.models.parts import (
     sliding_windows,
 )
 from trtkit.models.rope import ropes_by_layer_type
-from trtkit.models.spec import BlockSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
 HF_CLASS = "Olmo3ForCausalLM"
 DEFAULTS = {"rms_norm_eps": 1e-5, "sliding_window": 4096}

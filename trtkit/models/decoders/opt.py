@@ -1,18 +1,12 @@
 """OPT: learned positions from row 2 on; 350m norms after its sums."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.attention import NormSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import BART_LAYER, names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, plain_mlp_part
-from trtkit.models.spec import BlockSpec, EmbeddingSpec, LearnedPositions
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec, EmbeddingSpec, LearnedPositions
 
 HF_CLASS = "OPTForCausalLM"
 ALIASES = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}

@@ -1,17 +1,12 @@
 """Phi 3, 3.5 and 4: Llama with joined matrices, and LongRoPE."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part, sliding_windows
 from trtkit.models.rope import rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "Phi3ForCausalLM"
 DEFAULTS = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}

@@ -4,22 +4,16 @@ Beyond the length that it was trained at, transformers turns keys by other facto
 lengths are refused.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from trtkit.models.attention import NormSpec
+from trtkit.models.attention import NormSpec, RopeSpec
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import MIXTRAL_EXPERT_NAMES, llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, sliding_windows
 from trtkit.models.rope import original_length, rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.attention import RopeSpec
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "PhimoeForCausalLM"
 DEFAULTS = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5}

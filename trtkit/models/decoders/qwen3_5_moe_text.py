@@ -1,9 +1,6 @@
 """The language model of Qwen 3.5 with experts: gated delta nets, gated attention."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import shared_expert_mixture
 from trtkit.models.names import QWEN_EXPERT_NAMES, llama_names
 from trtkit.models.recurrent_parts import (
@@ -11,10 +8,7 @@ from trtkit.models.recurrent_parts import (
     delta_net_decoder,
     delta_net_part,
 )
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "Qwen3_5MoeForCausalLM"
 DEFAULTS = {

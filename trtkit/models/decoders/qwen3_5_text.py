@@ -1,16 +1,10 @@
 """The language model of Qwen 3.5: gated delta nets, and layers of gated attention."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import mlp_part
 from trtkit.models.recurrent_parts import DELTA_NAMES, delta_net_decoder, delta_net_part
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "Qwen3_5ForCausalLM"
 DEFAULTS = {

@@ -1,10 +1,8 @@
 """Qwen 3 Next: gated delta nets, gated attention in every fourth layer, experts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import shared_expert_mixture
 from trtkit.models.names import QWEN_EXPERT_NAMES, llama_names
 from trtkit.models.parts import with_dense_layers
@@ -13,10 +11,7 @@ from trtkit.models.recurrent_parts import (
     delta_net_decoder,
     delta_net_part,
 )
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "Qwen3NextForCausalLM"
 DEFAULTS = {

@@ -1,11 +1,9 @@
 """The language model of Qwen3-VL mixtures: Qwen 3's mixture with interleaved M-RoPE."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import EXPERT_NAMES, llama_names
 from trtkit.models.parts import (
@@ -17,10 +15,7 @@ from trtkit.models.parts import (
     with_dense_layers,
 )
 from trtkit.models.rope import rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "Qwen3VLMoeTextModel"
 ALIASES = {"num_experts": "num_local_experts"}

@@ -1,11 +1,7 @@
 """SmolLM 3: Llama in which every fourth layer has no positions."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from trtkit.errors import SourceError
-from trtkit.models.hf_config import FIX
+from trtkit.models.hf_config import FIX, HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import (
     biased_attention_part,
@@ -16,10 +12,7 @@ from trtkit.models.parts import (
     sliding_windows,
 )
 from trtkit.models.rope import rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "SmolLM3ForCausalLM"
 DEFAULTS = {"num_key_value_heads": 4, "tie_word_embeddings": True}

@@ -1,9 +1,6 @@
 """StarCoder 2: grouped heads, layer norms, plain MLPs."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import (
     attention_part,
@@ -14,10 +11,7 @@ from trtkit.models.parts import (
     sliding_windows,
 )
 from trtkit.models.rope import rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "Starcoder2ForCausalLM"
 ALIASES = {"layer_norm_eps": "norm_epsilon"}

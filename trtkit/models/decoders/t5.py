@@ -1,19 +1,13 @@
 """The decoder of T5 (Raffel et al., arXiv:1910.10683), mT5 and UMT5."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.attention import AttentionSpec, CrossSpec, NormSpec
 from trtkit.models.feed_forward import MlpSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import t5_names
 from trtkit.models.parts import decoder_part, relative_part
-from trtkit.models.spec import BlockSpec, HeadSpec, LayerSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec, HeadSpec, LayerSpec
 
 HF_CLASS = {
     "t5": "T5ForConditionalGeneration",

@@ -1,18 +1,12 @@
 """Whisper's decoder (Radford et al., arXiv:2212.04356)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.attention import AttentionSpec, CrossSpec, NormSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import BART_LAYER, names
 from trtkit.models.parts import decoder_part, plain_mlp_part
-from trtkit.models.spec import BlockSpec, EmbeddingSpec, LayerSpec, LearnedPositions
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec, EmbeddingSpec, LayerSpec, LearnedPositions
 
 HF_CLASS = "WhisperForConditionalGeneration"
 ALIASES = {

@@ -1,18 +1,12 @@
 """XGLM: sinusoidal positions, scaled embeddings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.attention import NormSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, plain_mlp_part
-from trtkit.models.spec import EmbeddingSpec, SinusoidalPositions
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec, EmbeddingSpec, SinusoidalPositions
 
 HF_CLASS = "XGLMForCausalLM"
 ALIASES = {

@@ -1,16 +1,10 @@
 """Youtu-LLM: Llama with latent attention."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.latent_parts import LATENT_NAMES, latent_attention_part, latent_rope
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 HF_CLASS = "YoutuForCausalLM"
 DEFAULTS = {
