@@ -42,6 +42,7 @@ EXTRAS = {
     "zmq": "dynamo",
     "nixl": "nixl",
     "altair": "report",
+    "markupsafe": "report",
     "vl_convert": "report",
 }
 # Names of distributions that differ from the module's.

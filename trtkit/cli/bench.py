@@ -157,7 +157,7 @@ def _show(report: Report, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report.to_json()))
         return
-    from trtkit.cli.bench_tables import bench_tables
     from trtkit.cli.tables import show
+    from trtkit.report.benchmark_tables import bench_tables
 
     show(bench_tables(report))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from trtkit.cli.say import warn
-from trtkit.cli.tables import plural
 from trtkit.cli.visible import answer, visible
+from trtkit.report.tables import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

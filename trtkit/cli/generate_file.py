@@ -11,9 +11,9 @@ import click
 from trtkit.cli.generate_answers import total_stats
 from trtkit.cli.progress import show_events
 from trtkit.cli.say import say
-from trtkit.cli.tables import plural
 from trtkit.jobs.events import Progress
 from trtkit.llm import AnswerFile
+from trtkit.report.tables import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -15,10 +14,8 @@ from trtkit.cli.say import say
 from trtkit.files import write_output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
-
-    from rich.table import Table
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.network.fusion import Fusion
@@ -51,39 +48,11 @@ def show_fusion(bundle: Bundle, html: Path | None, measured: Sequence[Path], *, 
         click.echo(json.dumps({"kind": "fusion", "fusions": [asdict(fusion) for fusion in fusions]}))
         return
     from trtkit.cli.tables import show
+    from trtkit.report.fusion_tables import fusion_tables
 
-    show(table for fusion in fusions for table in _tables(fusion))
+    show(table for fusion in fusions for table in fusion_tables(fusion))
     if html is not None:
         say(f"wrote {html}")
-
-
-def _tables(fusion: Fusion) -> Iterator[Table]:
-    """Yield a summary and the kernels."""
-    from trtkit.cli.tables import count_text, listing, pairs
-    from trtkit.network.fusion import grouped
-    from trtkit.report.cells import size_text
-
-    table = pairs(f"kernels of {fusion.title}")
-    for name, shape in fusion.shapes.items():
-        if not name.startswith("past_"):
-            table.add_row(name, f"{list(shape)}")
-    kinds = Counter(kernel.kind for kernel in fusion.kernels)
-    names = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
-    per = "kernels per token" if fusion.phase == "decode" else "kernels"
-    table.add_row(per, f"{len(fusion.kernels)} of {fusion.layers - len(fusion.absent)} layers: {names}")
-    table.add_row(
-        "generated", f"{fusion.confirmed_kernels} of {fusion.generated_kernels} are in the bundle's engine, too"
-    )
-    table.add_row("no kernel", f"{len(fusion.absent)} layers: constants, views, computed when building")
-    share = f" ({fusion.bytes_saved / fusion.bytes_apart:.0%})" if fusion.bytes_apart else ""
-    saved, apart = size_text(fusion.bytes_saved), size_text(fusion.bytes_apart)
-    table.add_row("bytes", f"{apart} layer by layer, of which fusing saves {saved}{share}")
-    yield table
-    rows = listing("kernels in order", "count", "kind", "layers in it", "FLOP", "apart", "saved")
-    for group in grouped(fusion):
-        sizes = size_text(group.bytes_apart), size_text(group.bytes_saved)
-        rows.add_row(str(group.count), group.kind, group.text, count_text(group.flops), *sizes)
-    yield rows
 
 
 _WRITE = "write one by `trtkit verify BUNDLE --layers --json` or `trtkit bench BUNDLE --save FILE`"

@@ -74,8 +74,8 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
     if as_json:
         click.echo(json.dumps(simulation.to_json()))
         return
-    from trtkit.cli.simulate_tables import simulation_tables
     from trtkit.cli.tables import show
+    from trtkit.report.simulation_tables import simulation_tables
 
     show(simulation_tables(simulation))
 

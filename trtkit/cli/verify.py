@@ -167,7 +167,7 @@ def _show(report: Report, html: Path | None, *, as_json: bool) -> None:
         click.echo(json.dumps(report.to_json()))
         return
     from trtkit.cli.tables import show
-    from trtkit.cli.verify_tables import verify_tables
+    from trtkit.report.verification_tables import verify_tables
 
     show(verify_tables(report))
     if html is not None:

@@ -1,28 +1,39 @@
-"""A plan as tables for people."""
+"""The tables of a plan: what `trtkit plan` prints, of which the page shows most as well."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-from rich.text import Text
-
-from trtkit.cli.tables import count_text, pairs, plural, shape_text
 from trtkit.planning.gpus import efficiency_text, known_links
 from trtkit.planning.question import HOURS_PER_MONTH
 from trtkit.planning.report import FormatPlan, GridPlan, LlmGpu, LlmReport, LlmSpeed, VisionGpu
-from trtkit.report.cells import size_text
+from trtkit.report.tables import (
+    Column,
+    Facts,
+    Lines,
+    Note,
+    NumberCell,
+    Table,
+    Value,
+    VerdictCell,
+    count_text,
+    counted,
+    numbers,
+    plural,
+    shape_text,
+    size,
+    size_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from rich.console import RenderableType
 
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.report import Report, StepWork, VisionReport
     from trtkit.planning.roofline import Floor
     from trtkit.planning.streaming import StreamingPlan
+    from trtkit.report.tables import Part
 
 # More GPUs than this are compared in one table only, unless they were named.
 _DETAILED = 3
@@ -30,42 +41,47 @@ _UNKNOWN = "? compute rate unknown: memory time only"
 _LEGEND = f"* layers without caches; with them, memory is the limit at every batch size.  {_UNKNOWN}"
 
 
-def plan_tables(plan: Report, *, is_chosen: bool) -> Iterator[RenderableType]:
+def plan_tables(plan: Report, *, is_chosen: bool) -> Iterator[Part]:
     """Yield all tables of a plan. is_chosen: the GPUs were named, so each is shown on its own too."""
-    is_llm = isinstance(plan, LlmReport)
-    yield _model(plan) if isinstance(plan, LlmReport) else _network(plan)
-    for phase in plan.step:
-        yield _layers(plan, phase)
-    yield _llm_gpus(plan) if isinstance(plan, LlmReport) else _vision_gpus(plan)
-    yield Text(_LEGEND if is_llm else _UNKNOWN)
-    yield from _loads(plan)
+    yield model_facts(plan)
+    yield from work_tables(plan)
+    yield from gpus_tables(plan)
     if is_chosen and len(plan.gpus) <= _DETAILED:
         for gpu in plan.gpus:
-            yield from _details(gpu)
-    yield _assumed(plan.assumptions)
+            yield from detail_tables(gpu)
+    yield Lines("assumptions:", plan.assumptions)
 
 
-def _assumed(lines: Sequence[str]) -> Table:
-    """Return the assumptions as a list whose long lines hang."""
-    table = Table(
-        "", "", title="assumptions:", title_justify="left", title_style="", show_header=False, box=None, padding=0
-    )
-    for line in lines:
-        table.add_row("- ", line)
-    return table
+def model_facts(plan: Report) -> Facts:
+    """Return what is planned for."""
+    return _model(plan) if isinstance(plan, LlmReport) else _network(plan)
+
+
+def work_tables(plan: Report) -> Iterator[Table]:
+    """Yield work and arithmetic intensity of each kind of layer, a table for each phase."""
+    for phase in plan.step:
+        yield _layers(plan, phase)
+
+
+def gpus_tables(plan: Report) -> Iterator[Part]:
+    """Yield all GPUs at best, and how many carry the load."""
+    yield _llm_gpus(plan) if isinstance(plan, LlmReport) else _vision_gpus(plan)
+    yield Note(_LEGEND if isinstance(plan, LlmReport) else _UNKNOWN)
+    yield from _loads(plan)
 
 
 def gpu_table(gpus: Sequence[PlannedGpu]) -> Table:
     """Return the table of GPUs: memory, bandwidth, dense rates; a dash where no page that was read states one."""
     types = ("tf32", "fp16", "bf16", "fp8", "int8", "fp4")
-    table = _numbers("dense rates, 10^12 operations per second", ("gpu", "SM", "GB", "GB/s"), *types, "backends")
+    rows: list[tuple[Value, ...]] = []
     for gpu in gpus:
         rates = [gpu.rates.get(dtype) for dtype in types]
-        shown = ["-" if rate is None else f"{rate / 1e12:.0f}" for rate in rates]
-        numbers = (f"{gpu.memory_bytes / 1e9:.0f}", f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}")
+        shown = [None if rate is None else NumberCell(rate, f"{rate / 1e12:.0f}") for rate in rates]
+        figures = (f"{gpu.memory_bytes / 1e9:.0f}", f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}")
         libraries = " ".join(_backends(gpu)).replace("tensorrt_rtx", "rtx").replace("tensorrt", "trt")
-        table.add_row(gpu.key, str(gpu.compute_capability), *numbers, *shown, libraries)
-    return table
+        rows.append((gpu.key, str(gpu.compute_capability), *figures, *shown, libraries))
+    columns = (_name("gpu"), *numbers("SM", "GB", "GB/s", *types, "backends"))
+    return Table("dense rates, 10^12 operations per second", columns, rows)
 
 
 def _backends(gpu: PlannedGpu) -> Iterator[str]:
@@ -74,36 +90,35 @@ def _backends(gpu: PlannedGpu) -> Iterator[str]:
         yield f"{name} (untested)" if name in gpu.untested_backends else name
 
 
-def _model(plan: LlmReport) -> Table:
+def _model(plan: LlmReport) -> Facts:
     """Return what an LLM weighs, and what the formulas say of it."""
     model, work = plan.model, plan.work
-    table = pairs(f"plan {model.name}")
     parameters = f"{model.parameters:,} parameters, {size_text(model.weight_bytes)} in {model.dtype.name}"
-    table.add_row("model", f"{model.model_type}, {model.layers} layers, {parameters}")
+    rows = [("model", f"{model.model_type}, {model.layers} layers, {parameters}")]
     if model.quantized:
-        table.add_row("quantized", model.quantized)
+        rows.append(("quantized", model.quantized))
     slot = f"{size_text(plan.slot_bytes)} per slot of {work.length} tokens"
-    table.add_row("KV cache", f"{size_text(model.kv_bytes_per_token)} per token, {slot}")
+    rows.append(("KV cache", f"{size_text(model.kv_bytes_per_token)} per token, {slot}"))
     if model.state_bytes:
-        table.add_row("", f"{size_text(model.state_bytes)} of these are recurrent states, whatever the length")
+        rows.append(("", f"{size_text(model.state_bytes)} of these are recurrent states, whatever the length"))
     if plan.windowed_slot_bytes is not None:
-        table.add_row("", f"{size_text(plan.windowed_slot_bytes)} per slot if sliding layers kept only their window")
+        rows.append(("", f"{size_text(plan.windowed_slot_bytes)} per slot if sliding layers kept only their window"))
     lengths = f"{work.input_len} + {work.output_len} tokens, {plural(work.concurrency, 'concurrent request')}"
     limit = f" (maximum length {model.max_length})" if model.max_length else ""
-    table.add_row("workload", lengths + limit)
+    rows.append(("workload", lengths + limit))
     for phase, text in (("prefill", "one prompt"), ("decode", f"one step with batch {work.concurrency}")):
-        table.add_row(phase, f"{text}: {_step_text(plan.step[phase])}")
-    table.add_row("reads", _reads_text(plan))
+        rows.append((phase, f"{text}: {_step_text(plan.step[phase])}"))
     check = plan.formulas.decode_flops
     share = f"{check.ratio:.4f} of the counted work"
-    table.add_row("formula", f"2 P + 4 N H T L: {count_text(check.formula)}FLOP per token, {share}")
+    rows += [
+        ("reads", _reads_text(plan)),
+        ("formula", f"2 P + 4 N H T L: {count_text(check.formula)}FLOP per token, {share}"),
+    ]
     need = plan.gpus[0].memory
     others = [name for name in ("adapters", "speculator") if getattr(need, name)]
     names = ("weights", "kv_cache", "activations", "sampling", *others, "reserve")
-    sizes = {name: getattr(need, name) for name in names}
-    parts = ", ".join(f"{name.replace('_', ' ')} {size_text(size)}" for name, size in sizes.items())
-    table.add_row("memory", f"{size_text(need.total)}: {parts}")
-    return table
+    parts = ", ".join(f"{name.replace('_', ' ')} {size_text(getattr(need, name))}" for name in names)
+    return Facts(f"plan {model.name}", [*rows, ("memory", f"{size_text(need.total)}: {parts}")])
 
 
 def _reads_text(plan: LlmReport) -> str:
@@ -116,16 +131,17 @@ def _reads_text(plan: LlmReport) -> str:
     return f"{reads}, {size_text(used.bytes)} with `llm.kv_window: used` ({used.tokens})"
 
 
-def _network(plan: VisionReport) -> Table:
+def _network(plan: VisionReport) -> Facts:
     """Return what a vision network weighs."""
-    table = pairs(f"plan {plan.name}")
-    table.add_row("weights", size_text(plan.weight_bytes))
     shapes = "; ".join(f"{name} {shape_text(shape)}" for name, shape in plan.shapes.items())
-    table.add_row("input", shapes)
     low, high = plan.profile
-    table.add_row("batch", f"{plan.batch} (profile: {low} to {high})")
-    table.add_row("one run", _step_text(plan.step["run"]))
-    return table
+    rows = [
+        ("weights", size_text(plan.weight_bytes)),
+        ("input", shapes),
+        ("batch", f"{plan.batch} (profile: {low} to {high})"),
+        ("one run", _step_text(plan.step["run"])),
+    ]
+    return Facts(f"plan {plan.name}", rows)
 
 
 def _step_text(step: StepWork) -> str:
@@ -135,32 +151,42 @@ def _step_text(step: StepWork) -> str:
 
 def _layers(plan: Report, phase: str) -> Table:
     """Return work and arithmetic intensity of each kind of layer in a phase."""
-    table = _numbers(f"{phase}: work by kind of layer", ("layers", "#"), "weights", "FLOP", "moved", "FLOP/B")
+    rows: list[tuple[Value, ...]] = []
     for row in plan.layers:
         work = row.phases[phase]
-        sizes = (size_text(row.weight_bytes), count_text(work.flops), size_text(work.bytes))
-        table.add_row(row.group, str(row.layers), *sizes, f"{work.flops_per_byte:.1f}")
-    return table
+        intensity = NumberCell(work.flops_per_byte, f"{work.flops_per_byte:.1f}")
+        rows.append(
+            (row.group, str(row.layers), size(row.weight_bytes), counted(work.flops), size(work.bytes), intensity)
+        )
+    columns = (_name("layers"), *numbers("#", "weights", "FLOP", "moved", "FLOP/B"))
+    return Table(f"{phase}: work by kind of layer", columns, rows)
 
 
 def _llm_gpus(plan: LlmReport) -> Table:
-    headers = ["fits", "batch", "context", "TTFT\nms", "TPOT\nms", "bound", "tokens\n/s", "compute"]
     has_prices = any(gpu.speed.cost_per_million_output_tokens is not None for gpu in plan.gpus)
-    table = _numbers("best case", ("gpu",), *headers, *(["$/M\nout"] if has_prices else []))
+    rows: list[tuple[Value, ...]] = []
     for gpu in plan.gpus:
-        row = [
-            _fits(gpu),
-            str(gpu.largest_batch),
-            str(gpu.largest_context),
-            _ms(gpu.speed.ttft),
-            _ms(gpu.speed.tpot),
-            _bound(gpu.speed.tpot),
-            _if_fits(gpu, _rate(gpu.speed.output_tokens_per_second)),
-            _turn(gpu),
-        ]
-        cost = _if_fits(gpu, _price(gpu.speed.cost_per_million_output_tokens))
-        table.add_row(gpu.gpu.key, *row, *([cost] if has_prices else []))
-    return table
+        speed = gpu.speed
+        times = (
+            _ms(speed.ttft),
+            _ms(speed.tpot),
+            _bound(speed.tpot),
+            _if_fits(gpu, _rate(speed.output_tokens_per_second)),
+        )
+        cost = _if_fits(gpu, _price(speed.cost_per_million_output_tokens))
+        costs = [cost] if has_prices else []
+        counts = (gpu.largest_batch, gpu.largest_context)
+        rows.append((gpu.gpu.key, *_memory(gpu), *map(_count, counts), *times, _turn(gpu), *costs))
+    columns = ("batch", "context", "TTFT\nms", "TPOT\nms", "bound", "tokens\n/s", "compute")
+    prices = ["$/M\nout"] if has_prices else []
+    return Table("best case", (_name("gpu"), *_MEMORY, *numbers(*columns, *prices)), rows)
+
+
+_MEMORY = (Column("needs", "number", is_wide=True), Column("of", "number", is_wide=True), *numbers("fits"))
+
+
+def _memory(gpu: LlmGpu | VisionGpu) -> tuple[Value, ...]:
+    return size(gpu.memory.total), size(gpu.gpu.memory_bytes), _fits(gpu)
 
 
 def _turn(gpu: LlmGpu) -> str:
@@ -173,46 +199,46 @@ def _turn(gpu: LlmGpu) -> str:
 
 def _vision_gpus(plan: VisionReport) -> Table:
     has_prices = any(gpu.speed.cost_per_million_images is not None for gpu in plan.gpus)
-    headers = ["fits", "batch", "latency\nms", "bound", "unfused\nms", "images\n/s"]
-    table = _numbers("best case", ("gpu",), *headers, *(["$/M\nimages"] if has_prices else []))
+    rows: list[tuple[Value, ...]] = []
     for gpu in plan.gpus:
-        row = [
-            _fits(gpu),
-            str(gpu.largest_batch),
-            _ms(gpu.speed.latency),
-            _bound(gpu.speed.latency),
-            _number(gpu.speed.unfused_ms),
-            _if_fits(gpu, _rate(gpu.speed.images_per_second)),
-        ]
-        cost = _if_fits(gpu, _price(gpu.speed.cost_per_million_images))
-        table.add_row(gpu.gpu.key, *row, *([cost] if has_prices else []))
-    return table
+        speed = gpu.speed
+        times = (
+            _ms(speed.latency),
+            _bound(speed.latency),
+            _figure(speed.unfused_ms),
+            _if_fits(gpu, _rate(speed.images_per_second)),
+        )
+        costs = [_if_fits(gpu, _price(speed.cost_per_million_images))] if has_prices else []
+        rows.append((gpu.gpu.key, *_memory(gpu), _count(gpu.largest_batch), *times, *costs))
+    columns = ("batch", "latency\nms", "bound", "unfused\nms", "images\n/s")
+    prices = ["$/M\nimages"] if has_prices else []
+    return Table("best case", (_name("gpu"), *_MEMORY, *numbers(*columns, *prices)), rows)
 
 
 def _loads(plan: Report) -> Iterator[Table]:
     """Yield how many GPUs carry the load at best, and what they cost; nothing without a load."""
-    rows = [(gpu.gpu.key, gpu.load) for gpu in plan.gpus if gpu.load is not None]
-    if not rows:
+    loads = [(gpu.gpu.key, gpu.load) for gpu in plan.gpus if gpu.load is not None]
+    if not loads:
         return
-    load = rows[0][1].requests_per_second
-    title = f"{load:g} requests/s at best; a month has {HOURS_PER_MONTH} hours"
-    table = _numbers(title, ("gpu",), "requests/s each", "GPUs", "cost a month")
-    for key, per_load in sorted(rows, key=lambda row: row[1].cost_per_month or math.inf):
-        cost = "-" if per_load.cost_per_month is None else f"{per_load.cost_per_month:,.0f}"
-        table.add_row(key, _number(per_load.per_gpu), f"{per_load.gpus:,}", cost)
-    yield table
+    title = f"{loads[0][1].requests_per_second:g} requests/s at best; a month has {HOURS_PER_MONTH} hours"
+    rows: list[tuple[Value, ...]] = []
+    for key, load in sorted(loads, key=lambda row: row[1].cost_per_month or math.inf):
+        cost = None if load.cost_per_month is None else NumberCell(load.cost_per_month, f"{load.cost_per_month:,.0f}")
+        rows.append((key, _figure(load.per_gpu), load.gpus, cost))
+    yield Table(title, (_name("gpu"), *numbers("requests/s each", "GPUs", "cost a month")), rows)
 
 
-def _details(plan: LlmGpu | VisionGpu) -> Iterator[Table]:
+def detail_tables(plan: LlmGpu | VisionGpu) -> Iterator[Part]:
     """Yield what one GPU does at other batches, formats and numbers of GPUs."""
     gpu = plan.gpu
-    table = pairs(f"{gpu.key}: {gpu.name}")
-    table.add_row("memory", f"{size_text(gpu.memory_bytes)}, {gpu.bandwidth_bytes_per_s / 1e9:.0f} GB/s")
-    table.add_row("backends", ", ".join(_backends(gpu)))
-    table.add_row("precisions", ", ".join(gpu.precisions))
+    rows = [
+        ("memory", f"{size_text(gpu.memory_bytes)}, {gpu.bandwidth_bytes_per_s / 1e9:.0f} GB/s"),
+        ("backends", ", ".join(_backends(gpu))),
+        ("precisions", ", ".join(gpu.precisions)),
+    ]
     if gpu.matmul_efficiency:
-        table.add_row("measured", f"{efficiency_text(gpu)} ({gpu.sources[-1]})")
-    yield table
+        rows.append(("measured", f"{efficiency_text(gpu)} ({gpu.sources[-1]})"))
+    yield Facts(f"{gpu.key}: {gpu.name}", rows)
     if plan.curve:
         yield _curve(plan)
     if isinstance(plan, LlmGpu):
@@ -225,90 +251,103 @@ def _details(plan: LlmGpu | VisionGpu) -> Iterator[Table]:
 
 def _formats(gpu: LlmGpu) -> Table:
     """Return the plan for other weights and caches."""
-    formats = _numbers(f"{gpu.gpu.key}: other formats", ("format",), "weights", "KV/token", "fits", "batch", "TPOT ms")
+    rows: list[tuple[Value, ...]] = []
     for row in gpu.formats:
-        sizes = (size_text(row.weight_bytes), size_text(row.kv_bytes_per_token))
-        formats.add_row(row.name, *sizes, _fits(row), str(row.largest_batch), _ms(row.tpot))
-    return formats
+        sizes = (size(row.weight_bytes), size(row.kv_bytes_per_token))
+        rows.append((row.name, *sizes, _fits(row), _count(row.largest_batch), _ms(row.ttft), _ms(row.tpot)))
+    first = (_name("format"), *numbers("weights", "KV/token", "fits", "batch"))
+    return Table(
+        f"{gpu.gpu.key}: other formats", (*first, Column("TTFT ms", "number", is_wide=True), *numbers("TPOT ms")), rows
+    )
 
 
 def _grids(gpu: LlmGpu) -> Table:
     """Return what several GPUs give."""
-    headers = ("GPUs", "GiB", "fits", "batch", "TTFT\nms", "TPOT\nms", "links\nms", "tokens\n/s", "best at")
-    title = f"{gpu.gpu.key}: several GPUs over {known_links().links[gpu.gpu.link].name}, GiB per GPU"
-    table = _numbers(title, ("tensor x\npipeline",), *headers)
+    rows: list[tuple[Value, ...]] = []
     for row in gpu.grids:
-        times = (_number(1e3 * seconds) for seconds in (row.ttft_s, row.tpot_s, row.links_s_per_step))
-        need = f"{row.memory_per_gpu.total / 2**30:.1f}"
-        counts = (str(row.gpus), need, _fits(row), str(row.largest_batch))
+        times = (_figure(1e3 * seconds) for seconds in (row.ttft_s, row.tpot_s, row.links_s_per_step))
+        need = NumberCell(row.memory_per_gpu.total, f"{row.memory_per_gpu.total / 2**30:.1f}")
+        counts = (str(row.gpus), need, _fits(row), _count(row.largest_batch))
+        sent = size(row.sent_bytes_per_step)
         rate, best = _rate(row.decode_tokens_per_second), ", ".join(row.best_at)
-        table.add_row(f"{row.tensor} x {row.pipeline}", *counts, *times, rate, best)
-    table.caption = f"largest tensor-parallel size that makes a decode step faster: {gpu.tensor_pays_up_to}"
-    return table
+        rows.append((f"{row.tensor} x {row.pipeline}", *counts, *times, sent, rate, best))
+    times_of = ("GPUs", "GiB", "fits", "batch", "TTFT\nms", "TPOT\nms", "links\nms")
+    sent_in = Column("sent per step", "number", is_wide=True)
+    columns = (_name("tensor x\npipeline"), *numbers(*times_of), sent_in, *numbers("tokens\n/s", "best at"))
+    title = f"{gpu.gpu.key}: several GPUs over {known_links().links[gpu.gpu.link].name}, GiB per GPU"
+    caption = f"largest tensor-parallel size that makes a decode step faster: {gpu.tensor_pays_up_to}"
+    return Table(title, columns, rows, caption)
 
 
 def _streaming(gpu: LlmGpu) -> Table:
     """Return what budgets for weights give."""
-    headers = ("streamed", "fits", "copies\nms", "TPOT\nms", "tokens\n/s")
+    rows: list[tuple[Value, ...]] = []
+    for row in gpu.streaming:
+        times = (_figure(1e3 * row.stream_s_per_step), _figure(1e3 * row.tpot_s), _rate(row.decode_tokens_per_second))
+        sizes = (_count(row.largest_batch), _rate(row.most_decode_tokens_per_second), str(row.free_from_batch or "-"))
+        budget = NumberCell(row.budget_bytes, f"{row.budget_bytes / 2**30:.4g}")
+        rows.append((budget, size(row.streamed_bytes), _fits(row), *times, *sizes))
+    speeds = ("streamed", "fits", "copies\nms", "TPOT\nms", "tokens\n/s")
     batches = ("largest\nbatch", "tokens/s\nwith it", "free from\nbatch")
     title = f"{gpu.gpu.key}: weights from the host over {known_links().links[gpu.gpu.host_link].name}"
-    table = _numbers(title, ("budget\nGiB",), *headers, *batches)
-    for row in gpu.streaming:
-        times = (_number(1e3 * row.stream_s_per_step), _number(1e3 * row.tpot_s), _rate(row.decode_tokens_per_second))
-        sizes = (str(row.largest_batch), _rate(row.most_decode_tokens_per_second), str(row.free_from_batch or "-"))
-        table.add_row(f"{row.budget_bytes / 2**30:.4g}", size_text(row.streamed_bytes), _fits(row), *times, *sizes)
-    return table
+    return Table(title, (_name("budget\nGiB"), *numbers(*speeds, *batches)), rows)
 
 
 def _curve(gpu: LlmGpu | VisionGpu) -> Table:
     """Return throughput and latency over the batch."""
     is_llm = isinstance(gpu, LlmGpu)
-    headers = ("TTFT of all, ms", "TPOT ms", "tokens/s") if is_llm else ("latency ms", "bound", "images/s")
-    table = _numbers(f"{gpu.gpu.key}: by batch size", ("batch",), *headers)
+    rows: list[tuple[Value, ...]] = []
     for row in gpu.curve:
+        cells: tuple[Value, ...]
         if isinstance(row, LlmSpeed):
-            cells = (_ms(row.ttft_of_all), _ms(row.tpot), _rate(row.output_tokens_per_second))
+            cells = (_ms(row.ttft_of_all), _ms(row.tpot), _bound(row.tpot), _rate(row.output_tokens_per_second))
+            cost = _price(row.cost_per_million_output_tokens)
         else:
             cells = (_ms(row.latency), _bound(row.latency), _rate(row.images_per_second))
-        table.add_row(str(row.batch), *cells)
-    return table
+            cost = _price(row.cost_per_million_images)
+        rows.append((_count(row.batch), *cells, cost))
+    bound, price = Column("bound", "number", is_wide=is_llm), Column("$/M", "number", is_wide=True)
+    times = numbers("TTFT of all, ms", "TPOT ms") if is_llm else numbers("latency ms")
+    rate = numbers("tokens/s" if is_llm else "images/s")
+    return Table(f"{gpu.gpu.key}: by batch size", (_name("batch"), *times, bound, *rate, price), rows)
 
 
-def _numbers(title: str, first: Sequence[str], *columns: str) -> Table:
-    """Return a table whose first column is text and whose others are numbers, which never break."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="cyan")
-    for index, column in enumerate((*first, *columns)):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True, overflow="fold")
-    return table
+def _name(title: str) -> Column:
+    return Column(title, "name")
 
 
-def _fits(row: LlmGpu | VisionGpu | FormatPlan | GridPlan | StreamingPlan) -> str:
+def _fits(row: LlmGpu | VisionGpu | FormatPlan | GridPlan | StreamingPlan) -> VerdictCell:
     if isinstance(row, LlmGpu | VisionGpu) and not row.takes_precision:
-        return "no dtype"
-    return "yes" if row.fits else "no"
+        return VerdictCell(False, "no dtype")
+    return VerdictCell(row.fits, "yes" if row.fits else "no")
 
 
-def _if_fits(gpu: LlmGpu | VisionGpu, text: str) -> str:
-    return text if gpu.fits else "-"
+def _if_fits(gpu: LlmGpu | VisionGpu, figure: NumberCell | None) -> NumberCell | None:
+    return figure if gpu.fits else None
 
 
 def _bound(time: Floor) -> str:
     return time.bound.partition(",")[0]
 
 
-def _ms(time: Floor) -> str:
+def _count(value: int) -> NumberCell:
+    return NumberCell(value, str(value))
+
+
+def _ms(time: Floor) -> NumberCell:
     """Return a floor in ms, marked where it is memory's alone."""
-    return _number(1e3 * time.seconds) + ("?" if time.compute_s is None else "")
+    figure = _figure(1e3 * time.seconds)
+    return figure if time.compute_s is not None else NumberCell(figure.value, f"{figure.text}?")
 
 
-def _rate(value: float) -> str:
+def _rate(value: float) -> NumberCell:
     """Return a rate a second, whole up to a million."""
-    return f"{value:.0f}" if value < 1e6 else count_text(value).replace(" ", "")
+    return NumberCell(value, f"{value:.0f}" if value < 1e6 else count_text(value).replace(" ", ""))
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+def _figure(value: float) -> NumberCell:
+    return NumberCell(value, f"{value:.3g}" if value < 100 else f"{value:.0f}")
 
 
-def _price(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+def _price(value: float | None) -> NumberCell | None:
+    return None if value is None else NumberCell(value, f"{value:.3g}")

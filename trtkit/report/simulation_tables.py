@@ -1,40 +1,33 @@
-"""A simulation as tables for people."""
+"""The tables of a simulation: what `trtkit simulate` prints, and its page shows."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-from rich.text import Text
-
-from trtkit.cli.tables import pairs
+from trtkit.report.tables import Column, Facts, Note, NumberCell, Table, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import RenderableType
-
+    from trtkit.report.tables import Part, Value
     from trtkit.simulation.report import Simulation
-    from trtkit.simulation.summary import Distribution, Summary
+    from trtkit.simulation.summary import Summary
 
 
-def simulation_tables(simulation: Simulation) -> Iterator[RenderableType]:
+def simulation_tables(simulation: Simulation) -> Iterator[Part]:
     """Yield all tables of a simulation."""
-    result = simulation.result
     if simulation.tried:
-        yield _tried(simulation)
-    facts = pairs()
-    for name, text in _facts(result).items():
-        facts.add_row(name, text)
-    yield facts
-    yield _latencies(result)
-    yield Text("\n".join(simulation.notes))
+        yield tried(simulation)
+    yield facts(simulation.result)
+    yield latencies(simulation.result)
+    yield Note("\n".join(simulation.notes))
 
 
-def _facts(result: Summary) -> dict[str, str]:
+def facts(result: Summary) -> Facts:
+    """Return the figures of a simulation."""
     dropped = f", {result.dropped} not served" if result.dropped else ""
-    rows = {
+    rows: dict[str, Value] = {
         "requests": f"{result.requests:,} in {result.duration_s:,.1f} s{dropped}",
         "throughput": f"{result.requests_per_second:.4g} requests/s, "
         f"{result.output_tokens_per_second:,.0f} output tokens/s",
@@ -51,39 +44,33 @@ def _facts(result: Summary) -> dict[str, str]:
         rows["goodput"] = f"{share:.1%} of requests, {per_s:.4g} requests/s"
     if result.cost_per_month is not None:
         rows["cost a month"] = f"{result.cost_per_month:,.0f}"
-    return rows
+    return Facts("", list(rows.items()))
 
 
-def _latencies(result: Summary) -> Table:
-    table = Table("ms", box=None, pad_edge=False, header_style="cyan")
-    for name in ("mean", "p50", "p90", "p99"):
-        table.add_column(name, justify="right")
-    for name, distribution in (("TTFT", result.ttft), ("TPOT", result.tpot), ("latency", result.latency)):
-        table.add_row(
-            name, *map(_ms, (distribution.mean_ms, distribution.p50_ms, distribution.p90_ms, distribution.p99_ms))
-        )
-    table.add_row("gaps between tokens", _ms(result.itl.mean_ms), _ms(result.itl.p50_ms), "", _ms(result.itl.p99_ms))
-    return table
+def latencies(result: Summary) -> Table:
+    """Return means and percentiles in ms."""
+    rows: list[tuple[Value, ...]] = []
+    for name, times in (("TTFT", result.ttft), ("TPOT", result.tpot), ("latency", result.latency)):
+        rows.append((name, *map(_ms, (times.mean_ms, times.p50_ms, times.p90_ms, times.p99_ms))))
+    gaps = result.itl
+    rows.append(("gaps between tokens", _ms(gaps.mean_ms), _ms(gaps.p50_ms), "", _ms(gaps.p99_ms)))
+    return Table("", (Column("ms"), *numbers("mean", "p50", "p90", "p99")), rows)
 
 
-def _tried(simulation: Simulation) -> Table:
+def tried(simulation: Simulation) -> Table:
     """Return the numbers of replicas that were simulated."""
-    table = Table("GPUs", box=None, pad_edge=False, header_style="cyan")
-    for name in ("goodput", "TTFT p99, ms", "TPOT p99, ms", "computing", "cost a month"):
-        table.add_column(name, justify="right")
+    rows: list[tuple[Value, ...]] = []
     for attempt in simulation.tried:
         share = "" if attempt.goodput is None else f"{attempt.goodput.share:.1%}"
         cost = "" if attempt.cost_per_month is None else f"{attempt.cost_per_month:,.0f}"
         mark = " *" if attempt.gpus == simulation.result.gpus else ""
-        table.add_row(
-            f"{attempt.gpus}{mark}", share, _p99(attempt.ttft), _p99(attempt.tpot), f"{attempt.utilization:.0%}", cost
-        )
-    return table
+        times = _ms(attempt.ttft.p99_ms), _ms(attempt.tpot.p99_ms)
+        rows.append((f"{attempt.gpus}{mark}", share, *times, f"{attempt.utilization:.0%}", cost))
+    columns = numbers("goodput", "TTFT p99, ms", "TPOT p99, ms", "computing", "cost a month")
+    return Table("", (Column("GPUs"), *columns), rows)
 
 
-def _p99(distribution: Distribution) -> str:
-    return _ms(distribution.p99_ms)
-
-
-def _ms(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+def _ms(value: float) -> NumberCell | None:
+    if math.isnan(value):
+        return None
+    return NumberCell(value, f"{value:,.4g}" if value < 1000 else f"{value:,.0f}")

@@ -1,13 +1,12 @@
-"""Cells of tables: numbers that a person reads, with the value that they are sorted by."""
+"""What a report shows, as data: tables, facts and notes, made once and drawn by the terminal and by pages."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from html import escape
+from typing import TYPE_CHECKING, Literal
 
-_LONG = 40
-"""Texts of more characters than this break into lines."""
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)
@@ -32,26 +31,83 @@ class LinkCell:
 
     url: str
 
+    @property
+    def text(self) -> str:
+        """The host's name."""
+        return self.url.split("/")[2]
 
-Value = str | int | float | NumberCell | VerdictCell | LinkCell | None
+
+Cell = str | NumberCell | VerdictCell | LinkCell | None
+"""None is a dash."""
+Value = Cell | int | float
 
 
-def cell(value: Value) -> str:
-    """Return a cell of a table; None is a dash."""
-    if isinstance(value, int | float):
-        value = number(value)
-    match value:
-        case None:
-            return "<td class='number'>-</td>"
-        case NumberCell(value=amount, text=text):
-            sort = f" data-value='{amount!r}'" if math.isfinite(amount) else " data-value='1e999'"
-            return f"<td class='number'{sort}>{escape(text)}</td>"
-        case VerdictCell(passed=passed, text=text):
-            return f"<td class='{'pass' if passed else 'fail'}'>{escape(text)}</td>"
-        case LinkCell(url=url):
-            return f"<td><a href='{escape(url)}'>{escape(url.split('/')[2])}</a></td>"
-        case str():
-            return f"<td class='{'text long' if len(value) > _LONG else 'text'}'>{escape(value)}</td>"
+@dataclass(frozen=True)
+class Column:
+    """A column: text breaks into lines, names and numbers never do, and numbers are set to the right.
+
+    title: a terminal keeps its line breaks. is_wide: on pages only, as a terminal has 80 columns.
+    """
+
+    title: str
+    kind: Literal["text", "name", "number"] = "text"
+    is_wide: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells. A row of one cell in a table of several columns is a remark on the row before it."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: Sequence[Sequence[Value]]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and values."""
+
+    title: str
+    rows: Sequence[tuple[str, Value]]
+
+
+Style = Literal["", "warning", "good", "bad"]
+
+
+@dataclass(frozen=True)
+class Note:
+    """A paragraph. lead: its first words, which alone have the style if there are any."""
+
+    text: str
+    style: Style = ""
+    lead: str = ""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A list of lines."""
+
+    title: str
+    lines: Sequence[str]
+
+
+Part = Table | Facts | Note | Lines
+
+
+def named(*titles: str, kind: Literal["text", "name", "number"] = "text") -> tuple[Column, ...]:
+    """Return columns of one kind."""
+    return tuple(Column(title, kind) for title in titles)
+
+
+def numbers(*titles: str) -> tuple[Column, ...]:
+    """Return columns of numbers."""
+    return named(*titles, kind="number")
+
+
+def as_cell(value: Value) -> Cell:
+    """Return a value as it is shown: of numbers a count with commas, others with three digits."""
+    return number(value) if isinstance(value, int | float) else value
 
 
 def number(value: float) -> NumberCell:
@@ -82,6 +138,30 @@ def size_text(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def counted(count: float) -> NumberCell:
+    """Return a count with a decimal prefix."""
+    return NumberCell(count, count_text(count))
+
+
+def count_text(count: float) -> str:
+    """Return a count with a decimal prefix, such as `8.2 G`."""
+    for prefix in ("", "K", "M", "G", "T"):
+        if count < 1000 or prefix == "T":
+            return f"{count:.0f} " if prefix == "" else f"{count:.1f} {prefix}"
+        count /= 1000
+    raise AssertionError
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 token`, `2 tokens`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def shape_text(shape: Sequence[int | str]) -> str:
+    """Return `[1, 3, ?, ?]`."""
+    return f"[{', '.join('?' if dim == -1 else str(dim) for dim in shape)}]"
 
 
 def quantity(value: float, unit: str) -> NumberCell:

@@ -1,21 +1,32 @@
-"""Tables of `trtkit verify`."""
+"""The tables of a verification: what `trtkit verify` prints, of which the page shows most as well."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
-from trtkit.cli.tables import listing, pairs, plural, shape_text
+from trtkit.report.tables import (
+    Cell,
+    Column,
+    Facts,
+    Note,
+    NumberCell,
+    Style,
+    Table,
+    Value,
+    VerdictCell,
+    named,
+    numbers,
+    plural,
+    shape_text,
+)
+from trtkit.verification.report import Output
 from trtkit.verification.verdict import PASS, difference_text, fix, reason, slice_text, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from rich.console import RenderableType
-    from rich.table import Table
-
+    from trtkit.report.tables import Part
     from trtkit.verification.report import (
         Agreement,
         BundleNetwork,
@@ -24,66 +35,81 @@ if TYPE_CHECKING:
         LayerError,
         PartOutput,
         PerplexityCheck,
-        QuantizationLoss,
         Report,
-        Rows,
-        Suppression,
     )
 
 # Layers listed: the first out of tolerance and those with the largest errors.
 _TOP = 10
+_TYPES = ("fp16", "bf16", "fp8")
 
 
-def verify_tables(report: Report) -> Iterator[RenderableType]:
+def verify_tables(report: Report) -> Iterator[Part]:
     """Yield the report's tables, the verdict last."""
-    yield from _compared(report)
+    yield from compared(report)
     if report.task.measure:
         yield _answers(report.task)
-    if report.perplexity:
-        yield _perplexity(report.perplexity)
-    if report.corners:
-        yield _corners(report.corners)
+    yield from perplexity_and_corners(report)
     if report.layers:
-        yield _layers(report.layers)
+        yield _largest_errors(report.layers)
         yield _ranges(report.layers)
         wrong = first_out_of_tolerance(report.layers, report.tolerance)
         if wrong is not None:
-            yield _first_wrong(wrong)
+            what = f"{wrong.layer} ({wrong.kind} {wrong.dtype}), error {wrong.relative_rms_error:.2e}"
+            yield Note(what, "bad", "first layer out of tolerance: ")
+    yield from remarks(report)
+    style: Style = ("good" if verdict(report) == PASS else "warning") if report.passed else "bad"
+    yield Note(f": {summary(report)}", style, verdict(report))
+
+
+def summary(report: Report) -> str:
+    """Return what was verified, and why it passed or failed."""
+    return f"{report.name} in {report.precision}, {reason(report)}"
+
+
+def remarks(report: Report) -> Iterator[Note]:
+    """Yield what limits the result, and what to do about a failure."""
     if report.unreal:
-        yield Text(report.unreal, "yellow")
+        yield Note(report.unreal, "warning")
     if report.layers_problem:
-        yield _red(report.layers_problem)
+        yield Note(report.layers_problem, "bad")
     if report.fixed:
-        kept = ", ".join(report.fixed.keep_fp32)
-        yield Text.assemble(("repaired: ", "green"), f"{report.fixed.config} keeps {kept} in fp32")
+        yield Note(f"{report.fixed.config} keeps {', '.join(report.fixed.keep_fp32)} in fp32", "good", "repaired: ")
     if fix(report):
-        yield Text(f"fix: {fix(report)}", "yellow")
-    styled_verdict = (verdict(report), _verdict_style(report))
-    yield Text.assemble(styled_verdict, f": {report.name} in {report.precision}, {reason(report)}")
+        yield Note(f"fix: {fix(report)}", "warning")
 
 
-def _compared(report: Report) -> Iterator[RenderableType]:
+def compared(report: Report) -> Iterator[Part]:
     """Yield what was compared, and the errors of outputs and parts."""
     yield _overview(report)
     yield _outputs(report.outputs, "outputs")
-    if report.rows:
-        yield _rows(report.rows)
-    if report.counted:
-        counted = report.counted
+    if (rows := report.rows) is not None:
+        text = f"rows paired; {rows.unpaired:.1%} without a match (limit {rows.allowed:.1%})"
+        yield Note(text, "" if rows.passed else "bad")
+    if (counted := report.counted) is not None:
         text = f"boxes with a score of {counted.floor:g} or more: {counted.rows} in {plural(counted.runs, 'run')}"
-        yield Text(f"{text}; others come in any order and are not compared")
-    if report.nms:
-        yield _nms(report.nms)
+        yield Note(f"{text}; others come in any order and are not compared")
+    if (nms := report.nms) is not None:
+        text = f"NMS in the engine replayed on its rows: {nms.boxes} selected in {plural(nms.runs, 'run')}"
+        yield Note(f"{text}; {nms.problem or 'all as the host selects'}", "" if nms.passed else "bad")
     if report.parts:
         yield _parts(report.parts)
     if report.engine:
         yield _outputs(report.engine.outputs, "the engine on this GPU against the reference executor")
     if report.stored:
         yield _outputs(report.stored.outputs, f"compared with {report.stored.reference}")
-    if report.loss:
-        yield _loss(report.loss)
+    if (loss := report.loss) is not None:
+        text = f"loss on the calibration data: {loss.measured:.1%}; {loss.recorded:.1%} when quantized"
+        yield Note(f"{text} (limit {loss.allowed:.1%})", "" if loss.passed else "bad")
     if report.networks:
         yield _networks(report.networks)
+
+
+def perplexity_and_corners(report: Report) -> Iterator[Part]:
+    """Yield the perplexity, and the corners of the profiles."""
+    if report.perplexity:
+        yield _perplexity(report.perplexity)
+    if report.corners:
+        yield _corners(report.corners)
 
 
 def first_out_of_tolerance(layers: Sequence[LayerError], tolerance: float) -> LayerError | None:
@@ -91,133 +117,127 @@ def first_out_of_tolerance(layers: Sequence[LayerError], tolerance: float) -> La
     return next((layer for layer in layers if layer.relative_rms_error > tolerance or not layer.is_finite), None)
 
 
-def _overview(report: Report) -> Table:
-    rows = pairs(f"verify {report.name}")
-    rows.add_row("network", report.executor)
-    rows.add_row("reference", report.reference)
-    rows.add_row("inputs", ", ".join(report.samples))
-    if report.batch_rows == "mixed":
-        rows.add_row("batch", "rows affect each other: a server must not batch requests")
-    elif report.batch_rows == "independent":
-        rows.add_row("batch", "rows are independent")
-    return rows
+def every_layer(layers: Sequence[LayerError]) -> Table:
+    """Return errors and ranges of all layers."""
+    columns = (
+        *numbers("#"),
+        *named("layer", "type", "precision"),
+        *numbers("relative RMS error", "smallest", "largest", "fp16 headroom, bits", "flushed to 0 in fp16"),
+    )
+    rows: list[tuple[Value, ...]] = []
+    for index, layer in enumerate(layers):
+        error, bits, flushed = _error(layer.relative_rms_error), layer.headroom_bits["fp16"], layer.flushed["fp16"]
+        ranges = (layer.smallest, layer.largest, NumberCell(bits, f"{bits:.1f}"), NumberCell(flushed, f"{flushed:.1%}"))
+        rows.append((index, layer.layer, layer.kind, layer.dtype, error, *ranges))
+    return Table("layers", columns, rows)
+
+
+def _overview(report: Report) -> Facts:
+    rows: list[tuple[str, Value]] = [
+        ("network", report.executor),
+        ("reference", report.reference),
+        ("inputs", ", ".join(report.samples)),
+    ]
+    if report.batch_rows is not None:
+        mixed = "rows affect each other: a server must not batch requests"
+        rows.append(("batch", mixed if report.batch_rows == "mixed" else "rows are independent"))
+    return Facts(f"verify {report.name}", rows)
 
 
 def _outputs(outputs: Mapping[str, Comparison], title: str) -> Table:
-    rows = listing(title, "name", "relative RMS error", "max abs error", "cosine", "worst slice")
+    rows: list[tuple[Value, ...]] = []
     for name, item in outputs.items():
-        rms, largest = f"{item.relative_rms_error:.2e}", f"{item.max_abs_error:.2e}"
-        rows.add_row(name, rms, largest, f"{item.cosine:.8f}", slice_text(item))
+        passed = VerdictCell(item.passed, PASS if item.passed else "FAIL") if isinstance(item, Output) else None
+        rows.append((name, *_figures(item), slice_text(item), passed))
         if item.problem:
-            rows.add_row(f"  {item.problem}")
+            rows.append((f"  {item.problem}",))
         if item.equal_nans:
-            rows.add_row(f"  NaN in both: {item.equal_nans} of {item.values} values, not counted as errors")
-    return rows
+            rows.append((f"  NaN in both: {item.equal_nans} of {item.values} values, not counted as errors",))
+    columns = numbers("relative RMS error", "max abs error", "cosine")
+    return Table(title, (Column("name"), *columns, Column("worst slice"), Column("verdict", is_wide=True)), rows)
 
 
-def _rows(rows: Rows) -> Text:
-    """Return how many rows have no match, which the errors of the outputs do not count."""
-    text = f"rows paired; {rows.unpaired:.1%} without a match (limit {rows.allowed:.1%})"
-    return Text(text, "" if rows.passed else "red")
-
-
-def _loss(loss: QuantizationLoss) -> Text:
-    """Return what quantizing costs on the calibration data, now and when it was done."""
-    text = f"loss on the calibration data: {loss.measured:.1%}; {loss.recorded:.1%} when quantized"
-    return Text(f"{text} (limit {loss.allowed:.1%})", "" if loss.passed else "red")
+def _figures(item: Comparison) -> tuple[NumberCell, ...]:
+    cosine = NumberCell(item.cosine, f"{item.cosine:.8f}")
+    return _error(item.relative_rms_error), _error(item.max_abs_error), cosine
 
 
 def _networks(networks: Sequence[BundleNetwork]) -> Table:
     """List the networks that the bundle holds, which run, against the verified ones."""
-    rows = listing("networks in the bundle, compared with those written from the source", "stage", "rank", "")
+    rows: list[tuple[Value, ...]] = []
     for network in networks:
-        verdict = "equal" if network.is_held else "not in the bundle: it has plugins, which only TensorRT runs"
-        rows.add_row(network.stage, str(network.rank), verdict if network.passed else _red(difference_text(network)))
-    return rows
-
-
-def _nms(nms: Suppression) -> Text:
-    """Return whether NMS inside the network selected what the host would."""
-    text = f"NMS in the engine replayed on its rows: {nms.boxes} selected in {plural(nms.runs, 'run')}"
-    return Text(f"{text}; {nms.problem or 'all as the host selects'}", "" if nms.passed else "red")
+        held = "equal" if network.is_held else "not in the bundle: it has plugins, which only TensorRT runs"
+        text = held if network.passed else difference_text(network)
+        rows.append((network.stage, str(network.rank), VerdictCell(network.passed, text)))
+    title = "networks in the bundle, compared with those written from the source"
+    return Table(title, named("stage", "rank", ""), rows)
 
 
 def _parts(parts: Sequence[PartOutput]) -> Table:
     """Compare the parts of a hybrid with the reference's modules."""
-    rows = listing("parts (each includes those before it)", "part", "reference module", "relative RMS error", "")
-    for part in parts:
-        verdict = "PASS" if part.passed else _red(_fault(part))
-        rows.add_row(part.name, part.module, f"{part.relative_rms_error:.2e}", verdict)
-    return rows
+    rows = [(part.name, part.module, _error(part.relative_rms_error), _verdict(part)) for part in parts]
+    columns = (*named("part", "reference module"), *numbers("relative RMS error"), Column(""))
+    return Table("parts (each includes those before it)", columns, rows)
 
 
-def _answers(task: Agreement) -> Table:
-    rows = pairs("answers")
+def _answers(task: Agreement) -> Facts:
     top_5 = "" if task.top_5 is None else f", top-5 {task.top_5:.1%}"
-    rows.add_row(task.measure, f"{task.agreement:.1%} match the reference{top_5}")
-    rows.add_row("ours", ", ".join(str(ours) for ours, _ in task.answers[:_TOP]))
-    rows.add_row("reference", ", ".join(str(theirs) for _, theirs in task.answers[:_TOP]))
-    return rows
+    rows = [
+        (task.measure, f"{task.agreement:.1%} match the reference{top_5}"),
+        ("ours", ", ".join(str(ours) for ours, _ in task.answers[:_TOP])),
+        ("reference", ", ".join(str(theirs) for _, theirs in task.answers[:_TOP])),
+    ]
+    return Facts("answers", rows)
 
 
-def _perplexity(text: PerplexityCheck) -> Table:
-    rows = pairs("perplexity per token")
-    rows.add_row("text", f"{text.text}, {plural(text.windows, 'window')}, {text.tokens} tokens")
-    rows.add_row("ours", f"{text.perplexity:.4f}")
-    rows.add_row("reference", f"{text.reference:.4f}")
-    rows.add_row("change", f"{text.relative_change:.3%} (limit {text.allowed:.1%})")
-    return rows
+def _perplexity(text: PerplexityCheck) -> Facts:
+    rows = [
+        ("text", f"{text.text}, {plural(text.windows, 'window')}, {text.tokens} tokens"),
+        ("ours", f"{text.perplexity:.4f}"),
+        ("reference", f"{text.reference:.4f}"),
+        ("change", f"{text.relative_change:.3%} (limit {text.allowed:.1%})"),
+    ]
+    return Facts("perplexity per token", rows)
 
 
 def _corners(corners: Sequence[Corner]) -> Table:
-    rows = listing("profile corners", "corner", "shapes", "relative RMS error", "")
+    rows: list[tuple[Value, ...]] = []
     for corner in corners:
         shapes = "; ".join(f"{name} {shape_text(shape)}" for name, shape in corner.shapes.items())
-        error = "" if corner.relative_rms_error == math.inf else f"{corner.relative_rms_error:.2e}"
-        verdict = "PASS" if corner.passed else _red(_fault(corner))
-        rows.add_row(corner.name, shapes, error, verdict)
-    return rows
+        error = "" if corner.relative_rms_error == math.inf else _error(corner.relative_rms_error)
+        rows.append((corner.name, shapes, error, _verdict(corner)))
+    return Table("profile corners", (*named("corner", "shapes"), *numbers("relative RMS error"), Column("")), rows)
 
 
-def _layers(layers: Sequence[LayerError]) -> Table:
+def _largest_errors(layers: Sequence[LayerError]) -> Table:
     """List the layers with the largest errors in the order they run."""
     worst = sorted(layers, key=lambda layer: layer.relative_rms_error, reverse=True)[:_TOP]
-    rows = listing("largest errors compared with the higher-precision run", "layer", "type", "relative RMS error", "")
+    rows: list[tuple[Value, ...]] = []
     for layer in (layer for layer in layers if layer in worst):
-        note = "" if layer.is_finite else _red("not finite")
-        rows.add_row(layer.layer, f"{layer.kind} {layer.dtype}", f"{layer.relative_rms_error:.2e}", note)
-    return rows
+        note = "" if layer.is_finite else VerdictCell(False, "not finite")
+        rows.append((layer.layer, f"{layer.kind} {layer.dtype}", _error(layer.relative_rms_error), note))
+    columns = (*named("layer", "type"), *numbers("relative RMS error"), Column(""))
+    return Table("largest errors compared with the higher-precision run", columns, rows)
 
 
 def _ranges(layers: Sequence[LayerError]) -> Table:
     """List the layers nearest to overflow in fp16, with what other types would do."""
     nearest = sorted(layers, key=lambda layer: layer.headroom_bits["fp16"])[:_TOP]
-    rows = listing("least headroom (bits)", "layer", "largest", "fp16", "bf16", "fp8", "flushed to 0 in fp16")
+    rows: list[tuple[Value, ...]] = []
     for layer in nearest:
-        bits = layer.headroom_bits
-        texts = [
-            _red(f"{bits[kind]:.1f}") if bits[kind] < 0 else f"{bits[kind]:.1f}" for kind in ("fp16", "bf16", "fp8")
-        ]
-        rows.add_row(layer.layer, f"{layer.largest:.3g}", *texts, f"{layer.flushed['fp16']:.1%}")
-    return rows
+        bits: list[Cell] = []
+        for dtype in _TYPES:
+            text = f"{layer.headroom_bits[dtype]:.1f}"
+            bits.append(VerdictCell(False, text) if layer.headroom_bits[dtype] < 0 else text)
+        rows.append((layer.layer, f"{layer.largest:.3g}", *bits, f"{layer.flushed['fp16']:.1%}"))
+    columns = (Column("layer"), *numbers("largest", *_TYPES, "flushed to 0 in fp16"))
+    return Table("least headroom (bits)", columns, rows)
 
 
-def _first_wrong(layer: LayerError) -> Text:
-    """Return where the network leaves its tolerance."""
-    what = f"{layer.layer} ({layer.kind} {layer.dtype}), error {layer.relative_rms_error:.2e}"
-    return Text.assemble(("first layer out of tolerance: ", "red"), what)
+def _error(value: float) -> NumberCell:
+    return NumberCell(value, f"{value:.2e}")
 
 
-def _verdict_style(report: Report) -> str:
-    if not report.passed:
-        return "bold red"
-    return "bold green" if verdict(report) == PASS else "bold yellow"
-
-
-def _fault(compared: Comparison | Corner) -> str:
-    """Return what is wrong with a part or a corner."""
-    return str(compared.problem or slice_text(compared) or "out of tolerance")
-
-
-def _red(text: str) -> Text:
-    return Text(text, "red")
+def _verdict(item: PartOutput | Corner) -> VerdictCell:
+    """Return whether a part or a corner passed, or what is wrong with it."""
+    return VerdictCell(item.passed, PASS if item.passed else item.problem or slice_text(item) or "out of tolerance")
