@@ -33,7 +33,6 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        """Whether values have a fraction."""
         return self.tolerance > 0
 
     def size_bytes(self, volume: int) -> int:

@@ -28,7 +28,6 @@ class PublishedRates(_Rates):
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """Bytes a second of the memory."""
         return self.bytes_per_s
 
 

@@ -31,11 +31,9 @@ class WallClock:
     """The machine's monotonic clock."""
 
     def now(self) -> float:
-        """Return the time."""
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
         time.sleep(seconds)
 
 

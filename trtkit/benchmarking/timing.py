@@ -33,7 +33,6 @@ class Rules:
     few_runs: int = 5
 
     def is_warm(self, runs: int, elapsed_s: float) -> bool:
-        """Whether the warm-up is over."""
         return runs >= self.warmup_runs and elapsed_s >= self.warmup_s
 
     def is_done(self, runs: int, elapsed_s: float) -> bool:

@@ -131,7 +131,6 @@ def _backends() -> list[MachineCheck]:
 
 
 def _gpus() -> list[MachineCheck]:
-    """Ask the driver for its GPUs."""
     from trtkit.backends import choose_backend, driver_version, list_gpus, refused_gpus
 
     default, present = choose_backend(), list_gpus()

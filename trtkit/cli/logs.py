@@ -27,7 +27,6 @@ class _Visible(logging.Formatter):
     """Lines that cannot steer the terminal that shows them."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record's lines."""
         return visible(super().format(record))
 
 

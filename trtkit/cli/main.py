@@ -66,7 +66,6 @@ class LazyGroup(click.Group):
         return list(self.commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"trtkit.cli.{cmd_name}").command
@@ -168,7 +167,6 @@ def _run(words: list[str]) -> None:
 
 
 def _usage_json(error: click.ClickException) -> str:
-    """Return a usage error as other errors are in JSON."""
     import json
 
     path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "trtkit"

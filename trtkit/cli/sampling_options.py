@@ -107,7 +107,6 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option(flag: Flag) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a flag as a click option."""
     words = tuple(filter(None, (flag.flag, flag.alias, flag.name)))
     if flag.kind is None:
         return click.option(*words, default=None, help=flag.help)

@@ -162,7 +162,6 @@ def _write_page(html: Path, report: Report, model: Bundle | ModelConfig, inputs:
 
 
 def _show(report: Report, html: Path | None, *, as_json: bool) -> None:
-    """Print the result."""
     if as_json:
         click.echo(json.dumps(report.to_json()))
         return

@@ -201,7 +201,6 @@ def _anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _below(data: Any, key_path: KeyPath) -> Iterator[dict[Any, Any]]:
-    """Yield the mappings at a path of keys."""
     if not isinstance(data, dict):
         return
     if not key_path:
@@ -213,7 +212,6 @@ def _below(data: Any, key_path: KeyPath) -> Iterator[dict[Any, Any]]:
 
 
 def _is_path(key_path: KeyPath) -> bool:
-    """Whether the text at a key is a path."""
     alike = (known for known in _PATH_KEYS if len(known) == len(key_path))
     return any(all(want in ("*", have) for want, have in zip(known, key_path, strict=True)) for known in alike)
 

@@ -144,7 +144,6 @@ class _Plain(yaml.SafeDumper):
     """Writes what occurs twice twice, without anchors."""
 
     def ignore_aliases(self, data: object) -> bool:
-        """Return True for everything."""
         del data
         return True
 

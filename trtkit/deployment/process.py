@@ -55,7 +55,6 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
         return self._process.pid
 
     def exit_code(self) -> int | None:

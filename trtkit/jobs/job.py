@@ -34,7 +34,6 @@ class Job(Generic[Request, Result]):
 
     @property
     def name(self) -> str:
-        """Return the function's name."""
         return self.function.partition(":")[2]
 
     @property

@@ -87,7 +87,6 @@ class Adapter:
 
     @property
     def adapter_rank(self) -> int:
-        """The largest of its parts'."""
         return max(part.adapter_rank for part in self.parts.values())
 
 
@@ -275,7 +274,6 @@ class AdapterConfig:
         return self._is_listed(targets, module) and self._transforms(module)
 
     def _transforms(self, module: str) -> bool:
-        """Whether the adapter is for the layer that a module is in."""
         layers = self.fields.get("layers_to_transform")
         if layers is None or layers == []:
             return True

@@ -1,7 +1,5 @@
 """Find a decoder family: its file in `trtkit/models/decoders/` has the name of its config's `model_type`."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import hashlib
@@ -10,17 +8,14 @@ import importlib.util
 import os
 import pkgutil
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from trtkit.errors import SourceError, reading
 from trtkit.models import decoders
 from trtkit.models.hf_config import FIX, HfConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import DecoderSpec
 
 # Files that read other model types too, and the one whose model type is not a Python name.
 _MORE = {

@@ -26,7 +26,6 @@ class ScoringRequest:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is requested."""
         return self == ScoringRequest()
 
 

@@ -32,7 +32,6 @@ class Construct:
 
     @property
     def members(self) -> set[LayerNode]:
-        """Every layer that belongs to it."""
         return set(self.boundary).union(*self.branches)
 
 
@@ -365,5 +364,4 @@ def _initial(programs: list[Program], slot: int) -> Any:
 
 
 def _results(items: list[Any]) -> Any:
-    """Return one item, or a tuple of several."""
     return items[0] if len(items) == 1 else tuple(items)

@@ -37,7 +37,6 @@ class PageOrigin:
     versions: str = f"trtkit {__version__}"
 
     def facts(self) -> Facts:
-        """Return what a page says of its origin."""
         rows = {"command": self.command, "bundle": self.bundle, "date": self.date, "versions": self.versions}
         return Facts("provenance", [(name, value) for name, value in rows.items() if value])
 

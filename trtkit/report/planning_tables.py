@@ -132,7 +132,6 @@ def _reads_text(plan: LlmReport) -> str:
 
 
 def _network(plan: VisionReport) -> Facts:
-    """Return what a vision network weighs."""
     shapes = "; ".join(f"{name} {shape_text(shape)}" for name, shape in plan.shapes.items())
     low, high = plan.profile
     rows = [
@@ -262,7 +261,6 @@ def _formats(gpu: LlmGpu) -> Table:
 
 
 def _grids(gpu: LlmGpu) -> Table:
-    """Return what several GPUs give."""
     rows: list[tuple[Value, ...]] = []
     for row in gpu.grids:
         times = (_figure(1e3 * seconds) for seconds in (row.ttft_s, row.tpot_s, row.links_s_per_step))

@@ -41,7 +41,6 @@ class CopiedTokenizer:
     files: tuple[Path, ...] = ()
 
     def write(self, folder: Path) -> list[Path]:
-        """Copy the files."""
         folder.mkdir(parents=True, exist_ok=True)
         return [Path(shutil.copyfile(path, folder / path.name)) for path in self.files]
 

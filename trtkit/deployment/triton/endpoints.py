@@ -74,7 +74,6 @@ class ModelState:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes requests."""
         return self.state == "READY"
 
 

@@ -26,7 +26,6 @@ class Field:
 
     @property
     def tensor(self) -> TritonTensor:
-        """The input as Triton has it."""
         return TritonTensor(self.name, self.dtype, self.dims, is_optional=True)
 
 

@@ -55,7 +55,6 @@ class ServerFiles:
 
     @property
     def caches(self) -> Path | None:
-        """The folder of its response caches."""
         folder = self.root / "caches"
         return folder if folder.is_dir() else None
 

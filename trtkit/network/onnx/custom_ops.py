@@ -161,7 +161,6 @@ def _replace_node(rewrite: _CustomOpRewrite, node: onnx.NodeProto, op: CustomOp,
 
 
 def _read(rewrite: _CustomOpRewrite, node: onnx.NodeProto) -> ForeignNode:
-    """Return a node as plain data."""
     knowledge = rewrite.knowledge
     return ForeignNode(
         node.name,
@@ -201,7 +200,6 @@ def _body(
 
 
 def _write(node: onnx.NodeProto, function: str, replacement: Replacement) -> None:
-    """Make a node call a function."""
     inputs = [name for name in replacement.inputs if name]
     values = attribute_values(replacement.attributes)
     call = onnx.helper.make_node(function, inputs, list(replacement.outputs), node.name, domain=DOMAIN, **values)

@@ -146,7 +146,6 @@ def _attend(qkv: QKV, mask: Tensor | None, scale: Tensor | None, form: _Attentio
 
 
 def _scores_times_values(qkv: QKV, mask: Tensor | None, scale: Tensor | None, form: _AttentionForm) -> Tensor:
-    """Return normalized scores times values."""
     q, k, v = qkv
     if form.is_softmax and form.quantize is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)

@@ -24,7 +24,6 @@ def reduce(layer: Layer) -> Op:
 
 
 def _average(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
-    """Return the mean."""
     if x.is_floating_point():
         return x.mean(axes, keep)
     total = x.sum(axes, keep)

@@ -353,7 +353,6 @@ def non_maximum_suppression(layer: Layer) -> Op:
 
 
 def _corners(boxes: Tensor, is_corners: bool) -> Tensor:
-    """Return boxes as low and high corners."""
     wide = boxes.double()
     first, second = wide[..., :2], wide[..., 2:]
     if not is_corners:

@@ -62,7 +62,6 @@ def quantized_rank(stored: Stored, config: Mapping[str, Any]) -> Parts:
 
 
 def _matrix(parts: Parts, algorithm: str) -> QuantizedMatrix:
-    """Return one layer's matrix."""
     named = {_NAMES[name]: array for name, array in parts.items()}
     if algorithm.startswith("W4A16") and "weight" in named:  # packed into int8
         packed = named["weight"]

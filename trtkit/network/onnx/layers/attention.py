@@ -53,7 +53,6 @@ def _grouped(layer: OnnxLayer, value: Value, shared: int, group: int) -> Value:
 
 
 def _weights(layer: OnnxLayer, scores: Value, is_grouped: bool) -> Value:
-    """Return the masked and normalized scores."""
     e, nothing = layer.emitter, layer.emitter.constant(-float("inf"), "float32")
     is_softmax = layer.option("norm_op") == "SOFTMAX"
     mask, allowed = _mask(layer, is_grouped), _allowed(layer)

@@ -61,7 +61,6 @@ def _scale(layer: OnnxLayer, scale: Value, index: int) -> tuple[Value, dict[str,
 
 
 def _repeated(layer: OnnxLayer, value: Value, axis: int, times: int) -> Value:
-    """Repeat each element along an axis."""
     e = layer.emitter
     index = e.emit("Div", e.ramp(e.emit("Mul", e.size(value, axis), e.constant(times))), e.constant(times))
     return e.emit("Gather", value, index, axis=axis)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def _attributes(window: Window) -> dict[str, tuple[int, ...] | str]:
-    """Return a window as attributes of a node."""
     common: dict[str, tuple[int, ...] | str] = {
         "kernel_shape": window.size,
         "strides": window.stride,

@@ -76,7 +76,6 @@ def rewrite(model: onnx.ModelProto, *, is_final: bool = True) -> tuple[onnx.Mode
 
 
 def _rules() -> dict[tuple[str, str], Rule]:
-    """Return all rules by domain and type."""
     return {(rule.domain, rule.op_type): rule for family in _FAMILIES for rule in family}
 
 
@@ -194,7 +193,6 @@ def _rewritten(state: _Rewrite, knowledge: Knowledge, node: onnx.NodeProto, rule
 
 
 def _read(node: onnx.NodeProto, knowledge: Knowledge, writer: Writer) -> Node:
-    """Return a node as plain data."""
     facts = [knowledge.fact(name) if name else None for name in node.input]
     values = [
         None if fact is None else OnnxValue(writer, name, fact.shape, fact.dtype)
@@ -228,6 +226,5 @@ def _drop_unused(model: onnx.ModelProto) -> None:
 
 
 def _keep(values: Any, names: set[str]) -> None:
-    """Remove what has none of these names."""
     for index in [index for index, value in enumerate(values) if value.name not in names][::-1]:
         del values[index]

@@ -52,7 +52,6 @@ class Detr3dConfig:
 
     @property
     def space(self) -> Space:
-        """What the decoder looks at."""
         return Space(self.pc_range, self.image, self.cameras, self.levels)
 
 
@@ -260,7 +259,6 @@ class ResNet(nn.Module):
         self._stages = len(blocks)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Return the maps of all stages."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         maps = []
         for stage in range(self._stages):
