@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Pattern = Literal["poisson", "constant"]
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from trtkit.benchmarking.metrics import RequestRecord
 from trtkit.errors import TrtkitError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 
 class LoadClock(Protocol):

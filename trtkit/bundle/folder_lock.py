@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 from trtkit.errors import BundleError
 from trtkit.files import exchange, open_lock, remove_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @contextlib.contextmanager

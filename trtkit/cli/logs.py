@@ -8,16 +8,13 @@ import os
 import shlex
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 
 from trtkit.cli.visible import visible
 from trtkit.errors import TrtkitError
 from trtkit.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
 _LOG = logging.getLogger("trtkit")

@@ -6,7 +6,8 @@ import importlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -17,9 +18,6 @@ from trtkit.errors import TrtkitError
 from trtkit.extras import missing_package
 from trtkit.threads import wait_briefly
 from trtkit.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Command name to its one-line help, in the order of work. Each lives in trtkit/cli/<name>.py as `command`.
 GROUPS = {

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,9 +18,6 @@ from trtkit.config.schema import ModelConfig
 from trtkit.config.yaml_file import KeyPath, YamlFile, read_yaml
 from trtkit.errors import BundleError, ConfigError, Problem, SourceError, did_you_mean
 from trtkit.files import MANIFEST, json_fault, read_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 # Keys whose text is a path: relative to the config's folder in a file, to the current folder in `--set`; `*`: any key.
 _PATH_KEYS: tuple[KeyPath, ...] = (

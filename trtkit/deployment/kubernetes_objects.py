@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from trtkit.errors import DeployError
 from trtkit.files import replace_file
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 Manifest = dict[str, Any]
 PROBE_S = 5

@@ -14,12 +14,9 @@ import subprocess
 import threading
 import time
 import urllib.request
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 from trtkit.errors import DeployError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 POLL_S = 0.05
 _SET_PARENT_DEATH_SIGNAL = 1

@@ -10,22 +10,17 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from trtkit.files import scratch_folder
-from trtkit.jobs.events import event_from_json
+from trtkit.jobs.events import Listener, event_from_json
 from trtkit.jobs.faults import error_from_json
-from trtkit.jobs.job import JobContext
+from trtkit.jobs.job import Job, JobContext, Request, Result
 from trtkit.jobs.json_form import from_json, to_json
 from trtkit.jobs.trt_log import level_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from trtkit.jobs.events import Listener
-    from trtkit.jobs.job import Job, Request, Result
 
 # How long a child may take to die on SIGTERM before it is killed.
 _TERMINATE_TIMEOUT_S = 3.0

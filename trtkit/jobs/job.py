@@ -6,12 +6,9 @@ import importlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from trtkit.jobs.events import ignore
-
-if TYPE_CHECKING:
-    from trtkit.jobs.events import Listener
+from trtkit.jobs.events import Listener, ignore
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")

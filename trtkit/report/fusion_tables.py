@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
-from trtkit.network.fusion import grouped
+from trtkit.network.fusion import Fusion, grouped
 from trtkit.report.tables import Facts, Table, Value, counted, named, numbers, size, size_text
-
-if TYPE_CHECKING:
-    from trtkit.network.fusion import Fusion
 
 
 def fusion_tables(fusion: Fusion) -> tuple[Facts, Table]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 from trtkit.report.tables import (
     Cell,
@@ -11,6 +11,7 @@ from trtkit.report.tables import (
     Facts,
     Note,
     NumberCell,
+    Part,
     Style,
     Table,
     Value,
@@ -20,23 +21,18 @@ from trtkit.report.tables import (
     plural,
     shape_text,
 )
-from trtkit.verification.report import Output
+from trtkit.verification.report import (
+    Agreement,
+    BundleNetwork,
+    Comparison,
+    Corner,
+    LayerError,
+    Output,
+    PartOutput,
+    PerplexityCheck,
+    Report,
+)
 from trtkit.verification.verdict import PASS, difference_text, fix, reason, slice_text, verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from trtkit.report.tables import Part
-    from trtkit.verification.report import (
-        Agreement,
-        BundleNetwork,
-        Comparison,
-        Corner,
-        LayerError,
-        PartOutput,
-        PerplexityCheck,
-        Report,
-    )
 
 # Layers listed: the first out of tolerance and those with the largest errors.
 _TOP = 10

@@ -8,14 +8,11 @@ import shlex
 import shutil
 import sys
 import sysconfig
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trtkit.errors import DeployError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 VARIABLE = "TRTKIT_TRITON_SERVER"
 # What `make triton` and this command put where `find_server` looks.

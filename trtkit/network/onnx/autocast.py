@@ -7,7 +7,8 @@ import fnmatch
 import math
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -19,11 +20,6 @@ from trtkit.network.custom_op import DOMAIN
 from trtkit.network.onnx.care import all_nodes, opset_of
 from trtkit.network.onnx.function import placed
 from trtkit.network.onnx.io import random_inputs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 
 Shapes = dict[str, tuple[int, ...]]
 _FLOATS = ("fp32", "fp16", "bf16")

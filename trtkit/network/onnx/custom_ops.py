@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx.inliner
 import onnx.version_converter
@@ -17,9 +18,6 @@ from trtkit.network.onnx.care import all_graphs, all_nodes, opset_of
 from trtkit.network.onnx.facts import Knowledge
 from trtkit.network.onnx.function import function_of, inline, mark_for_plugin
 from trtkit.network.plugin import refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 METADATA_KEY = "trtkit.custom_ops"
 """Where a model says which of its nodes were replaced."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from trtkit.reference.layer import Layer, Op, Tensor, sizes
 from trtkit.reference.layers.quantization import FP8_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 QKV = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from trtkit.network.layer_view import Window, window_of
 from trtkit.reference.layer import Layer, Op, Tensor, sizes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _DECONVOLVE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}

@@ -7,18 +7,14 @@ wrote for weight-only kernels is laid out for one GPU's kernel, and is refused.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.quantized_matrix import KvQuantization, QuantizedMatrix
 from trtkit.sources.checkpoint import StoredArray
-from trtkit.sources.quantized.layers import Parts, layers, number, replaced
+from trtkit.sources.quantized.layers import Parts, Stored, layers, number, replaced
 from trtkit.sources.quantized.modelopt import modelopt_matrix
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from trtkit.sources.quantized.layers import Stored
 
 ALGORITHMS = (
     "W8A16",

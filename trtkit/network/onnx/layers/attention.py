@@ -5,14 +5,9 @@ B sequences, S new tokens, T cached tokens, N query heads, K key/value heads, H 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trtkit.dtypes import BOOL, FP32
-from trtkit.network.onnx.layers.layer import NotInOnnxError
+from trtkit.network.onnx.layers.layer import NotInOnnxError, OnnxLayer, Value
 from trtkit.network.onnx.layers.quantization import rounded
-
-if TYPE_CHECKING:
-    from trtkit.network.onnx.layers.layer import OnnxLayer, Value
 
 _MASK, _SCALE, _KEY_LENGTHS = 3, 4, 6
 

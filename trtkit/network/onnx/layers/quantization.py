@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from onnx import TensorProto
 
 from trtkit.dtypes import FP16, FP32
-from trtkit.network.onnx.layers.layer import NotInOnnxError, onnx_type
-
-if TYPE_CHECKING:
-    from trtkit.network.onnx.layers.layer import OnnxLayer, Value
+from trtkit.network.onnx.layers.layer import NotInOnnxError, OnnxLayer, Value, onnx_type
 
 
 def quantize(layer: OnnxLayer) -> Value:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 import onnx.inliner
@@ -27,9 +28,6 @@ from trtkit.network.onnx.rewrites.quantized import casts_to_uint8, dequantize_ta
 from trtkit.network.onnx.rewrites.refused import RULES as REFUSED
 from trtkit.network.onnx.rewrites.rule import MICROSOFT, Node, Rule, Writer
 from trtkit.network.onnx.rewrites.scatter import RULES as SCATTER
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Key = tuple[str, str]
 _FAMILIES = (BITS, INTEGER_PRODUCTS, MISREAD, ORT_OPS, QUANTIZED, REFUSED, SCATTER)
