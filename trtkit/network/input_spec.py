@@ -94,6 +94,11 @@ class InputSpec:
         return next(axis.size for axis in self.axes if axis.role == role)
 
 
+def output_of_prompts(cache: InputSpec) -> str:
+    """Return the output that holds what rows of prompts add to a cache, in a packed network."""
+    return cache.updated.replace("_", f"_{PROMPT}", 1)
+
+
 def kv_window(used: int, length: int) -> int:
     """Return how many cached tokens attention reads where `used` of a slot's `length` are in use.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from trtkit.llm.scheduler.slots import Slots
     from trtkit.llm.sequences import Ints
 
-T = TypeVar("T")
-
 
 class LLMEngine:
     """Runs requests on one decoder's slots: carries out what its scheduler decides. Not for several threads at once.
@@ -58,7 +56,7 @@ class LLMEngine:
         self._scheduler: Scheduler[Request] = Scheduler(execution.cache, shared, self._options.clock, adapters, costs)
         self._state = State(execution, self._scheduler, has_kernel=has_kernel)
         self._in_flight: list[InFlight] = []
-        self.prefixes = Prefixes(self._scheduler.memory, self._options.min_shared_tokens)
+        self.prefixes = Prefixes(self._scheduler.memory, execution.cache, self._options.min_shared_tokens)
 
     @property
     def statistics(self) -> Statistics:
@@ -128,40 +126,42 @@ class LLMEngine:
 
     def close(self) -> None:
         """Write what is cached to the folder for caches, if there is one."""
-        self.host.close()
+        self._state.transfers.close()
 
     def step(self) -> list[Finished]:
         """Run every sequence a token further, and prompts as far as the budget goes; return what has ended."""
-        started_s, waited_s = self._options.clock(), self.host.waited_s
+        started_s, transfers = self._options.clock(), self._state.transfers
+        waited_s = transfers.waited_s
         self.statistics.steps += 1
         launched = self._launch_ahead()
-        batch = self._schedule(started_s, None if launched is None else launched.slots)
+        slots = None if launched is None else launched.slots
+        batch = self._ask(partial(self._scheduler.schedule, started_s, slots))
         if launched is None and batch.decode.size:
             self._decode(batch.decode)
         for group in batch.prefill:
             self._prefill(group)
-        return self._scheduler.end_step(batch, started_s, self.host.waited_s - waited_s)
+        transfers.end_step()
+        return self._scheduler.end_step(batch, started_s, transfers.waited_s - waited_s)
 
-    def _schedule(self, now_s: float, launched: Ints | None) -> Batch:
-        """Return what this step does."""
-        batch = self._ask(partial(self._scheduler.schedule, now_s, launched))
-        self._state.apply_changes()
-        return batch
+    def _ask(self, decide: Callable[..., Batch]) -> Batch:
+        """Return what the scheduler decides, with caches and sampler ready for the batch's calls.
 
-    def _ask(self, decide: Callable[..., T]) -> T:
-        """Return what the scheduler decides, after collecting the tokens in flight if they have to be known for it."""
+        The tokens in flight are collected first if they have to be known for it.
+        """
         try:
-            return decide(in_flight=bool(self._in_flight))
+            batch = decide(in_flight=bool(self._in_flight))
         except TokensInFlight:
             self._collect()
-            return decide(in_flight=False)
+            batch = decide(in_flight=False)
+        self._state.transfers.run(batch)
+        self._state.apply_changes()
+        return batch
 
     def _launch_ahead(self) -> Launched | None:
         """Launch a step of those who decode, if it need not know the tokens of the last one; then collect those."""
         launched = None
         if self._overlaps:
-            ready = self._ask(self._scheduler.decoding)
-            self._state.apply_changes()
+            ready = self._ask(self._scheduler.schedule_ahead).decode
             launched = launch(self._state, ready) if can_launch(self._state, ready) else None
         self._collect()
         if launched is not None:

@@ -9,11 +9,12 @@ if TYPE_CHECKING:
 
     import torch
 
-    from trtkit.llm.cache import PageTables
+    from trtkit.llm.cache import PageCopies, PageTables
     from trtkit.llm.execution.adapters import AdapterMemory, Matrices
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.host_blocks import CacheBlocks
     from trtkit.llm.execution.kv_cache import KvCache
+    from trtkit.llm.execution.packed import PackedCall
     from trtkit.llm.execution.saved import CacheForm, SavedSequence
     from trtkit.llm.sequences import Ints
     from trtkit.network.input_spec import InputSpec
@@ -55,8 +56,16 @@ class SequenceCache(Protocol):
         """Copy cached tokens of slot `source` to slot `target`."""
         ...
 
-    def share(self, source: int, target: int, count: int) -> None:
-        """Let `target` begin with the first `count` tokens of `source`."""
+    def copy_pages(self, copies: PageCopies) -> None:
+        """Copy pages of all layers."""
+        ...
+
+    def tell(self, slot: int, pages: Sequence[int]) -> None:
+        """Take in which pages a slot's tokens are, from who decides on pages elsewhere."""
+        ...
+
+    def set_pages(self, changes: Ints) -> None:
+        """Take what has changed in page tables: slots, places in their rows, and pages [N, 3]."""
         ...
 
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
@@ -115,6 +124,17 @@ class AdapterSlots(Protocol):
         ...
 
 
+class PackedCalls(Protocol):
+    """A decoder whose network is packed."""
+
+    def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
+        """Run slots that decode and slots that read prompts at once; return fp32 logits [N, V] of the wanted tokens.
+
+        Those of a call without prompts are of its rows in order, and `draw` follows. See `forward`.
+        """
+        ...
+
+
 class DecoderExecution(Protocol):
     """A decoder's network with KV caches of `slots` sequences.
 
@@ -143,6 +163,11 @@ class DecoderExecution(Protocol):
     @property
     def next_hidden(self) -> torch.Tensor | None:
         """What a head reads of the last call's tokens; None for models without one."""
+        ...
+
+    @property
+    def packed(self) -> PackedCalls | None:
+        """What runs decoding and prompts in one call; None if they have a call each."""
         ...
 
     @property

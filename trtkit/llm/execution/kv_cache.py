@@ -19,7 +19,7 @@ from trtkit.llm.execution.saved import CacheArray, CacheForm, SavedSequence, che
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from trtkit.llm.cache import PageTables
+    from trtkit.llm.cache import PageCopies, PageTables
     from trtkit.llm.execution.cached_places import NewTokens, Place
     from trtkit.llm.execution.call import Call
     from trtkit.llm.sequences import Ints
@@ -114,7 +114,13 @@ class KvCache:
         """Leave it to another rank which memory a slot has."""
 
     def tell(self, slot: int, pages: Sequence[int]) -> None:
-        """Take from another rank in which pages a slot's tokens are."""
+        """Take in which pages a slot's tokens are, from who decides on pages elsewhere."""
+
+    def set_pages(self, changes: Ints) -> None:
+        """Take what has changed in page tables: slots, places in their rows, and pages [N, 3]."""
+
+    def copy_pages(self, copies: PageCopies) -> None:
+        """Copy pages of all layers."""
 
     def advance(self, call: Call) -> None:
         """Note the tokens that a call lets states read. Raises ExecutionError for a row that skips or repeats some."""
@@ -181,12 +187,6 @@ class KvCache:
             array = self._arrays[name]
             self._run(partial(array[target].copy_, array[source]))
         self.positions[target] = self.positions[source]
-
-    def share(self, source: int, target: int, count: int) -> None:
-        """Let `target` begin with the first `count` tokens of `source`; linear slots each hold their own copy."""
-        self._check_position(source, count)
-        if source != target:
-            self.copy(source, target, slice(0, count))
 
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
         """Copy a cached token within each slot: [R] slots, and each one's place and new place."""

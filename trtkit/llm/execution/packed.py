@@ -14,8 +14,6 @@ from trtkit.llm.execution.call import Call
 from trtkit.network.input_spec import ADAPTER_IDS, LOGIT_INDEX, PROMPT, kv_window
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from trtkit.llm.sequences import Ints
 
 
@@ -23,8 +21,8 @@ if TYPE_CHECKING:
 class PackedCall:
     """New tokens of all rows, one after another without padding: those of `decode`, then those of `prompts`.
 
-    decode: neighboring slots, a token each. prompts: other slots, any number of tokens each; a row of none is idle. They
-    are neighbors, too, if caches are linear.
+    decode: neighboring slots, a token each. prompts: other slots, any number of tokens each; a row of none is idle.
+    They are neighbors, too, if caches are linear.
     logit_index: [N], the tokens whose logits are wanted, by their place among all.
     idle: tokens after these that nobody reads, so that the network computes a number of them that suits its kernels.
     """
@@ -158,5 +156,5 @@ class PackedCall:
 
 def no_rows(width: int = 1) -> Call:
     """Return a call of nobody."""
-    nobody: Mapping[str, Ints] = {name: np.zeros(0, np.int64) for name in ("starts", "counts", "scattered")}
-    return Call(0, np.zeros((0, width), np.int64), **nobody)
+    none: Ints = np.zeros(0, np.int64)
+    return Call(0, np.zeros((0, width), np.int64), none, none, scattered=none)

@@ -15,14 +15,14 @@ from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.pool_size import AS_LINEAR, PoolSize
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
-from trtkit.network.input_spec import LOGIT_INDEX, PROMPT
+from trtkit.network.input_spec import LOGIT_INDEX, PROMPT, output_of_prompts
 from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
 
 if TYPE_CHECKING:
     from trtkit.llm.execution.call import Call
-    from trtkit.llm.execution.execution import Draw, RankExecution
+    from trtkit.llm.execution.execution import Draw, PackedCalls, RankExecution
     from trtkit.llm.execution.network import DecoderNetwork
     from trtkit.llm.sequences import Ints
     from trtkit.reference import Rank
@@ -61,14 +61,14 @@ class ReferenceDecoder:
         self._appends = network.has_read_only_caches
         self.is_asynchronous, self.takes_ids = False, network.embeddings is None
         self.slots, self.max_length = slots, self.cache.max_length
-        self.is_packed = LOGIT_INDEX in self._names
-        self.vocab_size, self.has_all_logits = network.vocab_size, network.has_all_logits or self.is_packed
+        self.packed: PackedCalls | None = self if LOGIT_INDEX in self._names else None
+        self.vocab_size, self.has_all_logits = network.vocab_size, network.has_all_logits
         self.max_prefill_length = network.max_prefill_length
         self.description = f"reference executor on the {network.layers.library} network, CPU"
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
-        if self.is_packed:
+        if self.packed is not None:
             packed = PackedCall.of(call, has_all_logits=self.has_all_logits)
             return packed.shaped(self.forward_packed(packed, draw), has_all_logits=self.has_all_logits)
         call = self._placed(call)
@@ -98,7 +98,7 @@ class ReferenceDecoder:
         if self._appends and packed.rows:
             self.cache.append(_places_of(decode), {spec.name: outputs[spec.updated] for spec in kept})
         if len(packed.places):
-            new = {spec.name: outputs[spec.updated.replace("_", f"_{PROMPT}", 1)] for spec in kept}
+            new = {spec.name: outputs[output_of_prompts(spec)] for spec in kept}
             self.cache.append(packed.new_tokens(), new)
         return outputs["logits"].float()
 
@@ -163,7 +163,7 @@ class ReferenceDecoder:
     def inputs(self, call: Call) -> dict[str, Any]:
         """Return every input of the network for a call; the caches are views."""
         call = self._placed(call)
-        if self.is_packed:
+        if self.packed is not None:
             return self.packed_inputs(PackedCall.of(call, has_all_logits=self.has_all_logits))
         return self._inputs(call)
 
@@ -205,7 +205,8 @@ class ReferenceDecoder:
 def _places_of(call: Call) -> NewTokens:
     """Return where a call's new tokens are written."""
     table = None if call.pages is None else torch.from_numpy(call.pages.table)
-    return NewTokens(*(torch.from_numpy(array) for array in (call.slots, call.starts, call.counts)), table)
+    slots, starts, counts = (torch.from_numpy(array) for array in (call.slots, call.starts, call.counts))
+    return NewTokens(slots, starts, counts, table)
 
 
 def _joined(parts: list[tuple[Ints, torch.Tensor]], count: int) -> torch.Tensor:

@@ -1,10 +1,14 @@
-"""A step as data: which slots decode, which read pieces of their prompts, and how slots have changed hands."""
+"""A step as data: copies, slots that decode, and pieces of prompts; and how slots change hands."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic
 
+import numpy as np
+
+from trtkit.jobs.json_form import from_json, to_json
+from trtkit.llm.cache.transfers import Transfer  # noqa: TC001 (read from JSON by its types)
 from trtkit.llm.scheduler.request import T
 
 if TYPE_CHECKING:
@@ -64,20 +68,55 @@ SlotChange = SlotTaken[T] | PrefixMatched | SlotMoved | SlotLeft
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What a step does.
+    """All that a step does, in order.
 
-    decode: sorted slots [R] that read their last token and draw the next. prefill: chunks, those of one call together.
-    has_preempted: whether a request lost its slot, so that another may begin next.
+    preempted: slots that requests have lost, so that others may begin next. transfers: what is saved, copied and
+    loaded; kinds are not apart, since memory is reused: a slot may be saved, loaded, copied from and saved again.
+    pages: what has changed in page tables, as slot, place and page. decode: sorted slots [R] that read their last token
+    and draw the next. prefill: chunks, those of one call together.
     """
 
     decode: Ints
     prefill: list[list[Chunk]] = field(default_factory=list)
-    has_preempted: bool = False
+    preempted: tuple[int, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    pages: tuple[tuple[int, int, int], ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Batch) and self._stored() == other._stored()
+
+    __hash__ = None  # type: ignore[assignment]  # it holds arrays
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of prompts that it reads."""
         return sum(chunk.count for group in self.prefill for chunk in group)
+
+    def to_json(self) -> object:
+        """Return it as JSON data."""
+        return to_json(self._stored())
+
+    @classmethod
+    def from_json(cls, data: object) -> Batch:
+        """Return what `to_json` made data of. Raises TypeError for other data."""
+        stored = from_json(_StoredBatch, data)
+        decode, prefill = np.array(stored.decode, np.int64), [list(group) for group in stored.prefill]
+        return cls(decode, prefill, stored.preempted, stored.transfers, stored.pages)
+
+    def _stored(self) -> _StoredBatch:
+        prefill = tuple(map(tuple, self.prefill))
+        return _StoredBatch(tuple(self.decode.tolist()), prefill, self.preempted, self.transfers, self.pages)
+
+
+@dataclass(frozen=True)
+class _StoredBatch:
+    """A Batch of plain numbers, to compare and to store."""
+
+    decode: tuple[int, ...]
+    prefill: tuple[tuple[Chunk, ...], ...]
+    preempted: tuple[int, ...]
+    transfers: tuple[Transfer, ...]
+    pages: tuple[tuple[int, int, int], ...]
 
 
 def group_chunks(chunks: Sequence[Chunk], max_length: int) -> list[list[Chunk]]:

@@ -24,10 +24,15 @@ if TYPE_CHECKING:
 
 
 class Rows(Protocol):
-    """Some rows of a call. prefix: of the names of their inputs and outputs. is_padded: whether `new` has padding."""
+    """Some rows of a call."""
 
-    prefix: str
-    is_padded: bool
+    @property
+    def prefix(self) -> str:
+        """What comes before the names of their inputs and outputs."""
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether `new` has padding."""
 
     def new(self, x: Tensor) -> Tensor:
         """Return the rows' part [B, K, S, H] of the new keys or values of all tokens."""
