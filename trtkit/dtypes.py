@@ -1,7 +1,5 @@
 """One table of data types: name, NumPy, torch, TensorRT and ONNX names, bits, tolerance, hardware needed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

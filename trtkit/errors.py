@@ -1,7 +1,5 @@
 """Errors that say what is wrong, where, and how to fix it."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools

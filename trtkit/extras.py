@@ -1,7 +1,5 @@
 """Optional packages: the extra that brings a module, and the command that installs it here."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from urllib.parse import unquote, urlparse

@@ -1,7 +1,5 @@
 """Write files and replace folders atomically, and never through a link that somebody left in the way."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

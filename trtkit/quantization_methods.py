@@ -6,8 +6,6 @@ counts and what `trtkit verify` tolerates. To add a method, add its row; if no a
 and write it: `quantization/int4.py` for blocks of 4 bits, `quantization/llm/modelopt.py` for what ModelOpt does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

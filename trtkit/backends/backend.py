@@ -1,7 +1,5 @@
 """Load a TensorRT library as a `Backend` value."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a report says of ceilings: the rates that figures are held against, the share that was reached, layers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """Send requests: so many at once, or when each is due, whatever became of those before it."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

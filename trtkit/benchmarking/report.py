@@ -1,7 +1,5 @@
 """What a benchmark measured: one report for networks of arrays and one for language models, with their JSON form."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

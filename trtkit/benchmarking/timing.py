@@ -1,7 +1,5 @@
 """Time calls: warmed up first, in rounds where there are several to compare, and told whether they were steady."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +26,7 @@ class Rules:
     few_runs: int = 5
 
     def is_warm(self, runs: int, elapsed_s: float) -> bool:
+        """Whether the warm-up is over."""
         return runs >= self.warmup_runs and elapsed_s >= self.warmup_s
 
     def is_done(self, runs: int, elapsed_s: float) -> bool:

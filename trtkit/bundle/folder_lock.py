@@ -1,7 +1,5 @@
 """Fill a folder atomically, by one process at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

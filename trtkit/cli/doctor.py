@@ -1,7 +1,5 @@
 """`trtkit doctor`."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.machinery

@@ -1,7 +1,5 @@
 """The log of a command: every step and message with its time, those of child processes and TensorRT among them."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

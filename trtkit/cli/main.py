@@ -1,7 +1,5 @@
 """The `trtkit` group: commands are imported when they are run, so that `--help` is instant."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The settings of an answer as options, with transformers' names."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Load a config: YAML file, then `--target`, then `--set`; every fault in one error, with its line."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """`--shapes` of a command: the shapes of inputs as text, as the config's `profiles`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 

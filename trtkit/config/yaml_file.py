@@ -1,7 +1,5 @@
 """Read YAML with the line of every key, so that errors can point at it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Objects of Kubernetes, whichever server they run: names, labels, pods without root, and their YAML."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

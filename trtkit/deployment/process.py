@@ -1,7 +1,5 @@
 """A server's process, started, read and stopped without leaving anything running; and the ports of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import ipaddress

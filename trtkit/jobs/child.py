@@ -1,7 +1,5 @@
 """Run a job in a child process: TensorRT may abort or segfault, hold memory, or have to be cancelled."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

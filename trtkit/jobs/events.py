@@ -1,7 +1,5 @@
 """What a job reports while it runs, and what it did to a model step by step, which the manifest keeps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

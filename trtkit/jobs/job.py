@@ -1,7 +1,5 @@
 """A job: a function that may run in a process of its own, and the types of what it takes and gives."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from dataclasses import dataclass

@@ -118,7 +118,7 @@ def _outside_files() -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise SourceError("no such folder", f"TRTKIT_FAMILIES: {folder}", "it names folders of families' files")
-    return [path for folder in folders for path in sorted(folder.resolve().glob("*.py"))]
+    return [path for folder in folders for path in sorted(folder.resolve().glob("[!_]*.py"))]
 
 
 @functools.cache

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from trtkit.reference.layer import Layer, Op
 
 LOOP_KINDS = ("TRIP_LIMIT", "ITERATOR", "RECURRENCE", "LOOP_OUTPUT")
-CONDITIONAL_KINDS = ("CONDITION", "CONDITIONAL_INPUT", "CONDITIONAL_OUTPUT")
 
 
 @dataclass(eq=False)

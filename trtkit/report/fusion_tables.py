@@ -1,7 +1,5 @@
 """The tables of a network's kernels: what `trtkit inspect --fusion` prints, and its page shows."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from trtkit.network.fusion import Fusion, grouped

@@ -1,7 +1,5 @@
 """What a report shows, as data: tables, facts and notes, made once and drawn by the terminal and by pages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

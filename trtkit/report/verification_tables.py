@@ -1,7 +1,5 @@
 """The tables of a verification: what `trtkit verify` prints, of which the page shows most as well."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -3,8 +3,6 @@
 Never the bundle: kernels are code, and a bundle comes from elsewhere.
 """
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import Any

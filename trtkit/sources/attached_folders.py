@@ -1,7 +1,5 @@
 """The folders of what is attached to a model: LoRA adapters that PEFT saved, draft heads."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

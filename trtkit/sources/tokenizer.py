@@ -1,7 +1,5 @@
 """Tokenizers as files, in the form that transformers loads."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

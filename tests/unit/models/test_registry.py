@@ -141,11 +141,13 @@ from trtkit.models.decoders.llama import spec
 def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("TRTKIT_FAMILIES", str(tmp_path))
     (tmp_path / "my_llama.py").write_text(OUTSIDE, encoding="utf-8")
+    (tmp_path / "__init__.py").touch()
     return tmp_path
 
 
 def test_a_family_comes_from_a_folder(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert decoder_spec({**LLAMA, "model_type": "my_llama"}).model_type == "my_llama"
+    assert "__init__" not in known_families()
     assert (hf_class("my_llama"), len(outside_digest())) == ("MyForCausalLM", 64)
     monkeypatch.delenv("TRTKIT_FAMILIES")
     assert "unknown `model_type` `my_llama`" in error_of(model_type="my_llama")

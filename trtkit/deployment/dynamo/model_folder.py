@@ -1,7 +1,5 @@
 """What Dynamo's frontend reads of a bundle: tokenizer, config and chat template, checked before anything starts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

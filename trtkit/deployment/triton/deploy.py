@@ -48,6 +48,7 @@ class DeployRequest:
 
     @property
     def bundles(self) -> list[Bundle]:
+        """The bundles that the deployment serves."""
         return [self.bundle] if self.recognizer is None else [self.bundle, self.recognizer]
 
 
@@ -64,6 +65,7 @@ class Deployment:
         return differences(self.placements)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the deployment as JSON data."""
         models = [
             {
                 "name": placed.model.name,

@@ -1,7 +1,5 @@
 """Where a server listens, and what its HTTP endpoint says of itself; needs no client library."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import urllib.error

@@ -1,7 +1,5 @@
 """Several models as one: tensors go from step to step inside the server."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ request_output_len) are one model here; what both lack has trtkit's name. Names 
 triton_backend/all_models/inflight_batcher_llm/*/config.pbtxt, release 1.2.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from trtkit.deployment.triton.model_config import TritonTensor

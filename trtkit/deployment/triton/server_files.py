@@ -1,7 +1,5 @@
 """A tritonserver on this machine: its program, its backends, and what its Python backend needs to run trtkit."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Write precision into an ONNX model: TensorRT 11 and RTX take the network's types as they stand."""
 
-from __future__ import annotations
-
 import difflib
 import fnmatch
 import math

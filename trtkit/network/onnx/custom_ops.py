@@ -1,7 +1,5 @@
 """Replace foreign nodes of an ONNX model by custom ops, whose function bodies any runtime can read."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

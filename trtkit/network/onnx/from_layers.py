@@ -3,8 +3,6 @@
 A second program can then compute the network, and any tensor of it can be compared.
 """
 
-from __future__ import annotations
-
 import graphlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Sums over axes: reductions, top-k, normalization, products of matrices, mixtures of experts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Convolution, pooling and resizing of pictures, and non-maximum suppression of boxes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

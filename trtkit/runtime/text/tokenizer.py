@@ -1,7 +1,5 @@
 """A bundle's tokenizer: transformers' own, from the files in the bundle, and the bytes of its tokens."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

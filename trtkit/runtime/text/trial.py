@@ -4,8 +4,6 @@ Both are programs of the model's author: a pattern may backtrack for ever, a tem
 trial finds those that do so on ordinary text; it cannot find one that waits for a certain word.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

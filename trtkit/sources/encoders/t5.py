@@ -1,7 +1,5 @@
 """T5's encoder, with the projections of every decoder layer that reads it."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path

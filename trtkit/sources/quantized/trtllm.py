@@ -4,8 +4,6 @@ They are those of its Hugging Face exports by other names, rank by rank. What Te
 wrote for weight-only kernels is laid out for one GPU's kernel, and is refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Format: TensorRT-LLM's docs/source/architecture/checkpoint.md and its `models/*/config.py`, release 1.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from typing import Any
 

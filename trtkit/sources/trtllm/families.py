@@ -1,7 +1,5 @@
 """The architectures of TensorRT-LLM checkpoints that are read: layers of Llama and of GPT."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from trtkit.sources.trtllm import fields

@@ -3,8 +3,6 @@
 B sequences, S new tokens, T cached tokens, N query heads, K key/value heads, H head size.
 """
 
-from __future__ import annotations
-
 from trtkit.dtypes import BOOL, FP32
 from trtkit.network.onnx.layers.layer import NotInOnnxError, OnnxLayer, Value
 from trtkit.network.onnx.layers.quantization import rounded

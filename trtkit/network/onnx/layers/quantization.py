@@ -1,7 +1,5 @@
 """Quantize and dequantize as ONNX's QuantizeLinear and DequantizeLinear."""
 
-from __future__ import annotations
-
 import math
 
 from onnx import TensorProto

@@ -1,7 +1,5 @@
 """Sums over axes: products of matrices, reductions, softmax, normalization, sorting."""
 
-from __future__ import annotations
-
 from trtkit.dtypes import FP32, INT64
 from trtkit.network.onnx.layers.layer import NotInOnnxError, OnnxLayer, Value
 

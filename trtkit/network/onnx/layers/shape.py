@@ -1,7 +1,5 @@
 """Rearranging and picking elements: shuffle, slice, gather, scatter, fill."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from trtkit.dtypes import FP32, INT64

@@ -1,7 +1,5 @@
 """Convolution, pooling and resizing of pictures, and non-maximum suppression of boxes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from onnx import TensorProto

@@ -1,7 +1,5 @@
 """Rewrite the nodes that rules know, until none is left; then quantized tensors as TensorRT needs them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
