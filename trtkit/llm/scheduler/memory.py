@@ -12,6 +12,7 @@ from trtkit.llm.cache.host.tier import NO_HOST, HostOptions, HostTier
 from trtkit.llm.cache.imports import Imports
 from trtkit.llm.cache.page_tables import no_pages
 from trtkit.llm.cache.transfers import CopyPages, CopyTokens, DropSequence
+from trtkit.llm.scheduler.batch import CallForm
 from trtkit.llm.scheduler.options import DEFAULT_SCHEDULE, ScheduleOptions
 from trtkit.llm.scheduler.slots import Slots
 from trtkit.llm.sequences import UNKNOWN, keyed
@@ -38,6 +39,7 @@ class SchedulerOptions:
     sharing. guesses: tokens that a decoding slot may write after its own, which are guessed.
     snapshot_tokens: how far apart the prefixes end that recurrent models save on their way.
     shares_prefixes: whether requests find what others have cached; if not, only their own work after a preemption.
+    is_packed: whether prompts share the calls of decoding slots.
     """
 
     slots: int
@@ -52,6 +54,12 @@ class SchedulerOptions:
     max_imported_bytes: int = 0
     host: HostOptions = NO_HOST
     shares_prefixes: bool = True
+    is_packed: bool = False
+
+    def call_form(self, *, has_pages: bool) -> CallForm:
+        """Return what a call for prompts can be."""
+        most = self.max_chunk if self.is_packed else None
+        return CallForm(self.max_length, most, needs_neighbors=not (self.is_packed and has_pages))
 
 
 class SequenceMemory:

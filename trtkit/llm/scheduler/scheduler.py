@@ -157,7 +157,9 @@ class Scheduler(Generic[T]):
         self._note_service(decode, chunks)
         if launched is None:
             decode = decode[self.slots.is_running[decode]]
-        return self._batch(decode, group_chunks(chunks, self.options.max_length))
+        return self._batch(
+            decode, group_chunks(chunks, self.options.call_form(has_pages=self.memory.pages is not None))
+        )
 
     def schedule_ahead(self, *, in_flight: bool = False) -> Batch:
         """Return a step of those who decode already. Raises as `schedule` does."""
@@ -392,6 +394,8 @@ class Scheduler(Generic[T]):
             free = free[free > decode[0]]
             if not free.size:
                 break
+            if self._in_flight:  # the token that a slot draws is in that slot's place
+                raise TokensInFlight
             target = int(free[0])
             self.memory.move(source, target)
             self.running.move(source, target)
