@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, get_args
 
-from trtkit.benchmarking.schedules import Pattern
+from trtkit.benchmarking.arrivals import Pattern
 from trtkit.benchmarking.timing import Rules
 from trtkit.benchmarking.workload import Lengths
 from trtkit.errors import BenchError

@@ -1,47 +1,17 @@
-"""How requests come: so many at once, at a constant or random rate, or as a trace has them."""
+"""How requests come: so many at once, at a rate, or as a trace has them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import numpy as np
+from trtkit.benchmarking.arrivals import constant_arrivals, poisson_arrivals, replayed_arrivals
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trtkit.benchmarking.request import Load
     from trtkit.benchmarking.workload import TraceRow
-
-
-Pattern = Literal["poisson", "constant"]
-
-
-def poisson_arrivals(rate: float, count: int, seed: int = 0) -> list[float]:
-    """Return `count` due times in seconds whose gaps are exponential with mean 1 / rate; the first is at 0.
-
-    rate: requests a second.
-    """
-    _check(rate)
-    gaps = np.random.default_rng(seed).exponential(1 / rate, max(0, count - 1))
-    return [0.0, *np.cumsum(gaps).tolist()][:count]
-
-
-def constant_arrivals(rate: float, count: int) -> list[float]:
-    """Return `count` due times in seconds, 1 / rate apart."""
-    _check(rate)
-    return [index / rate for index in range(count)]
-
-
-def replayed_arrivals(timestamps_ms: Sequence[float], speed: float = 1.0) -> list[float]:
-    """Return a trace's due times in seconds from its first request, `speed` times as fast."""
-    _check(speed)
-    first = min(timestamps_ms, default=0.0)
-    return [(timestamp - first) / 1000 / speed for timestamp in timestamps_ms]
-
-
-def _check(rate: float) -> None:
-    if not rate > 0:
-        raise ValueError(f"the rate must be above 0; got {rate}")
 
 
 @dataclass(frozen=True)

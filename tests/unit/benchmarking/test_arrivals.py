@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from trtkit.benchmarking.schedules import constant_arrivals, poisson_arrivals, replayed_arrivals
+from trtkit.benchmarking.arrivals import constant_arrivals, poisson_arrivals, replayed_arrivals
 
 RATE, COUNT = 25.0, 20_000
 

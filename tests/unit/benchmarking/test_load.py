@@ -8,9 +8,9 @@ import time
 import pytest
 
 from tests.unit.benchmarking.clocks import VirtualClock
+from trtkit.benchmarking.arrivals import constant_arrivals
 from trtkit.benchmarking.load import RequestOutcome, drive, peak_concurrency
 from trtkit.benchmarking.metrics import load_metrics
-from trtkit.benchmarking.schedules import constant_arrivals
 from trtkit.benchmarking.statistics import SampleStatistics
 from trtkit.errors import BenchError
 
