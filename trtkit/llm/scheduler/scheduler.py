@@ -155,7 +155,7 @@ class Scheduler(Generic[T]):
         if chunks and self.memory.pages is not None:
             chunks = self._with_pages_of(chunks)
         self._note_service(decode, chunks)
-        if launched is None:
+        if launched is None and self._preempted:
             decode = decode[self.slots.is_running[decode]]
         return self._batch(decode, group_chunks(chunks, self.options.max_length))
 
