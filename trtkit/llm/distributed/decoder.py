@@ -41,7 +41,7 @@ class DistributedDecoder:
     """
 
     is_asynchronous = takes_ids = False
-    head = next_hidden = None
+    head = next_hidden = packed = None
 
     def __init__(self, group: RankGroup, runner: StageRunner, facts: Sequence[RankFacts]) -> None:
         local, last = runner.execution, facts[-1]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.host_blocks import CacheBlocks
     from trtkit.llm.execution.kv_cache import KvCache
+    from trtkit.llm.execution.packed import PackedCall
     from trtkit.llm.execution.saved import CacheForm, SavedSequence
     from trtkit.llm.sequences import Ints
     from trtkit.network.input_spec import InputSpec
@@ -123,6 +124,17 @@ class AdapterSlots(Protocol):
         ...
 
 
+class PackedCalls(Protocol):
+    """A decoder whose network is packed."""
+
+    def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
+        """Run slots that decode and slots that read prompts at once; return fp32 logits [N, V] of the wanted tokens.
+
+        Those of a call without prompts are of its rows in order, and `draw` follows. See `forward`.
+        """
+        ...
+
+
 class DecoderExecution(Protocol):
     """A decoder's network with KV caches of `slots` sequences.
 
@@ -151,6 +163,11 @@ class DecoderExecution(Protocol):
     @property
     def next_hidden(self) -> torch.Tensor | None:
         """What a head reads of the last call's tokens; None for models without one."""
+        ...
+
+    @property
+    def packed(self) -> PackedCalls | None:
+        """What runs decoding and prompts in one call; None if they have a call each."""
         ...
 
     @property

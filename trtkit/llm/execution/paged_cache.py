@@ -91,7 +91,7 @@ class PagedCache(KvCache):
         """Return what `prepare` does, and leave it to the ranks that run the call to copy pages."""
         if call.pages is not None or self.pages is None:
             return call
-        stops, slots = call.starts + call.counts, np.arange(call.rows.start, call.rows.stop)
+        stops, slots = call.starts + call.counts, call.slots
         copies = PageCopies([], [])
         if self.pages.is_scheduled:
             pass  # the scheduler has done it
@@ -101,9 +101,9 @@ class PagedCache(KvCache):
             for row in (call.counts > 0).nonzero()[0].tolist():
                 self.pages.grow(int(slots[row]), int(stops[row]))
         window = kv_window(max(1, int(stops[call.counts > 0].max(initial=0))), self.max_length)
-        table = self.table[call.rows, : -(-window // self._page_size)].copy()
+        table = self.table[slots, : -(-window // self._page_size)]
         groups = None
-        if self._copies_pages and not (self.has_slot_memory or self.follows):
+        if self._copies_pages and call.scattered is None and not (self.has_slot_memory or self.follows):
             groups = like_lengths(np.where(call.counts > 0, stops, 0), self._call_tokens)
         return replace(call, pages=CallPages(table, self._page_size, copies, groups))
 

@@ -178,7 +178,7 @@ def test_new_tokens_are_written_at_each_rows_start(dtype: torch.dtype) -> None:
     held, starts = cache(dtype), [5, 0]
     before = contents(held)
     new = {name: (-torch.ones(2, heads, 3, size)).to(dtype) for name, (heads, size) in SHAPES.items()}
-    held.append(NewTokens(1, torch.tensor(starts), torch.tensor([3, 3])), new)
+    held.append(NewTokens(torch.tensor([1, 2]), torch.tensor(starts), torch.tensor([3, 3])), new)
     after = contents(held)
     for name, array in before.items():
         want = array.float()
