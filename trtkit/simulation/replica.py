@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.llm.cache.host.tier import HostOptions
 from trtkit.llm.scheduler.batch import Batch, PrefixMatched, SlotLeft, SlotMoved, SlotTaken
-from trtkit.llm.scheduler.memory import SchedulerOptions
+from trtkit.llm.scheduler.options import SchedulerOptions
 from trtkit.llm.scheduler.request import Metrics
 from trtkit.llm.scheduler.scheduler import Scheduler
 from trtkit.simulation.cache import Clock, SimulatedCache
@@ -60,11 +59,12 @@ class Replica:
             options.slots,
             options.slot_tokens,
             options.max_prefill,
-            options.budget,
-            options.schedule,
+            token_budget=options.budget,
+            schedule=options.schedule,
             min_shared_tokens=options.min_shared_tokens,
-            max_imported_bytes=_ANY,
-            host=HostOptions(options.host_tokens * options.token_bytes, options.host_block_tokens),
+            most_imported_bytes=_ANY,
+            host_cache_bytes=options.host_tokens * options.token_bytes,
+            host_block_tokens=options.host_block_tokens,
             shares_prefixes=options.block_tokens > 0,
         )
         self.scheduler: Scheduler[SimulatedRequest] = Scheduler(self._cache, shared, self._clock)

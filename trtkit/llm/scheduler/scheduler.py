@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trtkit.llm.adapters import Adapters
     from trtkit.llm.cache.transfers import CacheLayout
     from trtkit.llm.scheduler.batch import Chunk
-    from trtkit.llm.scheduler.memory import SchedulerOptions
+    from trtkit.llm.scheduler.options import SchedulerOptions
     from trtkit.llm.scheduler.request import FinishReason, Hypothesis
     from trtkit.llm.sequences import Ints
 
