@@ -1,0 +1,115 @@
+"""Packed calls beside separate ones: SmolLM2 on the reference executor in fp32, and Llama 3.1 8B simulated.
+
+Requests arrive at random (Poisson), with prompts of 40 to 900 tokens and answers of 8 to 200; the load is the same for
+both, and so are the tokens. `decode_s` is a step of eight sequences without prompts. Rounds are interleaved.
+`python -m benchmarks.packed`
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.measure import interleaved, ratio, summary, write
+from trtkit.config.load import load_config
+from trtkit.llm.engine import EngineOptions, LLMEngine, Request
+from trtkit.llm.execution import Call, ReferenceDecoder, config_network
+from trtkit.llm.sampling.params import SamplingParams
+from trtkit.llm.sampling.settings import Settings, Vocabulary
+
+if TYPE_CHECKING:
+    from trtkit.llm.execution import DecoderNetwork
+
+REQUESTS, SLOTS, PER_SECOND, ROUNDS = 12, 8, 2.0, 3
+BUDGETS = (64, 128, 512)
+CACHES = {"linear": ["llm.kv=linear"], "paged": ["llm.kv=paged"]}
+MODEL = "llama"
+
+
+def network_of(batching: str, caches: list[str]) -> DecoderNetwork:
+    """Return SmolLM2's network."""
+    overrides = ["precision=fp32", f"llm.batching={batching}", f"llm.max_batch_size={SLOTS}", *caches]
+    return config_network(load_config(MODEL, overrides), "tensorrt_rtx")
+
+
+def load(vocabulary: int) -> list[tuple[float, Request]]:
+    """Return requests with the second that each arrives at."""
+    r = np.random.default_rng(0)
+    at_s = np.cumsum(r.exponential(1 / PER_SECOND, REQUESTS))
+    requests = []
+    for number, arrival_s in enumerate(at_s.tolist()):
+        prompt = r.integers(100, vocabulary - 100, int(r.integers(40, 901))).tolist()
+        params = SamplingParams(temperature=0, max_tokens=int(r.integers(8, 201)), ignore_eos=True)
+        settings = Settings.resolve(params, Vocabulary(vocabulary, ()))
+        requests.append((arrival_s, Request(str(number), prompt, settings)))
+    return requests
+
+
+def tokens_per_second(network: DecoderNetwork, budget: int) -> dict[str, float]:
+    """Answer the load; return tokens of answers a second, and what was computed."""
+    engine = LLMEngine(ReferenceDecoder(network, SLOTS), EngineOptions(token_budget=budget))
+    waiting, tokens, started_s = load(network.vocab_size), 0, time.perf_counter()
+    while waiting or engine.has_work:
+        while waiting and (waiting[0][0] <= time.perf_counter() - started_s or not engine.has_work):
+            engine.submit(waiting.pop(0)[1])
+        tokens += sum(len(finished.token_ids) for finished in engine.step())
+    elapsed_s, done = time.perf_counter() - started_s, engine.statistics
+    gc.collect()
+    return {
+        "tokens_per_second": tokens / elapsed_s,
+        "steps": done.steps,
+        "network_calls": done.network_calls,
+        "padded_share": done.padded_tokens / done.computed_tokens,
+    }
+
+
+def decode_s(network: DecoderNetwork) -> float:
+    """Return the seconds of a step in which all slots decode with 300 cached tokens."""
+    decoder, one = ReferenceDecoder(network, SLOTS), np.ones(SLOTS, np.int64)
+    ids = np.full((SLOTS, 300), 1000)
+    decoder.forward(Call(0, ids, 0 * one, 300 * one))
+    times = []
+    for step in range(12):
+        started_s = time.perf_counter()
+        decoder.forward(Call(0, ids[:, :1], (300 + step) * one, one))
+        times.append(time.perf_counter() - started_s)
+    return float(np.median(times[2:]))
+
+
+def simulated(batching: str) -> Any:
+    """Return what `trtkit simulate` says of Llama 3.1 8B on an H100."""
+    words = ["simulate", "llama-3.1-8b", "--gpu", "h100", "--rate", "22", "--batching", batching, "--json"]
+    command = [sys.executable, "-c", "from trtkit.cli.main import main; main()", *words]
+    return json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+
+def main() -> None:
+    """Measure and write the results."""
+    figures: dict[str, Any] = {"requests": REQUESTS, "slots": SLOTS, "requests_per_second": PER_SECOND}
+    figures["simulated"] = {batching: simulated(batching) for batching in ("separate", "packed")}
+    for kind, caches in CACHES.items():
+        networks = {batching: network_of(batching, caches) for batching in ("separate", "packed")}
+        steps = interleaved({name: partial(decode_s, network) for name, network in networks.items()}, ROUNDS, 0)
+        figures[kind] = {"decode_s": {name: summary(times) for name, times in steps.items()}}
+        figures[kind]["decode_ratio"] = ratio(steps["packed"], steps["separate"])
+        for budget in BUDGETS:
+            runs = interleaved(
+                {name: partial(tokens_per_second, network, budget) for name, network in networks.items()}, ROUNDS, 0
+            )
+            rates = {name: [run["tokens_per_second"] for run in each] for name, each in runs.items()}
+            figures[kind][f"budget {budget}"] = {
+                **{name: {**runs[name][-1], "tokens_per_second": summary(rates[name])} for name in runs},
+                "speedup": ratio(rates["packed"], rates["separate"]),
+            }
+    write("packed", figures)
+
+
+if __name__ == "__main__":
+    main()
