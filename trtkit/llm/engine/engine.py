@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,12 @@ import numpy as np
 from trtkit.llm.adapters import no_adapters
 from trtkit.llm.cache.prefixes import Prefixes
 from trtkit.llm.engine.decoding import decode
-from trtkit.llm.engine.in_flight import InFlight, Launched, begin, can_launch, collect, draw, launch
+from trtkit.llm.engine.in_flight import InFlight, Launched, begin, can_launch, collect, draw, launch, launched_step
+from trtkit.llm.engine.mixed import chunks_call, mixed_call
 from trtkit.llm.engine.options import EngineOptions, check_options
 from trtkit.llm.engine.request import check_request
 from trtkit.llm.engine.state import State
 from trtkit.llm.engine.tokens import take
-from trtkit.llm.execution import Call
 from trtkit.llm.sampling.kernel import has_triton
 from trtkit.llm.sampling.sampled import token_logprobs
 from trtkit.llm.scheduler.costs import StepCosts
@@ -23,14 +24,16 @@ from trtkit.llm.scheduler.scheduler import Scheduler, TokensInFlight
 from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import torch
 
     from trtkit.llm.adapters import Adapters, LoadedAdapter, PreparedAdapter
     from trtkit.llm.cache.host.tier import HostTier
+    from trtkit.llm.engine.mixed import MixedCall
     from trtkit.llm.engine.request import Finished, Request
     from trtkit.llm.execution import DecoderExecution
+    from trtkit.llm.execution.execution import PackedCalls
     from trtkit.llm.scheduler.batch import Batch, Chunk
     from trtkit.llm.scheduler.costs import Statistics
     from trtkit.llm.scheduler.slots import Slots
@@ -56,6 +59,7 @@ class LLMEngine:
         self._scheduler: Scheduler[Request] = Scheduler(execution.cache, shared, self._options.clock, adapters, costs)
         self._state = State(execution, self._scheduler, has_kernel=has_kernel)
         self._in_flight: list[InFlight] = []
+        self._counted = replace(execution.calls)
         self.prefixes = Prefixes(self._scheduler.memory, execution.cache, self._options.min_shared_tokens)
 
     @property
@@ -133,6 +137,65 @@ class LLMEngine:
         started_s, transfers = self._options.clock(), self._state.transfers
         waited_s = transfers.waited_s
         self.statistics.steps += 1
+        packed = self.execution.packed if self._options.proposer is None else None
+        batch = self._separate_calls(started_s) if packed is None else self._mixed_calls(started_s, packed)
+        transfers.end_step()
+        self._note_calls()
+        return self._scheduler.end_step(batch, started_s, transfers.waited_s - waited_s)
+
+    def _mixed_calls(self, started_s: float, packed: PackedCalls) -> Batch:
+        """Let slots decode in the call that reads the first chunks; chunks that do not fit have calls of their own.
+
+        If steps overlap, the batch does not depend on the tokens in flight; they are collected once it is launched.
+        """
+        if not self._overlaps or self._scheduler.running.groups:
+            self._collect()
+        batch = self._ask(partial(self._scheduler.schedule, started_s))
+        if not batch.prefill and not batch.decode.size:
+            self._collect()  # there is nothing to do until their tokens are known
+            return batch
+        for number, chunks in enumerate(batch.prefill or [[]]):
+            ready = batch.decode if number == 0 else batch.decode[:0]
+            if not chunks and self._overlaps and can_launch(self._state, ready):
+                launched = launch(self._state, ready)
+                self._collect()
+                self._in_flight.append(draw(self._state, launched))
+            else:
+                self._mixed_call(packed, mixed_call(self._state, ready, chunks))
+        return batch
+
+    def _mixed_call(self, packed: PackedCalls, mixed: MixedCall) -> None:
+        """Run a mixed call; the slots that decode and the prompts that are complete draw their next tokens."""
+        state, rows = self._state, np.arange(len(mixed.ready))
+        logits = packed.forward_packed(mixed.call)
+        complete = []
+        for chunk, span in zip(mixed.chunks, mixed.spans, strict=True):
+            self._note_prompt(chunk, logits[span])
+            if self._scheduler.read(chunk):
+                complete.append((chunk.slot, span.stop - 1))
+        if complete:
+            rows = np.append(rows, [row for _, row in complete])
+        slots = np.append(mixed.ready, [slot for slot, _ in complete]).astype(np.int64)
+        logits = _rows_of(logits, rows)
+        waits = state.running.is_beam[slots] if self._overlaps else np.ones(len(slots), np.bool_)
+        ahead, at_once = np.flatnonzero(~waits), np.flatnonzero(waits)
+        launched = launched_step(state, slots[ahead], _rows_of(logits, ahead)) if ahead.size else None
+        self._collect()
+        if launched is not None:
+            self._in_flight.append(draw(state, launched, mixed.ready))
+        if at_once.size:
+            take(state, slots[at_once], _rows_of(logits, at_once))
+
+    def _note_calls(self) -> None:
+        """Count what the decoder has computed since the last time."""
+        calls, counted = self.execution.calls, self._counted
+        for name in ("network_calls", "computed_tokens", "padded_tokens"):
+            new = getattr(calls, name) - getattr(counted, name)
+            setattr(self.statistics, name, getattr(self.statistics, name) + new)
+        self._counted = replace(calls)
+
+    def _separate_calls(self, started_s: float) -> Batch:
+        """Let slots decode in one call, and read chunks in others."""
         launched = self._launch_ahead()
         slots = None if launched is None else launched.slots
         batch = self._ask(partial(self._scheduler.schedule, started_s, slots))
@@ -140,8 +203,7 @@ class LLMEngine:
             self._decode(batch.decode)
         for group in batch.prefill:
             self._prefill(group)
-        transfers.end_step()
-        return self._scheduler.end_step(batch, started_s, transfers.waited_s - waited_s)
+        return batch
 
     def _ask(self, decide: Callable[..., Batch]) -> Batch:
         """Return what the scheduler decides, with caches and sampler ready for the batch's calls.
@@ -185,7 +247,7 @@ class LLMEngine:
     def _prefill(self, group: list[Chunk]) -> None:
         """Read chunks of prompts; those that are complete give their first token."""
         slots, scheduler = self._scheduler.slots, self._scheduler
-        call = prefill_call(group, slots)
+        call = chunks_call(group, slots)
         logits = self.execution.forward(call)
         rows, last = [], []
         for row, chunk in enumerate(group):
@@ -218,12 +280,6 @@ class LLMEngine:
         request.prompt_logprobs += token_logprobs(logits[: len(ids)], to_device(ids, logits.device), top)()
 
 
-def prefill_call(group: Sequence[Chunk], slots: Slots) -> Call:
-    """Return the call that reads neighbouring chunks."""
-    starts, counts = (np.array([getattr(chunk, name) for chunk in group], np.int64) for name in ("start", "count"))
-    ids = np.zeros((len(group), int(counts.max())), np.int64)
-    for row, chunk in zip(ids, group, strict=True):
-        row[: chunk.count] = slots.sequences.tokens[chunk.slot, chunk.start : chunk.start + chunk.count]
-    first = group[0].slot
-    adapters = slots.sequences.adapters[first : first + len(group)]
-    return Call(first, ids, starts, counts, slots.sequences.soft, adapters=adapters)
+def _rows_of(logits: torch.Tensor, rows: Ints) -> torch.Tensor:
+    """Return some rows of logits [N, V], in order; without a copy if they are all."""
+    return logits if len(rows) == len(logits) else logits[to_device(rows, logits.device)]

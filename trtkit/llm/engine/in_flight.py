@@ -65,29 +65,37 @@ def can_launch(state: State, ready: Ints) -> bool:
 
 def launch(state: State, ready: Ints) -> Launched:
     """Run `ready` on the tokens known and those in flight; nothing is waited for."""
-    execution, lengths = state.execution, state.slots.sequences.lengths[ready]
+    execution = state.execution
     call = decode_call(state, ready)
     draw = state.sampler.draw(ready, call.rows)
     logits = execution.forward(call, draw)
     logits = logits[:, 0] if logits.dim() == 3 else logits
     if len(ready) < logits.shape[0]:
         logits = logits[to_device(ready - call.first_slot, logits.device)]
+    return launched_step(state, ready, logits, is_drawn=draw is not None)
+
+
+def launched_step(state: State, ready: Ints, logits: torch.Tensor, *, is_drawn: bool = False) -> Launched:
+    """Return the launch of `ready`, whose logits [R, V] come from it."""
+    lengths = state.slots.sequences.lengths[ready]
     state.slots.cached[ready] = lengths
-    return Launched(ready, lengths, state.running.tenancies[ready], logits, _place(ready, logits), draw is not None)
+    return Launched(ready, lengths, state.running.tenancies[ready], logits, _place(ready, logits), is_drawn)
 
 
-def draw(state: State, step: Launched) -> InFlight:
-    """Draw the tokens of a step that it has not drawn itself, now that the host knows all those before them."""
-    state.statistics.synchronous_steps += state.sampler.waits(step.slots)
-    return InFlight(step, _draw(state, step), step.is_drawn)
+def draw(state: State, step: Launched, decoding: Ints | None = None) -> InFlight:
+    """Draw the tokens of a step that it has not drawn itself, now that the host knows all those before them.
+
+    decoding: those of its slots that decode; all if None.
+    """
+    decoding = step.slots if decoding is None else decoding
+    state.statistics.synchronous_steps += bool(decoding.size) and state.sampler.waits(decoding)
+    launched = _draw(state, step)
+    return InFlight(step, launched, step.is_drawn or state.sampler.count_drawn(step.slots, launched.tokens))
 
 
 def begin(state: State, slots: Ints, logits: torch.Tensor) -> InFlight:
     """Draw the first tokens of `slots` [R], whose prompts are computed, from logits [R, V]; nothing is waited for."""
-    lengths, tenancies = state.slots.sequences.lengths[slots], state.running.tenancies[slots]
-    step = Launched(slots, lengths, tenancies, logits, _place(slots, logits), is_drawn=False)
-    launched = _draw(state, step)
-    return InFlight(step, launched, state.sampler.count_drawn(slots, launched.tokens))
+    return draw(state, launched_step(state, slots, logits), slots[:0])
 
 
 def _draw(state: State, step: Launched) -> LaunchedDraw:

@@ -36,7 +36,7 @@ class EngineOptions(SharingOptions):
         shared = {item.name: getattr(self, item.name) for item in fields(SharingOptions)}
         guesses = 0 if self.proposer is None else self.proposer.most_guesses
         sizes = execution.slots, execution.max_length, execution.max_prefill_length
-        return SchedulerOptions(*sizes, guesses, **shared)
+        return SchedulerOptions(*sizes, guesses, execution.packed is not None and self.proposer is None, **shared)
 
 
 def check_options(options: EngineOptions, execution: DecoderExecution) -> None:

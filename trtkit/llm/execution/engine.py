@@ -11,6 +11,7 @@ import torch
 from trtkit.llm.execution.adapters import adapter_memory
 from trtkit.llm.execution.cached_places import NewTokens
 from trtkit.llm.execution.call import step_inputs
+from trtkit.llm.execution.execution import CallCounts
 from trtkit.llm.execution.outputs import OutputMemory
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.plan import check_alignment, dtype_of
@@ -79,7 +80,7 @@ class EngineDecoder:
         most_ranks = 0 if options.lora is None else options.lora.max_rank_sum
         self.adapters = adapter_memory(specs, most_ranks, dtype_of, self._stream)
         self._specs = [spec for spec in specs if not spec.is_kept and spec.feeder not in ("adapter", "slots")]
-        self.tokens = self._stream.empty((slots,), torch.int64)
+        self.tokens, self.calls = self._stream.empty((slots,), torch.int64), CallCounts()
         self._graphs: dict[StreamStep, CapturedGraph | None] = {}
         self._captured_sizes = {1}
         self._has_cuda_graphs = has_cuda_graphs
@@ -110,6 +111,7 @@ class EngineDecoder:
     def _run(self, call: Call, draw: Draw | None = None) -> None:
         """Put a call's work on the stream."""
         size = call.ids.shape[1]
+        self.calls.add(call.ids.size, int(call.counts.sum()))
         self._copy_inputs(call)
         step = self._step(call, draw)
         graph = self._graphs.get(step)

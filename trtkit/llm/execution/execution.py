@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -124,6 +125,21 @@ class AdapterSlots(Protocol):
         ...
 
 
+@dataclass
+class CallCounts:
+    """What a decoder has run. network_calls: of its network, with computed_tokens, of which padded_tokens are idle."""
+
+    network_calls: int = 0
+    computed_tokens: int = 0
+    padded_tokens: int = 0
+
+    def add(self, computed: int, used: int) -> None:
+        """Count a call."""
+        self.network_calls += 1
+        self.computed_tokens += computed
+        self.padded_tokens += computed - used
+
+
 class PackedCalls(Protocol):
     """A decoder whose network is packed."""
 
@@ -140,12 +156,14 @@ class DecoderExecution(Protocol):
 
     max_length: T, tokens a slot holds. max_prefill_length: the most new tokens of one row in one
     call. is_asynchronous: `forward` returns before it has computed. takes_ids: the network itself reads token ids, so
-    the host need not know them. tokens: [slots] int64, where it computes: what each slot drew last, for ids of -1.
+    the host need not know them. calls: what it has run. tokens: [slots] int64, where it computes: what each slot drew
+    last, for ids of -1.
     description: what computes, for people. head: what guesses tokens from hidden states, if it is open. next_hidden:
     what it reads of the last call's tokens, [R, S, D], or [R, D] after a head's own call; valid until the next.
     """
 
     tokens: torch.Tensor
+    calls: CallCounts
     slots: int
     max_length: int
     max_prefill_length: int

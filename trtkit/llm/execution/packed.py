@@ -55,6 +55,11 @@ class PackedCall:
         return self.rows + len(self.places) + self.idle
 
     @property
+    def used_tokens(self) -> int:
+        """Those of them that somebody reads."""
+        return int(self.decode.counts.sum()) + len(self.places)
+
+    @property
     def last_tokens(self) -> Ints:
         """Where the last token of each row of prompts is among all tokens [B]; any for rows of none."""
         last: Ints = np.maximum(self.rows + np.cumsum(self.prompts.counts) - 1, 0)

@@ -18,6 +18,7 @@ from trtkit.llm.execution.plan import dtype_of
 from trtkit.llm.execution.step import PromptSizes
 from trtkit.network.decoder import EMBEDS
 from trtkit.network.input_spec import ADAPTER_IDS, LOGIT_INDEX, PROMPT, TOKEN_TILE, kv_window, output_of_prompts
+from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,6 +65,7 @@ class PackedEngineDecoder(EngineDecoder):
         if prompts.counts.any():
             packed = self._filled(packed)
             step = self._mixed_step(packed)
+            self.calls.add(packed.tokens, packed.used_tokens)
             self._copy_mixed(packed)
             self._launch_mixed(packed, step)
         elif decode.runs_together:
@@ -72,9 +74,13 @@ class PackedEngineDecoder(EngineDecoder):
             self._run_groups(decode, draw)
             is_joined = True
         self._stream.hold_current()
-        logits = self._outputs.of(self._outputs.main, len(packed.logit_index), 1, is_joined=is_joined)
+        is_mixed = bool(packed.places.size)
+        count = len(packed.logit_index) if is_mixed else packed.rows
+        logits = self._outputs.of(self._outputs.main, count, 1, is_joined=is_joined)
         assert logits is not None
-        return logits
+        if is_mixed or len(packed.logit_index) == count:
+            return logits
+        return logits[to_device(packed.logit_index, logits.device)]
 
     def tokens_to_run(self, tokens: int, _most: int) -> int:
         """Return `tokens`: guesses are checked in rows of prompts, which are not captured."""

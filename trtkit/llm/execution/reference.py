@@ -11,6 +11,7 @@ import torch
 from trtkit.dtypes import DTYPES
 from trtkit.llm.execution.adapters import adapter_memory
 from trtkit.llm.execution.cached_places import NewTokens
+from trtkit.llm.execution.execution import CallCounts
 from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.pool_size import AS_LINEAR, PoolSize
@@ -57,7 +58,7 @@ class ReferenceDecoder:
         self.head: RankExecution | None = None
         self.next_hidden: torch.Tensor | None = None
         self.adapters = adapter_memory(network.inputs, network.max_ranks, lambda spec: hold(DTYPES[spec.dtype]))
-        self.tokens = torch.zeros(slots, dtype=torch.int64)
+        self.tokens, self.calls = torch.zeros(slots, dtype=torch.int64), CallCounts()
         self._appends = network.has_read_only_caches
         self.is_asynchronous, self.takes_ids = False, network.embeddings is None
         self.slots, self.max_length = slots, self.cache.max_length
@@ -94,6 +95,7 @@ class ReferenceDecoder:
     def _run_packed(self, packed: PackedCall) -> torch.Tensor:
         """Return logits [N, V] in fp32. Prompts' new keys and values are appended when the network has run."""
         outputs = self._executor.run(self.packed_inputs(packed))
+        self.calls.add(packed.tokens, packed.used_tokens)
         decode, kept = packed.decode, [spec for spec in self._own.specs if spec.updated]
         if self._appends and packed.rows:
             self.cache.append(_places_of(decode), {spec.name: outputs[spec.updated] for spec in kept})
@@ -136,6 +138,7 @@ class ReferenceDecoder:
     def _run(self, call: Call) -> torch.Tensor:
         """Return a call's logits in fp32, or hidden states."""
         outputs = self._executor.run(self._inputs(call))
+        self.calls.add(call.ids.size, int(call.counts.sum()))
         self.cache.keep(call.rows, {spec.name: outputs[spec.updated] for spec in self.cache.states})
         if self._appends:
             new = {spec.name: outputs[spec.updated] for spec in self._own.specs if spec.updated}

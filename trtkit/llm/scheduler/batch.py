@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MOST_PADDING = 1.25
 """Tokens that a call for prompts computes, for each that it is for: more costs more than a call of its own."""
+MOST_ATTENTION_PADDING, FREE_PLACES = 4, 512
+"""The same of a packed call, whose padding only attention computes; so many places cost less than reading weights."""
 
 
 @dataclass(frozen=True)
@@ -119,23 +121,39 @@ class _StoredBatch:
     pages: tuple[tuple[int, int, int], ...]
 
 
-def group_chunks(chunks: Sequence[Chunk], max_length: int) -> list[list[Chunk]]:
-    """Return chunks that one call takes together: neighbours of like size, so that padding stays small and fits."""
+@dataclass(frozen=True)
+class CallForm:
+    """What a call for prompts can be.
+
+    max_length: T, tokens of a slot. most_tokens: of a packed call, in which only attention has padding; None if it is
+    not packed. needs_neighbors: whether its slots have to be neighbors.
+    """
+
+    max_length: int
+    most_tokens: int | None = None
+    needs_neighbors: bool = True
+
+    def takes(self, group: Sequence[Chunk]) -> bool:
+        """Whether the last of a group's chunks may join the others: so that padding stays small and fits."""
+        counts = [chunk.count for chunk in group]
+        is_in_place = not self.needs_neighbors or group[-1].slot == group[-2].slot + 1
+        has_room = max(chunk.start for chunk in group) + max(counts) <= self.max_length
+        places, tokens = len(counts) * max(counts), sum(counts)
+        if self.most_tokens is None:
+            return is_in_place and has_room and places <= MOST_PADDING * tokens
+        is_small = places <= max(MOST_ATTENTION_PADDING * tokens, FREE_PLACES)
+        return is_in_place and has_room and tokens <= self.most_tokens and is_small
+
+
+def group_chunks(chunks: Sequence[Chunk], form: CallForm) -> list[list[Chunk]]:
+    """Return chunks that one call takes together."""
     groups: list[list[Chunk]] = []
     for chunk in sorted(chunks, key=lambda chunk: chunk.slot):
-        if groups and _fit([*groups[-1], chunk], max_length):
+        if groups and form.takes([*groups[-1], chunk]):
             groups[-1].append(chunk)
         else:
             groups.append([chunk])
     return groups
-
-
-def _fit(group: list[Chunk], max_length: int) -> bool:
-    """Whether a group's last chunk may join the others."""
-    counts = [chunk.count for chunk in group]
-    is_neighbour = group[-1].slot == group[-2].slot + 1
-    has_room = max(chunk.start for chunk in group) + max(counts) <= max_length
-    return is_neighbour and has_room and len(counts) * max(counts) <= MOST_PADDING * sum(counts)
 
 
 def are_scattered(slots: Ints) -> bool:

@@ -117,12 +117,13 @@ class SchedulerOptions(SharingOptions):
     """What a scheduler shares out: `slots` of `max_length` tokens.
 
     max_chunk: new tokens of a slot in one call. guesses: tokens that a decoding slot may write after its own, which are
-    guessed. shares_prefixes: whether requests find what others have cached; if not, only their own work after a
-    preemption.
+    guessed. is_packed: whether prompts share the calls of decoding slots. shares_prefixes: whether requests find what
+    others have cached; if not, only their own work after a preemption.
     """
 
     slots: int
     max_length: int
     max_chunk: int
     guesses: int = 0
+    is_packed: bool = False
     shares_prefixes: bool = True

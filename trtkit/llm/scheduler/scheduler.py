@@ -157,7 +157,9 @@ class Scheduler(Generic[T]):
         self._note_service(decode, chunks)
         if launched is None and self._preempted:
             decode = decode[self.slots.is_running[decode]]
-        return self._batch(decode, group_chunks(chunks, self.options.max_length))
+        return self._batch(
+            decode, group_chunks(chunks, self.options.call_form(has_pages=self.memory.pages is not None))
+        )
 
     def schedule_ahead(self, *, in_flight: bool = False) -> Batch:
         """Return a step of those who decode already. Raises as `schedule` does."""
@@ -392,6 +394,8 @@ class Scheduler(Generic[T]):
             target = first + int(self.slots.is_running[first:source].argmin())  # the first that is free, if any is
             if self.slots.is_running[target]:
                 break
+            if self._in_flight:  # the token that a slot draws is in that slot's place
+                raise TokensInFlight
             self.memory.move(source, target)
             self.running.move(source, target)
             self.changes += [SlotMoved(source, target), SlotLeft(source)]
