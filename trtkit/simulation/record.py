@@ -45,14 +45,14 @@ class Record:
 
     def begin(self, request: SimulatedRequest, now_s: float, shared: int, restored: int) -> None:  # noqa: ARG002
         """Count a prompt; see Recorder."""
-        if not request.metrics.preemptions and not request.is_handed_on:
-            self.shared_tokens += shared
+        self.match(request, shared)
+        if request.is_new:
             self.restored_tokens += restored
             self.prompt_tokens += request.prompt_tokens
 
     def match(self, request: SimulatedRequest, shared: int) -> None:
         """Count what is shared besides; see Recorder."""
-        if not request.metrics.preemptions and not request.is_handed_on:
+        if request.is_new:
             self.shared_tokens += shared
 
     def read(self, request: SimulatedRequest, chunk: Chunk, now_s: float) -> None:  # noqa: ARG002

@@ -82,6 +82,11 @@ class SimulatedRequest:
         return str(self.number)
 
     @property
+    def is_new(self) -> bool:
+        """Whether it has neither been preempted nor computed in part by another replica."""
+        return not self.metrics.preemptions and not self.is_handed_on
+
+    @property
     def max_new_tokens(self) -> int:
         """Tokens that it generates here."""
         return 1 if self.is_prompt_alone else self.output_tokens

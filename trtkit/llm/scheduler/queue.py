@@ -91,7 +91,7 @@ class RequestQueue(Generic[T]):
 
     def first(self) -> T | None:
         """Return the request whose turn it is."""
-        while self._lanes:
+        while self._places and self._lanes:
             key = min(self._lanes)
             users = self._lanes[key]
             for user, heap in list(users.items()):

@@ -392,18 +392,19 @@ class Scheduler(Generic[T]):
         """Move sequences that are far apart next to each other, where slots between are free; return their slots."""
         while decode.size and are_scattered(decode) and not self.running.groups:
             source = int(decode[-1])
-            free = np.flatnonzero(~self.slots.is_running[:source])
-            free = free[free > decode[0]]
-            if not free.size:
+            first = int(decode[0])
+            target = first + int(self.slots.is_running[first:source].argmin())  # the first that is free, if any is
+            if self.slots.is_running[target]:
                 break
             if self._in_flight:  # the token that a slot draws is in that slot's place
                 raise TokensInFlight
-            target = int(free[0])
             self.memory.move(source, target)
             self.running.move(source, target)
             self.changes += [SlotMoved(source, target), SlotLeft(source)]
             self.memory.leave(source)
-            decode = np.sort(np.append(decode[:-1], target))
+            place = int(decode.searchsorted(target))
+            decode[place + 1 :] = decode[place:-1]
+            decode[place] = target
         return decode
 
     def _leave(self, slot: int, *, is_findable: bool = True) -> T:

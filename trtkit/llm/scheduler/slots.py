@@ -100,15 +100,14 @@ class Slots:
         The source itself where it has ended and most of it is shared, or where no other is free; else an empty slot,
         or one of a few tokens, as a health check leaves; else the one that was left longest ago.
         """
-        is_free = ~self.is_running
-        others = np.flatnonzero(is_free & ((np.arange(self.count) != source) | (common == 0)))
-        can_go_on = bool(is_free[source]) and common > 0
-        if can_go_on and (2 * common >= self.cached[source] or not others.size):
+        free: Ints = (~self.is_running).nonzero()[0]
+        can_go_on = common > 0 and not self.is_running[source]
+        if can_go_on and (2 * common >= self.cached[source] or len(free) == 1):
             chosen = source
         else:
-            candidates = others if others.size else np.flatnonzero(is_free)
-            age = np.where(self.cached[candidates] > _FIRST_BLOCK, self._used[candidates], -1)
-            chosen = int(candidates[age.argmin()])
+            others = free[free != source] if can_go_on else free
+            age = np.where(self.cached[others] > _FIRST_BLOCK, self._used[others], -1)
+            chosen = int(others[age.argmin()])
         self.is_running[chosen] = True
         self.touch(chosen)
         return chosen
