@@ -11,6 +11,7 @@ import numpy as np
 from trtkit.errors import RequestError
 from trtkit.llm.scheduler.batch import (
     Batch,
+    CallForm,
     PrefixMatched,
     SlotChange,
     SlotLeft,
@@ -76,6 +77,9 @@ class Scheduler(Generic[T]):
         self.memory = SequenceMemory(self.layout, options, self.costs, self.statistics)
         self.slots = self.memory.slots
         self._budget = options.token_budget or options.max_chunk
+        is_packed, has_pages = options.is_packed, self.memory.pages is not None
+        most_tokens = options.max_chunk if is_packed else None
+        self._call_form = CallForm(options.max_length, most_tokens, needs_neighbors=not (is_packed and has_pages))
         self._in_flight = False
         self._preempted: list[int] = []
         self._service: Service[T] | None = None
@@ -157,9 +161,7 @@ class Scheduler(Generic[T]):
         self._note_service(decode, chunks)
         if launched is None and self._preempted:
             decode = decode[self.slots.is_running[decode]]
-        return self._batch(
-            decode, group_chunks(chunks, self.options.call_form(has_pages=self.memory.pages is not None))
-        )
+        return self._batch(decode, group_chunks(chunks, self._call_form))
 
     def schedule_ahead(self, *, in_flight: bool = False) -> Batch:
         """Return a step of those who decode already. Raises as `schedule` does."""
