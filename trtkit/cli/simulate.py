@@ -68,6 +68,8 @@ _OPTIONS = (
     click.option("--max-length", type=click.IntRange(2), metavar="N",
                  help="Tokens of a slot.  [default: the longest request]"),
     click.option("--prefill-budget", type=_COUNT, metavar="N", help="New tokens per step.  [default: 512]"),
+    click.option("--batching", type=click.Choice(["packed", "separate"]),
+                 help="Decoding and prompts share a call, or have one each.  [default: as MODEL's config says]"),
     click.option("--kv", type=click.Choice(["linear", "paged", "paged-in-place"]),
                  help="Caches: a slot per sequence, or pages, copied by each step or not.  [default: as MODEL's config "
                  "says]"),
@@ -147,6 +149,7 @@ def _measured(longest: int, options: Mapping[str, Any]) -> tuple[ReplicaOptions,
         page_tokens=page_tokens,
         host_tokens=_LONGEST,
         schedule=ScheduleOptions(options["schedule"]),
+        is_packed=options["batching"] == "packed",
     )
     return replica, (f"step times: {options['times']}", f"the host has room for {_LONGEST:,} tokens")
 
@@ -155,6 +158,7 @@ def _planned(
     path: str, longest: int, options: Mapping[str, Any], runner: Runner
 ) -> tuple[ReplicaOptions, tuple[str, ...]]:
     """Return replicas that run a model on a GPU, with the times of its roofline."""
+    from trtkit.builder.decoders import llm_options
     from trtkit.errors import SimulationError
     from trtkit.llm.scheduler import ScheduleOptions
     from trtkit.models.parallel import grid_of
@@ -190,6 +194,7 @@ def _planned(
         token_bytes=machine.token_bytes,
         schedule=ScheduleOptions(options["schedule"]),
         gpus=machine.gpus,
+        is_packed=(options["batching"] or llm_options(model.config).batching) == "packed",
     )
     holds = "each with room for the longest" if kv == "linear" else f"{pages} pages of {page_tokens} tokens"
     hardware = gpu.name if machine.gpus == 1 else f"{machine.gpus} {gpu.name}"

@@ -65,6 +65,7 @@ class Replica:
             most_imported_bytes=_ANY,
             host_cache_bytes=options.host_tokens * options.token_bytes,
             host_block_tokens=options.host_block_tokens,
+            is_packed=options.is_packed,
             shares_prefixes=options.block_tokens > 0,
         )
         self.scheduler: Scheduler[SimulatedRequest] = Scheduler(self._cache, shared, self._clock)
@@ -150,9 +151,15 @@ class Replica:
         run = self._run = _Run(batch, now_s, begin_s, math.inf, int(batch.decode.size > 0), cached=cached)
         if batch.decode.size:
             run.lines = self.options.times.decode_lines(int(batch.decode[-1] - batch.decode[0]) + 1)
-        if batch.prefill:
+        if batch.prefill and self.options.is_packed:
+            rows = int(batch.decode[-1] - batch.decode[0]) + 1 if batch.decode.size else 0
+            first, *others = ([(chunk.count, chunk.start + chunk.count) for chunk in group] for group in batch.prefill)
+            run.decode_s = self.options.times.mixed_s(rows, cached, first)  # with the first group
+            run.groups_s = [0.0, *(self.options.times.mixed_s(0, 0, group) for group in others)]
+        elif batch.prefill:
             run.decode_s = decode_s(run.lines, batch.decode.size, cached, 1) if batch.decode.size else 0.0
             run.groups_s = [self._group_s(group) for group in batch.prefill]
+        if batch.prefill:
             run.end_s = begin_s + run.decode_s + sum(run.groups_s)
             return
         self._set_steps(run, self.scheduler.steps_alike(batch))

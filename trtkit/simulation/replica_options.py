@@ -19,7 +19,7 @@ class ReplicaOptions:
     budget: new tokens of a step; those of a call if None. pages: of page_tokens tokens; None for slots of full length.
     block_tokens: of prompts' blocks that are shared; 0 if nothing is. host_tokens: that host memory has room for, each
     of token_bytes; host_block_tokens: of slots' caches that it keeps as one. min_shared_tokens: the shortest prefix
-    worth sharing. gpus: that share the model.
+    worth sharing. gpus: that share the model. is_packed: whether prompts share the calls of decoding slots.
     """
 
     times: StepTimes
@@ -36,3 +36,4 @@ class ReplicaOptions:
     min_shared_tokens: int = 16
     schedule: ScheduleOptions = DEFAULT_SCHEDULE
     gpus: int = 1
+    is_packed: bool = False

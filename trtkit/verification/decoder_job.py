@@ -16,6 +16,7 @@ from trtkit.builder.decoders import llm_options, open_decoder
 from trtkit.jobs.events import Phase, Progress, Verdict
 from trtkit.llm.execution import Call, CallTree, ReferenceDecoder, decoder_network
 from trtkit.llm.execution.network import head_network
+from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.pool_size import PoolSize
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.quantization_methods import FORMATS
@@ -216,7 +217,44 @@ def _corners(verifier: DecoderVerifier, prompts: list[Prompt], report: Listener)
     together = verifier.stepper.step([longest.ids] * _SLOTS, counts)
     rows = [(row[:count], whole[:count]) for row, count in zip(together, counts, strict=True)]
     shapes = {"input_ids": (len(counts), len(longest.ids)), "lengths": tuple(counts)}
-    return [*corners, _corner("slots of different lengths", shapes, rows, verifier)]
+    corners.append(_corner("slots of different lengths", shapes, rows, verifier))
+    if verifier.decoder.packed is not None:
+        pairs = mixed_pairs(verifier.decoder, verifier.reference, longest.ids)
+        corners.append(_corner("decoding and prompts in one call", {"input_ids": (len(pairs), 1)}, pairs, verifier))
+    return corners
+
+
+_PIECE = 5
+
+
+def mixed_pairs(
+    model: ReferenceDecoder, reference: TransformersReference, ids: Sequence[int]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the logits [S, V] of each row of packed calls, and the reference's.
+
+    Slots take turns to read a prompt's next piece; those that have begun decode meanwhile, as if its tokens were drawn.
+    """
+    assert model.packed is not None
+    expected, tokens = reference.logits(list(ids)), np.array(ids, np.int64)
+    read, pairs = np.zeros(_SLOTS, np.int64), []
+    for turn in range(2 * _SLOTS):
+        slot = turn % _SLOTS
+        decode = np.flatnonzero((read > 0) & (read < len(ids)) & (np.arange(_SLOTS) != slot))
+        count = min(_PIECE + turn, len(ids) - int(read[slot]))
+        if not count or (turn and not decode.size):
+            continue
+        rows = np.arange(decode[0], decode[-1] + 1) if decode.size else decode
+        drawn = tokens[np.minimum(read[rows], len(ids) - 1)][:, None]
+        decoding = Call(int(rows[0]) if rows.size else 0, drawn, read[rows], np.isin(rows, decode).astype(np.int64))
+        piece = tokens[None, read[slot] : read[slot] + count]
+        at = np.array([slot])
+        reading = Call(slot, piece, read[at], np.array([count]), scattered=at)
+        logits = model.packed.forward_packed(PackedCall(decoding, reading, np.arange(len(rows) + count)))
+        pairs += [(logits[row : row + 1], expected[read[s]][None]) for row, s in enumerate(rows) if s in decode]
+        pairs.append((logits[len(rows) :], expected[read[slot] : read[slot] + count]))
+        read[decode] += 1
+        read[slot] += count
+    return pairs
 
 
 def _ranks_corner(verifier: DecoderVerifier, prompts: list[Prompt]) -> Corner:
