@@ -100,8 +100,9 @@ def _environment() -> Environment:
 
 
 def _heading(title: str) -> str:
-    """Return a table's title as it stands over it on a page."""
-    return title[:1].upper() + title[1:]
+    """Return a table's title as it stands over it on a page: names such as `h200` stay as they are."""
+    is_name = any(letter.isdigit() for letter in title.partition(" ")[0])
+    return title if is_name else title[:1].upper() + title[1:]
 
 
 def _sortable(value: float) -> str:
