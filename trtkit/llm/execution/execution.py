@@ -144,9 +144,9 @@ class PackedCalls(Protocol):
     """A decoder whose network is packed."""
 
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
-        """Run slots that decode and slots that read prompts at once; return fp32 logits [N, V] of the wanted tokens.
+        """Run slots that decode and slots that read prompts at once; return fp32 logits [N, V] of the requested tokens.
 
-        Those of a call without prompts are of its rows in order, and `draw` follows. See `forward`.
+        draw: what follows a step without prompts, whose logits are those of its rows in order. See `forward`.
         """
         ...
 

@@ -106,7 +106,7 @@ def bundle_network(bundle: Bundle, rank: int = 0, *, has_all_logits: bool = Fals
     manifest = bundle.manifest
     layers, options, decoder = None, llm_options(manifest.config), manifest.decoder
     assert decoder is not None
-    gives_all = options.logits == "all" or options.batching == "packed"  # whichever tokens' logits are wanted
+    gives_all = options.logits == "all" or options.batching == "packed"  # of any tokens that a call names
     if not has_all_logits or gives_all:
         layers = bundle.layers(rank=rank)
     if layers is None:

@@ -23,7 +23,7 @@ class PackedCall:
 
     decode: neighboring slots, a token each. prompts: other slots, any number of tokens each; a row of none is idle.
     They are neighbors, too, if caches are linear.
-    logit_index: [N], the tokens whose logits are wanted, by their place among all.
+    logit_index: [N], the tokens whose logits the network gives, by their place among all.
     idle: tokens after these that nobody reads, so that the network computes a number of them that suits its kernels.
     """
 
@@ -34,7 +34,7 @@ class PackedCall:
 
     @classmethod
     def of(cls, call: Call, *, has_all_logits: bool) -> PackedCall:
-        """Return a call by itself: its rows decode if they have one token each, or else read prompts.
+        """Return a call of one kind as a packed one: its rows decode if they have one token each, or else read prompts.
 
         Logits are of each row's last token, or of all tokens; see `shaped`.
         """
@@ -148,7 +148,7 @@ class PackedCall:
         return NewTokens(slots, starts, torch.ones_like(starts), pages)
 
     def shaped(self, logits: torch.Tensor, *, has_all_logits: bool) -> torch.Tensor:
-        """Return the logits of a call by itself as `DecoderExecution.forward` does: [R, V], or [R, S, V] of all."""
+        """Return the logits of a call of one kind as `DecoderExecution.forward` does: [R, V], or [R, S, V] of all."""
         if not has_all_logits:
             return logits
         if self.rows:
