@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trtkit.builder.decoders import llm_options
 from trtkit.builder.jobs import DIGEST, LIST_KERNELS
 from trtkit.builder.stages import bundle_stages
 from trtkit.builder.write_stages import stage_request
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from trtkit.network.record import NetworkRecord
 
 
-_PHASES = ("prefill", "decode")  # the profiles of a language model and of its head, as `decoder_profiles` gives them
+# The profiles of a language model and of its head, as `decoder_profiles` gives them, and those of a packed one.
+_PHASES, _PACKED_PHASES = ("prefill", "decode"), ("mixed", "decode")
 
 
 def bundle_fusions(bundle: Bundle, runner: Runner) -> Iterator[tuple[Fusion, NetworkRecord]]:
@@ -44,7 +46,8 @@ def bundle_fusions(bundle: Bundle, runner: Runner) -> Iterator[tuple[Fusion, Net
             raise BuildError(what, stage.name, "leave out `--fusion`")
         for profile, record in enumerate(listed.records):
             kernels = [kernel for kernel in listed.kernels if kernel.profile == profile]
-            phase = _PHASES[profile] if stage.writer in ("decoder", "speculator") else ""
+            phases = _PACKED_PHASES if llm_options(manifest.config).batching == "packed" else _PHASES
+            phase = phases[profile] if stage.writer in ("decoder", "speculator") else ""
             ranks = manifest.grid.ranks if stage.writer == "decoder" else 1
             fusion = replace(fuse(stage.name, record, kernels, phase), ranks=ranks)
             yield compare_with_plan(fusion, bundle.engine_path(stage.name)), record

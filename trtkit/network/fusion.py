@@ -37,7 +37,7 @@ class FusedKernel:
 
 @dataclass(frozen=True)
 class Fusion:
-    """A profile's network as kernels. phase: `prefill` or `decode` of a language model or its head, empty for others.
+    """A profile's network as kernels. phase: `prefill` (`mixed` if packed) or `decode` of a language model or its head.
 
     shapes: of its inputs, at which bytes are counted.
     absent: layers in no kernel: constants, views, and what TensorRT computed when it built. bytes_apart: what the other
