@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.covering import spec_of
 from tests.decoder_case import LATENT, NO_HEAD_DIM, Case, case
 from tests.decoder_cases import CASES
 from tests.decoders import Runner, T, builds, graph_of, model_of, relative_rms
@@ -31,7 +32,7 @@ IDS = torch.randint(3, 67, (6, 21), generator=torch.Generator().manual_seed(1))
 EXPANDED = DecoderOptions(FP32, T, has_all_logits=True, expands_latent=True)
 MINICPM = {**LATENT, "scale_emb": 3, "scale_depth": 1.2, "dim_model_base": 16}
 VALUES = [case(f"values-of-{size}", "minicpm3", *NO_HEAD_DIM, **{**MINICPM, "v_head_dim": size}) for size in (16, 18)]
-FAMILIES = [*(each for each in CASES if any(own.latent for own in model_of(each).spec.attentions)), *VALUES]
+FAMILIES = [*(each for each in CASES if any(own.latent for own in spec_of(each).attentions)), *VALUES]
 families = pytest.mark.parametrize("case", FAMILIES, ids=str)
 
 
