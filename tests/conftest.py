@@ -81,6 +81,11 @@ def pytest_collection_finish() -> None:
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
+def pytest_unconfigure() -> None:
+    """Let the interpreter free what `young_garbage` froze: some libraries report what is left as leaks."""
+    gc.unfreeze()
+
+
 class Scheduling(LoadFileScheduling):
     """A file's tests run in one process, and so do those of a folder in `SHARING`."""
 

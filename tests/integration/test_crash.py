@@ -29,7 +29,7 @@ def config(workspace: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("command", ["build", "inspect"])
+@pytest.mark.parametrize("command", ["build", pytest.param("inspect", marks=pytest.mark.slow)])
 def test_unsupported_operators_are_reported_all_at_once_with_advice(
     command: str, workspace: Path, config: Path, refuses: Callable[..., str]
 ) -> None:
