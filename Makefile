@@ -82,6 +82,10 @@ test-docs: $(STAMPS)/dev ## Build the site of the docs, strictly as `make docs`,
 test-install: $(STAMPS)/dev ## Test the wheel, its extra `onnx` and the constraints.
 	$(PYTEST) -m "$(QUICK) and install" tests/integration/test_install.py
 
+# One run collects once, shares servers, and has both processes busy to the end.
+test-ci: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Run the tests of those four at once, as CI does.
+	$(PYTEST) -m "$(QUICK)"
+
 slow: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Run all that `make test` leaves out: every shipped config is built.
 	$(PYTEST) -m "(slow or $(APART)) and not conformance"
 
@@ -136,4 +140,4 @@ gpu-report: $(STAMPS)/demo ## Write docs/gpu.md from benchmarks/gpu/, what the k
 clean: ## Remove the environment and what was built.
 	rm -rf $(VENV) bundles build dist
 
-.PHONY: help install demo triton unit test test-servers test-docs test-install slow conformance harness lint types layers docs check format bench ops-report gpu-kit gpu-report clean
+.PHONY: help install demo triton unit test test-servers test-docs test-install test-ci slow conformance harness lint types layers docs check format bench ops-report gpu-kit gpu-report clean

@@ -72,8 +72,8 @@ def answers(bundle: Path) -> list[BoxesAnswer]:
 @pytest.mark.parametrize(
     ("layout", "precision", "most", "opset"),
     [
-        ("channels-first", "fp32", 40, 17),
-        ("anchors", "fp32", 40, 17),
+        pytest.param("channels-first", "fp32", 40, 17, marks=pytest.mark.slow),
+        pytest.param("anchors", "fp32", 40, 17, marks=pytest.mark.slow),
         ("channels-first", "fp16", 40, 17),
         ("anchors", "fp32", 3, 13),
     ],
