@@ -37,6 +37,8 @@ WORK: dict[str, dict[str, Any]] = {
     "overlap, small budget": {"overlap": True, "token_budget": 3},
     "speculation": {"proposer": LookupProposer(4, shortest=1)},
 }
+LAST = "overlap, small budget"
+EVERY_TIME = set(zip(("small budget", "overlap", "plain"), ONE_OF_EACH, strict=True))
 families = pytest.mark.parametrize("model_type", RECURRENT)
 
 pytestmark = pytest.mark.usefixtures("caches")
@@ -53,7 +55,7 @@ def continued(r: random.Random, asked: Asked, tokens: list[int]) -> Asked:
 @pytest.mark.parametrize(
     ("kind", "model_type"),
     slow_unless(
-        lambda kind, family: kind == "overlap, small budget" or (family in ONE_OF_EACH and kind != "speculation"),
+        lambda kind, family: (kind, family) in EVERY_TIME or (kind == LAST and family in ONE_OF_EACH),
         itertools.product(WORK, RECURRENT),
     ),
 )
