@@ -89,8 +89,12 @@ def test_requests_that_come_and_go_get_what_each_gets_alone(kind: str, model_typ
     assert is_clean(tested)
 
 
-@families
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("model_type", "overlap"),
+    slow_unless(
+        lambda family, overlap: family in ONE_OF_EACH or not overlap, itertools.product(RECURRENT, (False, True))
+    ),
+)
 def test_a_prompt_reuses_only_what_it_begins_with_all_of(model_type: str, overlap: bool) -> None:
     tested, greedy = engine(1, model_type, min_shared_tokens=4, overlap=overlap), {"temperature": 0, "max_tokens": 9}
     first = answer(tested, PROMPT, **greedy, ignore_eos=True)
@@ -201,7 +205,7 @@ def test_quantized_caches_are_refused(model_type: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "model_type"),
-    slow_unless(lambda kind, family: kind == "lookup" or family in ONE_OF_EACH, itertools.product(GUESSED, RECURRENT)),
+    slow_unless(lambda _, family: family in ONE_OF_EACH, itertools.product(GUESSED, RECURRENT)),
 )
 def test_speculation_changes_no_token(kind: str, model_type: str) -> None:
     """Rows accept different numbers of guesses; a draft model has states of its own, too."""
