@@ -89,6 +89,11 @@ test-ci: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Run the tests of tho
 slow: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Run all that `make test` leaves out: every shipped config is built.
 	$(PYTEST) -m "(slow or $(APART)) and not conformance"
 
+mutants: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Plant 100 small faults, and list those that no test of `make test` notices.
+	@rm -rf build/statements
+	$(PYTEST) -p tests.statements --statements build/statements -m "$(QUICK) and not ($(APART))"
+	$(BIN)/python -m tests.mutants build/statements build/mutants.json
+
 # In an environment on top of .venv: it brings some forty packages that nothing else here needs.
 $(STAMPS)/harness: $(STAMPS)/dev
 	@echo "installing lm-evaluation-harness into $(VENV)/harness"
@@ -140,4 +145,4 @@ gpu-report: $(STAMPS)/demo ## Write docs/gpu.md from benchmarks/gpu/, what the k
 clean: ## Remove the environment and what was built.
 	rm -rf $(VENV) bundles build dist
 
-.PHONY: help install demo triton unit test test-servers test-docs test-install test-ci slow conformance harness lint types layers docs check format bench ops-report gpu-kit gpu-report clean
+.PHONY: help install demo triton unit test test-servers test-docs test-install test-ci slow mutants conformance harness lint types layers docs check format bench ops-report gpu-kit gpu-report clean

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trtkit.files import replace_file
+from trtkit.jobs.runner import inline_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def bundle(workspace: Path, trtkit: Callable[..., Ran]) -> Path:
-    """The bundle `b` of an ONNX file that holds one product of matrices."""
+    """The bundle `b` of an ONNX file that holds one product of matrices, built in this process for every test."""
     from tests import models
 
     models.save(models.matmul(), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    assert trtkit("build", "m.yaml", "-o", "b").code == 0
+    with inline_jobs():
+        assert trtkit("build", "m.yaml", "-o", "b").code == 0
     return workspace / "b"
 
 
