@@ -77,7 +77,7 @@ HOT = {"temperature": 40.0, "seed": 4}
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "medusa"])
-@pytest.mark.parametrize("tree", [None, 3, 12])
+@pytest.mark.parametrize("tree", [None, pytest.param(3, marks=pytest.mark.slow), 12])
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 0.9, "seed": 3}, HOT])
 def test_head_changes_no_token(kind: str, tree: int | None, params: dict[str, Any]) -> None:
     host = {"host_cache_bytes": 10**6, "host_block_tokens": PAGE_TOKENS}

@@ -13,6 +13,9 @@ from tests.text_encoders import CASES, builds, make_encoder, texts
 if TYPE_CHECKING:
     from pathlib import Path
 
+WITH_HEADS = {"bert", "distilbert", "modernbert"}
+"""Families of different blocks, of which every head is built; the others have BERT's."""
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_outputs_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
@@ -28,4 +31,5 @@ def test_outputs_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
         largest = max(float(getattr(wanted, name).norm()) for name in case.outputs)  # one number may be near zero
         for name in case.outputs:
             assert (found[name] - getattr(wanted, name)).norm() <= 1e-5 * largest, (rows, tokens, name)
-    assert builds(encoder, most)
+    if case.model_type in WITH_HEADS or case.architecture.endswith("Model"):
+        assert builds(encoder, most)
