@@ -12,6 +12,7 @@ from transformers.generation import logits_process
 from benchmarks.measure import interleaved, seconds, summary, write
 from trtkit.llm.engine import LLMEngine, Request
 from trtkit.llm.execution import KvCache
+from trtkit.llm.execution.execution import CallCounts
 from trtkit.llm.sampling.params import SamplingParams
 from trtkit.llm.sampling.settings import Settings, Vocabulary
 from trtkit.llm.scheduler.memory import SchedulerOptions
@@ -46,7 +47,7 @@ class Nothing:
 
     max_length, max_prefill_length = 4096, 2048
     has_all_logits, takes_ids, description, adapters = False, True, "nothing", None
-    head = next_hidden = None
+    head = next_hidden = packed = None
 
     def __init__(self, slots: int = SLOTS, vocabulary: int = VOCABULARY, *, is_asynchronous: bool = False) -> None:
         self.slots, self.vocab_size, self.is_asynchronous = slots, vocabulary, is_asynchronous
@@ -54,7 +55,7 @@ class Nothing:
         self.cache = KvCache(
             [InputSpec("past", "fp32", shape, "cache")], slots, self.max_length, lambda _: torch.float32
         )
-        self.tokens = torch.zeros(slots, dtype=torch.int64)
+        self.tokens, self.calls = torch.zeros(slots, dtype=torch.int64), CallCounts()
         self.logits = torch.randn(slots, vocabulary, generator=torch.Generator().manual_seed(0))
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:  # noqa: ARG002  # a protocol's name

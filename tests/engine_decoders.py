@@ -16,6 +16,8 @@ from trtkit.llm.execution import Call
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
+
     from tests.decoder_case import Case
     from trtkit.bundle.bundle import Bundle
     from trtkit.llm.execution import DecoderExecution
@@ -39,7 +41,7 @@ def greedy(execution: DecoderExecution, prompts: np.ndarray, steps: int) -> tupl
     """Return tokens and logits of `steps` tokens for prompts [R, S]; every other step runs slot 0 by itself, last."""
     rows, length = prompts.shape
     starts, counts = np.zeros(rows, np.int64), np.full(rows, length)
-    logits = execution.forward(Call(0, prompts, starts, counts)).cpu().numpy().copy()
+    logits = _last(execution.forward(Call(0, prompts, starts, counts)))
     tokens, all_logits = [], [logits]
     for step in range(steps):
         tokens.append(logits.argmax(-1))
@@ -48,9 +50,14 @@ def greedy(execution: DecoderExecution, prompts: np.ndarray, steps: int) -> tupl
         ids = tokens[-1][first:, None]
         call = Call(first, ids, starts[first:], np.ones(rows - first, np.int64))
         logits = logits.copy()
-        logits[first:] = execution.forward(call).cpu().numpy()
+        logits[first:] = _last(execution.forward(call))
         if first:
             one = Call(0, tokens[-1][:1, None], starts[:1], np.ones(1, np.int64))
-            logits[:1] = execution.forward(one).cpu().numpy()
+            logits[:1] = _last(execution.forward(one))
         all_logits.append(logits)
     return tokens, all_logits
+
+
+def _last(logits: torch.Tensor) -> np.ndarray:
+    """Return a copy of the logits of each row's last token [R, V]."""
+    return (logits[:, -1] if logits.dim() == 3 else logits).cpu().numpy().copy()

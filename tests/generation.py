@@ -47,10 +47,15 @@ def network_of(
     page_tokens: int | None = None,
     in_place: bool = False,
     expands_latent: bool = False,
+    is_packed: bool = False,
 ) -> DecoderNetwork:
-    """Return a case's network in fp32. in_place: it reads pages where they are, by the op's lowering here."""
+    """Return a case's network in fp32. in_place: it reads pages where they are, by the op's lowering here.
+
+    is_packed: as far as its layers can be.
+    """
     model = model_of(case)
     options = {"page_tokens": page_tokens, "has_pages_in_place": in_place, "expands_latent": expands_latent}
+    options["is_packed"] = is_packed and not model.spec.states
     graph = graph_of(model, DecoderOptions(FP32, length, has_all_logits=has_all_logits, **options))
     sizes = model.spec.vocab_size, length, MAX_PREFILL, has_all_logits
     return DecoderNetwork(graph.layers(), graph.inputs, *sizes, has_read_only_caches=page_tokens is not None)
@@ -63,12 +68,13 @@ def decoder(
     has_all_logits: bool = False,
     pages: int | None = None,
     in_place: bool = False,
+    is_packed: bool = False,
 ) -> ReferenceDecoder:
     """Return a tiny model in fp64: how its tokens are batched cannot be told from its logits.
 
     pages: of its caches; None for linear ones. in_place: they are read where they are.
     """
-    paged = {"page_tokens": None if pages is None else PAGE_TOKENS, "in_place": in_place}
+    paged = {"page_tokens": None if pages is None else PAGE_TOKENS, "in_place": in_place, "is_packed": is_packed}
     network = network_of(case_of(model_type), has_all_logits=has_all_logits, **paged)
     return ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages))
 
@@ -98,26 +104,30 @@ def engine(slots: int = 4, model_type: str = "llama", **options: Any) -> LLMEngi
 
     Its clock stands still: what is kept on the host does not depend on how busy the machine is.
     """
-    has_all_logits, (pages, in_place) = options.get("proposer") is not None, _pages[-1]
+    has_all_logits, (pages, in_place, is_packed) = options.get("proposer") is not None, _caches[-1]
     options = {"clock": lambda: 0.0, **options}
-    opened = decoder(model_type, slots, has_all_logits=has_all_logits, pages=pages, in_place=in_place)
+    how = {"pages": pages, "in_place": in_place, "is_packed": is_packed}
+    opened = decoder(model_type, slots, has_all_logits=has_all_logits, **how)
     return LLMEngine(opened, EngineOptions(**options))
 
 
-_pages: list[tuple[int | None, bool]] = [(None, False)]
+_caches: list[tuple[int | None, bool, bool]] = [(None, False, False)]
 
 
 @contextmanager
-def caches_of(pages: int | None, *, in_place: bool = False) -> Iterator[None]:
-    """Let engines have caches of so many pages; None: linear ones. in_place: they are read where they are."""
-    _pages.append((pages, in_place))
+def caches_of(pages: int | None, *, in_place: bool = False, is_packed: bool = False) -> Iterator[None]:
+    """Let engines have caches of so many pages; None: linear ones. in_place: they are read where they are.
+
+    is_packed: decoding and prompts share calls.
+    """
+    _caches.append((pages, in_place, is_packed))
     yield
-    _pages.pop()
+    _caches.pop()
 
 
 def reusable(tokens: int) -> int:
     """Return how many tokens of a beginning are found: full pages, if caches are paged."""
-    return tokens if _pages[-1][0] is None else tokens - tokens % PAGE_TOKENS
+    return tokens if _caches[-1][0] is None else tokens - tokens % PAGE_TOKENS
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from trtkit.network.foreign import Fact, Refusal
 from trtkit.network.graph import Graph
 from trtkit.network.host_array import array_dtype
 from trtkit.network.ops.attention import attention_from_primitives
-from trtkit.network.ops.kv_cache import append, append_quantized, head_tables, pages_of
+from trtkit.network.ops.kv_cache import append, append_quantized, index_of_pages
 from trtkit.network.ops.mask import appended_positions, cached_positions, causal_mask
 from trtkit.network.ops.shape import unsqueeze
 from trtkit.network.plugin import refusal
@@ -95,13 +95,13 @@ def test_language_models_attend_to_gathered_pages_alike(trial: Trial) -> None:
     q, key_pool, value_pool, new_key, new_value, table, lengths, counts, *sinks = (
         graph.input(f"x{index}", array_dtype(x), x.shape) for index, x in enumerate(arrays)
     )
-    tables = head_tables(table, key_pool.shape[1])
+    index = index_of_pages(table, key_pool.shape[1])
     if attributes.quantization == "none":
-        keys, values = append(pages_of(key_pool, tables), new_key), append(pages_of(value_pool, tables), new_value)
+        keys, values = append(index.of(key_pool), new_key), append(index.of(value_pool), new_value)
     else:
         window = graph.constant(np.arange(table.shape[1] * key_pool.shape[2], dtype=np.int32), "window")
-        keys, _ = append_quantized(key_pool, tables, new_key, attributes.key_scale, window)
-        values, _ = append_quantized(value_pool, tables, new_value, attributes.value_scale, window)
+        keys, _ = append_quantized(key_pool, index, new_key, attributes.key_scale, window)
+        values, _ = append_quantized(value_pool, index, new_value, attributes.value_scale, window)
     positions = unsqueeze(lengths, 1) + graph.constant(np.arange(q.shape[2], dtype=np.int32).reshape(1, -1), "steps")
     in_pages = cached_positions(graph, keys.shape[2] - q.shape[2])
     columns = appended_positions(positions, lengths, in_pages)

@@ -46,12 +46,18 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=["linear", "paged", pytest.param("in-place", marks=pytest.mark.slow)])
+CACHES = ["linear", "paged", "packed", "packed, paged", pytest.param("in-place", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=CACHES)
 def caches(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Tests of generation run with slots of full length, and with too few pages for all slots."""
+    """Tests of generation run with slots of full length, and with too few pages for all slots; in packed calls, too."""
     from tests.generation import FEW_PAGES, caches_of
 
-    with caches_of(None if request.param == "linear" else FEW_PAGES, in_place=request.param == "in-place"):
+    pages, is_packed = FEW_PAGES, request.param.startswith("packed")
+    if request.param in ("linear", "packed"):
+        pages = None
+    with caches_of(pages, in_place=request.param == "in-place", is_packed=is_packed):
         yield request.param
 
 

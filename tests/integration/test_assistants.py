@@ -10,7 +10,7 @@ import torch
 
 from tests.assistants import assistant, decoder_with_assistant
 from tests.decoders import model_of, relative_rms
-from tests.generation import PAGE_TOKENS, SLOTS, Asked, _pages, alone, case_of, is_clean, run
+from tests.generation import PAGE_TOKENS, SLOTS, Asked, _caches, alone, case_of, is_clean, run
 from trtkit.llm.engine import EngineOptions, LLMEngine
 from trtkit.llm.engine.heads import AssistantProposer
 from trtkit.verification.speculators.gemma4_assistant import what_assistants_read
@@ -50,7 +50,7 @@ class Recorded(AssistantProposer):
 
 
 def engine(kind: type[AssistantProposer] = AssistantProposer, tree: int | None = None, **options: Any) -> LLMEngine:
-    pages, in_place = _pages[-1]
+    pages, in_place, _ = _caches[-1]
     model = decoder_with_assistant(SLOTS, pages, in_place=in_place, has_tree=tree is not None)
     return LLMEngine(model, EngineOptions(proposer=kind(model, 3, tree), clock=lambda: 0.0, **options))
 

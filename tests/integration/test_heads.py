@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.decoders import model_of, relative_rms
-from tests.generation import PAGE_TOKENS, SLOTS, Asked, _pages, alone, case_of, is_clean, run
+from tests.generation import PAGE_TOKENS, SLOTS, Asked, _caches, alone, case_of, is_clean, run
 from tests.heads import LAYERS, decoder_with_head, saved_head, torch_head
 from trtkit.builder.speculators.head import open_speculator
 from trtkit.llm.engine import HEAD_PROPOSERS, Eagle3Proposer, EngineOptions, LLMEngine
@@ -61,7 +61,7 @@ def engine(
     tree: int | None = None,
     **options: Any,
 ) -> LLMEngine:
-    pages, in_place = _pages[-1]
+    pages, in_place, _ = _caches[-1]
     model = decoder_with_head(SLOTS, pages, kind, in_place=in_place, has_tree=tree is not None)
     guesser = (proposer or HEAD_PROPOSERS[kind])(model, 3, tree)
     return LLMEngine(model, EngineOptions(proposer=guesser, clock=lambda: 0.0, **options))

@@ -178,7 +178,6 @@ def test_a_call_that_does_not_go_on_from_the_states_is_refused(model_type: str) 
         with pytest.raises(ExecutionError, match=f"states of slot 1 have read 8 tokens, not {start}\n"):
             read(start, 1)
     for work in (
-        lambda: model.cache.share(1, 0, 7),
         lambda: model.cache.copy(1, 0, slice(0, 7)),
         lambda: model.cache.save(1, 7),
     ):

@@ -146,16 +146,15 @@ def test_who_gives_way_is_kept_or_computed_again_by_what_takes_less_time(
     What a copy takes is known after the first one: until then it is taken for fast.
     """
     tested = clocked_engine(1, lambda call: float(call.counts.max()), host_block_tokens=4, min_shared_tokens=1)
-    clock, tier = tested.execution, tested.host.blocks
+    clock, blocks = tested.execution, tested._state.transfers._blocks
     assert isinstance(clock, ClockedDecoder)
-    assert tier is not None
-    save = tier._blocks.save
+    save = blocks.save
 
     def slow_save(places: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:
         clock.now_s += seconds_per_block * len(places)
         return save(places, rows)
 
-    monkeypatch.setattr(tier._blocks, "save", slow_save)
+    monkeypatch.setattr(blocks, "save", slow_save)
     params = (("max_tokens", 12), ("ignore_eos", True), ("temperature", 0))
     low = [Asked(tuple(range(5 + index, 25 + index)), params) for index in range(4)]
     high = Asked((50, 51), (("max_tokens", 2), ("temperature", 0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,13 +23,13 @@ from trtkit.models.rope import original_length
 from trtkit.models.weights import find_weights, model_weights, stored_spec
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
-from trtkit.network.input_spec import ProfileShapes
+from trtkit.network.input_spec import LOGIT_INDEX, TOKEN_TILE, ProfileShapes, kv_window
 from trtkit.network.speculators.registry import build_speculator
 from trtkit.sources import decoder_source
 from trtkit.sources.checkpoint import converted_elements
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from trtkit.builder.speculators.opened import OpenedSpeculator
@@ -192,6 +193,9 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     if options.kv == "paged" and not spec.attentions:
         what = "`llm.kv: paged` does not apply to a model without attention: it has no KV caches"
         problems.append(Problem(what, "llm.kv", "leave it out"))
+    if options.batching == "packed" and (obstacle := _obstacle_to_packing(spec, config)):
+        what = f"`packed` does not work with {obstacle} yet: decoding and prompts have a call each"
+        problems.append(Problem(what, "llm.batching", "use `separate`"))
     if problems:
         raise ConfigError(f"the config does not fit {opened.where}", problems)
     grid = grid_of(config)
@@ -204,6 +208,19 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
         fix = f"use fewer stages, so that the first one has layer {first}, or `llm.kv: linear`"
         raise ConfigError(f"the config does not fit {opened.where}", [Problem(what, "llm.kv", fix)])
     return spec
+
+
+def _obstacle_to_packing(spec: DecoderSpec, config: ModelConfig) -> str:
+    """Return what keeps decoding and prompts from sharing a call; empty if nothing does."""
+    options = llm_options(config)
+    obstacles = {
+        "recurrent layers": bool(spec.states),
+        "an encoder": spec.reads_encoder,
+        "a draft head": options.speculator is not None,
+        "`llm.hidden_states`": options.hidden_states,
+        "several ranks": grid_of(config) != SINGLE,
+    }
+    return next((name for name, is_there in obstacles.items() if is_there), "")
 
 
 def llm_options(config: ModelConfig) -> LlmOptions:
@@ -232,11 +249,12 @@ def network_options(model: StagedModel, logits: Literal["all", "last"] | None = 
         has_visible_lengths=model.images is not None and model.images.has_whole_images,
         expands_latent=options.latent_attention == "expanded",
         experts=options.experts,
+        is_packed=options.batching == "packed",
     )
 
 
 def decoder_profiles(inputs: Sequence[InputSpec], options: LlmOptions) -> tuple[ResolvedProfile, ...]:
-    """Return the profiles `prefill` and `decode`."""
+    """Return the profiles `prefill` and `decode`, or of a packed network `mixed` and `decode`."""
     batch = {"min": 1, "opt": max(1, options.max_batch_size // 2), "max": options.max_batch_size}
     prefill = {"min": 1, "opt": max(1, options.max_prefill_length // 2), "max": options.max_prefill_length}
     decode = {"min": 1, "opt": 1, "max": 1}
@@ -251,7 +269,38 @@ def decoder_profiles(inputs: Sequence[InputSpec], options: LlmOptions) -> tuple[
     if options.lora is not None:
         most = options.lora.max_rank_sum
         sizes["adapter_rank"] = {"min": 0, "opt": max(1, most // 2), "max": most}
+    if any(spec.name == LOGIT_INDEX for spec in inputs):
+        return tuple(_profile(inputs, {**sizes, **own}) for own in _packed_sizes(batch, prefill, sizes, options))
     return tuple(_profile(inputs, {**sizes, "new_tokens": new}) for new in (prefill, decode))
+
+
+_Sizes = Mapping[str, int]
+
+
+def _packed_sizes(
+    batch: _Sizes, prefill: _Sizes, sizes: Mapping[Role, _Sizes], options: LlmOptions
+) -> Iterator[dict[Role, _Sizes]]:
+    """Yield the sizes of mixed steps, in which both groups have a row, and of steps without prompts.
+
+    A range from 0 has no kernels, and TensorRT leaves out what it computes of exactly 0 rows.
+    """
+    most = {**prefill, "max": most_prompt_tokens(options)}
+    tokens = {kind: batch[kind] + most[kind] for kind in batch}
+    logits = tokens if options.logits == "all" else batch
+    pages = sizes.get("row_pages", prefill)
+    mixed: dict[Role, _Sizes] = {"prompts": batch, "prompt_length": prefill, "prompt_tokens": most, "tokens": tokens}
+    yield mixed | {"prompt_window": sizes["kv_window"], "prompt_pages": pages, "logit_rows": logits}
+    none, one = (dict.fromkeys(batch, size) for size in (0, 1))
+    page = options.page_size or 1
+    columns = -(-kv_window(1, options.max_sequence_length) // page)
+    window, columns_of_none = (dict.fromkeys(batch, size) for size in (columns * page, columns))
+    decode: dict[Role, _Sizes] = {"prompts": none, "prompt_length": one, "prompt_tokens": none, "tokens": batch}
+    yield decode | {"prompt_window": window, "prompt_pages": columns_of_none, "logit_rows": batch}
+
+
+def most_prompt_tokens(options: LlmOptions) -> int:
+    """Return how many tokens of prompts a packed call takes, with idle ones that fill the last tile."""
+    return options.max_prefill_length + TOKEN_TILE - 1
 
 
 def _profile(inputs: Sequence[InputSpec], sizes: Mapping[Role, Mapping[str, int]]) -> ResolvedProfile:

@@ -13,14 +13,14 @@ from trtkit.network.blocks.norm import norm_block
 from trtkit.network.blocks.streams import from_streams, per_layer_vectors, to_streams
 from trtkit.network.blocks.weights import LowRankInputs, Weights
 from trtkit.network.host_array import COMPUTE_TYPES
-from trtkit.network.input_spec import BATCH, NEW_TOKENS, Axis, InputSpec
+from trtkit.network.input_spec import BATCH, LOGIT_INDEX, NEW_TOKENS, ONE, TOKENS, Axis, InputSpec
 from trtkit.network.layer_inputs import LayerInputs, scheduled_inputs
 from trtkit.network.ops.activation import tanh
 from trtkit.network.ops.arithmetic import cast
 from trtkit.network.ops.collective import all_gather_last
-from trtkit.network.ops.gather import embedding, embedding_of_share, token_at
+from trtkit.network.ops.gather import embedding, embedding_of_share, entries, token_at
 from trtkit.network.ops.linear import linear
-from trtkit.network.ops.shape import take
+from trtkit.network.ops.shape import reshape, take
 from trtkit.network.rope_tables import sinusoid_table
 from trtkit.network.speculators.eagle3 import fused
 from trtkit.network.speculators.names import NEXT_DRAFT_HIDDEN
@@ -67,6 +67,14 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     Layers that read an encoder take `cross_key_<i>`, `cross_value_<i>` [B, N, length, H], which stay as they are, and
     `cross_mask` [B, length] if requests fill different numbers of places.
     With `adapted` layers, see `LowRankInputs`.
+
+    A packed network takes all new tokens as rows of one token: above, B is then T and S is 1, except for caches and
+    what is said of slots, which are those of the first A tokens: of rows that decode. The other tokens are of prompts,
+    in rows of padded length: `prompt_tokens` [B, S] and `prompt_places` [P] say which (see `PromptRows`).
+    `prompt_write_indices` [B], `prompt_kv_lengths` [B], `prompt_position_ids` [B, S] and `prompt_key_positions` [T']
+    are as without the prefix. Rows of prompts only read caches: `past_prompt_<cache>_<i>` [B, K, T, H], or pools, by
+    `prompt_page_table` [B, n]. Their new keys and values are the outputs `present_prompt_<cache>_<i>` [P, K, 1, H].
+    `logits` [N, V] are of the tokens at `logit_index` [N].
     Every sequence is a slot with its own lengths. New tokens beyond a slot's `kv_lengths` are padding, which is written
     to the cache too, so `write_indices` + S is at most T. An idle slot has a `kv_lengths` of 1, since a softmax over no
     tokens is NaN.
@@ -77,7 +85,8 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     weights = Weights(graph, arrays, options.dtype, spec.is_in_out, experts=options.experts)
     embedded = _embed(weights, spec, options)
     if options.adapted:
-        weights = replace(weights, low_rank=LowRankInputs(graph, options.dtype, options.adapted))
+        low_rank = LowRankInputs(graph, options.dtype, options.adapted, TOKENS if options.is_packed else BATCH)
+        weights = replace(weights, low_rank=low_rank)
     x = _layers(weights, spec, options, embedded)
     if spec.is_last_stage:
         _head(weights, spec, options, x, embedded.table)
@@ -154,18 +163,19 @@ def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> _Emb
     """Add the inputs, and what precedes the layers."""
     graph = weights.graph
     added: list[Tensor] = []
-    hidden = (BATCH, NEW_TOKENS, Axis("hidden_size", spec.hidden_size))
+    new = (TOKENS, ONE) if options.is_packed else (BATCH, NEW_TOKENS)
+    hidden = (*new, Axis("hidden_size", spec.hidden_size))
     takes_ids = spec.is_first_stage and not options.has_embeds_input
     if not spec.is_first_stage:
         x = graph.take(InputSpec(HIDDEN_STATES, options.dtype.name, hidden, "stage"))
     elif options.has_embeds_input:
         size = spec.hidden_size
-        axes = (BATCH, NEW_TOKENS, Axis("hidden_size", size * (1 + options.deepstack)))
+        axes = (*new, Axis("hidden_size", size * (1 + options.deepstack)))
         embeds = graph.take(InputSpec(EMBEDS, options.dtype.name, axes, "request"))
         parts = [take(embeds, -1, index * size, size) for index in range(1 + options.deepstack)]
         x, *added = parts if options.deepstack else [embeds]
     else:
-        tokens = graph.take(InputSpec("input_ids", options.ids_dtype.name, (BATCH, NEW_TOKENS), "request"))
+        tokens = graph.take(InputSpec("input_ids", options.ids_dtype.name, new, "request"))
     inputs = scheduled_inputs(graph, spec, options)
     table = None
     with graph.scope("embedding"):
@@ -209,7 +219,10 @@ def _head(weights: Weights, spec: DecoderSpec, options: DecoderOptions, x: Tenso
         graph.output(x, "hidden_states")
     if options.gives_last_hidden:
         graph.output(x, NEXT_DRAFT_HIDDEN)
-    if not options.has_all_logits:
+    if options.is_packed:
+        x = entries(x, 0, graph.take(InputSpec(LOGIT_INDEX, INT32.name, (Axis("logit_rows"),), "scheduler")))
+        x = reshape(x, (0, x.shape[2]))
+    elif not options.has_all_logits:
         x = token_at(x, graph.take(InputSpec("last_token_index", INT32.name, (BATCH,), "scheduler")))
     if head.norm is not None and not is_normed:
         x = norm_block(weights, "final_norm", x, head.norm)

@@ -44,6 +44,8 @@ class DecoderOptions:
     fusion: what a draft head reads of the layers' hidden states, if there is one.
     gives_last_hidden: let a head read the hidden state after the final norm instead.
     has_tree: the input `branch_ends` [B, S] lets new tokens form a tree: each sees cached tokens and its ancestors.
+    is_packed: decoding and prompts share a call, in which all layers but attention see new tokens without padding;
+        logits are of the tokens at `logit_index` [N]. See `build_decoder`.
 
     `present_*` of a read-only cache holds only the new keys and values, [B, K, S, H], which the runtime writes into it.
     """
@@ -68,6 +70,7 @@ class DecoderOptions:
     fusion: FusionSpec | None = None
     gives_last_hidden: bool = False
     has_tree: bool = False
+    is_packed: bool = False
 
     @property
     def has_read_only_caches(self) -> bool:

@@ -11,6 +11,13 @@ if TYPE_CHECKING:
 Role = Literal[
     "batch",
     "new_tokens",
+    "tokens",
+    "prompts",
+    "prompt_length",
+    "prompt_tokens",
+    "prompt_window",
+    "prompt_pages",
+    "logit_rows",
     "cached_tokens",
     "kv_window",
     "pages",
@@ -26,14 +33,16 @@ Role = Literal[
     "inputs",
     "outputs",
 ]
-Feeder = Literal["request", "scheduler", "cache", "state", "encoder", "stage", "adapter"]
+Feeder = Literal["request", "scheduler", "cache", "state", "encoder", "slots", "stage", "adapter"]
 """What a request brings; what follows from where its tokens stand; a KV cache; a recurrent state; what an encoder made
-of the request, once; what an earlier stage gives; resident LoRA adapters."""
+of the request, once; one of these as rows of prompts read it; what an earlier stage gives; resident LoRA adapters."""
 ENCODED = ("cross_key", "cross_value")
 """What an encoder gives each layer of a decoder."""
 ENCODED_MASK = "cross_mask"
 """Which of a slot's places an encoder filled, [B, length]: 1 where it did, 0 where not."""
 
+PROMPT, LOGIT_INDEX = "prompt_", "logit_index"
+"""In packed networks: before the names of what rows of prompts read and give; and which tokens' logits they give."""
 ADAPTER_IDS, RANK_OWNERS = "adapter_ids", "rank_owners"
 """Each row's LoRA adapter [B], and whose each resident rank is [R]."""
 LORA_ENDS = (".lora_a", ".lora_b")
@@ -50,7 +59,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """An input. updated: of a cache or a state, the output that holds its new contents."""
+    """An input.
+
+    updated: of a cache or a state, the output that holds its new contents.
+    """
 
     name: str
     dtype: str
@@ -72,9 +84,19 @@ class InputSpec:
         """Return the shape with dynamic axes of the `sizes` that their roles have."""
         return tuple(sizes[axis.role] if axis.size < 0 else axis.size for axis in self.axes)
 
+    @property
+    def kept_as(self) -> str:
+        """The input whose memory it reads: its own, or that of the rows that decode."""
+        return self.name.replace(PROMPT, "", 1) if self.feeder == "slots" else self.name
+
     def size_of(self, role: Role) -> int:
         """Return the size of the axis of a role."""
         return next(axis.size for axis in self.axes if axis.role == role)
+
+
+def output_of_prompts(cache: InputSpec) -> str:
+    """Return the output that holds what rows of prompts add to a cache, in a packed network."""
+    return cache.updated.replace("_", f"_{PROMPT}", 1)
 
 
 def kv_window(used: int, length: int) -> int:
@@ -85,12 +107,18 @@ def kv_window(used: int, length: int) -> int:
     return min(length, max(_LEAST_WINDOW, 1 << (used - 1).bit_length()))
 
 
+TOKEN_TILE = 64
+"""Packed calls of an engine have a multiple of so many tokens: kernels compute whole tiles, and few sizes occur."""
+
+
 def rank_window(used: int, most: int) -> int:
     """Return how many ranks of adapters a call reads where `used` of `most` are resident: none, or a power of two."""
     return min(most, max(_LEAST_RANKS, 1 << (used - 1).bit_length())) if used else 0
 
 
 BATCH, NEW_TOKENS, ADAPTER_RANK = Axis("batch"), Axis("new_tokens"), Axis("adapter_rank")
+TOKENS, ONE, PROMPTS = Axis("tokens"), Axis("new_tokens", 1), Axis("prompts")
+"""Of packed calls: all new tokens, each a row of one; and the rows of prompts."""
 _LEAST_WINDOW, _LEAST_RANKS = 64, 16
 
 

@@ -10,12 +10,24 @@ import numpy as np
 from trtkit.dtypes import DTYPES, FP32, INT32
 from trtkit.models.attention import AttentionSpec
 from trtkit.network.blocks.attention import Encoded
-from trtkit.network.blocks.cache import Past, Positions, States
+from trtkit.network.blocks.cache import Past, Positions, Reach, States
 from trtkit.network.blocks.mixer import Attending
-from trtkit.network.input_spec import BATCH, ENCODED, ENCODED_MASK, NEW_TOKENS, Axis, InputSpec
+from trtkit.network.blocks.rows import FirstRows, PromptRows
+from trtkit.network.input_spec import (
+    BATCH,
+    ENCODED,
+    ENCODED_MASK,
+    NEW_TOKENS,
+    ONE,
+    PROMPT,
+    PROMPTS,
+    TOKENS,
+    Axis,
+    InputSpec,
+)
 from trtkit.network.ops.arithmetic import cast, select
-from trtkit.network.ops.gather import embedding, pick
-from trtkit.network.ops.kv_cache import head_tables
+from trtkit.network.ops.gather import embedding, entries, pick
+from trtkit.network.ops.kv_cache import index_of_pages, index_of_tokens
 from trtkit.network.ops.mask import (
     alibi_mask,
     alibi_slopes,
@@ -31,12 +43,12 @@ from trtkit.network.ops.mask import (
 from trtkit.network.ops.paged_attention import PageRows, Pages
 from trtkit.network.ops.quantize import rounded
 from trtkit.network.ops.recurrence import TokenChunk
-from trtkit.network.ops.shape import unsqueeze
+from trtkit.network.ops.shape import concat, take_as_many, unsqueeze
 from trtkit.network.paged_layers import layers_in_place, op_attributes
 from trtkit.network.rope_tables import distance_buckets, query_growth_table, rope_tables, section_axes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from trtkit.dtypes import DType
     from trtkit.models.attention import CrossSpec, QueryGrowth, RelativeSpec, RopeSpec
@@ -44,11 +56,14 @@ if TYPE_CHECKING:
     from trtkit.models.share import Share
     from trtkit.models.spec import DecoderSpec, LayerSpec
     from trtkit.network.blocks.mixer import Memory
+    from trtkit.network.blocks.rows import Rows
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.decoder_options import DecoderOptions
     from trtkit.network.graph import Graph, Tensor
+    from trtkit.network.input_spec import Feeder
+    from trtkit.network.ops.kv_cache import CacheIndex
 
-    _MaskKind = tuple[int | None, int | None, tuple[int, Share, float] | None, RelativeSpec | None]
+    _MaskKind = tuple[int | None, int | None, tuple[int, Share, float] | None, RelativeSpec | None, int]
 
 
 class LayerInputs:
@@ -56,17 +71,11 @@ class LayerInputs:
 
     def __init__(self, weights: Weights, options: DecoderOptions, inputs: ScheduledInputs) -> None:
         self._weights, self._graph, self._options, self._inputs = weights, weights.graph, options, inputs
-        self._masks: dict[_MaskKind, Tensor] = {}
-        self._encoded_mask: Tensor | None = None
-        self._keys: Tensor | None = None
-        self._cached: Tensor | None = None
-        self._branches: tuple[Tensor, Tensor] | None = None
+        self._rows: list[RowInputs] = []
+        for rows in inputs.rows:
+            self._rows.append(RowInputs(weights, options, rows, inputs.in_place, self._rows[:1]))
         self._has_begun: Tensor | None = None
         self._chunks: dict[int, TokenChunk] = {}
-        self._page_tables: dict[int, Tensor] = {}
-        self._page_rows: PageRows | None = None
-        self._pools: dict[int, Mapping[str, Tensor]] = {}
-        self._read: dict[int, Mapping[str, Tensor]] = {}
         self._tables: list[tuple[RopeSpec, tuple[Tensor, Tensor]]] = []
         self._growths: dict[QueryGrowth, Tensor] = {}
 
@@ -74,10 +83,11 @@ class LayerInputs:
         """Return what the mixer of a layer reads; None if it has none."""
         with self._graph.scope(f"layers.{index}"):
             if isinstance(layer.mixer, AttentionSpec):
-                encoded = None if layer.cross is None else self._encoded(index, layer.cross)
-                states = self._states(index, layer)
-                positions = self._positions(layer.mixer, has_mask=index not in self._inputs.in_place)
-                return Attending(positions, self._past(index, layer.mixer), encoded, states)
+                cross, attention = layer.cross, layer.mixer
+                encoded = () if cross is None else tuple(rows.encoded(index, cross) for rows in self._rows)
+                states, positions = self._states(index, layer), self._positions(attention)
+                reaches = tuple(rows.reach(index, attention) for rows in self._rows)
+                return Attending(positions, reaches, encoded, states)
             return self._states(index, layer)
 
     def _states(self, index: int, layer: LayerSpec) -> States | None:
@@ -88,87 +98,11 @@ class LayerInputs:
         states = {state.name: self._state(index, state) for state in layer.states}
         return States(states, self._inputs.token_counts, self._chunk(layer.recurrent.most_new_tokens))
 
-    def _encoded(self, index: int, cross: CrossSpec) -> Encoded:
-        """Add the inputs for what a layer reads of an encoder."""
-        heads, head_dim = Axis("key_value_heads", cross.num_attention_heads), Axis("head_dim", cross.head_dim)
-        axes, dtype = (BATCH, heads, Axis("encoded", cross.length), head_dim), self._options.dtype.name
-        keys, values = (self._graph.take(InputSpec(f"{name}_{index}", dtype, axes, "encoder")) for name in ENCODED)
-        return Encoded(keys, values, self._mask_of_encoded(cross) if cross.is_padded else None)
-
-    def _mask_of_encoded(self, cross: CrossSpec) -> Tensor:
-        """Return what is added to scores of an encoder's places [B, 1, 1, length]; its input is all layers'."""
-        if self._encoded_mask is None:
-            spec = InputSpec(ENCODED_MASK, INT32.name, (BATCH, Axis("encoded", cross.length)), "encoder")
-            is_filled = unsqueeze(self._graph.take(spec), 1, 2) > 0
-            dtype = self._options.dtype
-            with self._graph.scope(ENCODED_MASK):
-                self._encoded_mask = select(is_filled, self._graph.number(0.0, dtype, 4), lowest(dtype))
-        return self._encoded_mask
-
-    @property
-    def _position_ids(self) -> Tensor:
-        assert self._inputs.position_ids is not None
-        return self._inputs.position_ids
-
-    def _positions(self, attention: AttentionSpec, *, has_mask: bool) -> Positions:
+    def _positions(self, attention: AttentionSpec) -> Positions:
         tables = None if attention.rope is None else self._rope(attention.rope)
         growth = None if attention.query_growth is None else self._growth(attention.query_growth)
-        lengths = self._inputs.kv_lengths if self._options.has_native_lengths else None
         is_by_token = bool(attention.rope and attention.rope.sections and self._inputs.rope_position_ids is not None)
-        mask = self._mask(attention) if has_mask else None
-        return Positions(self._inputs.position_ids, mask, tables, lengths, growth, is_by_token)
-
-    def _past(self, index: int, attention: AttentionSpec) -> Past:
-        """Add the inputs for one layer's cache."""
-        options, kv = self._options, self._options.kv_cache
-        heads, head_dim = Axis("key_value_heads", attention.num_key_value_heads), Axis("head_dim", attention.head_dim)
-        row_axis, tokens = BATCH, Axis("cached_tokens", options.max_sequence_length)
-        if options.page_tokens is not None:
-            row_axis, tokens = Axis("pages"), Axis("page_tokens", options.page_tokens)
-        axes = (row_axis, heads, tokens, head_dim)
-        dtype = options.dtype if kv is None else DTYPES[kv.format]
-        scales = None if kv is None else {"key": kv.key_scales[index], "value": kv.value_scales[index]}
-        caches = {
-            name: self._graph.take(
-                InputSpec(f"past_{name}_{index}", dtype.name, axes, "cache", f"present_{name}_{index}")
-            )
-            for name in attention.caches
-        }
-        shared = None if attention.cache_of is None else self._read[attention.cache_of]
-        inputs = self._inputs
-        is_in_place = index in inputs.in_place
-        tables = self._tables_of(attention.num_key_value_heads) if caches and not is_in_place else None
-        self._pools[index] = caches if attention.cache_of is None else self._pools[attention.cache_of]
-        pages = self._pages(index, attention) if is_in_place else None
-        past = Past(
-            caches, inputs.write_indices, shared, scales, inputs.key_positions, tables, pages, options.expands_latent
-        )
-        self._read[index] = past.read  # filled when the layer is written, before layers that read it too
-        return past
-
-    def _pages(self, index: int, attention: AttentionSpec) -> Pages:
-        """Return what a layer reads where it is; which tokens sequences have is one for all layers."""
-        inputs = self._inputs
-        assert inputs.page_table is not None
-        assert inputs.kv_lengths is not None
-        if self._page_rows is None:
-            with self._graph.scope("page_rows"):
-                counts = inputs.kv_lengths - inputs.write_indices
-                self._page_rows = PageRows(inputs.page_table, inputs.write_indices, counts)
-        pools = self._pools[index]
-        attributes, kv = op_attributes(attention, self._options), self._options.kv_cache
-        if kv is not None:
-            scales = {"key_scale": kv.key_scales[index], "value_scale": kv.value_scales[index]}
-            attributes |= {name: rounded(scale, self._options.dtype) for name, scale in scales.items()}
-        return Pages(self._page_rows, pools["key"], pools["value"], attributes)
-
-    def _tables_of(self, heads: int) -> Tensor | None:
-        """Return the pages of each sequence's heads, shared by all layers of as many; None if caches are linear."""
-        table = self._inputs.page_table
-        if table is not None and heads not in self._page_tables:
-            with self._graph.scope("page_table"):
-                self._page_tables[heads] = head_tables(table, heads)
-        return self._page_tables.get(heads)
+        return Positions(self._inputs.position_ids, tables, growth, is_by_token)
 
     def _state(self, index: int, state: StateSpec) -> Tensor:
         """Add the input for a state; a sequence begins with zeros, whatever its slot holds."""
@@ -178,7 +112,7 @@ class LayerInputs:
         past = self._graph.take(InputSpec(f"past_{name}", dtype.name, axes, "state", f"present_{name}"))
         with self._graph.scope(f"past_{state.name}"):
             if self._has_begun is None:
-                self._has_begun = self._inputs.write_indices > 0
+                self._has_begun = self._inputs.rows[0].write_indices > 0
             axes_of_state = range(1, 1 + len(state.shape))
             return select(unsqueeze(self._has_begun, *axes_of_state), past, 0.0)
 
@@ -187,63 +121,6 @@ class LayerInputs:
         assert self._inputs.token_counts is not None
         size = most or 1
         return self._chunks.setdefault(size, TokenChunk(self._inputs.token_counts, size))
-
-    def _mask(self, attention: AttentionSpec) -> Tensor:
-        length = self._options.max_sequence_length
-        window, chunk = (
-            None if size is None or size >= length else size for size in (attention.sliding_window, attention.chunk)
-        )
-        share = attention.share
-        heads = attention.num_attention_heads * share.count
-        alibi = (heads, share, attention.alibi_scale) if attention.has_alibi else None
-        kind = (window, chunk, alibi, attention.relative)
-        if kind not in self._masks:
-            assert self._inputs.kv_lengths is not None
-            ids = cast(self._position_ids, INT32)
-            if self._inputs.branch_ends is None:
-                keys = self._key_positions(ids)
-                mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, self._inputs.visible_lengths)
-            else:
-                positions, branches = self._tree(self._inputs.branch_ends)
-                keys = self._key_positions(positions)
-                mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, positions + 1) & branches
-            mask = mask if chunk is None else mask & chunk_mask(ids, keys, chunk)
-            if alibi is not None:
-                slopes = alibi_slopes(heads)[share.of(heads)] * attention.alibi_scale
-                mask = alibi_mask(mask, ids, slopes, self._options.dtype, keys)
-            if attention.relative is not None:
-                mask = relative_mask(mask, ids, self._by_distance(attention.relative), keys)
-            self._masks[kind] = mask
-        return self._masks[kind]
-
-    def _by_distance(self, relative: RelativeSpec) -> Tensor:
-        """Return the scores of every distance in a slot [T, N]; the first layer that has them holds their table."""
-        with self._graph.scope("attention/relative_bias"):
-            buckets = distance_buckets(relative, self._options.max_sequence_length)
-            return embedding(self._graph.constant(buckets, "buckets"), self._weights.get("weight"))
-
-    def _tree(self, branch_ends: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where new tokens of a tree lie in the cache [B, S], and false where they do not see a key."""
-        if self._branches is None:
-            starts, is_appended = self._inputs.write_indices, self._options.has_read_only_caches
-            positions = tree_places(starts, branch_ends, self._options.max_sequence_length)
-            mask = tree_mask(positions, branch_ends, self._cached_positions(), starts, is_appended=is_appended)
-            self._branches = positions, mask
-        return self._branches
-
-    def _key_positions(self, positions: Tensor) -> Tensor:
-        """Return the positions of the keys that attention reads: cached ones, and new ones at `positions`."""
-        if self._keys is None:
-            cached, is_appended = self._cached_positions(), self._options.has_read_only_caches
-            self._keys = appended_positions(positions, self._inputs.write_indices, cached) if is_appended else cached
-        return self._keys
-
-    def _cached_positions(self) -> Tensor:
-        """Return the positions of the keys that attention reads of caches, [1, 1, 1, T]."""
-        if self._cached is None:
-            window, length = self._inputs.key_positions, self._options.max_sequence_length
-            self._cached = cached_positions(self._graph, length) if window is None else unsqueeze(window, 0, 1, 2)
-        return self._cached
 
     def _rope(self, rope: RopeSpec) -> tuple[Tensor, Tensor]:
         """Return cosines and sines."""
@@ -264,9 +141,10 @@ class LayerInputs:
     def _growth(self, growth: QueryGrowth) -> Tensor:
         """Return the factors of queries [B, 1, S, 1]."""
         if growth not in self._growths:
+            assert self._inputs.position_ids is not None
             with self._graph.scope("query_growth"):
                 table = self._graph.constant(query_growth_table(growth, self._options.max_sequence_length), "table")
-                self._growths[growth] = unsqueeze(embedding(self._position_ids, table), 1)
+                self._growths[growth] = unsqueeze(embedding(self._inputs.position_ids, table), 1)
         return self._growths[growth]
 
 
@@ -280,59 +158,309 @@ def _by_section(table: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
     return parts[0] + parts[1] + parts[2]
 
 
+class RowInputs:
+    """Adds the caches that some rows of a call read, and what all layers share of them: masks and page tables.
+
+    others: the call's other rows, whose pools of pages these read, too.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        options: DecoderOptions,
+        inputs: ScheduledRows,
+        in_place: frozenset[int],
+        others: Sequence[RowInputs],
+    ) -> None:
+        self._weights, self._graph, self._options, self._inputs = weights, weights.graph, options, inputs
+        self._in_place, self._prefix = in_place, inputs.rows.prefix
+        self._is_appended = options.has_read_only_caches or inputs.rows.is_padded
+        self._row_axis = PROMPTS if inputs.rows.is_padded else BATCH
+        self._caches: dict[int, Mapping[str, Tensor]] = dict(others[0]._caches) if others else {}
+        self._others = others
+        self._masks: dict[_MaskKind, Tensor] = {}
+        self._encoded_mask: Tensor | None = None
+        self._keys: Tensor | None = None
+        self._cached: Tensor | None = None
+        self._branches: tuple[Tensor, Tensor] | None = None
+        self._indices: dict[int, CacheIndex] = {}
+        self._page_rows: PageRows | None = None
+        self._read: dict[int, Mapping[str, Tensor]] = {}
+
+    def reach(self, index: int, attention: AttentionSpec) -> Reach:
+        """Return what the rows' tokens attend to in a layer, adding the inputs for its caches."""
+        past, is_in_place = self._past(index, attention), index in self._in_place
+        lengths = self._inputs.kv_lengths if self._options.has_native_lengths and not self._prefix else None
+        fold = 1 if is_in_place else self._fold(attention)
+        return Reach(past, None if is_in_place else self._mask(attention, fold), fold, lengths)
+
+    def encoded(self, index: int, cross: CrossSpec) -> Encoded:
+        """Add the inputs for what a layer reads of an encoder."""
+        heads, head_dim = Axis("key_value_heads", cross.num_attention_heads), Axis("head_dim", cross.head_dim)
+        axes = (heads, Axis("encoded", cross.length), head_dim)
+        keys, values = (self._of_encoder(f"{name}_{index}", self._options.dtype, axes) for name in ENCODED)
+        return Encoded(self._inputs.rows, keys, values, self._mask_of_encoded(cross) if cross.is_padded else None)
+
+    def _of_encoder(self, name: str, dtype: DType, axes: tuple[Axis, ...]) -> Tensor:
+        """Add an input for what an encoder made of the rows' requests [B, ...]."""
+        feeder: Feeder = "slots" if self._prefix else "encoder"
+        return self._graph.take(InputSpec(f"{self._prefix}{name}", dtype.name, (self._row_axis, *axes), feeder))
+
+    def _mask_of_encoded(self, cross: CrossSpec) -> Tensor:
+        """Return what is added to scores of an encoder's places [B, 1, 1, length]; its input is all layers'."""
+        if self._encoded_mask is None:
+            is_filled = unsqueeze(self._of_encoder(ENCODED_MASK, INT32, (Axis("encoded", cross.length),)), 1, 2) > 0
+            dtype = self._options.dtype
+            with self._graph.scope(f"{self._prefix}{ENCODED_MASK}"):
+                self._encoded_mask = select(is_filled, self._graph.number(0.0, dtype, 4), lowest(dtype))
+        return self._encoded_mask
+
+    def _past(self, index: int, attention: AttentionSpec) -> Past:
+        """Add the inputs for one layer's cache."""
+        inputs, kv = self._inputs, self._options.kv_cache
+        if attention.cache_of is not None:
+            shared, self._caches[index] = self._read[attention.cache_of], self._caches[attention.cache_of]
+        else:
+            shared, self._caches[index] = None, self._layer_caches(index, attention)
+        caches = self._caches[index] if attention.caches else {}
+        is_in_place = index in self._in_place
+        past = Past(
+            inputs.rows,
+            caches,
+            inputs.write_indices,
+            shared,
+            None if kv is None else {"key": kv.key_scales[index], "value": kv.value_scales[index]},
+            inputs.key_positions,
+            self._index(attention.num_key_value_heads) if caches and not is_in_place else None,
+            self._pages(index, attention) if is_in_place else None,
+            self._options.expands_latent,
+        )
+        self._read[index] = past.read  # filled when the layer is written, before layers that read it too
+        return past
+
+    def _layer_caches(self, index: int, attention: AttentionSpec) -> Mapping[str, Tensor]:
+        """Return a layer's caches: of the rows, of every slot, or pools, which are one for all rows."""
+        options, dtype = self._options, self._options.dtype
+        if options.page_tokens is not None and self._others:
+            return self._others[0]._caches[index]
+        heads, head_dim = Axis("key_value_heads", attention.num_key_value_heads), Axis("head_dim", attention.head_dim)
+        first, tokens = self._row_axis, Axis("cached_tokens", options.max_sequence_length)
+        if options.page_tokens is not None:
+            first, tokens = Axis("pages"), Axis("page_tokens", options.page_tokens)
+        feeder: Feeder = "slots" if self._prefix else "cache"
+        dtype = dtype if options.kv_cache is None else DTYPES[options.kv_cache.format]
+        axes, caches = (first, heads, tokens, head_dim), {}
+        for cache in attention.caches:
+            name = f"{self._prefix}{cache}_{index}"
+            updated = "" if self._prefix else f"present_{name}"
+            caches[cache] = self._graph.take(InputSpec(f"past_{name}", dtype.name, axes, feeder, updated))
+        return caches
+
+    def _pages(self, index: int, attention: AttentionSpec) -> Pages:
+        """Return what a layer reads where it is; which tokens sequences have is one for all layers."""
+        inputs = self._inputs
+        assert inputs.page_table is not None
+        assert inputs.kv_lengths is not None
+        if self._page_rows is None:
+            with self._graph.scope(f"{self._prefix}page_rows"):
+                counts = inputs.kv_lengths - inputs.write_indices
+                self._page_rows = PageRows(inputs.page_table, inputs.write_indices, counts)
+        pools = self._caches[index]
+        attributes, kv = op_attributes(attention, self._options), self._options.kv_cache
+        if kv is not None:
+            scales = {"key_scale": kv.key_scales[index], "value_scale": kv.value_scales[index]}
+            attributes |= {name: rounded(scale, self._options.dtype) for name, scale in scales.items()}
+        return Pages(self._page_rows, pools["key"], pools["value"], attributes)
+
+    def _index(self, heads: int) -> CacheIndex | None:
+        """Return where the rows' tokens are in caches of `heads`, for all such layers; None if caches are theirs."""
+        table = self._inputs.page_table
+        if table is not None and heads not in self._indices:
+            with self._graph.scope(f"{self._prefix}page_table"):
+                self._indices[heads] = self._new_index(table, heads)
+        return self._indices.get(heads)
+
+    def _new_index(self, table: Tensor, heads: int) -> CacheIndex:
+        inputs, page_tokens = self._inputs, self._options.page_tokens
+        if not inputs.rows.is_padded:
+            return index_of_pages(table, heads)
+        assert page_tokens is not None
+        assert inputs.key_positions is not None
+        pages = self._graph.elementwise("FLOOR_DIV", inputs.key_positions, page_tokens)
+        columns = unsqueeze(inputs.key_positions - pages * page_tokens, 0)
+        return index_of_tokens(entries(table, 1, pages), columns, heads, page_tokens)
+
+    def _fold(self, attention: AttentionSpec) -> int:
+        """Return how many heads that share keys attend one after the other, as rows of one head.
+
+        Otherwise keys and values of prompts would be copied for each of them; tokens that decode are few.
+        """
+        if not self._prefix or attention.has_alibi or attention.relative is not None:
+            return 1
+        if attention.latent is not None:
+            return 1 if self._options.expands_latent else attention.num_attention_heads
+        return attention.num_attention_heads // attention.num_key_value_heads
+
+    def _mask(self, attention: AttentionSpec, fold: int) -> Tensor:
+        length = self._options.max_sequence_length
+        window, chunk = (
+            None if size is None or size >= length else size for size in (attention.sliding_window, attention.chunk)
+        )
+        share = attention.share
+        heads = attention.num_attention_heads * share.count
+        alibi = (heads, share, attention.alibi_scale) if attention.has_alibi else None
+        kind = (window, chunk, alibi, attention.relative, fold)
+        if kind not in self._masks:
+            assert self._inputs.kv_lengths is not None
+            assert self._inputs.position_ids is not None
+            positions, visible = cast(self._inputs.position_ids, INT32), self._inputs.visible_lengths
+            ids = concat([positions] * fold, 1)
+            visible = visible if visible is None else concat([visible] * fold, 1)
+            if self._inputs.branch_ends is None:
+                keys = self._key_positions(positions)
+                mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, visible)
+            else:
+                places, branches = self._tree(self._inputs.branch_ends)
+                keys = self._key_positions(places)
+                mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, places + 1) & branches
+            mask = mask if chunk is None else mask & chunk_mask(ids, keys, chunk)
+            if alibi is not None:
+                slopes = alibi_slopes(heads)[share.of(heads)] * attention.alibi_scale
+                mask = alibi_mask(mask, ids, slopes, self._options.dtype, keys)
+            if attention.relative is not None:
+                mask = relative_mask(mask, ids, self._by_distance(attention.relative), keys)
+            self._masks[kind] = mask
+        return self._masks[kind]
+
+    def _by_distance(self, relative: RelativeSpec) -> Tensor:
+        """Return the scores of every distance in a slot [T, N]; the first layer that has them holds their table."""
+        with self._graph.scope("attention/relative_bias"):
+            buckets = distance_buckets(relative, self._options.max_sequence_length)
+            return embedding(self._graph.constant(buckets, "buckets"), self._weights.get("weight"))
+
+    def _tree(self, branch_ends: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where new tokens of a tree lie in the cache [B, S], and false where they do not see a key."""
+        if self._branches is None:
+            starts = self._inputs.write_indices
+            positions = tree_places(starts, branch_ends, self._options.max_sequence_length)
+            mask = tree_mask(positions, branch_ends, self._cached_positions(), starts, is_appended=self._is_appended)
+            self._branches = positions, mask
+        return self._branches
+
+    def _key_positions(self, positions: Tensor) -> Tensor:
+        """Return the positions of the keys that attention reads: cached ones, and new ones at `positions`."""
+        if self._keys is None:
+            cached, starts = self._cached_positions(), self._inputs.write_indices
+            self._keys = appended_positions(positions, starts, cached) if self._is_appended else cached
+        return self._keys
+
+    def _cached_positions(self) -> Tensor:
+        """Return the positions of the keys that attention reads of caches, [1, 1, 1, T]."""
+        if self._cached is None:
+            window, length = self._inputs.key_positions, self._options.max_sequence_length
+            self._cached = cached_positions(self._graph, length) if window is None else unsqueeze(window, 0, 1, 2)
+        return self._cached
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduledRows:
+    """The inputs that say where tokens of some rows stand, of which a network has those that it reads.
+
+    position_ids, kv_lengths: if a layer attends. key_positions: if attention reads a part of the caches.
+    page_table: if caches are pools of pages. visible_lengths: if tokens of an image see each other.
+    branch_ends: if new tokens form a tree.
+    """
+
+    rows: Rows
+    write_indices: Tensor
+    position_ids: Tensor | None = None
+    kv_lengths: Tensor | None = None
+    key_positions: Tensor | None = None
+    page_table: Tensor | None = None
+    visible_lengths: Tensor | None = None
+    branch_ends: Tensor | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class ScheduledInputs:
     """The inputs that say where tokens stand, of which a network has those that it reads.
 
-    position_ids, kv_lengths: where a layer attends; position_ids also where positions are added to embeddings, and
-    not where pages are read in place and nothing turns.
-    rope_position_ids: where the model has M-RoPE. key_positions: where attention reads a part of the caches.
-    page_table: where caches are pools of pages.
-    token_counts: where the model has recurrent states. visible_lengths: where tokens of an image see each other.
-    branch_ends: where new tokens form a tree.
+    rows: of each group of a call's rows. position_ids: if positions are looked up: for a rotary embedding, or added to
+    embeddings. rope_position_ids: if the model has M-RoPE. token_counts: if the model has recurrent states.
     in_place: numbers of the layers that read pages where they are.
     """
 
-    write_indices: Tensor
+    rows: tuple[ScheduledRows, ...]
     position_ids: Tensor | None = None
-    kv_lengths: Tensor | None = None
     rope_position_ids: Tensor | None = None
-    key_positions: Tensor | None = None
-    page_table: Tensor | None = None
     token_counts: Tensor | None = None
-    visible_lengths: Tensor | None = None
-    branch_ends: Tensor | None = None
     in_place: frozenset[int] = frozenset()
 
 
 def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -> ScheduledInputs:
     """Add the inputs that say where tokens stand."""
-    ids = options.ids_dtype
+    ids, new = options.ids_dtype, (TOKENS, ONE) if options.is_packed else (BATCH, NEW_TOKENS)
     has_sections = options.has_rope_positions and any(
         attention.rope is not None and attention.rope.sections for attention in spec.attentions
     )
-
-    def scheduled(name: str, dtype: DType, *axes: Axis) -> Tensor:
-        return graph.take(InputSpec(name, dtype.name, axes, "scheduler"))
-
-    attends, in_place = bool(spec.attentions), layers_in_place(spec, options)
+    in_place = layers_in_place(spec, options)
     gathers = len(in_place) < len(spec.attentions)
-    has_window = options.has_kv_window or options.page_tokens is not None
     turns = any(
         attention.query_growth or (attention.rope and not (has_sections and attention.rope.sections))
         for attention in spec.attentions
     )
     has_positions = gathers or turns or (spec.is_first_stage and spec.embedding.positions is not None)
-    position_ids = scheduled("position_ids", ids, BATCH, NEW_TOKENS) if has_positions else None
-    return ScheduledInputs(
-        scheduled("write_indices", INT32, BATCH),
+    position_ids = _scheduled(graph, "position_ids", ids, *new) if has_positions else None
+    rope = _scheduled(graph, "rope_position_ids", ids, Axis("rope_sections", 3), *new) if has_sections else None
+    counts = _scheduled(graph, "token_counts", INT32, BATCH) if spec.states else None
+    attends = bool(spec.attentions)
+    rows = [_rows_at_once(graph, options, position_ids, attends=attends, gathers=gathers)]
+    if options.is_packed:
+        rows.append(_rows_of_prompts(graph, options, rows[0].write_indices, gathers=gathers))
+    return ScheduledInputs(tuple(rows), position_ids, rope, counts, in_place)
+
+
+def _rows_at_once(
+    graph: Graph, options: DecoderOptions, position_ids: Tensor | None, *, attends: bool, gathers: bool
+) -> ScheduledRows:
+    """Add the inputs of all rows, or of those that decode in a packed call."""
+    has_window = options.has_kv_window or options.page_tokens is not None
+    starts = _scheduled(graph, "write_indices", INT32, BATCH)
+    if options.is_packed and position_ids is not None:
+        with graph.scope("decoding"):
+            position_ids = take_as_many(position_ids, 0, starts)
+    has_visible, has_tree = options.has_visible_lengths and not options.is_packed, options.has_tree
+    return ScheduledRows(
+        FirstRows(starts if options.is_packed else None),
+        starts,
         position_ids,
-        scheduled("kv_lengths", INT32, BATCH) if attends else None,
-        scheduled("rope_position_ids", ids, Axis("rope_sections", 3), BATCH, NEW_TOKENS) if has_sections else None,
-        scheduled("key_positions", INT32, Axis("kv_window")) if has_window and gathers else None,
-        scheduled("page_table", INT32, BATCH, Axis("row_pages")) if options.page_tokens and attends else None,
-        scheduled("token_counts", INT32, BATCH) if spec.states else None,
-        scheduled("visible_lengths", INT32, BATCH, NEW_TOKENS) if options.has_visible_lengths and attends else None,
-        scheduled("branch_ends", INT32, BATCH, NEW_TOKENS) if options.has_tree and attends else None,
-        in_place,
+        _scheduled(graph, "kv_lengths", INT32, BATCH) if attends else None,
+        _scheduled(graph, "key_positions", INT32, Axis("kv_window")) if has_window and gathers else None,
+        _scheduled(graph, "page_table", INT32, BATCH, Axis("row_pages")) if options.page_tokens and attends else None,
+        _scheduled(graph, "visible_lengths", INT32, BATCH, NEW_TOKENS) if has_visible and attends else None,
+        _scheduled(graph, "branch_ends", INT32, BATCH, NEW_TOKENS) if has_tree and attends else None,
     )
+
+
+def _rows_of_prompts(graph: Graph, options: DecoderOptions, decoding: Tensor, *, gathers: bool) -> ScheduledRows:
+    """Add the inputs of the rows of a packed call that read prompts."""
+    prompts, length = PROMPTS, Axis("prompt_length")
+
+    def scheduled(name: str, *axes: Axis) -> Tensor:
+        return _scheduled(graph, f"{PROMPT}{name}", INT32, *axes)
+
+    is_paged = options.page_tokens is not None
+    rows = PromptRows(decoding, scheduled("tokens", prompts, length), scheduled("places", Axis("prompt_tokens")))
+    return ScheduledRows(
+        rows,
+        scheduled("write_indices", prompts),
+        scheduled("position_ids", prompts, length) if gathers else None,
+        scheduled("kv_lengths", prompts),
+        scheduled("key_positions", Axis("prompt_window")) if gathers and is_paged else None,
+        scheduled("page_table", prompts, Axis("prompt_pages")) if is_paged else None,
+        scheduled("visible_lengths", prompts, length) if options.has_visible_lengths else None,
+    )
+
+
+def _scheduled(graph: Graph, name: str, dtype: DType, *axes: Axis) -> Tensor:
+    return graph.take(InputSpec(name, dtype.name, axes, "scheduler"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,9 +19,7 @@ from trtkit.simulation.recorder import ReplicaState
 from trtkit.simulation.times import decode_s
 
 if TYPE_CHECKING:
-    from trtkit.llm.execution.execution import SequenceCache
     from trtkit.llm.scheduler.batch import Chunk
-    from trtkit.llm.sequences import Ints
     from trtkit.simulation.recorder import Recorder
     from trtkit.simulation.replica_options import ReplicaOptions
     from trtkit.simulation.requests import SimulatedRequest
@@ -63,7 +61,7 @@ class Replica:
             host=HostOptions(options.host_tokens * options.token_bytes, options.host_block_tokens),
             shares_prefixes=options.block_tokens > 0,
         )
-        self.scheduler: Scheduler[SimulatedRequest] = Scheduler(cast("SequenceCache", self._cache), shared, self._clock)
+        self.scheduler: Scheduler[SimulatedRequest] = Scheduler(self._cache, shared, self._clock)
         self._slots, self._lengths = self.scheduler.slots, self.scheduler.slots.sequences.lengths
         self._arrived: list[SimulatedRequest] = []  # since the last step began
         self._unread: set[int] = set()  # slots whose prompt is not complete
@@ -135,14 +133,13 @@ class Replica:
         self._arrived = []
         self._clock.now_s = now_s
         batch = self.scheduler.schedule(now_s)
+        self._cache.run(batch, self.scheduler.memory.host)
         self._apply_changes(batch, now_s)
         if not batch.decode.size and not batch.prefill:
             for ended in self.scheduler.end_step(batch, now_s):
                 self._end(ended.request, now_s, is_late=True)
             self._run = None
             return
-        if self._cache.pages is not None:
-            self._reserve_pages(batch)
         begin_s, cached = self._clock.now_s, int(self._slots.cached[batch.decode].sum())
         run = self._run = _Run(batch, now_s, begin_s, math.inf, int(batch.decode.size > 0), cached=cached)
         if batch.decode.size:
@@ -189,24 +186,13 @@ class Replica:
         answer = request.ids[length : len(tokens)]
         tokens[length : length + len(answer)] = answer
 
-    def _reserve_pages(self, batch: Batch) -> None:
-        """Take the pages that a step's new tokens need, as the network does before each call."""
-        self._reserve(batch.decode, 1)
-        for group in batch.prefill:
-            self._reserve(np.array([chunk.slot for chunk in group]), np.array([chunk.count for chunk in group]))
-
-    def _reserve(self, slots: Ints, counts: Ints | int) -> None:
-        """Take the pages of `counts` more tokens of slots [R]."""
-        if self._cache.pages is not None and slots.size:
-            starts = self._slots.cached[slots]
-            self._cache.pages.reserve(slots, starts, np.minimum(starts + counts, self.options.slot_tokens))
-
     def _end_decoding(self, run: _Run) -> None:
         """Let all who decode gain the run's tokens; those that are complete end."""
         slots, steps = run.batch.decode, run.steps
         if not slots.size or not steps:
             return
-        self._reserve(slots, steps)
+        if steps > 1:  # the pages of the first are reserved
+            self.scheduler.memory.reserve(slots, np.full(len(slots), steps))
         self._slots.cached[slots] += steps
         self._lengths[slots] += steps
         if self._silent:

@@ -33,7 +33,7 @@ class PageTables:
     table: [slots, n] int32, each slot's pages in order, then 0. counts: [slots], pages of each slot.
     registered: [slots], how many of them others can find. references: [pages], slots that each page is in.
     page_tokens: tokens of a page. on_evict: takes cached pages that are about to be overwritten, and the keys of
-    what they hold.
+    what they hold. is_scheduled: whether a scheduler decides on them, so that caches only follow; see `schedule`.
     """
 
     def __init__(self, slots: int, pages: int, page_tokens: int, max_length: int) -> None:
@@ -47,6 +47,19 @@ class PageTables:
         self._free = list(range(pages - 1, NOBODY, -1))
         self.on_evict: Callable[[Sequence[int], Sequence[bytes]], None] | None = None
         self._evicted: dict[int, bytes] = {}
+        self.is_scheduled = False
+        self._changes: dict[tuple[int, int], int] = {}
+
+    def schedule(self) -> None:
+        """Let a scheduler decide: from now on `table` is ahead of what caches were told; they are told `changes`."""
+        if not self.is_scheduled:
+            self.is_scheduled, self.table = True, self.table.copy()
+
+    def changes(self) -> list[tuple[int, int, int]]:
+        """Return what has changed in the table of a scheduler since the last call: slots, places and their pages."""
+        changes = [(slot, place, page) for (slot, place), page in self._changes.items()]
+        self._changes.clear()
+        return changes
 
     @property
     def free(self) -> int:
@@ -78,8 +91,9 @@ class PageTables:
         shared, last = self._shared_rows(slots, starts, stops), -(-stops // self.page_tokens)
         for row in shared:
             self._cut(int(slots[row]), int(starts[row]) // self.page_tokens + 1)
-        growing = ((stops > starts) & (last > self.counts[slots])).nonzero()[0].tolist()
-        if (shared or growing) and (needed := self.needed(slots, starts, stops)) > self.free:
+        missing = last - self.counts[slots]
+        growing = ((stops > starts) & (missing > 0)).nonzero()[0]
+        if (needed := len(shared) + int(missing[growing].sum())) > self.free:
             raise no_pages(needed, self.free)
         for row in shared:
             slot, place = int(slots[row]), int(starts[row]) // self.page_tokens
@@ -88,7 +102,7 @@ class PageTables:
             copies.targets.append(target)
             self._cut(slot, place)
             self._append(slot, target)
-        for row in growing:
+        for row in growing.tolist():
             self._grow(int(slots[row]), int(stops[row]))
         self._tell_evicted()
         return copies
@@ -104,7 +118,7 @@ class PageTables:
         registered = min(int(self.registered[source]), tokens // self.page_tokens)
         self.references[pages] += 1
         self.release(target)
-        self.table[target, : len(pages)], self.counts[target] = pages, len(pages)
+        self._extend(target, pages)
         self.registered[target] = registered
 
     def release(self, slot: int) -> None:
@@ -129,7 +143,7 @@ class PageTables:
                 if self.references[own] > 1:  # others go on from this page, and what follows it must not be found
                     return
                 self._use(known)
-                self.table[slot, place] = known
+                self._put(slot, place, known)
                 self._drop([own])
             parent, self.registered[slot] = int(self.table[slot, place]), place + 1
 
@@ -142,8 +156,8 @@ class PageTables:
         assert self.counts[slot] == 0
         for page in pages:
             self._use(page)
-        self.table[slot, : len(pages)] = pages
-        self.counts[slot] = self.registered[slot] = len(pages)
+        self._extend(slot, pages)
+        self.registered[slot] = len(pages)
 
     def replace_prefix(self, slot: int, pages: Sequence[int], tokens: int) -> None:
         """Let a slot begin with known pages instead of what it has, and have pages for its first `tokens`.
@@ -170,14 +184,28 @@ class PageTables:
             self._append(slot, self._take())
 
     def _append(self, slot: int, page: int) -> None:
-        self.table[slot, self.counts[slot]] = page
+        self._put(slot, int(self.counts[slot]), page)
         self.counts[slot] += 1
+
+    def _extend(self, slot: int, pages: Sequence[int]) -> None:
+        """Let an empty slot have pages."""
+        self.table[slot, : len(pages)], self.counts[slot] = pages, len(pages)
+        if self.is_scheduled:
+            self._changes.update(((slot, place), page) for place, page in enumerate(pages))
+
+    def _put(self, slot: int, place: int, page: int) -> None:
+        self.table[slot, place] = page
+        if self.is_scheduled:
+            self._changes[slot, place] = page
 
     def _cut(self, slot: int, count: int) -> None:
         """Take all but a slot's first pages from it."""
-        self._drop(self.pages_of(slot)[: count - 1 if count else None : -1])
+        pages = self.pages_of(slot)
+        self._drop(pages[: count - 1 if count else None : -1])
         self.table[slot, count:] = NOBODY
-        self.counts[slot] = min(int(self.counts[slot]), count)
+        if self.is_scheduled:
+            self._changes.update(((slot, place), NOBODY) for place in range(count, len(pages)))
+        self.counts[slot] = min(len(pages), count)
         self.registered[slot] = min(int(self.registered[slot]), count)
 
     def _take(self) -> int:

@@ -13,27 +13,26 @@ if TYPE_CHECKING:
 
     from trtkit.llm.cache import PageChange
     from trtkit.llm.execution import SavedSequence
+    from trtkit.llm.execution.execution import SequenceCache
     from trtkit.llm.scheduler.memory import SequenceMemory
 
 
 class Prefixes:
     """What an engine has cached of prompts without adapters. min_tokens: the shortest prefix worth exporting."""
 
-    def __init__(self, memory: SequenceMemory, min_tokens: int) -> None:
-        self._memory, self._cache, self._min_tokens = memory, memory.cache, min_tokens
+    def __init__(self, memory: SequenceMemory, cache: SequenceCache, min_tokens: int) -> None:
+        self._memory, self._cache, self._min_tokens = memory, cache, min_tokens
 
     def export(self, ids: Sequence[int]) -> SavedSequence | None:
         """Return the longest prefix of a prompt that a slot's cache holds, without the last token; None if short."""
-        count, cache = self.tokens_of(ids), self._cache
+        count, cache, pages = self.tokens_of(ids), self._cache, self._memory.pages
         if count < self._min_tokens:
             return None
-        if not self._memory.finds_by_content or cache.pages is None:
+        if not self._memory.finds_by_content or pages is None:
             return cache.save(self._memory.slots.shared_prefix(ids)[0], count)
         spare = self._memory.slots.count  # a row of the table that no request has
-        cache.pages.adopt(spare, cache.pages.match(np.asarray(ids, np.int64)))
-        saved = cache.save(spare, count)
-        cache.pages.release(spare)
-        return saved
+        cache.tell(spare, pages.match(np.asarray(ids, np.int64)))
+        return cache.save(spare, count)
 
     def tokens_of(self, ids: Sequence[int]) -> int:
         """Return how many tokens of a prompt, without its last one, are cached."""

@@ -9,12 +9,13 @@ import torch
 
 from trtkit.llm.distributed.blocks import GroupBlocks, NoBlocks
 from trtkit.llm.distributed.messages import Message
+from trtkit.llm.execution.paged_cache import PagedCache
 from trtkit.llm.execution.saved import CacheForm, SavedSequence, check_saved, check_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trtkit.llm.cache import PageTables
+    from trtkit.llm.cache import PageCopies, PageTables
     from trtkit.llm.distributed.channel import Channel
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.kv_cache import KvCache
@@ -71,10 +72,17 @@ class GroupCache:
         message = Message("copy", {"source": source, "target": target, "start": start, "stop": stop})
         self._run(message, lambda: self._own.copy(source, target, tokens))
 
-    def share(self, source: int, target: int, count: int) -> None:
-        """Let `target` begin with the first `count` tokens of `source`."""
-        if source != target:
-            self.copy(source, target, slice(0, count))
+    def copy_pages(self, copies: PageCopies) -> None:
+        """Copy pages of all layers, on every rank."""
+        self._run(Message("copy_pages", copies._asdict()), lambda: self._own.copy_pages(copies))
+
+    def tell(self, slot: int, pages: Sequence[int]) -> None:
+        """Take in which pages a slot's tokens are; the other ranks learn it with each call."""
+        self._own.tell(slot, pages)
+
+    def set_pages(self, changes: Ints) -> None:
+        """Take what has changed in page tables; the other ranks learn it with each call."""
+        self._own.set_pages(changes)
 
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
         """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
@@ -141,8 +149,8 @@ class GroupCache:
 
     def _tell_pages(self, slot: int) -> None:
         """Let every rank know in which pages a slot's tokens are."""
-        if self.pages is not None:
-            self._run(Message("table", {"slot": slot, "pages": self.pages.pages_of(slot)}), lambda: None)
+        if isinstance(self._own, PagedCache):
+            self._run(Message("table", {"slot": slot, "pages": self._own.table[slot].tolist()}), lambda: None)
 
     def _bounds(self, tokens: int) -> list[tuple[int, int]]:
         """Return where each rank's part of a saved sequence begins and ends."""

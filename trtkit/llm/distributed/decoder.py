@@ -41,7 +41,7 @@ class DistributedDecoder:
     """
 
     is_asynchronous = takes_ids = False
-    head = next_hidden = None
+    head = next_hidden = packed = None
 
     def __init__(self, group: RankGroup, runner: StageRunner, facts: Sequence[RankFacts]) -> None:
         local, last = runner.execution, facts[-1]
@@ -49,7 +49,7 @@ class DistributedDecoder:
         self._writer = CallWriter()
         self.slots, self.max_length, self.max_prefill_length = local.slots, local.max_length, local.max_prefill_length
         self.vocab_size, self.has_all_logits = last.vocab_size, last.has_all_logits
-        self.tokens = local.tokens
+        self.tokens, self.calls = local.tokens, local.calls
         self.cache = GroupCache(local.cache, [rank_facts.arrays for rank_facts in facts], group.channel, self._run)
         self.adapters = None if local.adapters is None else GroupAdapters(local.adapters, self._run)
         self.description = f"{local.description}, {len(facts)} ranks"

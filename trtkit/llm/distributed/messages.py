@@ -22,6 +22,7 @@ MessageName = Literal[
     "check",
     "time",
     "copy",
+    "copy_pages",
     "save",
     "load",
     "move",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trtkit.llm.cache import PageCopies
 from trtkit.llm.distributed.adapters import write_own
 from trtkit.llm.distributed.blocks import load_part as load_part_of_blocks
 from trtkit.llm.distributed.blocks import part_of
@@ -47,7 +48,7 @@ class _Server:
                 self._run(message)
             case "time":
                 execution.layer_seconds(self._reader.call(message))
-            case "copy" | "move" | "mark" | "rewind" | "table":
+            case "copy" | "copy_pages" | "move" | "mark" | "rewind" | "table":
                 self._change_cache(message)
             case "save":
                 data = execution.cache.save(message.number("slot"), message.number("count")).data
@@ -70,6 +71,8 @@ class _Server:
             case "copy":
                 tokens = slice(message.number("start"), message.number("stop"))
                 cache.copy(message.number("source"), message.number("target"), tokens)
+            case "copy_pages":
+                cache.copy_pages(PageCopies(message.numbers("sources"), message.numbers("targets")))
             case "move":
                 cache.move(*(np.array(message.numbers(name)) for name in ("slots", "sources", "targets")))
             case "mark":

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtkit.llm.adapters import no_adapters
 from trtkit.llm.cache.prefixes import Prefixes
 from trtkit.llm.engine.decoding import decode
-from trtkit.llm.engine.in_flight import InFlight, Launched, begin, can_launch, collect, draw, launch
+from trtkit.llm.engine.in_flight import InFlight, Launched, begin, can_launch, collect, draw, launch, launched_step
+from trtkit.llm.engine.mixed import chunks_call, mixed_call
 from trtkit.llm.engine.options import EngineOptions, check_options
 from trtkit.llm.engine.request import check_request
 from trtkit.llm.engine.state import State
 from trtkit.llm.engine.tokens import take
-from trtkit.llm.execution import Call
 from trtkit.llm.sampling.kernel import has_triton
 from trtkit.llm.sampling.sampled import token_logprobs
 from trtkit.llm.scheduler.costs import StepCosts
@@ -23,20 +24,20 @@ from trtkit.llm.scheduler.scheduler import Scheduler, TokensInFlight
 from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import torch
 
     from trtkit.llm.adapters import Adapters, LoadedAdapter, PreparedAdapter
     from trtkit.llm.cache.host.tier import HostTier
+    from trtkit.llm.engine.mixed import MixedCall
     from trtkit.llm.engine.request import Finished, Request
     from trtkit.llm.execution import DecoderExecution
+    from trtkit.llm.execution.execution import PackedCalls
     from trtkit.llm.scheduler.batch import Batch, Chunk
     from trtkit.llm.scheduler.costs import Statistics
     from trtkit.llm.scheduler.slots import Slots
     from trtkit.llm.sequences import Ints
-
-T = TypeVar("T")
 
 
 class LLMEngine:
@@ -58,7 +59,8 @@ class LLMEngine:
         self._scheduler: Scheduler[Request] = Scheduler(execution.cache, shared, self._options.clock, adapters, costs)
         self._state = State(execution, self._scheduler, has_kernel=has_kernel)
         self._in_flight: list[InFlight] = []
-        self.prefixes = Prefixes(self._scheduler.memory, self._options.min_shared_tokens)
+        self._counted = replace(execution.calls)
+        self.prefixes = Prefixes(self._scheduler.memory, execution.cache, self._options.min_shared_tokens)
 
     @property
     def statistics(self) -> Statistics:
@@ -128,40 +130,99 @@ class LLMEngine:
 
     def close(self) -> None:
         """Write what is cached to the folder for caches, if there is one."""
-        self.host.close()
+        self._state.transfers.close()
 
     def step(self) -> list[Finished]:
         """Run every sequence a token further, and prompts as far as the budget goes; return what has ended."""
-        started_s, waited_s = self._options.clock(), self.host.waited_s
+        started_s, transfers = self._options.clock(), self._state.transfers
+        waited_s = transfers.waited_s
         self.statistics.steps += 1
+        packed = self.execution.packed if self._options.proposer is None else None
+        batch = self._separate_calls(started_s) if packed is None else self._mixed_calls(started_s, packed)
+        transfers.end_step()
+        self._note_calls()
+        return self._scheduler.end_step(batch, started_s, transfers.waited_s - waited_s)
+
+    def _mixed_calls(self, started_s: float, packed: PackedCalls) -> Batch:
+        """Let slots decode in the call that reads the first chunks; chunks that do not fit have calls of their own.
+
+        If steps overlap, the batch does not depend on the tokens in flight; they are collected once it is launched.
+        """
+        if not self._overlaps or self._scheduler.running.groups:
+            self._collect()
+        batch = self._ask(partial(self._scheduler.schedule, started_s))
+        for number, chunks in enumerate(batch.prefill or ([[]] if batch.decode.size else [])):
+            ready = batch.decode if number == 0 else batch.decode[:0]
+            if not chunks and self._overlaps and can_launch(self._state, ready):
+                launched = launch(self._state, ready)
+                self._collect()
+                self._in_flight.append(draw(self._state, launched))
+            else:
+                self._mixed_call(packed, mixed_call(self._state, ready, chunks))
+        return batch
+
+    def _mixed_call(self, packed: PackedCalls, mixed: MixedCall) -> None:
+        """Run a mixed call; the slots that decode and the prompts that are complete draw their next tokens."""
+        ready, state = mixed.ready, self._state
+        logits = packed.forward_packed(mixed.call)
+        goes_ahead = self._overlaps and ready.size and not state.running.is_beam[ready].any()
+        launched = launched_step(state, ready, logits[: len(ready)]) if goes_ahead else None
+        slots, rows = [], []
+        for chunk, span in zip(mixed.chunks, mixed.spans, strict=True):
+            self._note_prompt(chunk, logits[span])
+            if self._scheduler.read(chunk):
+                slots.append(chunk.slot)
+                rows.append(span.stop - 1)
+        complete = np.array(slots, np.int64)
+        if self._overlaps:
+            self._collect()
+            if launched is not None:
+                self._in_flight.append(draw(state, launched))
+            elif ready.size:
+                take(state, ready, logits[: len(ready)])
+            if complete.size:
+                self._begin(complete, logits[rows])
+        elif ready.size or complete.size:
+            take(state, np.append(ready, complete), logits[[*range(len(ready)), *rows]] if complete.size else logits)
+
+    def _note_calls(self) -> None:
+        """Count what the decoder has computed since the last time."""
+        calls, counted = self.execution.calls, self._counted
+        for name in ("network_calls", "computed_tokens", "padded_tokens"):
+            new = getattr(calls, name) - getattr(counted, name)
+            setattr(self.statistics, name, getattr(self.statistics, name) + new)
+        self._counted = replace(calls)
+
+    def _separate_calls(self, started_s: float) -> Batch:
+        """Let slots decode in one call, and read chunks in others."""
         launched = self._launch_ahead()
-        batch = self._schedule(started_s, None if launched is None else launched.slots)
+        slots = None if launched is None else launched.slots
+        batch = self._ask(partial(self._scheduler.schedule, started_s, slots))
         if launched is None and batch.decode.size:
             self._decode(batch.decode)
         for group in batch.prefill:
             self._prefill(group)
-        return self._scheduler.end_step(batch, started_s, self.host.waited_s - waited_s)
-
-    def _schedule(self, now_s: float, launched: Ints | None) -> Batch:
-        """Return what this step does."""
-        batch = self._ask(partial(self._scheduler.schedule, now_s, launched))
-        self._state.apply_changes()
         return batch
 
-    def _ask(self, decide: Callable[..., T]) -> T:
-        """Return what the scheduler decides, after collecting the tokens in flight if they have to be known for it."""
+    def _ask(self, decide: Callable[..., Batch]) -> Batch:
+        """Return what the scheduler decides, with caches and sampler ready for the batch's calls.
+
+        The tokens in flight are collected first if they have to be known for it.
+        """
         try:
-            return decide(in_flight=bool(self._in_flight))
+            batch = decide(in_flight=bool(self._in_flight))
         except TokensInFlight:
             self._collect()
-            return decide(in_flight=False)
+            batch = decide(in_flight=False)
+        self._state.transfers.run(batch)
+        self._state.apply_changes()
+        return batch
 
     def _launch_ahead(self) -> Launched | None:
         """Launch a step of those who decode, if it need not know the tokens of the last one; then collect those."""
         launched = None
         if self._overlaps:
-            ready = self._ask(self._scheduler.decoding)
-            self._state.apply_changes()
+            ready = self._ask(self._scheduler.schedule_ahead).decode
             launched = launch(self._state, ready) if can_launch(self._state, ready) else None
         self._collect()
         if launched is not None:
@@ -185,7 +246,7 @@ class LLMEngine:
     def _prefill(self, group: list[Chunk]) -> None:
         """Read chunks of prompts; those that are complete give their first token."""
         slots, scheduler = self._scheduler.slots, self._scheduler
-        call = prefill_call(group, slots)
+        call = chunks_call(group, slots)
         logits = self.execution.forward(call)
         rows, last = [], []
         for row, chunk in enumerate(group):
@@ -216,14 +277,3 @@ class LLMEngine:
         if not ids.size:  # tokens that are read again after a wrong guess
             return
         request.prompt_logprobs += token_logprobs(logits[: len(ids)], to_device(ids, logits.device), top)()
-
-
-def prefill_call(group: Sequence[Chunk], slots: Slots) -> Call:
-    """Return the call that reads neighbouring chunks."""
-    starts, counts = (np.array([getattr(chunk, name) for chunk in group], np.int64) for name in ("start", "count"))
-    ids = np.zeros((len(group), int(counts.max())), np.int64)
-    for row, chunk in zip(ids, group, strict=True):
-        row[: chunk.count] = slots.sequences.tokens[chunk.slot, chunk.start : chunk.start + chunk.count]
-    first = group[0].slot
-    adapters = slots.sequences.adapters[first : first + len(group)]
-    return Call(first, ids, starts, counts, slots.sequences.soft, adapters=adapters)

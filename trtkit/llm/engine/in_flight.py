@@ -65,15 +65,21 @@ def can_launch(state: State, ready: Ints) -> bool:
 
 def launch(state: State, ready: Ints) -> Launched:
     """Run `ready` on the tokens known and those in flight; nothing is waited for."""
-    execution, lengths = state.execution, state.slots.sequences.lengths[ready]
+    execution = state.execution
     call = decode_call(state, ready)
     draw = state.sampler.draw(ready, call.rows)
     logits = execution.forward(call, draw)
     logits = logits[:, 0] if logits.dim() == 3 else logits
     if len(ready) < logits.shape[0]:
         logits = logits[to_device(ready - call.first_slot, logits.device)]
+    return launched_step(state, ready, logits, is_drawn=draw is not None)
+
+
+def launched_step(state: State, ready: Ints, logits: torch.Tensor, *, is_drawn: bool = False) -> Launched:
+    """Return the launch of `ready`, whose logits [R, V] come from it."""
+    lengths = state.slots.sequences.lengths[ready]
     state.slots.cached[ready] = lengths
-    return Launched(ready, lengths, state.running.tenancies[ready], logits, _place(ready, logits), draw is not None)
+    return Launched(ready, lengths, state.running.tenancies[ready], logits, _place(ready, logits), is_drawn)
 
 
 def draw(state: State, step: Launched) -> InFlight:

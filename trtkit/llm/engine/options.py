@@ -64,6 +64,7 @@ class EngineOptions:
             self.snapshot_tokens,
             self.most_imported_bytes,
             HostOptions(self.host_cache_bytes, self.host_block_tokens, self.cache_folder),
+            is_packed=execution.packed is not None and self.proposer is None,
         )
 
 

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.llm.engine.beams import BeamSearch
+from trtkit.llm.engine.transfers import TransferRunner
 from trtkit.llm.sampling.sampler import Sampler
 from trtkit.llm.scheduler.batch import SlotLeft, SlotMoved, SlotTaken
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trtkit.llm.engine.request import Request
     from trtkit.llm.execution import DecoderExecution
     from trtkit.llm.scheduler.scheduler import Scheduler
@@ -21,7 +24,7 @@ _NO_TOKEN = -1
 
 
 class State:
-    """An engine's decoder and sampler, with the slots of its scheduler.
+    """An engine's decoder, caches and sampler, with the slots of its scheduler.
 
     stops: [slots, most stop tokens], -1 where fewer. is_watched: [slots], whether each token is to be told.
     has_kernel: whether the Triton kernel samples.
@@ -32,6 +35,7 @@ class State:
         self.slots, self.running, self.statistics = scheduler.slots, scheduler.running, scheduler.statistics
         self.stops: Ints = np.full((execution.slots, 1), _NO_TOKEN, np.int64)
         self.is_watched: Bools = np.zeros(execution.slots, np.bool_)
+        self.transfers = TransferRunner(execution.cache, scheduler, scheduler.clock)
         tokens = execution.tokens if has_kernel else None
         self.sampler = Sampler(self.slots.sequences, execution.vocab_size, tokens)
 
@@ -49,10 +53,13 @@ class State:
                 self.is_watched[change.target] = self.is_watched[change.source]
         changes.clear()
 
-    def fork(self, source: int, target: int) -> None:
-        """Make `target` the same sequence as `source`, with its draws."""
-        self.scheduler.memory.fork(source, target)
-        self.sampler.copy(source, target)
+    def fork(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Make each target the same sequence as its source, with its draws: which ones depends on the drawn tokens."""
+        for source, target in copies:
+            self.scheduler.memory.fork(source, target)
+            self.sampler.copy(source, target)
+        if copies:
+            self.transfers.run(self.scheduler.copies())
 
     def _begin(self, slot: int, request: Request) -> None:
         """Let a request's tokens be drawn in a slot."""

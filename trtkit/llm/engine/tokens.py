@@ -118,8 +118,7 @@ def advance_beams(state: State, group: BeamGroup[Request], logits: torch.Tensor)
         _finish_beams(state, group, group.search.hypotheses)
         return
     placed, copies = place(following.parents, group.slots, group.spare)
-    for source, target in copies:
-        state.fork(source, target)
+    state.fork(copies)
     group.spare = [slot for slot in group.all_slots if slot not in placed]
     sequences.lengths[group.spare] = 0  # nothing to decode there
     for slot in group.spare:

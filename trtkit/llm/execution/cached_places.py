@@ -20,12 +20,13 @@ Place = tuple["Ints", "Ints"]
 
 @dataclass(frozen=True, eq=False)
 class NewTokens:
-    """Where a call's tokens are written: slots from `first_slot` on, each row's at its start.
+    """Where a call's tokens are written: each row's at its start.
 
-    starts, counts: [R] int64, where the caches are. table: [R, n], the rows' pages, if caches are paged.
+    slots, starts, counts: [R] int64, where the caches are. table: [R, n], the rows' pages, if caches are paged; of rows
+    of one token, the page of each is enough.
     """
 
-    first_slot: int
+    slots: torch.Tensor
     starts: torch.Tensor
     counts: torch.Tensor
     table: torch.Tensor | None = None

@@ -11,6 +11,7 @@ import torch
 from trtkit.llm.execution.adapters import adapter_memory
 from trtkit.llm.execution.cached_places import NewTokens
 from trtkit.llm.execution.call import step_inputs
+from trtkit.llm.execution.execution import CallCounts
 from trtkit.llm.execution.outputs import OutputMemory
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.plan import check_alignment, dtype_of
@@ -23,7 +24,7 @@ from trtkit.runtime.runtime_cache import cache_file
 if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.llm.execution.call import Call
-    from trtkit.llm.execution.execution import Draw, RankExecution
+    from trtkit.llm.execution.execution import Draw, PackedCalls, RankExecution
     from trtkit.llm.execution.plan import DecoderPlan
     from trtkit.llm.execution.pool_size import CacheSize
     from trtkit.network.input_spec import InputSpec, Role
@@ -42,6 +43,8 @@ class EngineDecoder:
     an address that TensorRT takes.
     """
 
+    packed: PackedCalls | None = None
+
     def __init__(
         self,
         backend: Backend,
@@ -59,8 +62,9 @@ class EngineDecoder:
         self.max_prefill_length = options.max_prefill_length
         self.hidden = next((spec for spec in specs if spec.name in (HIDDEN_STATES, DRAFT_HIDDEN)), None)
         has_all_logits = options.logits == "all" and size.pool.model is None
-        self._outputs = OutputMemory(self._stream, self.engine.outputs, has_all_logits=has_all_logits)
-        self.has_all_logits = self._outputs.has_all_logits
+        by_token = has_all_logits and self.packed is None
+        self._outputs = OutputMemory(self._stream, self.engine.outputs, has_all_logits=by_token)
+        self.has_all_logits = self._outputs.has_all_logits or has_all_logits
         self.head: RankExecution | None = None
         self.next_hidden: torch.Tensor | None = None
         self._embeddings = plan.embeddings
@@ -75,8 +79,8 @@ class EngineDecoder:
         }
         most_ranks = 0 if options.lora is None else options.lora.max_rank_sum
         self.adapters = adapter_memory(specs, most_ranks, dtype_of, self._stream)
-        self._specs = [spec for spec in specs if not spec.is_kept and spec.feeder != "adapter"]
-        self.tokens = self._stream.empty((slots,), torch.int64)
+        self._specs = [spec for spec in specs if not spec.is_kept and spec.feeder not in ("adapter", "slots")]
+        self.tokens, self.calls = self._stream.empty((slots,), torch.int64), CallCounts()
         self._graphs: dict[StreamStep, CapturedGraph | None] = {}
         self._captured_sizes = {1}
         self._has_cuda_graphs = has_cuda_graphs
@@ -90,7 +94,7 @@ class EngineDecoder:
         call.check(self.slots, self.max_length)
         self._stream.wait_for_current()  # which may read the last call's logits, or write what this one reads
         call = self.cache.prepare(call)
-        self.cache.advance(call.rows, call.starts, call.counts)
+        self.cache.advance(call)
         self.cache.begin(call)
         self.reserve(call.ids.size)
         if call.runs_together:
@@ -107,6 +111,7 @@ class EngineDecoder:
     def _run(self, call: Call, draw: Draw | None = None) -> None:
         """Put a call's work on the stream."""
         size = call.ids.shape[1]
+        self.calls.add(call.ids.size, int(call.counts.sum()))
         self._copy_inputs(call)
         step = self._step(call, draw)
         graph = self._graphs.get(step)
@@ -158,7 +163,8 @@ class EngineDecoder:
         rows, size = call.ids.shape
         self.reserve(rows * size)
         self._copy_inputs(call)
-        return self._context(size).layer_seconds(partial(self._launch, self._step(call)))
+        step = self._step(call)
+        return self._context(step).layer_seconds(partial(self._launch, step))
 
     def connect(self, communicator: Communicator) -> None:
         """Let the engine's collectives reach the other ranks: its contexts in an order that is the same on all."""
@@ -184,9 +190,9 @@ class EngineDecoder:
         if self._communicator is not None:
             self._communicator.close()
 
-    def _context(self, size: int) -> ExecutionContext:
-        """Return the context of the profile for `size` new tokens a row."""
-        return self.engine.context(_DECODE if size == 1 else _PREFILL)
+    def _context(self, step: StreamStep) -> ExecutionContext:
+        """Return the context of the profile that a step runs on."""
+        return self.engine.context(_DECODE if step.decodes else _PREFILL)
 
     def reserve(self, tokens: int) -> None:
         """Make room for calls of `tokens` new tokens: inputs, logits and, with caches in eight bits, what they get."""
@@ -205,6 +211,7 @@ class EngineDecoder:
         self._new = {
             spec.name: self._stream.empty((self._room * sizes[spec.name],), dtype_of(spec)) for spec in read_only
         }
+        self._new_of_prompts: dict[str, torch.Tensor] = {}  # by the output of a packed network
         self._rows = self._stream.empty((self._room, 5), torch.int32)  # id, start, count, slot and adapter
         self._outputs.reserve(self._room, self.slots, is_joined=self.cache.page_tokens is not None)
 
@@ -259,7 +266,7 @@ class EngineDecoder:
         if len(self._graphs) == _MOST_GRAPHS:
             self._graphs.pop(next(iter(self._graphs)))
         self._stream.synchronize()
-        is_capturable = self._context(step.size).is_capturable()
+        is_capturable = self._context(step).is_capturable()
         self._graphs[step] = self._stream.capture(partial(self._launch, step)) if is_capturable else None
 
     def _launch(self, step: StreamStep) -> None:
@@ -272,13 +279,19 @@ class EngineDecoder:
 
     def _enqueue(self, step: StreamStep) -> None:
         """Give the context its shapes and addresses, and put its work on the stream."""
-        context = self._context(step.size)
+        context = self._context(step)
         for spec in self._specs:
             context.set_input(spec.name, spec.shape_at(step.sizes), self._inputs[spec.name])
         for name, array in {} if self.adapters is None else self.adapters.arrays.items():
             context.set_input(name, (step.ranks, *array.shape[1:]), array)  # of no ranks, too, it has an address
-        rows = slice(step.first, step.first + step.rows)
+        rows, prompts = slice(step.first, step.first + step.rows), step.prompts
         caches = self.cache.view(rows)
+        if prompts is not None:
+            some = slice(prompts.first, prompts.first + max(prompts.rows, 1))  # memory of nothing has no address
+            for name, cache in self._own.view_of_prompts(some).items():
+                context.set_input(name, (prompts.rows, *cache.shape[1:]), cache)
+            for name, array in self._new_of_prompts.items():
+                context.set_address(name, array)
         for spec in self._own.specs:
             cache = caches[spec.name]
             context.set_input(spec.name, tuple(cache.shape), cache)
@@ -307,4 +320,5 @@ class EngineDecoder:
         table = None
         if step.row_pages:
             table = self._inputs["page_table"][: step.rows * step.row_pages].view(step.rows, step.row_pages)
-        self.cache.append(NewTokens(step.first, starts, counts, table), new)
+        slots = torch.arange(step.first, step.first + step.rows, device=starts.device)
+        self.cache.append(NewTokens(slots, starts, counts, table), new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -9,11 +10,12 @@ if TYPE_CHECKING:
 
     import torch
 
-    from trtkit.llm.cache import PageTables
+    from trtkit.llm.cache import PageCopies, PageTables
     from trtkit.llm.execution.adapters import AdapterMemory, Matrices
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.host_blocks import CacheBlocks
     from trtkit.llm.execution.kv_cache import KvCache
+    from trtkit.llm.execution.packed import PackedCall
     from trtkit.llm.execution.saved import CacheForm, SavedSequence
     from trtkit.llm.sequences import Ints
     from trtkit.network.input_spec import InputSpec
@@ -55,8 +57,16 @@ class SequenceCache(Protocol):
         """Copy cached tokens of slot `source` to slot `target`."""
         ...
 
-    def share(self, source: int, target: int, count: int) -> None:
-        """Let `target` begin with the first `count` tokens of `source`."""
+    def copy_pages(self, copies: PageCopies) -> None:
+        """Copy pages of all layers."""
+        ...
+
+    def tell(self, slot: int, pages: Sequence[int]) -> None:
+        """Take in which pages a slot's tokens are, from who decides on pages elsewhere."""
+        ...
+
+    def set_pages(self, changes: Ints) -> None:
+        """Take what has changed in page tables: slots, places in their rows, and pages [N, 3]."""
         ...
 
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
@@ -115,17 +125,45 @@ class AdapterSlots(Protocol):
         ...
 
 
+@dataclass
+class CallCounts:
+    """What a decoder has run. network_calls: of its network, with computed_tokens, of which padded_tokens are idle."""
+
+    network_calls: int = 0
+    computed_tokens: int = 0
+    padded_tokens: int = 0
+
+    def add(self, computed: int, used: int) -> None:
+        """Count a call."""
+        self.network_calls += 1
+        self.computed_tokens += computed
+        self.padded_tokens += computed - used
+
+
+class PackedCalls(Protocol):
+    """A decoder whose network is packed."""
+
+    def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
+        """Run slots that decode and slots that read prompts at once; return fp32 logits [N, V] of the wanted tokens.
+
+        Those of a call without prompts are of its rows in order, and `draw` follows. See `forward`.
+        """
+        ...
+
+
 class DecoderExecution(Protocol):
     """A decoder's network with KV caches of `slots` sequences.
 
     max_length: T, tokens a slot holds. max_prefill_length: the most new tokens of one row in one
     call. is_asynchronous: `forward` returns before it has computed. takes_ids: the network itself reads token ids, so
-    the host need not know them. tokens: [slots] int64, where it computes: what each slot drew last, for ids of -1.
+    the host need not know them. calls: what it has run. tokens: [slots] int64, where it computes: what each slot drew
+    last, for ids of -1.
     description: what computes, for people. head: what guesses tokens from hidden states, if it is open. next_hidden:
     what it reads of the last call's tokens, [R, S, D], or [R, D] after a head's own call; valid until the next.
     """
 
     tokens: torch.Tensor
+    calls: CallCounts
     slots: int
     max_length: int
     max_prefill_length: int
@@ -143,6 +181,11 @@ class DecoderExecution(Protocol):
     @property
     def next_hidden(self) -> torch.Tensor | None:
         """What a head reads of the last call's tokens; None for models without one."""
+        ...
+
+    @property
+    def packed(self) -> PackedCalls | None:
+        """What runs decoding and prompts in one call; None if they have a call each."""
         ...
 
     @property

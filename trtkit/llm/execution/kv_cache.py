@@ -19,7 +19,7 @@ from trtkit.llm.execution.saved import CacheArray, CacheForm, SavedSequence, che
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from trtkit.llm.cache import PageTables
+    from trtkit.llm.cache import PageCopies, PageTables
     from trtkit.llm.execution.cached_places import NewTokens, Place
     from trtkit.llm.execution.call import Call
     from trtkit.llm.sequences import Ints
@@ -33,7 +33,8 @@ class KvCache:
     A slot's keys and values are those of any number of its tokens; its states are those of all that they have read,
     `positions` [slots], and of no other number. What an encoder made of a slot's request stays until the next.
 
-    specs: the network's inputs, of which the caches and states are taken. stream: of a device, which works on them in
+    specs: the network's inputs, of which the caches and states are taken. of_prompts: the inputs of a packed network
+    through which rows of prompts read these. stream: of a device, which works on them in
     turn; None: the caller's own memory and time.
     max_length: T, tokens that a slot holds. model: digest of the model whose keys and values these
     are; saved sequences of other models are refused. follows: whether these are a head's, see `part`.
@@ -47,8 +48,10 @@ class KvCache:
         dtype_of: Callable[[InputSpec], torch.dtype],
         stream: Stream | None = None,
     ) -> None:
+        specs = list(specs)
         kept = [spec for spec in specs if spec.is_kept]
         self.specs, self.states, self.encoded = _by_feeder(kept)
+        self.of_prompts = [spec for spec in specs if spec.feeder == "slots"]
         self.positions = np.zeros(slots, np.int64)
         self.slots, self.max_length = slots, max_length
         self.model = ""
@@ -70,8 +73,10 @@ class KvCache:
 
         follows: of a draft head, whose calls are not those that slots are for.
         """
+        specs = list(specs)
         part, kept = copy.copy(self), [spec for spec in specs if spec.is_kept]
         part.follows = follows
+        part.of_prompts = [spec for spec in specs if spec.feeder == "slots"]
         part.specs, part.states, part.encoded = _by_feeder(kept)
         part._arrays = {spec.name: self._arrays[spec.name] for spec in kept}
         return part
@@ -90,6 +95,10 @@ class KvCache:
         """Return the caches [R, K, T, H] and states [R, ...] of neighbouring slots, by the input that takes them."""
         return {name: array[rows] for name, array in self._arrays.items()}
 
+    def view_of_prompts(self, rows: slice) -> dict[str, torch.Tensor]:
+        """Return what neighboring slots that read prompts in a packed call read, by the input that takes it."""
+        return {spec.name: self._arrays[spec.kept_as][rows] for spec in self.of_prompts}
+
     def prepare(self, call: Call) -> Call:
         """Return a call with where its rows' tokens lie; in linear caches its slots say that."""
         return call
@@ -105,18 +114,25 @@ class KvCache:
         """Leave it to another rank which memory a slot has."""
 
     def tell(self, slot: int, pages: Sequence[int]) -> None:
-        """Take from another rank in which pages a slot's tokens are."""
+        """Take in which pages a slot's tokens are, from who decides on pages elsewhere."""
 
-    def advance(self, rows: slice, starts: Ints, counts: Ints) -> None:
+    def set_pages(self, changes: Ints) -> None:
+        """Take what has changed in page tables: slots, places in their rows, and pages [N, 3]."""
+
+    def copy_pages(self, copies: PageCopies) -> None:
+        """Copy pages of all layers."""
+
+    def advance(self, call: Call) -> None:
         """Note the tokens that a call lets states read. Raises ExecutionError for a row that skips or repeats some."""
         if self.follows:
             return
-        held = self.positions[rows]
+        slots, starts, counts = call.slots, call.starts, call.counts
+        held = self.positions[slots]
         is_wrong = (counts > 0) & (starts > 0) & (starts != held)
         if self.states and is_wrong.any():
             row = int(is_wrong.argmax())
-            raise _misplaced(rows.start + row, int(held[row]), int(starts[row]))
-        self.positions[rows] = np.where((counts > 0) | (starts == 0), starts + counts, held)
+            raise _misplaced(int(slots[row]), int(held[row]), int(starts[row]))
+        self.positions[slots] = np.where((counts > 0) | (starts == 0), starts + counts, held)
 
     def keep(self, rows: slice, states: Mapping[str, torch.Tensor]) -> None:
         """Replace the states of neighbouring slots: [R, ...] by the input that takes them."""
@@ -143,7 +159,7 @@ class KvCache:
         """Let the slots of requests that begin with a call read what an encoder made of them."""
         for row, soft in call.soft_rows():
             if soft.encoded and call.starts[row] == 0 and call.counts[row] > 0:
-                self.fill(call.first_slot + row, soft.encoded)
+                self.fill(int(call.slots[row]), soft.encoded)
 
     def fill(self, slot: int, encoded: Mapping[str, torch.Tensor]) -> None:
         """Let a slot's layers read what an encoder made of its request: [K, length, H] by the input that takes it."""
@@ -171,12 +187,6 @@ class KvCache:
             array = self._arrays[name]
             self._run(partial(array[target].copy_, array[source]))
         self.positions[target] = self.positions[source]
-
-    def share(self, source: int, target: int, count: int) -> None:
-        """Let `target` begin with the first `count` tokens of `source`; linear slots each hold their own copy."""
-        self._check_position(source, count)
-        if source != target:
-            self.copy(source, target, slice(0, count))
 
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
         """Copy a cached token within each slot: [R] slots, and each one's place and new place."""
@@ -259,9 +269,7 @@ class KvCache:
 
     def _places(self, tokens: NewTokens, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return where `size` new tokens of each row go: slots and places in them, each to broadcast to [R, S]."""
-        device, rows = tokens.starts.device, len(tokens.starts)
-        slots = torch.arange(tokens.first_slot, tokens.first_slot + rows, device=device)
-        return slots[:, None], tokens.starts[:, None] + torch.arange(size, device=device)
+        return tokens.slots[:, None], tokens.starts[:, None] + torch.arange(size, device=tokens.starts.device)
 
     def _place_of(self, slots: Ints, positions: Ints) -> Place:
         """Return where cached tokens lie."""

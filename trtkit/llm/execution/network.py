@@ -69,7 +69,7 @@ def decoder_network(
         opened.spec.vocab_size,
         options.max_sequence_length,
         options.max_prefill_length,
-        (logits or options.logits) == "all",
+        (logits or options.logits) == "all" or options.batching == "packed",
         embeddings,
         has_read_only_caches(opened),
         0 if options.lora is None else options.lora.max_rank_sum,
@@ -106,7 +106,8 @@ def bundle_network(bundle: Bundle, rank: int = 0, *, has_all_logits: bool = Fals
     manifest = bundle.manifest
     layers, options, decoder = None, llm_options(manifest.config), manifest.decoder
     assert decoder is not None
-    if not has_all_logits or options.logits == "all":
+    gives_all = options.logits == "all" or options.batching == "packed"  # whichever tokens' logits are wanted
+    if not has_all_logits or gives_all:
         layers = bundle.layers(rank=rank)
     if layers is None:
         return written_network(bundle, rank, "all" if has_all_logits else None)
@@ -117,7 +118,7 @@ def bundle_network(bundle: Bundle, rank: int = 0, *, has_all_logits: bool = Fals
         decoder.vocab_size,
         options.max_sequence_length,
         options.max_prefill_length,
-        options.logits == "all",
+        gives_all,
         bundle_embeddings(bundle.path) if any(spec.name == EMBEDS for spec in inputs) else None,
         decoder.has_read_only_caches,
         0 if options.lora is None else options.lora.max_rank_sum,

@@ -37,8 +37,8 @@ class PagedCache(KvCache):
     """A KvCache whose keys and values lie in pools of pages [P, K, page_tokens, H]; states stay in slots.
 
     All layers' pools have the same pages: page p of each holds the same tokens. A slot's tokens are in the pages of
-    its row of `table` [slots, n], which `pages` decides on; a rank that follows another is told. Page 0 takes padding.
-
+    its row of `table` [slots, n], which `pages` decides on: here, or a scheduler does, and `table` is told; so it is on
+    a rank that follows another. Page 0 takes padding.
     """
 
     def __init__(
@@ -69,8 +69,13 @@ class PagedCache(KvCache):
         return {name: array[rows] if name in self._state_names else array for name, array in self._arrays.items()}
 
     def tell(self, slot: int, pages: Sequence[int]) -> None:
-        """Take from another rank in which pages a slot's tokens are."""
+        """Take in which pages a slot's tokens are, from who decides on pages elsewhere."""
         self.table[slot, : len(pages)] = pages
+
+    def set_pages(self, changes: Ints) -> None:
+        """Take what has changed in page tables: slots, places in their rows, and pages [N, 3]."""
+        slots, places, pages = changes.T
+        self.table[slots, places] = pages
 
     def prepare(self, call: Call) -> Call:
         """Return a call with the pages of its rows, after copying those that others read too and it writes.
@@ -79,30 +84,32 @@ class PagedCache(KvCache):
         """
         call = self.assign(call)
         assert call.pages is not None
-        self._copy_pages(call.pages.copies)
+        self.copy_pages(call.pages.copies)
         return call
 
     def assign(self, call: Call) -> Call:
         """Return what `prepare` does, and leave it to the ranks that run the call to copy pages."""
         if call.pages is not None or self.pages is None:
             return call
-        stops, slots = call.starts + call.counts, np.arange(call.rows.start, call.rows.stop)
+        stops, slots = call.starts + call.counts, call.slots
         copies = PageCopies([], [])
-        if not self.follows:
+        if self.pages.is_scheduled:
+            pass  # the scheduler has done it
+        elif not self.follows:
             copies = self.pages.reserve(slots, call.starts, stops)
         else:  # what others read of a head's cache may be overwritten: it changes guesses, never tokens
             for row in (call.counts > 0).nonzero()[0].tolist():
                 self.pages.grow(int(slots[row]), int(stops[row]))
         window = kv_window(max(1, int(stops[call.counts > 0].max(initial=0))), self.max_length)
-        table = self.table[call.rows, : -(-window // self._page_size)].copy()
+        table = self.table[slots, : -(-window // self._page_size)]
         groups = None
-        if self._copies_pages and not (self.has_slot_memory or self.follows):
+        if self._copies_pages and call.scattered is None and not (self.has_slot_memory or self.follows):
             groups = like_lengths(np.where(call.counts > 0, stops, 0), self._call_tokens)
         return replace(call, pages=CallPages(table, self._page_size, copies, groups))
 
     def make_room(self, slot: int, tokens: int) -> None:
         """Let a slot have pages of its own for tokens. Raises ExecutionError if there are too few."""
-        if self.pages is not None:
+        if self.pages is not None and not self.pages.is_scheduled:
             self.pages.release(slot)
             self.pages.grow(slot, tokens)
 
@@ -132,10 +139,11 @@ class PagedCache(KvCache):
 
     def _copy_tokens(self, source: int, target: int, tokens: slice) -> None:
         """Let `target` read the pages of `source`; what it writes later goes to copies."""
-        if self.pages is not None:
+        if self.pages is not None and not self.pages.is_scheduled:
             self.pages.share(source, target, tokens.indices(self.max_length)[1])
 
-    def _copy_pages(self, copies: PageCopies) -> None:
+    def copy_pages(self, copies: PageCopies) -> None:
+        """Copy pages of all layers."""
         if not copies.sources:
             return
         arrays = [codes(self._arrays[spec.name]) for spec in self.specs]

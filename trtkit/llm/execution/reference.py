@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,16 +11,19 @@ import torch
 from trtkit.dtypes import DTYPES
 from trtkit.llm.execution.adapters import adapter_memory
 from trtkit.llm.execution.cached_places import NewTokens
+from trtkit.llm.execution.execution import CallCounts
+from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.pool_size import AS_LINEAR, PoolSize
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
+from trtkit.network.input_spec import LOGIT_INDEX, PROMPT, output_of_prompts
 from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
 
 if TYPE_CHECKING:
     from trtkit.llm.execution.call import Call
-    from trtkit.llm.execution.execution import Draw, RankExecution
+    from trtkit.llm.execution.execution import Draw, PackedCalls, RankExecution
     from trtkit.llm.execution.network import DecoderNetwork
     from trtkit.llm.sequences import Ints
     from trtkit.reference import Rank
@@ -54,23 +58,74 @@ class ReferenceDecoder:
         self.head: RankExecution | None = None
         self.next_hidden: torch.Tensor | None = None
         self.adapters = adapter_memory(network.inputs, network.max_ranks, lambda spec: hold(DTYPES[spec.dtype]))
-        self.tokens = torch.zeros(slots, dtype=torch.int64)
+        self.tokens, self.calls = torch.zeros(slots, dtype=torch.int64), CallCounts()
         self._appends = network.has_read_only_caches
         self.is_asynchronous, self.takes_ids = False, network.embeddings is None
         self.slots, self.max_length = slots, self.cache.max_length
+        self.packed: PackedCalls | None = self if LOGIT_INDEX in self._names else None
         self.vocab_size, self.has_all_logits = network.vocab_size, network.has_all_logits
         self.max_prefill_length = network.max_prefill_length
         self.description = f"reference executor on the {network.layers.library} network, CPU"
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
+        if self.packed is not None:
+            packed = PackedCall.of(call, has_all_logits=self.has_all_logits)
+            return packed.shaped(self.forward_packed(packed, draw), has_all_logits=self.has_all_logits)
         call = self._placed(call)
-        self.cache.advance(call.rows, call.starts, call.counts)
+        self.cache.advance(call)
         self.cache.begin(call)
         output = self._run(call) if call.runs_together else self._run_groups(call)
         if draw is not None:
             draw(output.view(-1, self.vocab_size), call.first_slot)
         return output
+
+    def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
+        """Run slots that decode and slots that read prompts at once; see DecoderExecution."""
+        decode, prompts = (self._placed(call) if len(call.starts) else call for call in (packed.decode, packed.prompts))
+        packed = replace(packed, decode=decode, prompts=prompts)
+        for call in (decode, prompts):
+            self.cache.advance(call)
+            self.cache.begin(call)
+        logits = self._run_packed(packed)
+        if draw is not None:
+            draw(logits, decode.first_slot)
+        return logits
+
+    def _run_packed(self, packed: PackedCall) -> torch.Tensor:
+        """Return logits [N, V] in fp32. Prompts' new keys and values are appended when the network has run."""
+        outputs = self._executor.run(self.packed_inputs(packed))
+        self.calls.add(packed.tokens, packed.used_tokens)
+        decode, kept = packed.decode, [spec for spec in self._own.specs if spec.updated]
+        if self._appends and packed.rows:
+            self.cache.append(_places_of(decode), {spec.name: outputs[spec.updated] for spec in kept})
+        if len(packed.places):
+            new = {spec.name: outputs[output_of_prompts(spec)] for spec in kept}
+            self.cache.append(packed.new_tokens(), new)
+        return outputs["logits"].float()
+
+    def packed_inputs(self, packed: PackedCall) -> dict[str, Any]:
+        """Return every input of a packed network for a call whose tokens have their places."""
+        feed: dict[str, Any] = {
+            name: value for name, value in packed.feed(self.max_length).items() if name in self._names
+        }
+        decode, prompts = packed.decode, packed.prompts
+        if packed.rows and (decode.ids < 0).any():
+            drawn = self.tokens[decode.slots, None].clamp(min=0).numpy()  # a row that failed draws nothing more
+            feed["input_ids"][: packed.rows] = np.where(decode.ids < 0, drawn, decode.ids)
+        if "key_positions" in self._names:
+            window = decode.window(self.max_length) if packed.rows else packed.page_tokens or 1
+            feed["key_positions"] = torch.arange(window, dtype=torch.int32)
+        if "rope_position_ids" in self._names:
+            feed["rope_position_ids"] = packed.rope_position_ids()
+        if f"{PROMPT}visible_lengths" in self._names:
+            feed[f"{PROMPT}visible_lengths"] = prompts.visible_lengths()
+        if self._network.embeddings is not None:
+            spec = next(spec for spec in self._network.inputs if spec.name == EMBEDS)
+            feed[EMBEDS] = packed.vectors(*(self._network.embeddings.inputs(call, spec) for call in (decode, prompts)))
+        if self.adapters is not None:
+            feed |= self.adapters.view(self.adapters.ranks)
+        return feed | self._own.view(decode.rows) | self._own.view_of_prompts(packed.prompt_slots)
 
     def _run_groups(self, call: Call) -> torch.Tensor:
         """Run the groups of a call's rows one after another; return the output of all."""
@@ -83,12 +138,11 @@ class ReferenceDecoder:
     def _run(self, call: Call) -> torch.Tensor:
         """Return a call's logits in fp32, or hidden states."""
         outputs = self._executor.run(self._inputs(call))
+        self.calls.add(call.ids.size, int(call.counts.sum()))
         self.cache.keep(call.rows, {spec.name: outputs[spec.updated] for spec in self.cache.states})
         if self._appends:
             new = {spec.name: outputs[spec.updated] for spec in self._own.specs if spec.updated}
-            starts, counts = torch.from_numpy(call.starts), torch.from_numpy(call.counts)
-            table = None if call.pages is None else torch.from_numpy(call.pages.table)
-            self.cache.append(NewTokens(call.first_slot, starts, counts, table), new)
+            self.cache.append(_places_of(call), new)
         self.next_hidden = outputs.get(NEXT_DRAFT_HIDDEN)
         return outputs["logits"].float() if self._gives_logits else outputs[NEXT_HIDDEN_STATES]
 
@@ -111,7 +165,10 @@ class ReferenceDecoder:
 
     def inputs(self, call: Call) -> dict[str, Any]:
         """Return every input of the network for a call; the caches are views."""
-        return self._inputs(self._placed(call))
+        call = self._placed(call)
+        if self.packed is not None:
+            return self.packed_inputs(PackedCall.of(call, has_all_logits=self.has_all_logits))
+        return self._inputs(call)
 
     def _inputs(self, call: Call) -> dict[str, Any]:
         feed: dict[str, Any] = {name: value for name, value in call.feed().items() if name in self._names}
@@ -146,6 +203,13 @@ class ReferenceDecoder:
         self._own.close()
         if self.head is not None:
             self.head.close()
+
+
+def _places_of(call: Call) -> NewTokens:
+    """Return where a call's new tokens are written."""
+    table = None if call.pages is None else torch.from_numpy(call.pages.table)
+    slots, starts, counts = (torch.from_numpy(array) for array in (call.slots, call.starts, call.counts))
+    return NewTokens(slots, starts, counts, table)
 
 
 def _joined(parts: list[tuple[Ints, torch.Tensor]], count: int) -> torch.Tensor:

@@ -13,11 +13,41 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class PromptSizes:
+    """The rows of a packed step that read prompts.
+
+    rows: B, from slot `first` on if caches are linear. length: S, of the longest. tokens: P, of all, with idle ones.
+    window: cached tokens that they read. pages: n, pages that hold them. logits: N, in place of one for each row that
+    decodes.
+    """
+
+    window: int
+    pages: int
+    first: int = 0
+    rows: int = 0
+    length: int = 1
+    tokens: int = 0
+    logits: int | None = None
+
+    def sizes(self, decoding: int) -> dict[Role, int]:
+        """Return the sizes of dynamic axes next to so many rows that decode."""
+        return {
+            "prompts": self.rows,
+            "prompt_length": self.length,
+            "prompt_tokens": self.tokens,
+            "tokens": decoding + self.tokens,
+            "prompt_window": self.window,
+            "prompt_pages": self.pages,
+            "logit_rows": decoding if self.logits is None else self.logits,
+        }
+
+
+@dataclass(frozen=True)
 class StreamStep:
     """What a call puts on the stream after its inputs, by which CUDA graphs are kept. Draws differ if they are others.
 
     rows: R, from slot `first` on, of `size` new tokens. window: cached tokens that attention reads. row_pages: n, pages
-    that hold them, if caches are paged. ranks: of adapters, that are resident.
+    that hold them, if caches are paged. ranks: of adapters, that are resident. prompts: of a packed network.
     """
 
     first: int
@@ -27,9 +57,16 @@ class StreamStep:
     row_pages: int
     ranks: int
     draw: Draw | None
+    prompts: PromptSizes | None = None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether no row reads a prompt."""
+        return self.size == 1 and (self.prompts is None or not self.prompts.rows)
 
     @property
     def sizes(self) -> Mapping[Role, int]:
         """The sizes of the dynamic axes."""
         sizes: dict[Role, int] = {"batch": self.rows, "new_tokens": self.size, "kv_window": self.window}
-        return sizes | {"row_pages": self.row_pages, "adapter_rank": self.ranks}
+        sizes |= {"row_pages": self.row_pages, "adapter_rank": self.ranks}
+        return sizes if self.prompts is None else sizes | self.prompts.sizes(self.rows)

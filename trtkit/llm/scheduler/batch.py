@@ -1,10 +1,14 @@
-"""A step as data: which slots decode, which read pieces of their prompts, and how slots have changed hands."""
+"""A step as data: copies, slots that decode, and pieces of prompts; and how slots change hands."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic
 
+import numpy as np
+
+from trtkit.jobs.json_form import from_json, to_json
+from trtkit.llm.cache.transfers import Transfer  # noqa: TC001 (read from JSON by its types)
 from trtkit.llm.scheduler.request import T
 
 if TYPE_CHECKING:
@@ -15,6 +19,8 @@ if TYPE_CHECKING:
 
 MOST_PADDING = 1.25
 """Tokens that a call for prompts computes, for each that it is for: more costs more than a call of its own."""
+MOST_ATTENTION_PADDING, FREE_PLACES = 4, 512
+"""The same of a packed call, whose padding only attention computes; so many places cost less than reading weights."""
 
 
 @dataclass(frozen=True)
@@ -64,39 +70,90 @@ SlotChange = SlotTaken[T] | PrefixMatched | SlotMoved | SlotLeft
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What a step does.
+    """All that a step does, in order.
 
-    decode: sorted slots [R] that read their last token and draw the next. prefill: chunks, those of one call together.
-    has_preempted: whether a request lost its slot, so that another may begin next.
+    preempted: slots that requests have lost, so that others may begin next. transfers: what is saved, copied and
+    loaded; kinds are not apart, since memory is reused: a slot may be saved, loaded, copied from and saved again.
+    pages: what has changed in page tables, as slot, place and page. decode: sorted slots [R] that read their last token
+    and draw the next. prefill: chunks, those of one call together.
     """
 
     decode: Ints
     prefill: list[list[Chunk]] = field(default_factory=list)
-    has_preempted: bool = False
+    preempted: tuple[int, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    pages: tuple[tuple[int, int, int], ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Batch) and self._stored() == other._stored()
+
+    __hash__ = None  # type: ignore[assignment]  # it holds arrays
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of prompts that it reads."""
         return sum(chunk.count for group in self.prefill for chunk in group)
 
+    def to_json(self) -> object:
+        """Return it as JSON data."""
+        return to_json(self._stored())
 
-def group_chunks(chunks: Sequence[Chunk], max_length: int) -> list[list[Chunk]]:
-    """Return chunks that one call takes together: neighbours of like size, so that padding stays small and fits."""
+    @classmethod
+    def from_json(cls, data: object) -> Batch:
+        """Return what `to_json` made data of. Raises TypeError for other data."""
+        stored = from_json(_StoredBatch, data)
+        decode, prefill = np.array(stored.decode, np.int64), [list(group) for group in stored.prefill]
+        return cls(decode, prefill, stored.preempted, stored.transfers, stored.pages)
+
+    def _stored(self) -> _StoredBatch:
+        prefill = tuple(map(tuple, self.prefill))
+        return _StoredBatch(tuple(self.decode.tolist()), prefill, self.preempted, self.transfers, self.pages)
+
+
+@dataclass(frozen=True)
+class _StoredBatch:
+    """A Batch of plain numbers, to compare and to store."""
+
+    decode: tuple[int, ...]
+    prefill: tuple[tuple[Chunk, ...], ...]
+    preempted: tuple[int, ...]
+    transfers: tuple[Transfer, ...]
+    pages: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """What a call for prompts can be.
+
+    max_length: T, tokens of a slot. most_tokens: of a packed call, in which only attention has padding; None if it is
+    not packed. needs_neighbors: whether its slots have to be neighbors.
+    """
+
+    max_length: int
+    most_tokens: int | None = None
+    needs_neighbors: bool = True
+
+    def takes(self, group: Sequence[Chunk]) -> bool:
+        """Whether the last of a group's chunks may join the others: so that padding stays small and fits."""
+        counts = [chunk.count for chunk in group]
+        is_in_place = not self.needs_neighbors or group[-1].slot == group[-2].slot + 1
+        has_room = max(chunk.start for chunk in group) + max(counts) <= self.max_length
+        places, tokens = len(counts) * max(counts), sum(counts)
+        if self.most_tokens is None:
+            return is_in_place and has_room and places <= MOST_PADDING * tokens
+        is_small = places <= max(MOST_ATTENTION_PADDING * tokens, FREE_PLACES)
+        return is_in_place and has_room and tokens <= self.most_tokens and is_small
+
+
+def group_chunks(chunks: Sequence[Chunk], form: CallForm) -> list[list[Chunk]]:
+    """Return chunks that one call takes together."""
     groups: list[list[Chunk]] = []
     for chunk in sorted(chunks, key=lambda chunk: chunk.slot):
-        if groups and _fit([*groups[-1], chunk], max_length):
+        if groups and form.takes([*groups[-1], chunk]):
             groups[-1].append(chunk)
         else:
             groups.append([chunk])
     return groups
-
-
-def _fit(group: list[Chunk], max_length: int) -> bool:
-    """Whether a group's last chunk may join the others."""
-    counts = [chunk.count for chunk in group]
-    is_neighbour = group[-1].slot == group[-2].slot + 1
-    has_room = max(chunk.start for chunk in group) + max(counts) <= max_length
-    return is_neighbour and has_room and len(counts) * max(counts) <= MOST_PADDING * sum(counts)
 
 
 def are_scattered(slots: Ints) -> bool:

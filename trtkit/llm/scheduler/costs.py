@@ -56,11 +56,17 @@ class Statistics:
 
     swaps: preemptions whose sequence the host keeps; others are computed again.
 
+    network_calls: of the decoder; computed_tokens: of its linear layers in them; padded_tokens: those of these that
+    nobody reads: padding of rows, and rows and tokens that are idle.
+
     synchronous_steps: decoding steps that the host waited for before it could launch the next: the engine does not
     overlap, or a row is a beam, or a user's function has to see its logits. discarded_tokens: drawn after an end.
     """
 
     steps: int = 0
+    network_calls: int = 0
+    computed_tokens: int = 0
+    padded_tokens: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
     imported_tokens: int = 0

@@ -10,16 +10,18 @@ import numpy as np
 
 from trtkit.llm.cache.host.tier import NO_HOST, HostOptions, HostTier
 from trtkit.llm.cache.imports import Imports
+from trtkit.llm.cache.page_tables import no_pages
+from trtkit.llm.cache.transfers import CopyPages, CopyTokens, DropSequence
+from trtkit.llm.scheduler.batch import CallForm
 from trtkit.llm.scheduler.options import DEFAULT_SCHEDULE, ScheduleOptions
 from trtkit.llm.scheduler.slots import Slots
 from trtkit.llm.sequences import UNKNOWN, keyed
 from trtkit.llm.soft_tokens import shared_length
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from trtkit.errors import ExecutionError
     from trtkit.llm.cache import PageTables
-    from trtkit.llm.execution.execution import SequenceCache
+    from trtkit.llm.cache.transfers import CacheLayout, Transfer
     from trtkit.llm.scheduler.costs import Statistics, StepCosts
     from trtkit.llm.scheduler.request import Schedulable
     from trtkit.llm.sequences import Ints
@@ -37,6 +39,7 @@ class SchedulerOptions:
     sharing. guesses: tokens that a decoding slot may write after its own, which are guessed.
     snapshot_tokens: how far apart the prefixes end that recurrent models save on their way.
     shares_prefixes: whether requests find what others have cached; if not, only their own work after a preemption.
+    is_packed: whether prompts share the calls of decoding slots.
     """
 
     slots: int
@@ -51,28 +54,37 @@ class SchedulerOptions:
     max_imported_bytes: int = 0
     host: HostOptions = NO_HOST
     shares_prefixes: bool = True
+    is_packed: bool = False
+
+    def call_form(self, *, has_pages: bool) -> CallForm:
+        """Return what a call for prompts can be."""
+        most = self.max_chunk if self.is_packed else None
+        return CallForm(self.max_length, most, needs_neighbors=not (self.is_packed and has_pages))
 
 
 class SequenceMemory:
-    """Which slot, pages and host memory hold what.
+    """Which slot, pages and host memory hold what: numbers, which become true when `transfers` are carried out.
 
-    finds_by_content: whether prefixes are found as pages, not in slots.
+    layout: of the caches, which decisions only read. finds_by_content: whether prefixes are found as
+    pages, not in slots. transfers: what is to be done with the caches, in order.
     """
 
     def __init__(
         self,
-        cache: SequenceCache,
+        layout: CacheLayout,
         options: SchedulerOptions,
-        clock: Callable[[], float],
         costs: StepCosts,
         statistics: Statistics,
     ) -> None:
-        self.cache, self._options, self._statistics = cache, options, statistics
-        self.slots = Slots(options.slots, options.max_length, cache.positions if cache.has_states else None)
-        self.pages: PageTables | None = cache.pages
-        self.finds_by_content = cache.pages is not None and not cache.has_slot_memory
+        self.layout, self._options, self._statistics = layout, options, statistics
+        self.transfers: list[Transfer] = []
+        self.slots = Slots(options.slots, options.max_length, layout.positions if layout.has_states else None)
+        self.pages: PageTables | None = layout.pages
+        if self.pages is not None:
+            self.pages.schedule()
+        self.finds_by_content = layout.pages is not None and not layout.has_slot_memory
         self.imports = Imports(options.max_imported_bytes)
-        self.host = HostTier(cache, self.slots, options.host, clock, costs)
+        self.host = HostTier(layout, self.slots, options.host, costs, self.transfers)
 
     def longest(self, request: Schedulable) -> int:
         """Return how many tokens a request can come to if it has all pages: beams share those of the prompt only."""
@@ -97,6 +109,8 @@ class SequenceMemory:
         matched: list[int] = []
         if self.finds_by_content and not len(self.imports) and self._is_looked_up(request):
             matched = self._matched(pages, request, request.known_ids())
+            if len(matched) * pages.page_tokens < self._options.min_shared_tokens:
+                matched = []
         needed = -(-(tokens + 1) // pages.page_tokens) - len(matched)
         unused = int((pages.references[matched] == 0).sum())  # free pages that would not be free any longer
         return self.make_free(needed + unused + (0 if is_alone else int(_SPARE_SHARE * pages.pages)))
@@ -122,7 +136,7 @@ class SequenceMemory:
         Return how many tokens more it has now.
         """
         cached = int(self.slots.cached[slot])
-        if self.slots.has_computed(slot) or request.needs_whole_prompt or not self._is_looked_up(request):
+        if self.slots.has_computed(slot) or not self._is_looked_up(request):
             return 0
         ids = self.slots.sequences.ids(slot)
         self.register_running()
@@ -132,7 +146,7 @@ class SequenceMemory:
         if self.pages is not None and self.finds_by_content:
             self.pages.replace_prefix(slot, self._matched(self.pages, request, ids), len(ids))
         else:
-            self.cache.share(source, slot, common)
+            self._copy(source, slot, 0, common)
             if self.pages is not None:
                 self.pages.grow(slot, len(ids))
         self.slots.cached[slot] = self.slots.reused[slot] = common
@@ -144,7 +158,7 @@ class SequenceMemory:
         slots, spacing = self.slots, self._options.snapshot_tokens
         slots.cached[slot] = stop
         is_due = stop // spacing != start // spacing and stop < slots.sequences.prompt_lengths[slot]
-        if self.cache.has_states and is_due:
+        if self.layout.has_states and is_due:
             self.host.keep(slot)
 
     def spare_slot(self) -> int:
@@ -164,7 +178,7 @@ class SequenceMemory:
         start = int(is_other.argmax()) if is_other.any() else known
         alike = shared_length(slots.sequences.soft.get(source), slots.sequences.soft.get(target))
         start = start if alike is None else min(start, alike)
-        self.cache.copy(source, target, slice(start, length))
+        self._copy(source, target, start, length)
         slots.sequences.copy(source, target)
         slots.cached[target] = length
 
@@ -222,13 +236,30 @@ class SequenceMemory:
             self.empty(slot)
         return pages.free >= needed
 
-    def can_write(self, slots: Ints, counts: Ints) -> bool:
-        """Whether there are pages for `counts` [R] more tokens of `slots` [R], evicting what nobody reads."""
-        if self.pages is None:
+    def reserve(self, slots: Ints, counts: Ints) -> bool:
+        """Take the pages of `counts` [R] more tokens of `slots` [R], copies of those that others read too.
+
+        What nobody reads is evicted. Return whether there were enough; if not, nothing is taken.
+        """
+        pages = self.pages
+        if pages is None or not slots.size:
             return True
         starts = self.slots.cached[slots]
         stops = np.minimum(starts + counts, self._options.max_length)
-        return self.make_free(self.pages.needed(slots, starts, stops))
+        most = 2 * len(slots) + int(counts.sum()) // pages.page_tokens  # a partial page on either side of each row
+        if pages.free < most and not self.make_free(pages.needed(slots, starts, stops)):
+            return False
+        copies = pages.reserve(slots, starts, stops)
+        if copies.sources:
+            self.transfers.append(CopyPages(tuple(copies.sources), tuple(copies.targets)))
+        return True
+
+    def lacks(self, slots: Ints, counts: Ints) -> ExecutionError:
+        """Return the error for tokens that `reserve` has no pages for."""
+        assert self.pages is not None
+        starts = self.slots.cached[slots]
+        stops = np.minimum(starts + counts, self._options.max_length)
+        return no_pages(self.pages.needed(slots, starts, stops), self.pages.free)
 
     def steps_that_fit(self, slots: Ints, most: int) -> int:
         """Return how many of `most` decode steps of `slots` [R] there are pages for, without copies to the host."""
@@ -242,6 +273,15 @@ class SequenceMemory:
 
         return most if fits(most) else bisect_left(range(most), 1, key=lambda steps: not fits(steps + 1))
 
+    def take(self) -> tuple[tuple[Transfer, ...], tuple[tuple[int, int, int], ...]]:
+        """Return what was decided since the last call, to be carried out before anything else is decided: transfers,
+        and what has changed in page tables.
+        """
+        transfers = tuple(self.transfers)
+        self.transfers.clear()
+        self.slots.follow()
+        return transfers, () if self.pages is None else tuple(self.pages.changes())
+
     def release(self, request: Schedulable) -> None:
         """Let go of what the host keeps for a request."""
         self.host.release(request.retained)
@@ -249,14 +289,14 @@ class SequenceMemory:
 
     def _take_slot(self, request: Schedulable, ids: Ints) -> tuple[int, int]:
         """Return a free slot, and how many of a request's tokens `ids` its cache begins with."""
-        if request.needs_whole_prompt or not self._is_looked_up(request):
+        if not self._is_looked_up(request):
             return self.spare_slot(), 0
-        cache, by_content, statistics = self.cache, self.finds_by_content, self._statistics
+        by_content, statistics, has_states = self.finds_by_content, self._statistics, self.layout.has_states
         source, common = self.shared_prefix(ids, request.soft, request.adapter_id.key)
         common = common if common >= self._options.min_shared_tokens else 0
         least = max(common + 1, self._options.min_shared_tokens)
         compared = keyed(ids, request.adapter_id.key)
-        imported = None if request.soft is not None else self.imports.take(compared, least, is_whole=cache.has_states)
+        imported = None if request.soft is not None else self.imports.take(compared, least, is_whole=has_states)
         on_host = None if imported is not None else self.host.find(compared, request.soft, common, least)
         if imported is not None or (on_host is not None and on_host.whole is not None):
             common = 0  # all of it comes from there
@@ -265,10 +305,12 @@ class SequenceMemory:
         if common and by_content and self.pages is not None:
             self.pages.adopt(slot, self._matched(self.pages, request, ids))
         elif common:
-            cache.share(source, slot, common)
+            self._copy(source, slot, 0, common)
         if imported is not None:
             saved, common = imported
-            cache.load(slot, saved)
+            number = self.host.sequences.number(saved)
+            self.host.load_whole(slot, number, saved.tokens)
+            self.transfers.append(DropSequence(number))
             statistics.imported_tokens += common
         if on_host is not None:
             if self.pages is not None and by_content:
@@ -280,9 +322,21 @@ class SequenceMemory:
             common = on_host.tokens
         return slot, common
 
+    def _copy(self, source: int, target: int, start: int, stop: int) -> None:
+        """Let `target` hold the first `stop` tokens of `source`, of which it has the first `start`."""
+        if source == target:
+            return
+        if self.pages is not None:
+            self.pages.share(source, target, stop)
+        if self.pages is None or self.layout.has_slot_memory:
+            self.transfers.append(CopyTokens(source, target, start, stop))
+        if self.slots.positions is not None:
+            self.slots.set_position(target, int(self.slots.positions[source]))
+
     def _is_looked_up(self, request: Schedulable) -> bool:
         """Whether anything that is cached can be a request's."""
-        return self._options.shares_prefixes or request.metrics.preemptions > 0 or len(self.imports) > 0
+        shares = self._options.shares_prefixes or request.metrics.preemptions > 0 or len(self.imports) > 0
+        return shares and not request.needs_whole_prompt
 
     @staticmethod
     def _matched(pages: PageTables, request: Schedulable, ids: Ints) -> list[int]:

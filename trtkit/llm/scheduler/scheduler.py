@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trtkit.llm.adapters import Adapters
-    from trtkit.llm.execution.execution import SequenceCache
+    from trtkit.llm.cache.transfers import CacheLayout
     from trtkit.llm.scheduler.batch import Chunk
     from trtkit.llm.scheduler.memory import SchedulerOptions
     from trtkit.llm.scheduler.request import FinishReason, Hypothesis
@@ -52,11 +52,14 @@ class Scheduler(Generic[T]):
     `slots.sequences`, `finish`, then `end_step`. `changes` says which slots were taken and left since it was last
     emptied. A request's tokens depend on nothing that is decided here.
 
-    cache: memory of sequences, in which prefixes are copied. clock: gives the time in seconds. adapters: None if the
-    network takes none. costs: what steps have taken.
+    Nothing is copied while it decides, and one result of an action enters a decision as it is made: whether a file of
+    cached blocks is sound, since that is how much of a prompt is cached. Adapters alone are written at once.
+
+    layout: of the caches. clock: gives the time in seconds. adapters: None if the network takes none. costs: what steps
+    have taken.
     """
 
-    cache: SequenceCache
+    layout: CacheLayout
     options: SchedulerOptions
     clock: Callable[[], float] = time.monotonic
     adapters: Adapters | None = None
@@ -70,10 +73,11 @@ class Scheduler(Generic[T]):
         options = self.options
         self.queue: RequestQueue[T] = RequestQueue(options.schedule, options.max_queue)
         self.running: Running[T] = Running(options.slots)
-        self.memory = SequenceMemory(self.cache, options, self.clock, self.costs, self.statistics)
+        self.memory = SequenceMemory(self.layout, options, self.costs, self.statistics)
         self.slots = self.memory.slots
         self._budget = options.token_budget or options.max_chunk
         self._in_flight = False
+        self._preempted: list[int] = []
         self._service: Service[T] | None = None
 
     @property
@@ -137,37 +141,34 @@ class Scheduler(Generic[T]):
     def schedule(self, now_s: float, launched: Ints | None = None, *, in_flight: bool = False) -> Batch:
         """Return the next step.
 
-        launched: slots that decode already, as `decoding` has returned them. in_flight: whether tokens were drawn that
-        the host does not know. Raises TokensInFlight if they have to be collected first; what was decided stays so.
+        launched: slots that decode already, as `schedule_ahead` has returned them. in_flight: whether tokens were drawn
+        that the host does not know. Raises TokensInFlight if they have to be collected first; what was decided stays.
         """
-        self._in_flight, preemptions = in_flight, self.statistics.preemptions
+        self._in_flight = in_flight
         for request in self.queue.wake(now_s):
             what = f"its deadline passed after {request.scheduling.deadline_s:g} s in the queue"
             self.report(request, [], "error", what)
         self._admit_waiting()
-        decode = self.decoding(in_flight=in_flight) if launched is None else launched
+        decode = self._decoding(self._gather(self.ready())) if launched is None else launched
         all_decode = launched is None and len(decode) == len(self.running.requests)
         chunks = [] if all_decode else self._chunks(len(decode))
         if chunks and self.memory.pages is not None:
-            chunks = self._with_pages_of(chunks, decode if launched is None else decode[:0])
+            chunks = self._with_pages_of(chunks)
         self._note_service(decode, chunks)
         if launched is None:
             decode = decode[self.slots.is_running[decode]]
-            if decode.size and are_scattered(decode) and not self.running.groups:
-                decode = self._gather(decode)
-        prefill = group_chunks(chunks, self.options.max_length)
-        return Batch(decode, prefill, self.statistics.preemptions > preemptions)
+        return self._batch(
+            decode, group_chunks(chunks, self.options.call_form(has_pages=self.memory.pages is not None))
+        )
 
-    def decoding(self, *, in_flight: bool = False) -> Ints:
-        """Return the sorted slots that decode next, with pages for their tokens: others are preempted if pages run out.
-
-        Raises as `schedule` does.
-        """
+    def schedule_ahead(self, *, in_flight: bool = False) -> Batch:
+        """Return a step of those who decode already. Raises as `schedule` does."""
         self._in_flight = in_flight
-        ready = self.ready()
-        if self.memory.pages is None:
-            return ready
-        return self._with_pages(ready, np.full(len(ready), 1 + self.options.guesses))
+        return self._batch(self._decoding(self.ready()))
+
+    def copies(self) -> Batch:
+        """Return what was decided outside of a step."""
+        return self._batch(np.zeros(0, np.int64))
 
     def ready(self) -> Ints:
         """Return the slots, in order, whose last token alone is not in the cache, and that have more to generate."""
@@ -178,7 +179,7 @@ class Scheduler(Generic[T]):
 
     def steps_alike(self, batch: Batch) -> int:
         """Return how many decode steps like this one can follow each other before a sequence ends or pages run out."""
-        if batch.prefill or batch.has_preempted:
+        if batch.prefill or batch.preempted:
             return 1
         left = self.running.ends[batch.decode] - self.slots.sequences.lengths[batch.decode]
         return max(1, self.memory.steps_that_fit(batch.decode, int(left.min())))
@@ -202,11 +203,15 @@ class Scheduler(Generic[T]):
                 self.running.order_again()
         if steps == 1:
             self.costs.note(ended_s - started_s - copied_s, tokens, decodes=bool(batch.decode.size))
-        self.memory.host.write()
         if self.adapters is not None:
             self.adapters.evict_unloaded(self.running.adapters)
         ended, self.ended = self.ended, []
         return ended
+
+    def _batch(self, decode: Ints, prefill: list[list[Chunk]] | None = None) -> Batch:
+        """Return a step with all that was decided since the last one."""
+        preempted, self._preempted = tuple(self._preempted), []
+        return Batch(decode, prefill or [], preempted, *self.memory.take())
 
     def _note_service(self, decode: Ints, chunks: list[Chunk]) -> None:
         """Note whom a step serves, if turns depend on it: some of them will have ended when it is over."""
@@ -312,7 +317,7 @@ class Scheduler(Generic[T]):
 
     def _need_known_tokens(self) -> None:
         """A state that has read all known tokens could not go on: the logits of the last one are lost."""
-        if self.cache.has_states and self._in_flight:
+        if self.layout.has_states and self._in_flight:
             raise TokensInFlight
 
     def _preempt_for(self, request: T) -> bool:
@@ -334,6 +339,7 @@ class Scheduler(Generic[T]):
         retained = self.memory.host.keep(slot, most, is_retained=True)
         generated = self.slots.sequences.known(slot)
         request = self._leave(slot)
+        self._preempted.append(slot)
         request.retained += retained
         request.generated = generated
         request.metrics.preemptions += 1
@@ -354,35 +360,42 @@ class Scheduler(Generic[T]):
         self.queue.put_back(requests[0])
         return True
 
+    def _decoding(self, ready: Ints) -> Ints:
+        """Return those of sorted slots that have pages for their next tokens; others are preempted if pages run out."""
+        if self.memory.pages is None:
+            return ready
+        return self._with_pages(ready, np.full(len(ready), 1 + self.options.guesses))
+
     def _with_pages(self, slots: Ints, counts: Ints) -> Ints:
-        """Return those of `slots` [R] that can write `counts` [R] more tokens; preempt others until there are pages.
+        """Return those of `slots` [R] that have pages for `counts` [R] more tokens; preempts others as long as needed.
 
         The first in turn keeps its pages: it can come to its end.
         """
         while True:
             kept = self.slots.is_running[slots]
             chosen = slots[kept]
-            if not chosen.size or self.memory.can_write(chosen, counts[kept]):
+            if self.memory.reserve(chosen, counts[kept]):
                 return chosen
             self._need_known_tokens()
             if not self._preempt_last():
-                return chosen  # nobody else has pages; the call says how many it lacks
+                raise self.memory.lacks(chosen, counts[kept])  # nobody else has pages
 
-    def _with_pages_of(self, chunks: list[Chunk], decode: Ints) -> list[Chunk]:
-        """Return the chunks that there are pages for after what `decode` [R] writes; preempts as `_with_pages` does."""
-        slots = np.append(decode, [chunk.slot for chunk in chunks]).astype(np.int64)
-        counts = np.append(np.full(len(decode), 1 + self.options.guesses), [chunk.count for chunk in chunks])
+    def _with_pages_of(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Return the chunks that there are pages for; preempts as `_with_pages` does."""
+        slots, counts = (np.array([getattr(chunk, name) for chunk in chunks]) for name in ("slot", "count"))
         kept = set(self._with_pages(slots, counts).tolist())
         return [chunk for chunk in chunks if chunk.slot in kept]
 
     def _gather(self, decode: Ints) -> Ints:
         """Move sequences that are far apart next to each other, where slots between are free; return their slots."""
-        while are_scattered(decode):
+        while decode.size and are_scattered(decode) and not self.running.groups:
             source = int(decode[-1])
             free = np.flatnonzero(~self.slots.is_running[:source])
             free = free[free > decode[0]]
             if not free.size:
                 break
+            if self._in_flight:  # the token that a slot draws is in that slot's place
+                raise TokensInFlight
             target = int(free[0])
             self.memory.move(source, target)
             self.running.move(source, target)

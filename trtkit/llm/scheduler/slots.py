@@ -26,11 +26,13 @@ class Slots:
     for others to share. reused: [slots], how many of these a running slot did not compute, but found in caches.
     is_running: [slots]. used: [slots], when it was last taken, to reuse the oldest first.
     positions: [slots], how many tokens the slots' recurrent states have read, of a model that has some: only a prompt
-    that begins with all of these can share them.
+    that begins with all of these can share them. They are the cache's, until it is decided to copy or load a sequence:
+    then a copy, up to `follow`.
     """
 
     def __init__(self, count: int, max_length: int, positions: Ints | None = None) -> None:
-        self.count, self._positions = count, positions
+        self.count, self.max_length = count, max_length
+        self.positions, self._of_cache = positions, positions
         self.sequences = Sequences(count, max_length)
         self.cached: Ints = np.zeros(count, np.int64)
         self.reused: Ints = np.zeros(count, np.int64)
@@ -51,13 +53,13 @@ class Slots:
         At least the prompt's last token stays to be computed: its logits are what comes next. Placeholders are alike
         where the vectors that replace them are. A slot of another adapter shares nothing.
         """
-        needs_all = soft is not None or bool(self.sequences.soft) or self._positions is not None
+        needs_all = soft is not None or bool(self.sequences.soft) or self.positions is not None
         common = self._common(np.asarray(prompt_ids)[:-1], adapter_key, needs_all=needs_all)
         for slot in range(self.count) if soft is not None else self.sequences.soft:
             end = shared_length(soft, self.sequences.soft.get(slot))
             common[slot] = common[slot] if end is None else min(int(common[slot]), end)
-        if self._positions is not None:
-            common[(common != self._positions) | (common != self.cached)] = 0
+        if self.positions is not None:
+            common[(common != self.positions) | (common != self.cached)] = 0
         # Among equals a slot that has ended comes first: it can be gone on with where it is.
         longest = np.flatnonzero(common == common.max())
         best = int(longest[self.is_running[longest].argmin()])
@@ -132,8 +134,19 @@ class Slots:
         If recurrent states have read it, it stays cached: they cannot go back.
         """
         self.sequences.lengths[slot] = length
-        has_read_last = self._positions is not None and self._positions[slot] == length
+        has_read_last = self.positions is not None and self.positions[slot] == length
         self.cached[slot] = min(int(self.cached[slot]), length if has_read_last else length - 1)
+
+    def set_position(self, slot: int, tokens: int) -> None:
+        """Note how many tokens a slot's states will have read as soon as what was decided is carried out."""
+        if self.positions is not None:
+            if self.positions is self._of_cache:
+                self.positions = self.positions.copy()
+            self.positions[slot] = tokens
+
+    def follow(self) -> None:
+        """Take the cache's positions again: what was decided is carried out before anything else."""
+        self.positions = self._of_cache
 
     def touch(self, slot: int) -> None:
         """Note that a slot is used now."""

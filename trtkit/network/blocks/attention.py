@@ -19,8 +19,11 @@ from trtkit.network.ops.paged_attention import paged_attention
 from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, take, transpose
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trtkit.models.attention import AttentionSpec, CrossSpec, GateSpec, LatentSpec
-    from trtkit.network.blocks.cache import Past, Positions
+    from trtkit.network.blocks.cache import Positions, Reach
+    from trtkit.network.blocks.rows import Rows
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
     from trtkit.network.ops.attention import QKV
@@ -28,24 +31,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """What an encoder made of the requests: keys and values [B, N, length, H] for one layer.
+    """What an encoder made of the requests of some rows: keys and values [B, N, length, H] for one layer.
 
     mask: [B, 1, 1, length], added to scores; None if every request fills all places.
     """
 
+    rows: Rows
     keys: Tensor
     values: Tensor
     mask: Tensor | None = None
 
 
 def attention_block(
-    weights: Weights, x: Tensor, spec: AttentionSpec, positions: Positions, past: Past
-) -> tuple[Tensor, Past]:
-    """Attend from x [B, S, D] to the cache and to itself; return [B, S, D] and the updated cache."""
+    weights: Weights, x: Tensor, spec: AttentionSpec, positions: Positions, reaches: Sequence[Reach]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Attend from x [B, S, D] to the cache and to itself; return [B, S, D], and what the caches get by name."""
     with x.graph.scope("attention"):
         latent = gate = None
         if spec.latent is not None:
-            latent = latent_heads(weights, x, spec, spec.latent, positions, is_expanded=past.is_expanded)
+            is_expanded = reaches[0].past.is_expanded
+            latent = latent_heads(weights, x, spec, spec.latent, positions, is_expanded=is_expanded)
             q, new = latent.queries, {"latent": latent.vector}
         elif spec.cache_of is not None:
             q = split_heads(weights.linear("q", x, has_bias=spec.has_qkv_bias), spec.num_attention_heads)
@@ -57,11 +62,12 @@ def attention_block(
             v = v if spec.value_dim is None else _filled(v, k, spec)
             v = v if spec.value_norm is None else norm_block(weights, "v_norm", v, spec.value_norm)
             new = {"key": k, "value": v}
-        present = remember(past, new)
+        present: dict[str, Tensor] = {}
+        for reach in reaches:
+            present |= remember(reach.past, new)
         q = scale_query(q, spec.scale, positions.query_growth)
-        keys, *others = past.read.values()
-        qkv = (q, keys, others[0] if others else keys) if latent is None else latent.attending(q, keys)
-        attended = _attend(weights, qkv, positions, past, spec)
+        sinks = weights.get("sinks") if spec.has_sinks else None
+        attended = concat([_attend(q, reach, spec, latent, sinks) for reach in reaches], 0)
         attended = attended if latent is None else latent.outputs(attended)
         attended = attended if spec.value_dim is None else take(attended, -1, 0, spec.value_dim)
         attended = attended if spec.gate is None else attended * _own_gates(weights, x, spec, spec.gate)
@@ -84,12 +90,15 @@ def _own_gates(weights: Weights, x: Tensor, spec: AttentionSpec, gate: GateSpec)
     return sigmoid(gates) if gate.activation == "sigmoid" else cast(softplus(cast(gates, FP32)), x.dtype)
 
 
-def cross_block(weights: Weights, x: Tensor, spec: CrossSpec, memory: Encoded) -> Tensor:
-    """Attend from x [B, S, D] to what an encoder made of the request; return [B, S, D]."""
+def cross_block(weights: Weights, x: Tensor, spec: CrossSpec, memories: Sequence[Encoded]) -> Tensor:
+    """Attend from x [B, S, D] to what an encoder made of the requests; return [B, S, D]."""
     with x.graph.scope("cross"):
         q = split_heads(weights.linear("q", x, has_bias=spec.has_bias), spec.num_attention_heads)
-        attended = attention((scale_query(q, spec.scale), memory.keys, memory.values), memory.mask)
-        return weights.linear("o", merge_heads(attended), has_bias=spec.has_bias)
+        q, parts = scale_query(q, spec.scale), []
+        for memory in memories:
+            attended = attention((memory.rows.queries(q, 1), memory.keys, memory.values), memory.mask)
+            parts.append(memory.rows.outputs(attended, 1))
+        return weights.linear("o", merge_heads(concat(parts, 0)), has_bias=spec.has_bias)
 
 
 def _project(weights: Weights, x: Tensor, spec: AttentionSpec) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
@@ -159,15 +168,24 @@ def _norm_heads(weights: Weights, name: str, x: Tensor, spec: AttentionSpec) -> 
         return transpose(layer_norm(by_token, rows, None, spec.norm.eps), (0, 2, 1, 3))
 
 
-def _attend(weights: Weights, qkv: QKV, positions: Positions, past: Past, spec: AttentionSpec) -> Tensor:
-    """Return softmax(q k^T) v [B, N, S, H], on the native layer where that can do all that is requested."""
-    sinks = weights.get("sinks") if spec.has_sinks else None
+def _attend(q: Tensor, reach: Reach, spec: AttentionSpec, latent: LatentHeads | None, sinks: Tensor | None) -> Tensor:
+    """Return softmax(q k^T) v of some rows' tokens, on the native layer where that can do all that is requested.
+
+    q: [B, N, S, H] of all tokens.
+    """
+    rows, past = reach.past.rows, reach.past
+    keys, *others = past.read.values()
+    q = rows.queries(q, reach.fold)
+    qkv = (q, keys, others[0] if others else keys) if latent is None else latent.attending(q, keys)
     if past.pages is not None:
-        return paged_attention(*qkv, past.pages, sinks)
-    assert positions.mask is not None
+        return rows.outputs(paged_attention(*qkv, past.pages, sinks), reach.fold)
+    assert reach.mask is not None
     if spec.softcap is None and sinks is None and qkv[1].shape[-1] == qkv[2].shape[-1]:
-        return attention(qkv, positions.mask, positions.kv_lengths)
-    return attention_from_primitives(qkv, positions.mask, spec.softcap, sinks)
+        attended = attention(qkv, reach.mask, reach.kv_lengths)
+    else:
+        sinks = None if sinks is None else rows.by_query(sinks, spec.num_attention_heads, reach.fold)
+        attended = attention_from_primitives(qkv, reach.mask, spec.softcap, sinks)
+    return rows.outputs(attended, reach.fold)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trtkit.network.ops.kv_cache import append, append_quantized, pages_of, quantized, update_cache
+from trtkit.network.ops.kv_cache import append, append_quantized, quantized, update_cache
 from trtkit.network.ops.rotary import rotary_embedding
 from trtkit.network.ops.shape import take_as_many
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trtkit.models.attention import RopeSpec
+    from trtkit.network.blocks.rows import Rows
     from trtkit.network.graph import Tensor
+    from trtkit.network.ops.kv_cache import CacheIndex
     from trtkit.network.ops.paged_attention import Pages
     from trtkit.network.ops.recurrence import TokenChunk
     from trtkit.network.ops.rotary import RotaryTables
@@ -21,51 +23,61 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """A layer's caches [B, K, T, H] by name, and the position of each sequence's new tokens [B].
+    """What some rows of a layer have cached [B, K, T, H] by name, and the position of each sequence's new tokens [B].
 
+    rows: whose it is.
     shared: what attention reads in the layer whose caches this one reads too, if it has none itself.
     scales: of the caches, if they have 8 bits.
     window: [T'], positions of the cached tokens that attention reads, from 0 on; None if it reads all T.
-    tables: [B, K, n], the pages of each sequence, if the caches are pools [P, K, page_tokens, H]; see `head_tables`.
+    index: where the rows' tokens are, if the caches are pools of pages, which are read-only.
     pages: what attention reads where it is, its own caches or those it shares; None if it reads copies of pages.
     is_expanded: whether a step computes each head's keys and values from cached latent vectors.
     read: filled by `remember` with what attention reads, for layers that share it; next to `pages`, only what is new,
         as it is kept.
     """
 
+    rows: Rows
     caches: Mapping[str, Tensor]
     write_indices: Tensor
     shared: Mapping[str, Tensor] | None = None
     scales: Mapping[str, float] | None = None
     window: Tensor | None = None
-    tables: Tensor | None = None
+    index: CacheIndex | None = None
     pages: Pages | None = None
     is_expanded: bool = False
     read: dict[str, Tensor] = field(default_factory=dict)
 
 
-def remember(past: Past, new: Mapping[str, Tensor]) -> Past:
-    """Fill `past.read` with all that attention reads, by cache; return what the caches get. new: [B, K, S, H]."""
+def remember(past: Past, new: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Fill `past.read` with all that attention reads, by cache; return what the caches get.
+
+    new: of all of the call's tokens, [B, K, S, H].
+    """
     past.read.update(past.shared or {})
     kept = {}
     for name, cache in past.caches.items():
-        with cache.graph.scope(f"past_{name}"):
-            past.read[name], kept[name] = _read_and_kept(past, name, new[name])
-    return replace(past, caches=kept)
+        with cache.graph.scope(f"past_{past.rows.prefix}{name}"):
+            past.read[name], kept[f"{past.rows.prefix}{name}"] = _read_and_kept(past, name, new[name])
+    return kept
 
 
-def _read_and_kept(past: Past, name: str, new: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what attention reads of a cache, and what the cache gets."""
-    cache, window = past.caches[name], past.window
+def _read_and_kept(past: Past, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what attention reads of a cache, and what the cache gets. x: the new keys or values of all tokens."""
+    cache, rows, scale = past.caches[name], past.rows, None if past.scales is None else past.scales[name]
+    new = rows.new(x)
+    if not rows.is_padded and past.pages is None and past.index is None and scale is None:
+        updated = update_cache(cache, new, past.write_indices)
+        return (updated if past.window is None else take_as_many(updated, 2, past.window)), updated
     if past.pages is not None:
-        kept = new if past.scales is None else quantized(cache, new, past.scales[name])
-        return kept, kept
-    if past.scales is not None:
-        return append_quantized(cache, past.tables, new, past.scales[name], window)
-    if past.tables is not None:
-        return append(pages_of(cache, past.tables), new), new
-    updated = update_cache(cache, new, past.write_indices)
-    return (updated if window is None else take_as_many(updated, 2, window)), updated
+        kept = read = new if scale is None else quantized(cache, new, scale)
+    elif scale is not None:
+        read, kept = append_quantized(cache, past.index, new, scale, past.window)
+    else:
+        read, kept = append(cache if past.index is None else past.index.of(cache), new), new
+    if rows.is_padded:
+        unpadded = rows.unpadded(x)
+        kept = unpadded if scale is None else quantized(cache, unpadded, scale)
+    return read, kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,20 +95,32 @@ class States:
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """Positions of tokens. mask: as in `ops.attention`; None if pages are read where they are.
+    """Positions of tokens.
 
-    ids: None if nothing is looked up by them. kv_lengths: None if the attention layer does not use them.
+    ids: None if nothing is looked up by them.
     tables: cosines and sines of the layer's rotary embedding, by position or, where tokens of images turn otherwise
     (M-RoPE), by token (is_by_token); None if it has none.
     query_growth: [B, 1, S, 1] in fp32, factors of the queries; None if there are none.
     """
 
     ids: Tensor | None
-    mask: Tensor | None
     tables: RotaryTables | None = None
-    kv_lengths: Tensor | None = None
     query_growth: Tensor | None = None
     is_by_token: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """What the tokens of some rows attend to. past: their caches.
+
+    mask: as in `ops.attention`; None if pages are read where they are. fold: heads that share keys and are one after
+    the other in the mask's rows, [B, 1, fold * S, T]. kv_lengths: None if the attention layer does not use them.
+    """
+
+    past: Past
+    mask: Tensor | None
+    fold: int = 1
+    kv_lengths: Tensor | None = None
 
 
 def rotate(name: str, x: Tensor, rope: RopeSpec | None, positions: Positions) -> Tensor:

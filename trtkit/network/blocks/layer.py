@@ -50,7 +50,7 @@ def _joined_parts(
             read = _norm(weights, "mlp_norm", x, block) if "mlp_norm" in block.norms else normed
             return x + (attended + feed_forward_block(weights, read, layer.feed_forward, x)), present
         x = _joined(weights, "attention_norm", x, attended, block)
-    if layer.cross is not None and isinstance(memory, Attending) and memory.encoded is not None:
+    if layer.cross is not None and isinstance(memory, Attending) and memory.encoded:
         x = x + cross_block(weights, _norm(weights, "cross_norm", x, block), layer.cross, memory.encoded)
     if layer.feed_forward is None:
         return x, present

@@ -19,25 +19,24 @@ from trtkit.network.ops.recurrence import causal_convolution, decayed_sums, deca
 from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, transpose, unsqueeze
 
 if TYPE_CHECKING:
-    from trtkit.models.attention import AttentionSpec
     from trtkit.models.recurrent import MambaSpec, RecurrentSpec
     from trtkit.models.spec import LayerSpec
     from trtkit.network.blocks.attention import Encoded
-    from trtkit.network.blocks.cache import Past, Positions
+    from trtkit.network.blocks.cache import Positions, Reach
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Attending:
-    """What attention reads besides hidden states.
+    """What attention reads besides hidden states, for each of the call's groups of rows.
 
     encoded: what an encoder gives the layer, if it reads any of that. states: of a recurrent mixer next to it.
     """
 
     positions: Positions
-    past: Past
-    encoded: Encoded | None = None
+    reaches: tuple[Reach, ...]
+    encoded: tuple[Encoded, ...] = ()
     states: States | None = None
 
 
@@ -50,20 +49,15 @@ def mixer_block(weights: Weights, x: Tensor, layer: LayerSpec, memory: Memory) -
         assert layer.recurrent is not None
         return _recurrent_block(weights, x, layer.recurrent, memory)
     if layer.beside is None or memory.states is None:
-        return _attention(weights, x, layer.attention, memory)
+        return attention_block(weights, x, layer.attention, memory.positions, memory.reaches)
     (before, after), (own_before, own_after) = layer.beside.attention_factors, layer.beside.factors
-    attended, caches = _attention(weights, _times(x, before), layer.attention, memory)
+    attended, caches = attention_block(weights, _times(x, before), layer.attention, memory.positions, memory.reaches)
     y, states = _recurrent_block(weights, _times(x, own_before), layer.beside.mixer, memory.states)
     return _times(attended, after) + _times(y, own_after), caches | states
 
 
 def _times(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1 else x * factor
-
-
-def _attention(weights: Weights, x: Tensor, spec: AttentionSpec, memory: Attending) -> tuple[Tensor, dict[str, Tensor]]:
-    attended, present = attention_block(weights, x, spec, memory.positions, memory.past)
-    return attended, dict(present.caches)
 
 
 def _recurrent_block(

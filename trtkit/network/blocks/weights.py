@@ -123,14 +123,14 @@ class Weights:
 class LowRankInputs:
     """Writes what adapters add to linear layers.
 
-    `adapter_ids` [B] is each row's adapter, `rank_owners` [R] whose each resident rank is; R may be 0. A layer at PATH
-    takes `PATH.lora_a` [R, in] and `PATH.lora_b` [R, out].
-    paths: of the layers that can be adapted.
+    `adapter_ids` [B] is each row's adapter (of a packed call, each token's), `rank_owners` [R] whose each resident rank
+    is; R may be 0. A layer at PATH takes `PATH.lora_a` [R, in] and `PATH.lora_b` [R, out].
+    paths: of the layers that can be adapted. rows: the axis of `adapter_ids`.
     """
 
-    def __init__(self, graph: Graph, dtype: DType, paths: frozenset[str]) -> None:
+    def __init__(self, graph: Graph, dtype: DType, paths: frozenset[str], rows: Axis = BATCH) -> None:
         self._graph, self._dtype, self._paths = graph, dtype, paths
-        ids = graph.take(InputSpec(ADAPTER_IDS, INT32.name, (BATCH,), "scheduler"))
+        ids = graph.take(InputSpec(ADAPTER_IDS, INT32.name, (rows,), "scheduler"))
         owners = graph.take(InputSpec(RANK_OWNERS, INT32.name, (ADAPTER_RANK,), "adapter"))
         with graph.scope("adapters"):
             self._is_own = equal(unsqueeze(ids, 1, 2), unsqueeze(owners, 0, 1))  # [B, 1, R]

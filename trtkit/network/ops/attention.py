@@ -59,23 +59,28 @@ def attention_from_primitives(
     """Compute attention like `attention`, with features that its layer lacks; scores in fp32.
 
     softcap: scores become softcap * tanh(scores / softcap) before the mask. sinks: [N], a score per head that takes
-    part in the softmax and has no value (https://arxiv.org/abs/2309.17453).
+    part in the softmax and has no value (https://arxiv.org/abs/2309.17453); or [B, N, S, 1], one per query.
     """
     q, k, v = qkv
-    heads, kv_heads, size = q.shape[1], k.shape[1], q.shape[-1]
-    grouped = reshape(q, (0, kv_heads, heads // kv_heads, -1, size))  # [B, K, G, S, H]
-    k, v, mask = (unsqueeze(x, 2) for x in (k, v, mask))
-    scores = cast(matmul(grouped, k, transpose_b=True), FP32)
+    _, heads, length, size = q.shape  # -1 of no rows would be any number
+    kv_heads = k.shape[1]
+    if heads != kv_heads:
+        q = reshape(q, (0, kv_heads, heads // kv_heads, length, size))  # [B, K, G, S, H]
+        k, v, mask = (unsqueeze(x, 2) for x in (k, v, mask))
+    scores = cast(matmul(q, k, transpose_b=True), FP32)
     if softcap is not None:
         scores = tanh(scores / softcap) * softcap
     scores = select(mask, scores, lowest(FP32)) if mask.dtype == BOOL else scores + cast(mask, FP32)
-    weights = softmax(scores) if sinks is None else _softmax_with_sinks(scores, sinks, heads // kv_heads)
-    return reshape(matmul(cast(weights, q.dtype), v), (0, heads, -1, v.shape[-1]))
+    weights = softmax(scores) if sinks is None else _softmax_with_sinks(scores, sinks)
+    attended = matmul(cast(weights, q.dtype), v)
+    return attended if heads == kv_heads else reshape(attended, (0, heads, length, v.shape[-1]))
 
 
-def _softmax_with_sinks(scores: Tensor, sinks: Tensor, group: int) -> Tensor:
-    """Return the softmax over scores [B, K, G, S, T] and one sink per head, without the sink's share."""
-    column = take(scores, -1, 0, 1) * 0.0 + reshape(cast(sinks, FP32), (1, -1, group, 1, 1))
+def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Return the softmax over scores [B, N, S, T] or [B, K, G, S, T] and the sinks, without the sinks' share."""
+    by_head = (1, *scores.shape[1:-2], 1, 1)
+    column = cast(sinks, FP32) if sinks.rank > 1 else reshape(cast(sinks, FP32), by_head)
+    column = take(scores, -1, 0, 1) * 0.0 + column
     return take_as_many(softmax(concat([scores, column], axis=-1)), -1, scores)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,20 +27,43 @@ def update_cache(cache: Tensor, update: Tensor, write_indices: Tensor) -> Tensor
     return graph.add(graph.network.add_kv_cache_update(cache.trt, update.trt, write_indices.trt, mode), "kv_cache")
 
 
-def head_tables(tables: Tensor, heads: int) -> Tensor:
-    """Return where the pages of tables [B, n] begin in a pool whose heads are parted [P * K, page, H]: [B, K, n]."""
-    offsets = tables.graph.constant(np.arange(heads).reshape(1, heads, 1), "heads", tables.dtype)
-    return unsqueeze(tables, 1) * heads + offsets
+@dataclass(frozen=True, eq=False)
+class CacheIndex:
+    """Where the tokens of some rows are in pools of pages [P, K, T, H], which hold those of others, too.
 
-
-def pages_of(pool: Tensor, tables: Tensor) -> Tensor:
-    """Return the pages of each sequence in order: pool [P, K, page, H], tables [B, K, n] -> [B, K, n * page, H].
-
-    tables: see `head_tables`. They are gathered head by head, so that the copy is in attention's order at once.
+    Entries are numbered as if the pools' first axes were one, so that a copy is in attention's order at once.
+    entries: [B, K, n], the pages of each row's heads in order, or their tokens. is_by_page: which of them.
     Source: https://arxiv.org/abs/2309.06180.
     """
-    _, heads, page, size = pool.shape
-    return reshape(entries(reshape(pool, (-1, page, size)), 0, tables), (0, heads, -1, size))
+
+    entries: Tensor
+    is_by_page: bool = True
+
+    def of(self, cache: Tensor) -> Tensor:
+        """Return the rows' tokens in order [B, K, T', H]."""
+        _, heads, length, size = cache.shape
+        if self.is_by_page:
+            return reshape(entries(reshape(cache, (-1, length, size)), 0, self.entries), (0, heads, -1, size))
+        return entries(reshape(cache, (-1, size)), 0, self.entries)
+
+
+def index_of_pages(tables: Tensor, heads: int) -> CacheIndex:
+    """Return where the pages of tables [B, n] are in pools of `heads`."""
+    return CacheIndex(unsqueeze(tables, 1) * heads + _numbers(tables, heads))
+
+
+def index_of_tokens(pages: Tensor, columns: Tensor, heads: int, page_tokens: int) -> CacheIndex:
+    """Return where the tokens are that lie in `pages` [B, T'] at `columns` [1, T'].
+
+    There may be no rows. Pages could not be joined then: a size that follows from the others is not known.
+    """
+    by_head = unsqueeze(pages, 1) * heads + _numbers(pages, heads)
+    return CacheIndex(by_head * page_tokens + unsqueeze(columns, 1), is_by_page=False)
+
+
+def _numbers(like: Tensor, heads: int) -> Tensor:
+    """Return the numbers of heads [1, K, 1]."""
+    return like.graph.constant(np.arange(heads).reshape(1, heads, 1), "heads", like.dtype)
 
 
 def append(cached: Tensor, new: Tensor) -> Tensor:
@@ -53,22 +77,22 @@ def quantized(cache: Tensor, new: Tensor, scale: float) -> Tensor:
 
 
 def append_quantized(
-    cache: Tensor, tables: Tensor | None, new: Tensor, scale: float, window: Tensor | None
+    cache: Tensor, index: CacheIndex | None, new: Tensor, scale: float, window: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return cached keys or values followed by new ones [B, K, T + S, H], and the new ones in the cache's type.
 
-    cache: [B, K, T, H] in int8 or fp8; or, with tables, a pool of pages and each sequence's, see `pages_of`.
+    cache: [B, K, T, H] in int8 or fp8; or, with an index, a pool of pages.
     new: [B, K, S, H]; they are read in quantized form, so that answers do not depend on how a prompt is split into
     calls. TensorRT's KVCacheUpdate accepts no 8-bit type.
     window: [T'], to return only the first T' cached ones.
     """
     factor = scale_constant(cache.graph, scale, "scale", new.dtype)
     kept = quantize(new, factor, cache.dtype)
-    if window is None:
+    if index is None and window is None:
         return dequantize(append(cache, kept), factor, new.dtype), kept
-    if tables is not None and cache.dtype == INT8:
-        return dequantize(append(pages_of(cache, tables), kept), factor, new.dtype), kept
+    if index is not None and cache.dtype == INT8:
+        return dequantize(append(index.of(cache), kept), factor, new.dtype), kept
     # TensorRT slices and gathers no fp8, so that comes after.
     real = dequantize(cache, factor, new.dtype)
-    cached = take_as_many(real, 2, window) if tables is None else pages_of(real, tables)
+    cached = index.of(real) if index is not None else take_as_many(real, 2, window) if window is not None else real
     return append(cached, dequantize(kept, factor, new.dtype)), kept

@@ -66,8 +66,9 @@ def size_of(x: Tensor) -> Tensor:
 
 
 def slice_of(x: Tensor, start: Tensor, size: Tensor) -> Tensor:
-    """Return elements of x [N] from `start` on, as many as `size`: both int64 [1], known at run time only."""
+    """Return elements of the first axis from `start` on, as many as `size`: both int64 [1], known at run time only."""
     layer = x.graph.network.add_slice(x.trt, (0,), (1,), (1,))
+    layer.axes = (0,)
     layer.set_input(1, start.trt)
     layer.set_input(2, size.trt)
     return x.graph.add(layer, "slice")

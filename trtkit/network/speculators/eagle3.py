@@ -82,9 +82,7 @@ def _layer(
     layer, norm = spec.decoder.layers[0], spec.decoder.block.norm
     normed = norm_block(weights, "hidden_norm", hidden, norm)
     joined = concat([norm_block(weights, "attention_norm", embedded, norm), normed], -1)
-    attended, present = attention_block(weights, joined, layer.attention, memory.positions, memory.past)
+    attended, present = attention_block(weights, joined, layer.attention, memory.positions, memory.reaches)
     x = (normed if spec.has_normed_residual else hidden) + attended
     assert layer.feed_forward is not None
-    return x + feed_forward_block(weights, norm_block(weights, "mlp_norm", x, norm), layer.feed_forward), dict(
-        present.caches
-    )
+    return x + feed_forward_block(weights, norm_block(weights, "mlp_norm", x, norm), layer.feed_forward), present

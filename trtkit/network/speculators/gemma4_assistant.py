@@ -8,15 +8,16 @@ import numpy as np
 
 from trtkit.dtypes import FP32, INT32
 from trtkit.models.speculators.gemma4_assistant import ORDER
-from trtkit.network.blocks.cache import Past, Positions
+from trtkit.network.blocks.cache import Past, Positions, Reach
 from trtkit.network.blocks.layer import decoder_layer
 from trtkit.network.blocks.mixer import Attending
 from trtkit.network.blocks.norm import norm_block
+from trtkit.network.blocks.rows import FirstRows
 from trtkit.network.blocks.weights import Weights
 from trtkit.network.input_spec import BATCH, Axis, InputSpec
 from trtkit.network.ops.arithmetic import cast, max_over
 from trtkit.network.ops.gather import embedding, entries, scatter_last
-from trtkit.network.ops.kv_cache import head_tables, pages_of
+from trtkit.network.ops.kv_cache import index_of_pages
 from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.mask import causal_mask
 from trtkit.network.ops.moe import top_k
@@ -88,12 +89,12 @@ def _model_caches(graph: Graph, spec: AssistantSpec, options: DecoderOptions) ->
     memory = {}
     for source, attention in spec.sources.items():
         with graph.scope(f"cache_{source}"):
-            past = Past({}, lengths, _read(graph, source, attention, options, window, pages))
+            past = Past(FirstRows(), {}, lengths, _read(graph, source, attention, options, window, pages))
             mask = causal_mask(next_position, lengths, keys, attention.sliding_window)
             assert attention.rope is not None
             cos, sin = rope_tables(attention.rope, options.max_sequence_length)
             tables = graph.constant(cos, "cos", options.dtype), graph.constant(sin, "sin", options.dtype)
-        memory[source] = Attending(Positions(next_position, mask, tables), past)
+        memory[source] = Attending(Positions(next_position, tables), (Reach(past, mask),))
     return memory
 
 
@@ -113,8 +114,8 @@ def _read(
     axes, dtype = (row_axis, heads, tokens, head_dim), options.dtype.name
     caches = {name: graph.take(InputSpec(f"past_{name}_{source}", dtype, axes, "cache")) for name in ("key", "value")}
     if pages is not None:
-        tables = head_tables(pages, attention.num_key_value_heads)
-        return {name: pages_of(cache, tables) for name, cache in caches.items()}
+        index = index_of_pages(pages, attention.num_key_value_heads)
+        return {name: index.of(cache) for name, cache in caches.items()}
     if window is not None:
         return {name: take_as_many(cache, 2, window) for name, cache in caches.items()}
     return caches

@@ -67,6 +67,8 @@ def attention(layer: Layer) -> Op:
     once = layer.settings.memo.once
 
     def run(q: Tensor, k: Tensor, v: Tensor, *optional: Tensor | None) -> Tensor:
+        if not q.numel():  # of no rows, as a packed step without prompts has
+            return q.new_empty(*q.shape[:-1], v.shape[-1])
         extra = _Optional(*optional[:4])
         if form.query_packed or form.key_packed:
             q, k, v = (item.to(form.compute) for item in (q, k, v))
@@ -271,6 +273,8 @@ def kv_cache_update(layer: Layer) -> Op:
         starts = once(sizes, write_indices)
         if is_packed and lengths is not None:
             _write_packed(cache, update, starts, once(sizes, lengths))
+            return cache
+        if not starts:
             return cache
         _check(max(starts), min(starts), update.shape[2], cache)
         if len(starts) > 1 and update.shape[2] == 1:

@@ -45,14 +45,17 @@ def _permutation(padded: tuple[int, ...] | None, rank: int) -> tuple[int, ...] |
 
 
 def _resolved(wanted: list[int], x: Tensor, zero_copies: bool) -> list[int]:
-    """Return sizes without the placeholders 0 and -1."""
+    """Return sizes without the placeholders 0 and -1.
+
+    Of no elements, -1 could be any size; it is then what it would be if an empty axis that stays had one element.
+    """
     if zero_copies and 0 in wanted:
         wanted = [x.shape[axis] if size == 0 else size for axis, size in enumerate(wanted)]
     if -1 in wanted and x.numel() == 0:
-        rest = 1
-        for size in wanted:
-            rest *= 1 if size == -1 else size
-        wanted = [(0 if rest == 0 else x.numel() // rest) if size == -1 else size for size in wanted]
+        empty = {axis for axis, size in enumerate(wanted) if size == 0 and axis < x.dim() and x.shape[axis] == 0}
+        rest = math.prod(size for axis, size in enumerate(wanted) if size != -1 and axis not in empty)
+        elements = math.prod(size for axis, size in enumerate(x.shape) if axis not in empty)
+        wanted = [(elements // rest if rest else 0) if size == -1 else size for size in wanted]
     return wanted
 
 

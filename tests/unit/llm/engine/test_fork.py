@@ -18,6 +18,6 @@ def test_a_slot_that_had_another_image_at_the_same_place_gets_all_of_a_fork() ->
         state.slots.cached[slot] = 6
         for array in cache.view(slice(slot, slot + 1)).values():
             array.fill_(slot)
-    state.fork(0, 1)
+    state.fork([(0, 1)])
     for array in cache.view(slice(1, 2)).values():
         assert array[0, 0, :6, 0].tolist() == [1, 1, 0, 0, 0, 0]  # the text before the image was the same

@@ -87,7 +87,7 @@ def test_sequences_that_share_pages_go_on_by_themselves() -> None:
     held = model.cache.pages
     assert held is not None
     before = held.held
-    model.cache.share(0, 1, known)
+    model.cache.copy(0, 1, slice(0, known))
     model.cache.copy(0, 2, slice(0, 6))
     assert held.held == before
     want = greedy(decoder("llama", 1), 0, 0, PROMPT, 12)
@@ -116,7 +116,7 @@ def test_pages_in_eight_bits_hold_what_slots_hold(kv_format: CacheFormat) -> Non
         tested = ReferenceDecoder(DecoderNetwork(graph.layers(), graph.inputs, *sizes, has_read_only_caches=True), 3)
         tokens = greedy(tested, 1, 0, PROMPT, 6)
         known = len(PROMPT) + 5
-        tested.cache.share(1, 2, known)
+        tested.cache.copy(1, 2, slice(0, known))
         tested.cache.load(0, tested.cache.save(1, known))
         answers.append([tokens, *(greedy(tested, slot, known, tokens[-1:], 6) for slot in range(3))])
         blocks = tested.cache.blocks(4)
@@ -165,8 +165,7 @@ def test_copies_are_of_the_tokens_alone() -> None:
     held = cache()
     before = contents(held)
     held.copy(2, 0, slice(3, 6))
-    held.share(2, 1, 4)
-    held.share(2, 2, 4)
+    held.copy(2, 1, slice(0, 4))
     after = contents(held)
     for name, array in before.items():
         assert torch.equal(after[name][0], torch.cat([array[0, :, :3], array[2, :, 3:6], array[0, :, 6:]], 1))
@@ -179,7 +178,7 @@ def test_new_tokens_are_written_at_each_rows_start(dtype: torch.dtype) -> None:
     held, starts = cache(dtype), [5, 0]
     before = contents(held)
     new = {name: (-torch.ones(2, heads, 3, size)).to(dtype) for name, (heads, size) in SHAPES.items()}
-    held.append(NewTokens(1, torch.tensor(starts), torch.tensor([3, 3])), new)
+    held.append(NewTokens(torch.tensor([1, 2]), torch.tensor(starts), torch.tensor([3, 3])), new)
     after = contents(held)
     for name, array in before.items():
         want = array.float()
@@ -249,7 +248,7 @@ def test_work_on_a_stream_uses_no_memory_that_its_caller_drops(is_paged: bool) -
         for slot in (0, 1):
             data = torch.randn(form.size_bytes // 4, generator=random).view(torch.uint8)
             held.load(slot, SavedSequence(form, data))
-        held.share(0, 2, 7)
+        held.copy(0, 2, slice(0, 7))
         held.prepare(Call(2, np.zeros((1, 1), np.int64), np.array([7]), np.array([1])))
         held.move(np.array([2, 1]), np.array([6, 3]), np.array([1, 2]))
         return [held.save(slot, 7).data.tolist() for slot in range(3)]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtkit.llm.scheduler.batch import Chunk, group_chunks
+from trtkit.llm.scheduler.batch import CallForm, Chunk, group_chunks
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ def test_a_call_for_prompts_computes_at_most_a_quarter_more_than_their_tokens(
     counts: list[int], calls: list[list[int]]
 ) -> None:
     chunks = [Chunk(slot, 0, count) for slot, count in enumerate(counts)]
-    assert [[chunk.count for chunk in group] for group in group_chunks(chunks, 64)] == calls
+    assert [[chunk.count for chunk in group] for group in group_chunks(chunks, CallForm(64))] == calls

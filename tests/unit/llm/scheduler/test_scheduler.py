@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from trtkit.errors import RequestError
 from trtkit.llm.cache.host.tier import HostOptions
+from trtkit.llm.cache.transfers import CopyPages, CopyTokens, LoadBlocks, SaveBlocks
 from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams
 from trtkit.llm.scheduler.batch import Batch, SlotTaken
 from trtkit.llm.scheduler.memory import SchedulerOptions
@@ -83,7 +85,7 @@ class Machine:
             min_shared_tokens=1,
             host=HostOptions(case.host_tokens, PAGE),
         )
-        self.scheduler: Scheduler[SimulatedRequest] = Scheduler(cast("Any", self.cache), shared, self.clock)
+        self.scheduler: Scheduler[SimulatedRequest] = Scheduler(self.cache, shared, self.clock)
 
     def arrive(self) -> None:
         """Submit the requests of this step."""
@@ -114,15 +116,57 @@ class Machine:
 
     def _carry_out(self, batch: Batch) -> None:
         slots, lengths = self.scheduler.slots, self.scheduler.slots.sequences.lengths
-        if self.cache.pages is not None and batch.decode.size:
-            starts = slots.cached[batch.decode]
-            self.cache.pages.reserve(batch.decode, starts, np.minimum(starts + 1, LENGTH))
+        self.cache.run(batch, self.scheduler.memory.host)
         slots.cached[batch.decode] += 1
         complete = [chunk.slot for group in batch.prefill for chunk in group if self.scheduler.read(chunk)]
         for slot in [*batch.decode.tolist(), *complete]:
             lengths[slot] += 1
             if lengths[slot] >= self.scheduler.running.ends[slot]:
                 self.scheduler.finish(slot, "length")
+
+
+class Contents:
+    """Memory whose every place holds a token's id, so that what batches do can be followed without a network."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.scheduler, case = machine.scheduler, machine.case
+        self.table = np.zeros((case.slots, -(-LENGTH // PAGE)), np.int32)
+        shape = (case.slots, LENGTH // PAGE, PAGE) if case.pages is None else (case.pages + 1, PAGE)
+        self.cache = np.full(shape, -1, np.int64)
+        self.host = np.full((case.host_tokens // PAGE, PAGE), -1, np.int64)
+
+    def run(self, batch: Batch) -> None:
+        """Do what a batch says, and write the tokens that its rows read."""
+        blocks = self.cache.reshape(-1, PAGE)
+        for transfer in batch.transfers:
+            match transfer:
+                case CopyTokens(source, target, start, stop):
+                    tokens = self.cache.reshape(-1, LENGTH)
+                    tokens[target, start:stop] = tokens[source, start:stop]
+                case CopyPages(sources, targets):
+                    blocks[list(targets)] = blocks[list(sources)]
+                case SaveBlocks(places, rows):
+                    self.host[list(rows)] = blocks[list(places)]
+                case LoadBlocks(rows, places):
+                    blocks[list(places)] = self.host[list(rows)]
+                case _:
+                    raise AssertionError(transfer)
+        for slot, place, page in batch.pages:
+            self.table[slot, place] = page
+        chunks = [(chunk.slot, chunk.start, chunk.count) for group in batch.prefill for chunk in group]
+        decoding = [(slot, int(self.scheduler.slots.cached[slot]), 1) for slot in batch.decode.tolist()]
+        for slot, start, count in chunks + decoding:
+            for place in range(start, start + count):
+                token = self.scheduler.slots.sequences.tokens[slot, place]
+                self.pages_of(slot)[place // PAGE][place % PAGE] = token
+
+    def pages_of(self, slot: int) -> list[np.ndarray[Any, Any]]:
+        """Return views of where a slot's tokens are."""
+        return list(self.cache[slot]) if self.cache.ndim == 3 else [self.cache[page] for page in self.table[slot]]
+
+    def cached(self, slot: int) -> list[int]:
+        """Return the tokens that a slot is supposed to have cached."""
+        return np.concatenate(self.pages_of(slot))[: self.scheduler.slots.cached[slot]].tolist()
 
 
 def check_pages(scheduler: Scheduler[SimulatedRequest]) -> None:
@@ -166,10 +210,42 @@ def test_batches_keep_the_budget_and_every_request_ends_once(case: Case) -> None
 @settings(max_examples=50, deadline=None)
 @given(cases)
 def test_the_same_requests_make_the_same_batches(case: Case) -> None:
-    first, second = (
-        [(batch.decode.tolist(), batch.prefill, batch.has_preempted) for batch in Machine(case).run()] for _ in range(2)
-    )
+    first, second = (list(Machine(case).run()) for _ in range(2))
     assert first == second
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases)
+def test_what_batches_do_in_order_leaves_every_sequence_in_its_place(case: Case) -> None:
+    """Copies and loads come before the rows that read them, and what is overwritten was saved before."""
+    machine = Machine(case)
+    contents, slots = Contents(machine), machine.scheduler.slots
+    for batch in machine.run():
+        contents.run(batch)
+        decoding, reading = batch.decode.tolist(), [chunk for group in batch.prefill for chunk in group]
+        for slot in set(machine.scheduler.running.requests) - set(decoding) - {chunk.slot for chunk in reading}:
+            assert contents.cached(slot) == slots.sequences.tokens[slot, : slots.cached[slot]].tolist()
+        for slot, length in [(slot, slots.cached[slot] + 1) for slot in decoding] + [
+            (chunk.slot, chunk.start + chunk.count) for chunk in reading
+        ]:
+            held = np.concatenate(contents.pages_of(slot))[:length].tolist()
+            assert held == slots.sequences.tokens[slot, :length].tolist()
+
+
+@settings(max_examples=50, deadline=None)
+@given(cases)
+def test_stored_batches_are_the_same_and_give_the_same_page_tables(case: Case) -> None:
+    machine, stored, tables = Machine(case), list[tuple[Batch, str]](), list[np.ndarray[Any, Any]]()
+    for batch in machine.run():
+        stored.append((batch, json.dumps(batch.to_json())))
+        tables.append(np.zeros(0) if machine.cache.pages is None else machine.cache.pages.table.copy())
+    table = np.zeros_like(tables[0])
+    for (batch, text), expected in zip(stored, tables, strict=True):
+        replayed = Batch.from_json(json.loads(text))
+        assert replayed == batch
+        for slot, place, page in replayed.pages:
+            table[slot, place] = page
+        np.testing.assert_array_equal(table, expected)
 
 
 def test_a_prefix_that_comes_into_the_cache_meanwhile_is_found_when_reading_begins() -> None:

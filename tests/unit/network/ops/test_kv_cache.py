@@ -8,7 +8,7 @@ from trtkit.backends import load_backend
 from trtkit.dtypes import FP16, INT32
 from trtkit.network.graph import Graph
 from trtkit.network.input_spec import Axis, InputSpec
-from trtkit.network.ops.kv_cache import append_quantized
+from trtkit.network.ops.kv_cache import CacheIndex, append_quantized
 
 
 @pytest.mark.parametrize(("held", "copied"), [("int8", "int8"), ("fp8", "fp16")])
@@ -20,7 +20,7 @@ def test_pages_are_copied_in_8_bits_where_tensorrt_gathers_them(held: str, copie
     new = graph.take(InputSpec("new", FP16.name, (Axis("batch"), heads, Axis("new_tokens"), size), "user"))
     tables = graph.take(InputSpec("tables", INT32.name, (Axis("batch"), heads, Axis("row_pages")), "scheduler"))
     window = graph.take(InputSpec("window", INT32.name, (Axis("kv_window"),), "scheduler"))
-    append_quantized(pool, tables, new, 0.5, window)
+    append_quantized(pool, CacheIndex(tables), new, 0.5, window)
     layers = [graph.network.get_layer(index) for index in range(graph.network.num_layers)]
     kind = graph.backend.trt.LayerType.GATHER
     gathered = {

@@ -1,56 +1,51 @@
-"""Blocks of cached tokens in host memory, and in files, by their keys."""
+"""Blocks of cached tokens in host memory, and in files, by their keys: which rows of the memory have them."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from trtkit.llm.cache.host.store import CopyRate, HostStore
+from trtkit.llm.cache.transfers import FillRows, LoadBlocks, SaveBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trtkit.llm.cache.host.files import FileTier
-    from trtkit.llm.execution.host_blocks import CacheBlocks
+    from trtkit.llm.cache.transfers import Transfer
 
 _MOST_UNWRITTEN = 0.25  # of the memory: blocks that stay until they are in files
-_CHUNK = 64  # blocks that are written at once at the end
 
 
-class _Unwritten(NamedTuple):
-    has_come: Callable[[], bool]
+@dataclass(eq=False)
+class _Unwritten:
+    """Blocks that files are to have. has_come: says whether they are in host memory; None until they are saved."""
+
+    save: SaveBlocks
     keys: Sequence[bytes]
+    has_come: Callable[[], bool] | None = None
 
 
 class BlockTier:
-    """As many blocks as `limit_bytes` hold, at least one, in memory that is taken once.
+    """As many blocks as `limit_bytes` hold, at least one. What is to be copied is appended to `transfers`.
 
-    files: where blocks are written too, and found when the memory has them no longer. clock: gives the time in seconds.
+    tokens, size_bytes: of a block. files: where blocks are written too, and found when the memory has them no longer.
+    rows: of the memory. filled: what rows are to hold that were read from files, until it is there.
     """
 
     def __init__(
-        self,
-        blocks: CacheBlocks,
-        limit_bytes: int,
-        files: FileTier | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, tokens: int, size_bytes: int, limit_bytes: int, files: FileTier | None, transfers: list[Transfer]
     ) -> None:
-        self._blocks, self._files, self._clock = blocks, files, clock
+        self.tokens, self.size_bytes = tokens, size_bytes
+        self._files, self._transfers = files, transfers
         self.rate = CopyRate()
-        count = limit_bytes // blocks.size_bytes
-        self._memory = blocks.memory(count)
+        self.rows = limit_bytes // size_bytes
+        self.filled: dict[int, bytes] = {}
         self._free: list[int] = []
         self._taken = 0  # rows that were ever used
         self._unwritten: deque[_Unwritten] = deque()
-        self.store = HostStore[int](count * blocks.size_bytes, self._drop)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a block."""
-        return self._blocks.tokens
+        self.store = HostStore[int](self.rows * size_bytes, self._drop)
 
     @property
     def is_empty(self) -> bool:
@@ -61,12 +56,8 @@ class BlockTier:
         """Whether a block can be brought back."""
         return key in self.store or self._is_in_file(key)
 
-    def places(self, slot: int, first: int, count: int) -> list[int]:
-        """Return where the caches have a slot's blocks."""
-        return self._blocks.places(slot, first, count)
-
     def keep(self, keys: Sequence[bytes], places: Sequence[int]) -> None:
-        """Copy blocks to the host that it does not have, as far as there is room, from the first of a sequence on."""
+        """Save blocks that the host does not have, as far as there is room, from the first of a sequence on."""
         store = self.store
         retained, new, new_places = store.retain(keys), [], []
         for key, place in zip(keys, places, strict=True):
@@ -78,104 +69,98 @@ class BlockTier:
             new.append(key)
             new_places.append(place)
         if new:
-            started_s, rows = self._clock(), [self._memory[store.get(key)] for key in new]
-            has_come = self._blocks.save(new_places, rows)
-            if self._blocks.is_waited_for:
-                self.rate.note(self._clock() - started_s, len(new) * self._blocks.size_bytes)
+            save = SaveBlocks(tuple(new_places), tuple(store.get(key) for key in new))
+            self._transfers.append(save)
             if self._files is not None:
-                self._unwritten.append(_Unwritten(has_come, store.retain(new)))
+                self._unwritten.append(_Unwritten(save, store.retain(new)))
         store.release(retained)
         store.touch(keys)
-        self.write()
-
-    def keep_all(self, keys: Sequence[bytes], places: Sequence[int]) -> None:
-        """Have all of these blocks in files, however little memory there is."""
-        for start in range(0, len(keys), _CHUNK):
-            part = slice(start, start + _CHUNK)
-            self.keep(keys[part], places[part])
-            self.flush()
 
     def find(self, keys: Sequence[bytes], first: int, least: int) -> tuple[list[bytes], int]:
         """Return a sequence's blocks that are kept from `first` on, and retain them, if they are at least `least`.
 
-        Those that only files have are read. Return, too, how many that were.
+        Those that only files have are read, here and now: whether a file is sound decides how much is found. Return,
+        too, how many were read.
         """
         stop = first
         while stop < len(keys) and self.holds(keys[stop]):
             stop += 1
         retained: list[bytes] = []
-        read = 0
+        read: list[int] = []
         if stop - first >= least:
             for key in keys[first:stop]:
                 if key not in self.store:
                     if not self._read(key):
                         break
-                    read += 1
+                    read.append(self.store.get(key))
                 retained += self.store.retain([key])
+        if read:
+            self._transfers.append(FillRows(tuple(read)))
         if len(retained) >= least:
-            return retained, read
+            return retained, len(read)
         self.store.release(retained)
         return [], 0
 
     def copied_bytes(self, keys: Sequence[bytes]) -> int:
         """Return the bytes to copy out, of those blocks that the host does not have, and back, of all of them."""
-        if (measured := self._blocks.last_copy()) is not None:
-            self.rate.note(*measured)
-        return (len(keys) + sum(key not in self.store for key in keys)) * self._blocks.size_bytes
+        return (len(keys) + sum(key not in self.store for key in keys)) * self.size_bytes
 
     def load(self, keys: Sequence[bytes], places: Sequence[int]) -> None:
         """Copy blocks that are kept to their places in the caches."""
-        self._blocks.load(places, [self._memory[self.store.get(key)] for key in keys])
+        self._transfers.append(LoadBlocks(tuple(self.store.get(key) for key in keys), tuple(places)))
         self.store.touch(keys)
 
     def has_room(self, keys: Sequence[bytes]) -> bool:
         """Whether all these blocks could be retained at once."""
         missing = sum(not self.store.is_retained(key) for key in keys)
-        return self.store.retained_bytes + missing * self._blocks.size_bytes <= self.store.limit_bytes
+        return self.store.retained_bytes + missing * self.size_bytes <= self.store.limit_bytes
 
-    def write(self) -> None:
-        """Give the files those blocks that have come to the host; those that wait for too long are left out."""
+    def note_saved(self, save: SaveBlocks, has_come: Callable[[], bool]) -> None:
+        """Note that blocks are on their way, and what says whether they have come."""
+        for unwritten in self._unwritten:
+            if unwritten.save is save:
+                unwritten.has_come = has_come
+
+    def write(self, data_of: Callable[[int], bytes]) -> None:
+        """Give the files those blocks that have come to the host; those that wait for too long are left out.
+
+        data_of: returns what a row holds.
+        """
         files = self._files
         while files is not None and self._unwritten:
-            has_come, keys = self._unwritten[0]
-            waiting = sum(len(each.keys) for each in self._unwritten) * self._blocks.size_bytes
-            if has_come():
-                for key in keys:
-                    files.put(key, self.tokens, self._memory[self.store.get(key)].numpy().tobytes())
+            first = self._unwritten[0]
+            waiting = sum(len(each.keys) for each in self._unwritten) * self.size_bytes
+            if first.has_come is not None and first.has_come():
+                for key in first.keys:
+                    files.put(key, self.tokens, data_of(self.store.get(key)))
             elif waiting <= _MOST_UNWRITTEN * self.store.limit_bytes:
                 return
             self._unwritten.popleft()
-            self.store.release(keys)
-
-    def flush(self) -> None:
-        """Give the files all that they do not have."""
-        self._blocks.settle()
-        self.write()
+            self.store.release(first.keys)
 
     def _is_in_file(self, key: bytes) -> bool:
         return self._files is not None and key in self._files
 
     def _read(self, key: bytes) -> bool:
-        """Bring a block from its file into memory; return whether it could be read, and there is room."""
+        """Read a block from its file for a row of the memory; return whether it could be read, and there is room."""
         data = None if self._files is None else self._files.read(key)
-        if data is None or len(data) != self._blocks.size_bytes:
+        if data is None or len(data) != self.size_bytes:
             return False
         row = self._take_row(key)
         if row is None:
             return False
-        self._blocks.settle()
-        self._memory[row].numpy()[:] = np.frombuffer(data, np.uint8)
+        self.filled[row] = data
         return True
 
     def _take_row(self, key: bytes) -> int | None:
         """Return the row for a new block; None if retained blocks leave no room."""
-        if not self.store.make_room(self._blocks.size_bytes):
+        if not self.store.make_room(self.size_bytes):
             return None
         if self._free:
             row = self._free.pop()
         else:
             row, self._taken = self._taken, self._taken + 1
-        self.store.put(key, self._blocks.size_bytes, row)
+        self.store.put(key, self.size_bytes, row)
         return row
 
     def _drop(self, _key: bytes, row: int) -> None:

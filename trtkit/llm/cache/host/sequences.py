@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from collections import Counter
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from trtkit.llm.cache.host.store import CopyRate, HostStore
+from trtkit.llm.cache.transfers import DropSequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trtkit.arrays import Array
     from trtkit.llm.cache.host.files import FileTier
+    from trtkit.llm.cache.transfers import Transfer
     from trtkit.llm.execution import SavedSequence
     from trtkit.llm.sequences import Ints
 
 
+class KeptSequence(NamedTuple):
+    """What the host keeps under a number. is_from_file: whether it was read now."""
+
+    number: int
+    tokens: int
+    is_from_file: bool = False
+
+
 class SequenceTier:
-    """Saved sequences of at most `limit_bytes`, by their tokens.
+    """Saved sequences of at most `limit_bytes`, by their tokens. What gives way is appended to `transfers` as dropped.
 
     files: where they are written too. of_bytes: makes a sequence of so many tokens of bytes, None if they do not fit.
+    data: of each number, as soon as it is saved or read; numbers are used once.
     """
 
     def __init__(
@@ -30,29 +41,45 @@ class SequenceTier:
         limit_bytes: int,
         files: FileTier | None,
         of_bytes: Callable[[int, Array], SavedSequence | None],
+        transfers: list[Transfer],
     ) -> None:
         self._lengths: Counter[int] = Counter()
-        self._files, self._of_bytes = files, of_bytes
+        self._files, self._of_bytes, self._transfers = files, of_bytes, transfers
         self.rate = CopyRate()
-        self.store = HostStore["SavedSequence"](limit_bytes, self._drop)
+        self.store = HostStore[KeptSequence](limit_bytes, self._drop)
+        self.data: dict[int, SavedSequence] = {}
+        self._numbers = 0
+        self._unwritten: dict[int, bytes] = {}
 
     def key(self, ids: Ints) -> bytes:
         """Return the key of a sequence."""
         return blake2b(ids.tobytes(), digest_size=32).digest()
 
-    def add(self, ids: Ints, saved: SavedSequence) -> bytes | None:
-        """Keep the sequence of the tokens `ids`; return its key, or None if there is no room."""
-        key = self.key(ids)
-        if key not in self.store:
-            if not self._put(key, saved):
-                return None
-            if self._files is not None:
-                self._files.put(key, saved.tokens, saved.data.numpy().tobytes())
-        self.store.touch([key])
-        return key
+    def number(self, saved: SavedSequence | None = None) -> int:
+        """Return a number for a sequence that has been saved, or will be."""
+        self._numbers += 1
+        if saved is not None:
+            self.data[self._numbers] = saved
+        return self._numbers
 
-    def find(self, ids: Ints, least: int) -> tuple[SavedSequence, bool] | None:
-        """Return the longest that a prompt begins with all of, of at least so many tokens, and whether a file had it.
+    def add(self, key: bytes, tokens: int, size_bytes: int) -> int | None:
+        """Keep a sequence that will be saved; return its number, or None if there is no room."""
+        if not self.store.make_room(size_bytes):
+            return None
+        number = self.number()
+        self._put(key, KeptSequence(number, tokens), size_bytes)
+        if self._files is not None:
+            self._unwritten[number] = key
+        return number
+
+    def note_saved(self, number: int, saved: SavedSequence) -> None:
+        """Take what was saved under a number; files have it too."""
+        self.data[number] = saved
+        if self._files is not None:
+            self._files.put(self._unwritten.pop(number), saved.tokens, saved.data.numpy().tobytes())
+
+    def find(self, ids: Ints, least: int) -> KeptSequence | None:
+        """Return the longest that a prompt begins with all of, of at least so many tokens.
 
         The prompt's last token stays to be computed: its logits are what comes next.
         """
@@ -63,26 +90,25 @@ class SequenceTier:
             key = self.key(ids[:length])
             if key in self.store:
                 self.store.touch([key])
-                return self.store.get(key), False
+                return self.store.get(key)
             saved = self._read(key, length) if length in in_files else None
-            if saved is not None:
-                self._put(key, saved)
-                return saved, True
+            if saved is not None and self.store.make_room(saved.data.nbytes):
+                kept = KeptSequence(self.number(saved), length)
+                self._put(key, kept, saved.data.nbytes)
+                return kept._replace(is_from_file=True)
         return None
 
     def _read(self, key: bytes, tokens: int) -> SavedSequence | None:
+        """Return what a file has, here and now: whether it is sound decides how much is found."""
         data = None if self._files is None else self._files.read(key)
         return None if data is None else self._of_bytes(tokens, np.frombuffer(bytearray(data), np.uint8))
 
-    def _put(self, key: bytes, saved: SavedSequence) -> bool:
-        size = saved.data.nbytes
-        if not self.store.make_room(size):
-            return False
-        self.store.put(key, size, saved)
-        self._lengths[saved.tokens] += 1
-        return True
+    def _put(self, key: bytes, kept: KeptSequence, size_bytes: int) -> None:
+        self.store.put(key, size_bytes, kept)
+        self._lengths[kept.tokens] += 1
 
-    def _drop(self, _key: bytes, saved: SavedSequence) -> None:
-        self._lengths[saved.tokens] -= 1
-        if not self._lengths[saved.tokens]:
-            del self._lengths[saved.tokens]
+    def _drop(self, _key: bytes, kept: KeptSequence) -> None:
+        self._transfers.append(DropSequence(kept.number))
+        self._lengths[kept.tokens] -= 1
+        if not self._lengths[kept.tokens]:
+            del self._lengths[kept.tokens]

@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from trtkit.jobs.json_form import to_json
 from trtkit.llm.cache import block_keys, contents
 from trtkit.llm.cache.host import BlockTier, FileTier, SequenceTier
+from trtkit.llm.cache.transfers import LoadSequence, SaveSequence
 from trtkit.llm.sequences import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from trtkit.arrays import Array
-    from trtkit.llm.execution.execution import SequenceCache
-    from trtkit.llm.execution.saved import SavedSequence
+    from trtkit.llm.cache.transfers import CacheLayout, Transfer
+    from trtkit.llm.execution.saved import CacheForm, SavedSequence
     from trtkit.llm.scheduler.costs import StepCosts
     from trtkit.llm.scheduler.slots import Slots
     from trtkit.llm.sequences import Ints
     from trtkit.llm.soft_tokens import SoftTokens
 
 
+_CHUNK = 64  # blocks that are written at once at the end
+
+
 class HostPrefix(NamedTuple):
     """What the host has of a prompt: its first `tokens`, as blocks from `first` on, or as a whole sequence.
 
     keys: of the blocks, which stay until they are loaded. file_tokens: those of the tokens that were read from files.
+    whole: the number of the sequence.
     """
 
     tokens: int
     file_tokens: int = 0
     first: int = 0
     keys: Sequence[bytes] = ()
-    whole: SavedSequence | None = None
+    whole: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,27 +72,28 @@ NO_HOST = HostOptions()
 class HostTier:
     """Blocks of tokens by content; sequences as a whole, if they have recurrent states.
 
-    waited_s: seconds that copies have taken from steps. Raises RequestError for a folder that cannot be used.
+    It decides what is saved and loaded, and appends that to `transfers`; who carries them out has the memory. Its
+    decisions depend on what earlier copies have taken, and on whether files are sound, which are read at once.
+    Raises RequestError for a folder that cannot be used.
     """
 
     def __init__(
         self,
-        cache: SequenceCache,
+        cache: CacheLayout,
         slots: Slots,
         options: HostOptions,
-        clock: Callable[[], float],
         costs: StepCosts,
+        transfers: list[Transfer],
     ) -> None:
         self._cache, self._slots, limit_bytes = cache, slots, options.limit_bytes
-        self.waited_s = 0.0
-        self._clock, self._costs = clock, costs
+        self._costs, self._transfers = costs, transfers
         tokens = options.block_tokens if cache.pages is None else cache.pages.page_tokens
-        blocks = cache.blocks(tokens) if limit_bytes else None
-        has_blocks = blocks is not None and blocks.size_bytes <= limit_bytes
+        size = cache.form(tokens).size_bytes if limit_bytes and not cache.has_slot_memory else 0
+        has_blocks = 0 < size <= limit_bytes
         keeps = has_blocks or (cache.has_states and limit_bytes > 0)
-        self._files = _open_files(options.folder, cache, tokens) if keeps and options.folder is not None else None
-        self.blocks = BlockTier(blocks, limit_bytes, self._files, clock) if blocks is not None and has_blocks else None
-        self.sequences = SequenceTier(limit_bytes if cache.has_states else 0, self._files, self._of_bytes)
+        self.files = _open_files(options.folder, cache, tokens) if keeps and options.folder is not None else None
+        self.blocks = BlockTier(tokens, size, limit_bytes, self.files, transfers) if has_blocks else None
+        self.sequences = SequenceTier(limit_bytes if cache.has_states else 0, self.files, self._of_bytes, transfers)
         if cache.pages is not None and self.blocks is not None:
             cache.pages.on_evict = self._keep_pages
 
@@ -108,14 +113,13 @@ class HostTier:
         is_retained: whether it stays until it is released; returns the keys to release then.
         """
         ids = self._known(slot, most)
-        with self._waiting():
-            if self.blocks is not None:
-                keys = self._keys(ids, self._slots.sequences.soft.get(slot))
-                if self._is_worth(self.blocks, self.blocks.copied_bytes(keys), len(keys) * self.blocks.tokens):
-                    self.blocks.keep(keys, self.blocks.places(slot, 0, len(keys)))
-                return self.blocks.store.retain(keys) if is_retained else []
-            key = self._keep_whole(slot, ids)
-            return self.sequences.store.retain([key]) if is_retained and key is not None else []
+        if self.blocks is not None:
+            keys = self._keys(ids, self._slots.sequences.soft.get(slot))
+            if self._is_worth(self.blocks, self.blocks.copied_bytes(keys), len(keys) * self.blocks.tokens):
+                self.blocks.keep(keys, self._places(slot, 0, len(keys)))
+            return self.blocks.store.retain(keys) if is_retained else []
+        key = self._keep_whole(slot, ids)
+        return self.sequences.store.retain([key]) if is_retained and key is not None else []
 
     def can_retain(self, slot: int) -> bool:
         """Whether there is room for all that a slot has cached."""
@@ -137,11 +141,10 @@ class HostTier:
         ids: as they are compared. The prompt's last token stays to be computed: its logits are what comes next.
         """
         if self.blocks is None:
-            known = None if soft is not None else self.sequences.find(ids, least)
-            if known is None:
+            kept = None if soft is not None else self.sequences.find(ids, least)
+            if kept is None:
                 return None
-            whole, is_from_file = known
-            return HostPrefix(whole.tokens, whole.tokens if is_from_file else 0, whole=whole)
+            return HostPrefix(kept.tokens, kept.tokens if kept.is_from_file else 0, whole=kept.number)
         if self.blocks.is_empty:
             return None
         size, first = self.blocks.tokens, common // self.blocks.tokens
@@ -160,67 +163,59 @@ class HostTier:
 
     def load(self, slot: int, on_host: HostPrefix) -> None:
         """Bring what the host has into a slot, which has memory for it."""
-        with self._waiting():
-            if on_host.whole is not None:
-                self._cache.load(slot, on_host.whole)
-            elif self.blocks is not None:
-                places = self.blocks.places(slot, on_host.first, len(on_host.keys))
-                self.blocks.load(on_host.keys, places)
-                self.blocks.store.release(on_host.keys)
+        if on_host.whole is not None:
+            self.load_whole(slot, on_host.whole, on_host.tokens)
+        elif self.blocks is not None:
+            self.blocks.load(on_host.keys, self._places(slot, on_host.first, len(on_host.keys)))
+            self.blocks.store.release(on_host.keys)
 
-    def write(self) -> None:
-        """Give files what has come to the host."""
-        if self.blocks is not None:
-            self.blocks.write()
+    def load_whole(self, slot: int, number: int, tokens: int) -> None:
+        """Begin a slot with the sequence of a number, and have pages of its own for it."""
+        pages = self._cache.pages
+        if pages is not None:
+            pages.release(slot)
+            pages.grow(slot, tokens)
+        self._slots.set_position(slot, tokens)
+        self._transfers.append(LoadSequence(number, slot, tokens, self._pages_of(slot)))
 
-    def close(self) -> None:
-        """Wait for copies. Write what ended sequences have cached, too, if there is a folder, and let others use it."""
-        if self._files is None:
-            if self.blocks is not None:
-                self.blocks.flush()
-            return
-        try:
-            self._keep_all()
-        finally:
-            self._files.close()
-            self._files = None
-
-    def _keep_all(self) -> None:
+    def keep_all(self) -> Iterator[None]:
+        """Save all that is cached, a part at a time: each is to be carried out, and written, before the next."""
         pages = self._cache.pages
         if pages is not None and self.blocks is not None:
-            keys = pages.tree.keys()
-            self.blocks.keep_all(list(keys.values()), list(keys))
+            found = list(pages.tree.keys().items())
+            for start in range(0, len(found), _CHUNK):
+                part = found[start : start + _CHUNK]
+                self.blocks.keep([key for _, key in part], [page for page, _ in part])
+                yield
         else:
             for slot in self._slots.cached.nonzero()[0].tolist():
                 self.keep(slot)
-                if self.blocks is not None:
-                    self.blocks.flush()
+                yield
 
     def _of_bytes(self, tokens: int, data: Array) -> SavedSequence | None:
-        return self._cache.form(tokens).saved(data)
+        return cast("CacheForm", self._cache.form(tokens)).saved(data)
 
     def _keep_whole(self, slot: int, ids: Ints) -> bytes | None:
         """Save a sequence whose states have read all of `ids`; images are not told apart by it."""
-        is_whole = self._cache.has_states and self._cache.positions[slot] == len(ids) and len(ids) > 0
+        is_whole = self._slots.positions is not None and self._slots.positions[slot] == len(ids) and len(ids) > 0
         if not is_whole or slot in self._slots.sequences.soft:
             return None
         key = self.sequences.key(ids)
         if key not in self.sequences.store:
             size = self._cache.form(len(ids)).size_bytes
-            if not self._is_worth(self.sequences, 2 * size, len(ids)) or not self.sequences.store.make_room(size):
+            is_worth = self._is_worth(self.sequences, 2 * size, len(ids))
+            number = self.sequences.add(key, len(ids), size) if is_worth else None
+            if number is None:
                 return None
-            started_s = self._clock()
-            saved = self._cache.save(slot, len(ids))
-            self.sequences.rate.note(self._clock() - started_s, size)
-            return self.sequences.add(ids, saved)
+            self._transfers.append(SaveSequence(number, slot, len(ids), self._pages_of(slot)))
+        self.sequences.store.touch([key])
         return key
 
     def _keep_pages(self, pages: Sequence[int], keys: Sequence[bytes]) -> None:
         """Save pages that are about to be overwritten, the last of a sequence first."""
         assert self.blocks is not None
-        with self._waiting():
-            if self._is_worth(self.blocks, self.blocks.copied_bytes(keys), len(keys) * self.blocks.tokens):
-                self.blocks.keep(keys[::-1], pages[::-1])
+        if self._is_worth(self.blocks, self.blocks.copied_bytes(keys), len(keys) * self.blocks.tokens):
+            self.blocks.keep(keys[::-1], pages[::-1])
 
     def _is_worth(self, tier: BlockTier | SequenceTier, copied_bytes: int, tokens: int) -> bool:
         """Whether it takes less time to copy so many bytes than to compute so many tokens again."""
@@ -230,12 +225,16 @@ class HostTier:
         tier.rate.forget()
         return False
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Count the time that passes meanwhile."""
-        started_s = self._clock()
-        yield
-        self.waited_s += self._clock() - started_s
+    def _places(self, slot: int, first: int, count: int) -> list[int]:
+        """Return where the caches have a slot's blocks: pages, or numbers over all slots."""
+        assert self.blocks is not None
+        if (pages := self._cache.pages) is not None:
+            return pages.pages_of(slot)[first : first + count]
+        start = slot * (self._slots.max_length // self.blocks.tokens) + first
+        return list(range(start, start + count))
+
+    def _pages_of(self, slot: int) -> tuple[int, ...]:
+        return () if self._cache.pages is None else tuple(self._cache.pages.pages_of(slot))
 
     def _keys(self, ids: Ints, soft: SoftTokens | None) -> list[bytes]:
         assert self.blocks is not None
@@ -248,7 +247,7 @@ class HostTier:
         return self._slots.sequences.keyed(slot, ids[: unknown[0]] if unknown.size else ids)
 
 
-def _open_files(folder: CacheFolder, cache: SequenceCache, tokens: int) -> FileTier:
+def _open_files(folder: CacheFolder, cache: CacheLayout, tokens: int) -> FileTier:
     """Return the files of this model's caches in blocks of `tokens`."""
     kind = "sequences" if cache.has_states else "blocks"
     facts = f"{folder.model}\n{kind}\n{to_json(cache.form(tokens))}"

@@ -1,0 +1,44 @@
+"""Packed engines: decoding and prompts share a call on TensorRT's simulated runtime, too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.engine_decoders import bundle_of
+from tests.generation import case_of
+from tests.integration.engines.test_decoders import assert_same
+from tests.integration.test_packed_calls import LENGTH, SLOTS, check_steps
+from trtkit.llm.execution import open_execution
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.simulated_tensorrt import Simulated
+
+CACHES: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "window": {"kv_window": "used"},
+    "paged": {"kv": "paged", "page_tokens": 16},
+}
+SIZES = {"max_batch_size": SLOTS, "max_sequence_length": LENGTH, "max_prefill_length": LENGTH, "batching": "packed"}
+
+
+@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("model_type", ["llama", "gpt_oss", "deepseek_v2", "gemma2"])
+def test_mixed_steps_of_an_engine_give_what_transformers_gives(
+    model_type: str, kind: str, gpu: Simulated, tmp_path: Path
+) -> None:
+    case = case_of(model_type)
+    bundle = bundle_of(case, tmp_path, **SIZES, **CACHES[kind], logits="all")
+    gpu.plans.add(bundle)
+    check_steps(open_execution(bundle, "tensorrt"), case)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_calls_of_one_kind_give_what_the_reference_decoder_gives(kind: str, gpu: Simulated, tmp_path: Path) -> None:
+    """Steps that only decode, which are captured, and prompts alone."""
+    bundle = bundle_of(case_of("llama"), tmp_path, batching="packed", logits="all", **CACHES[kind])
+    gpu.plans.add(bundle)
+    assert_same([open_execution(bundle, runtime) for runtime in ("tensorrt", "reference")], 14)

@@ -1,0 +1,126 @@
+"""Carries out what a scheduler decides about caches: copies, saves to host memory and to files, and loads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.llm.cache import PageCopies
+from trtkit.llm.cache.transfers import (
+    CopyPages,
+    CopyTokens,
+    DropSequence,
+    FillRows,
+    LoadBlocks,
+    LoadSequence,
+    SaveBlocks,
+    SaveSequence,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from trtkit.llm.cache.transfers import Transfer
+    from trtkit.llm.engine.request import Request
+    from trtkit.llm.execution.execution import SequenceCache
+    from trtkit.llm.scheduler.batch import Batch
+    from trtkit.llm.scheduler.scheduler import Scheduler
+
+
+class TransferRunner:
+    """Owns the host memory whose rows a scheduler numbers. waited_s: seconds that copies to and from it have taken."""
+
+    def __init__(self, cache: SequenceCache, scheduler: Scheduler[Request], clock: Callable[[], float]) -> None:
+        self._cache, self._scheduler, self._host, self._clock = cache, scheduler, scheduler.memory.host, clock
+        self.waited_s = 0.0
+        self._sequences = self._host.sequences.data
+        tier = self._host.blocks
+        if tier is not None:
+            blocks = cache.blocks(tier.tokens)
+            assert blocks is not None
+            assert blocks.size_bytes == tier.size_bytes
+            self._tier, self._blocks, self._memory = tier, blocks, blocks.memory(tier.rows)
+
+    def run(self, batch: Batch) -> None:
+        """Do all that comes before a batch's calls."""
+        for transfer in batch.transfers:
+            self._run(transfer)
+        if batch.pages:
+            self._cache.set_pages(np.array(batch.pages))
+
+    def end_step(self) -> None:
+        """Note what copies have taken, and give files what has come to the host."""
+        if self._host.blocks is not None:
+            if (measured := self._blocks.last_copy()) is not None:
+                self._tier.rate.note(*measured)
+            self._tier.write(lambda row: self._memory[row].numpy().tobytes())
+
+    def close(self) -> None:
+        """Wait for copies. Write what ended sequences have cached, too, if there is a folder, and let others use it."""
+        files, self._host.files = self._host.files, None
+        if files is None:
+            self._flush()
+            return
+        try:
+            for _ in self._host.keep_all():
+                self.run(self._scheduler.copies())
+                self._flush()
+        finally:
+            files.close()
+
+    def _flush(self) -> None:
+        if self._host.blocks is not None:
+            self._blocks.settle()
+            self.end_step()
+
+    def _run(self, transfer: Transfer) -> None:
+        cache = self._cache
+        match transfer:
+            case CopyTokens(source, target, start, stop):
+                cache.copy(source, target, slice(start, stop))
+            case CopyPages(sources, targets):
+                cache.copy_pages(PageCopies(list(sources), list(targets)))
+            case FillRows(rows):
+                self._blocks.settle()
+                for row in rows:
+                    self._memory[row].numpy()[:] = np.frombuffer(self._tier.filled.pop(row), np.uint8)
+            case DropSequence(number):
+                del self._sequences[number]
+            case _:
+                started_s = self._clock()
+                size = self._copy(transfer)
+                seconds = self._clock() - started_s
+                self.waited_s += seconds
+                self._note_rate(transfer, seconds, size)
+
+    def _copy(self, transfer: SaveBlocks | LoadBlocks | SaveSequence | LoadSequence) -> int:
+        """Copy to the host or from there; return how many bytes."""
+        match transfer:
+            case SaveBlocks(places, rows):
+                self._tier.note_saved(transfer, self._blocks.save(places, self._rows(rows)))
+                return len(rows) * self._tier.size_bytes
+            case LoadBlocks(rows, places):
+                self._blocks.load(places, self._rows(rows))
+                return len(rows) * self._tier.size_bytes
+            case SaveSequence(number, slot, tokens, pages):
+                self._cache.tell(slot, pages)
+                saved = self._cache.save(slot, tokens)
+                self._host.sequences.note_saved(number, saved)
+                return saved.data.nbytes
+            case LoadSequence(number, slot, _, pages):
+                self._cache.tell(slot, pages)
+                self._cache.load(slot, self._sequences[number])
+                return self._sequences[number].data.nbytes
+
+    def _note_rate(self, transfer: Transfer, seconds: float, size_bytes: int) -> None:
+        """Note what a save took; one of blocks that is not waited for is measured where it is done."""
+        if isinstance(transfer, SaveSequence):
+            self._host.sequences.rate.note(seconds, size_bytes)
+        elif isinstance(transfer, SaveBlocks) and self._blocks.is_waited_for:
+            self._tier.rate.note(seconds, size_bytes)
+
+    def _rows(self, rows: Sequence[int]) -> list[torch.Tensor]:
+        return [self._memory[row] for row in rows]

@@ -1,0 +1,165 @@
+"""One call of a packed network: some slots decode a token each while others read pieces of their prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trtkit.llm.execution.cached_places import NewTokens
+from trtkit.llm.execution.call import Call
+from trtkit.network.input_spec import ADAPTER_IDS, LOGIT_INDEX, PROMPT, kv_window
+
+if TYPE_CHECKING:
+    from trtkit.llm.sequences import Ints
+
+
+@dataclass(frozen=True, eq=False)
+class PackedCall:
+    """New tokens of all rows, one after another without padding: those of `decode`, then those of `prompts`.
+
+    decode: neighboring slots, a token each. prompts: other slots, any number of tokens each; a row of none is idle.
+    They are neighbors, too, if caches are linear.
+    logit_index: [N], the tokens whose logits are wanted, by their place among all.
+    idle: tokens after these that nobody reads, so that the network computes a number of them that suits its kernels.
+    """
+
+    decode: Call
+    prompts: Call
+    logit_index: Ints
+    idle: int = 0
+
+    @classmethod
+    def of(cls, call: Call, *, has_all_logits: bool) -> PackedCall:
+        """Return a call by itself: its rows decode if they have one token each, or else read prompts.
+
+        Logits are of each row's last token, or of all tokens; see `shaped`.
+        """
+        if call.ids.shape[1] == 1:
+            return cls(call, no_rows(), np.arange(len(call.starts)))
+        prompts = replace(call, scattered=call.slots)
+        packed = cls(no_rows(), prompts, np.arange(int(call.counts.sum())))
+        return packed if has_all_logits else replace(packed, logit_index=packed.last_tokens)
+
+    @property
+    def rows(self) -> int:
+        """How many rows decode: as many tokens come before the prompts'."""
+        return len(self.decode.starts)
+
+    @property
+    def tokens(self) -> int:
+        """T, what all layers but attention compute."""
+        return self.rows + len(self.places) + self.idle
+
+    @property
+    def used_tokens(self) -> int:
+        """Those of them that somebody reads."""
+        return int(self.decode.counts.sum()) + len(self.places)
+
+    @property
+    def last_tokens(self) -> Ints:
+        """Where the last token of each row of prompts is among all tokens [B]; any for rows of none."""
+        last: Ints = np.maximum(self.rows + np.cumsum(self.prompts.counts) - 1, 0)
+        return last
+
+    @cached_property
+    def places(self) -> Ints:
+        """The places `row * S + column` of the prompts' tokens in padded rows [P]."""
+        prompts = self.prompts
+        return np.flatnonzero(np.arange(prompts.ids.shape[1]) < prompts.counts[:, None])
+
+    @property
+    def prompt_slots(self) -> slice:
+        """The slots of prompts, if they are neighbors, as those of linear caches are."""
+        slots = self.prompts.slots
+        first = int(slots[0]) if slots.size else 0
+        assert self.page_tokens is not None or np.array_equal(slots, np.arange(first, first + len(slots)))
+        return slice(first, first + len(slots))
+
+    @property
+    def page_tokens(self) -> int | None:
+        """Tokens of a page; None if caches are linear."""
+        return next((call.pages.page_tokens for call in (self.decode, self.prompts) if call.pages is not None), None)
+
+    def prompt_window(self, max_length: int) -> int:
+        """Return how many cached tokens rows of prompts read besides new ones, those of whole pages."""
+        window = kv_window(max(1, int(self.prompts.starts.max(initial=0))), max_length)
+        page = self.page_tokens or 1
+        return -(-window // page) * page
+
+    def of_tokens(self, decoding: np.ndarray, prompts: np.ndarray) -> np.ndarray:
+        """Return what each token has, [T, ...], of arrays [A, 1, ...] and padded ones [B, S, ...]; 0 for idle ones."""
+        flat = prompts.reshape(-1, *prompts.shape[2:])[self.places]
+        idle = np.zeros((self.idle, *flat.shape[1:]), flat.dtype)
+        return np.concatenate([decoding[:, 0], flat, idle])[:, None]
+
+    def vectors(self, decoding: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:
+        """Return vectors [T, 1, D] of those of rows that decode [A, 1, D] and of padded ones [B, S, D]."""
+        flat = prompts.flatten(0, 1)[torch.from_numpy(self.places)]
+        return torch.cat([decoding[:, 0], flat, flat.new_zeros(self.idle, flat.shape[1])])[:, None]
+
+    def feed(self, max_length: int) -> dict[str, np.ndarray]:
+        """Return the network's inputs but its caches, as int32 arrays. max_length: T, tokens that a slot holds."""
+        decode, prompts, of_all = self.decode, self.prompts, self.places
+        rows, width = prompts.ids.shape
+        numbers = np.zeros(rows * width, np.int64)
+        numbers[of_all] = self.rows + np.arange(len(of_all))
+        feed = {
+            "input_ids": self.of_tokens(decode.ids, prompts.ids),
+            "position_ids": self.of_tokens(decode.position_ids, prompts.position_ids),
+            ADAPTER_IDS: np.r_[
+                decode.adapter_ids, prompts.adapter_ids.repeat(prompts.counts), np.zeros(self.idle, np.int64)
+            ],
+            "write_indices": decode.starts,
+            "kv_lengths": np.maximum(decode.starts + decode.counts, 1),
+            f"{PROMPT}tokens": numbers.reshape(rows, width),
+            f"{PROMPT}places": np.r_[of_all, np.zeros(self.idle, np.int64)],
+            f"{PROMPT}write_indices": prompts.starts,
+            f"{PROMPT}kv_lengths": np.maximum(prompts.starts + prompts.counts, 1),
+            f"{PROMPT}position_ids": prompts.position_ids,
+            LOGIT_INDEX: self.logit_index,
+        }
+        window = self.prompt_window(max_length)
+        feed[f"{PROMPT}key_positions"] = np.arange(window)
+        if self.page_tokens is not None:
+            columns = window // self.page_tokens
+            feed["page_table"] = np.zeros((0, 1)) if decode.pages is None else decode.pages.table
+            table = np.zeros((0, columns)) if prompts.pages is None else prompts.pages.table[:, :columns]
+            feed[f"{PROMPT}page_table"] = table
+        return {name: np.ascontiguousarray(value, np.int32) for name, value in feed.items()}
+
+    def rope_position_ids(self) -> np.ndarray:
+        """Return M-RoPE's positions [3, T, 1] as int32."""
+        both = (call.rope_position_ids().transpose(1, 2, 0) for call in (self.decode, self.prompts))
+        return np.ascontiguousarray(self.of_tokens(*both).transpose(2, 0, 1))
+
+    def new_tokens(self, device: torch.device | str = "cpu") -> NewTokens:
+        """Return where the new keys and values of prompts are written, token by token."""
+        prompts, width = self.prompts, self.prompts.ids.shape[1]
+        row, column = self.places // width, self.places % width
+        positions, table = prompts.starts[row] + column, None
+        if prompts.pages is not None:
+            table = prompts.pages.table[row, positions // prompts.pages.page_tokens][:, None]
+        slots, starts = (torch.from_numpy(array).to(device) for array in (prompts.slots[row], positions))
+        pages = None if table is None else torch.from_numpy(table).to(device)
+        return NewTokens(slots, starts, torch.ones_like(starts), pages)
+
+    def shaped(self, logits: torch.Tensor, *, has_all_logits: bool) -> torch.Tensor:
+        """Return the logits of a call by itself as `DecoderExecution.forward` does: [R, V], or [R, S, V] of all."""
+        if not has_all_logits:
+            return logits
+        if self.rows:
+            return logits[:, None]
+        rows, width = self.prompts.ids.shape
+        shaped = logits.new_zeros(rows * width, logits.shape[-1])
+        shaped[torch.from_numpy(self.places).to(logits.device)] = logits
+        return shaped.view(rows, width, -1)
+
+
+def no_rows(width: int = 1) -> Call:
+    """Return a call of nobody."""
+    none: Ints = np.zeros(0, np.int64)
+    return Call(0, np.zeros((0, width), np.int64), none, none, scattered=none)

@@ -1,0 +1,225 @@
+"""A packed decoder on TensorRT: decoding steps as captured CUDA graphs, mixed steps on a profile of their own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trtkit.builder.decoders import most_prompt_tokens
+from trtkit.llm.execution.call import Call
+from trtkit.llm.execution.engine import EngineDecoder
+from trtkit.llm.execution.packed import PackedCall
+from trtkit.llm.execution.plan import dtype_of
+from trtkit.llm.execution.step import PromptSizes
+from trtkit.network.decoder import EMBEDS
+from trtkit.network.input_spec import ADAPTER_IDS, LOGIT_INDEX, PROMPT, TOKEN_TILE, kv_window, output_of_prompts
+from trtkit.runtime.device import to_device
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trtkit.backends import Backend
+    from trtkit.llm.execution.execution import Draw
+    from trtkit.llm.execution.plan import DecoderPlan
+    from trtkit.llm.execution.pool_size import CacheSize
+    from trtkit.llm.execution.step import StreamStep
+    from trtkit.llm.sequences import Ints
+    from trtkit.network.input_spec import InputSpec, Role
+    from trtkit.runtime.device import Device
+
+_BY_TOKEN = ("input_ids", "position_ids", ADAPTER_IDS)
+"""Inputs that the rows which decode begin, made on the device; the tokens of prompts follow."""
+_BY_ROW = ("write_indices", "kv_lengths", "key_positions", f"{PROMPT}key_positions")
+"""Inputs of rows that decode, made on the device, and constant ones."""
+
+
+class PackedEngineDecoder(EngineDecoder):
+    """An EngineDecoder of a packed network. A mixed step has a row that decodes, if only an idle one."""
+
+    def __init__(
+        self, backend: Backend, plan: DecoderPlan, size: CacheSize, device: Device, *, has_cuda_graphs: bool = True
+    ) -> None:
+        self._most_tokens, self.packed = most_prompt_tokens(plan.options), self
+        super().__init__(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
+
+    def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
+        """Run new tokens; see DecoderExecution. Prompts that are too long for one call have several."""
+        call.check(self.slots, self.max_length)
+        outputs = []
+        for rows in _parts(call.counts, self.max_prefill_length) if call.ids.shape[1] > 1 else [slice(None)]:
+            part = replace(call.with_rows(rows), first_slot=call.first_slot + (rows.start or 0))
+            packed = PackedCall.of(part, has_all_logits=self.has_all_logits)
+            outputs.append(packed.shaped(self.forward_packed(packed, draw), has_all_logits=self.has_all_logits))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
+        """Run slots that decode and slots that read prompts at once; see DecoderExecution."""
+        self._stream.wait_for_current()  # which may read the last call's logits, or write what this one reads
+        decode, prompts = self._placed(packed.decode), self._placed(packed.prompts)
+        packed, is_joined = replace(packed, decode=decode, prompts=prompts), False
+        if prompts.counts.any():
+            packed = self._filled(packed)
+            step = self._mixed_step(packed)
+            self.calls.add(packed.tokens, packed.used_tokens)
+            self._copy_mixed(packed)
+            self._launch_mixed(packed, step)
+        elif decode.runs_together:
+            self._run(decode, draw)
+        else:
+            self._run_groups(decode, draw)
+            is_joined = True
+        self._stream.hold_current()
+        is_mixed = bool(packed.places.size)
+        count = len(packed.logit_index) if is_mixed else packed.rows
+        logits = self._outputs.of(self._outputs.main, count, 1, is_joined=is_joined)
+        assert logits is not None
+        if is_mixed or len(packed.logit_index) == count:
+            return logits
+        return logits[to_device(packed.logit_index, logits.device)]
+
+    def tokens_to_run(self, tokens: int, _most: int) -> int:
+        """Return `tokens`: guesses are checked in rows of prompts, which are not captured."""
+        return tokens
+
+    def layer_seconds(self, call: Call) -> dict[str, float]:
+        """Run new tokens without a CUDA graph; return how long each of the engine's layers took, in order."""
+        if call.ids.shape[1] == 1:
+            return super().layer_seconds(call)
+        call.check(self.slots, self.max_length)
+        call = self.cache.prepare(call)
+        self.cache.positions[call.slots] = -1  # what is timed need not go on from anything
+        packed = self._filled(PackedCall.of(call, has_all_logits=self.has_all_logits))
+        step = self._mixed_step(packed)
+        self._copy_mixed(packed)
+        return self._context(step).layer_seconds(partial(self._launch_mixed, packed, step))
+
+    def reserve(self, tokens: int) -> None:  # noqa: ARG002
+        """Make room for the largest call, once."""
+        if self._room:
+            return
+        super().reserve(self.slots)
+        self._numbers = self._stream.empty((max(self.slots, self.max_length),), torch.int32)
+        self._stream.run(partial(self._numbers.copy_, torch.arange(len(self._numbers), dtype=torch.int32)))
+        if (name := f"{PROMPT}key_positions") in self._inputs:
+            self._stream.run(partial(self._inputs[name].copy_, self._numbers[: self.max_length]))
+        sizes = {spec: spec.size_of("key_value_heads") * spec.size_of("head_dim") for spec in self._written}
+        self._new_of_prompts = {
+            output_of_prompts(spec): self._stream.empty((self._most_tokens * size,), dtype_of(spec))
+            for spec, size in sizes.items()
+        }
+        self._outputs.reserve(0, self._most_sizes["logit_rows"], is_joined=self.cache.page_tokens is not None)
+
+    @property
+    def _most_sizes(self) -> dict[Role, int]:
+        """The largest size of each dynamic axis."""
+        tokens, page = self.slots + self._most_tokens, self.cache.page_tokens or self.max_length
+        most: dict[Role, int] = {"batch": self.slots, "tokens": tokens, "prompt_tokens": self._most_tokens}
+        most |= {"prompts": self.slots, "prompt_length": self.max_prefill_length, "new_tokens": 1}
+        most |= {"kv_window": self.max_length, "prompt_window": self.max_length}
+        pages = -(-self.max_length // page)
+        return most | {
+            "row_pages": pages,
+            "prompt_pages": pages,
+            "logit_rows": tokens if self.has_all_logits else self.slots,
+        }
+
+    def _buffer(self, spec: InputSpec) -> torch.Tensor:
+        return self._stream.empty((math.prod(spec.shape_at(self._most_sizes)),), dtype_of(spec))
+
+    def _placed(self, call: Call) -> Call:
+        """Return a call with where its rows' tokens lie."""
+        if not len(call.starts):
+            return call
+        call.check(self.slots, self.max_length)
+        call = self.cache.prepare(call)
+        self.cache.advance(call)
+        self.cache.begin(call)
+        return call
+
+    def _filled(self, packed: PackedCall) -> PackedCall:
+        """Return a mixed call with a row that decodes, and with idle tokens up to whole tiles."""
+        if not packed.rows:
+            row, prompts = int(packed.prompts.counts.argmax()), packed.prompts
+            start, none = prompts.starts[row : row + 1], np.zeros(1, np.int64)
+            pages = None if prompts.pages is None else prompts.pages.of(np.array([row]), start)
+            idle = Call(int(prompts.slots[row]), none[:, None], start, none, pages=pages)
+            packed = replace(packed, decode=idle, logit_index=packed.logit_index + 1)
+        missing = -packed.tokens % TOKEN_TILE
+        return replace(packed, idle=min(missing, self._most_tokens - len(packed.places)))
+
+    def _step(self, call: Call, draw: Draw | None = None) -> StreamStep:
+        page = self.cache.page_tokens or 1
+        pages = -(-kv_window(1, self.max_length) // page)
+        return replace(super()._step(call, draw), prompts=PromptSizes(pages * page, pages))
+
+    def _mixed_step(self, packed: PackedCall) -> StreamStep:
+        window, prompts = packed.prompt_window(self.max_length), packed.prompts
+        rows, length = prompts.ids.shape
+        sizes = PromptSizes(
+            window,
+            window // (self.cache.page_tokens or window),
+            packed.prompt_slots.start,
+            rows,
+            length,
+            len(packed.places) + packed.idle,
+            len(packed.logit_index),
+        )
+        return replace(super()._step(packed.decode), prompts=sizes)
+
+    def _copy_mixed(self, packed: PackedCall) -> None:
+        """Put copies of a mixed call's inputs on the stream, but for what is made of rows on the device."""
+        for name, value in self._mixed_feed(packed).items():
+            start = packed.rows if name in _BY_TOKEN else 0
+            values = value.reshape(-1)[start:]
+            target = self._inputs[name][start : start + values.numel()]
+            self._stream.run(partial(target.copy_, values, non_blocking=True))
+        rows = packed.decode.step_rows()
+        self._stream.run(partial(self._rows[: len(rows)].copy_, torch.from_numpy(rows), non_blocking=True))
+
+    def _mixed_feed(self, packed: PackedCall) -> Mapping[str, torch.Tensor]:
+        names = self._inputs.keys() - set(_BY_ROW)
+        feed = {name: torch.from_numpy(value) for name, value in packed.feed(self.max_length).items() if name in names}
+        if "rope_position_ids" in names:
+            feed["rope_position_ids"] = torch.from_numpy(packed.rope_position_ids())
+        if f"{PROMPT}visible_lengths" in names:
+            feed[f"{PROMPT}visible_lengths"] = torch.from_numpy(packed.prompts.visible_lengths())
+        if self._embeddings is not None:
+            spec = next(spec for spec in self._specs if spec.name == EMBEDS)
+            parts = (self._embeddings.inputs(call, spec) for call in (packed.decode, packed.prompts))
+            feed[EMBEDS] = packed.vectors(*parts)
+        return feed
+
+    def _launch_mixed(self, packed: PackedCall, step: StreamStep) -> None:
+        """Put a mixed step's work on the stream."""
+        self._stream.run(partial(super()._unpack, step.rows))
+        self._enqueue(step)
+        self._stream.run(partial(self._append_prompts, packed))
+
+    def _append_prompts(self, packed: PackedCall) -> None:
+        """Write new keys and values of prompts after those of each slot."""
+        count, new = len(packed.places), {}
+        for spec in self._written:
+            heads, size = spec.size_of("key_value_heads"), spec.size_of("head_dim")
+            flat = self._new_of_prompts[output_of_prompts(spec)][: count * heads * size]
+            new[spec.name] = flat.view(count, heads, 1, size)
+        self.cache.append(packed.new_tokens(self.tokens.device), new)
+
+    def _unpack(self, rows: int) -> None:
+        super()._unpack(rows)
+        self._inputs[LOGIT_INDEX][:rows].copy_(self._numbers[:rows])
+
+
+def _parts(counts: Ints, most: int) -> Iterator[slice]:
+    """Yield neighboring rows of `most` tokens together, or of one row."""
+    start, tokens = 0, 0
+    for row, count in enumerate(counts.tolist()):
+        if row > start and tokens + count > most:
+            yield slice(start, row)
+            start, tokens = row, 0
+        tokens += count
+    yield slice(start, len(counts))

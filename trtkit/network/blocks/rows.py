@@ -1,0 +1,137 @@
+"""Which rows of a call attention sees: all of them, or, of a packed call, those that decode and those of prompts.
+
+A packed call computes every layer but attention on its T new tokens, each a row of one: `[T, 1, D]`. The tokens of rows
+that decode come first, one a row, so these rows are a slice. Rows of prompts are padded to the longest of them by a
+gather, for attention only.
+Source: selective batching, https://www.usenix.org/conference/osdi22/presentation/yu.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from trtkit.dtypes import INT32
+from trtkit.network.input_spec import PROMPT
+from trtkit.network.ops.arithmetic import cast
+from trtkit.network.ops.gather import entries
+from trtkit.network.ops.shape import concat, reshape, size_of, slice_of, take, take_as_many, transpose, unsqueeze
+
+if TYPE_CHECKING:
+    from trtkit.network.graph import Tensor
+
+
+class Rows(Protocol):
+    """Some rows of a call."""
+
+    @property
+    def prefix(self) -> str:
+        """What comes before the names of their inputs and outputs."""
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether `new` has padding."""
+
+    def new(self, x: Tensor) -> Tensor:
+        """Return the rows' part [B, K, S, H] of the new keys or values of all tokens."""
+
+    def unpadded(self, x: Tensor) -> Tensor:
+        """Return the rows' part of the new keys or values without padding."""
+
+    def queries(self, q: Tensor, fold: int) -> Tensor:
+        """Return the rows' queries [B, N / fold, fold * S, H]: the heads that share keys, one after the other."""
+
+    def by_query(self, x: Tensor, heads: int, fold: int) -> Tensor:
+        """Return numbers of each head [N] for the queries of `heads` and `fold`: [N], or [B, N / fold, fold * S, 1]."""
+
+    def outputs(self, attended: Tensor, fold: int) -> Tensor:
+        """Return what `queries` of the same `fold` attended to, in the order of the call's tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class FirstRows:
+    """The first rows of a call, as many as `like` has; all of them if None."""
+
+    like: Tensor | None = None
+    prefix: str = ""
+    is_padded: bool = False
+
+    def new(self, x: Tensor) -> Tensor:
+        return x if self.like is None else take_as_many(x, 0, self.like)
+
+    def unpadded(self, x: Tensor) -> Tensor:
+        return self.new(x)
+
+    def queries(self, q: Tensor, fold: int) -> Tensor:
+        assert fold == 1
+        return self.new(q)
+
+    def by_query(self, x: Tensor, heads: int, fold: int) -> Tensor:  # noqa: ARG002
+        assert fold == 1
+        return x
+
+    def outputs(self, attended: Tensor, fold: int) -> Tensor:
+        assert fold == 1
+        return attended
+
+
+class PromptRows:
+    """The rows of a packed call that read prompts, of which there may be none.
+
+    decoding: [A], any input of the rows that decode. tokens: [B, S], which of the call's tokens lies at each place of
+    the padded rows, any of them where padding is. places: [P], the place `row * S + column` of each of the prompts'
+    tokens.
+    """
+
+    prefix, is_padded = PROMPT, True
+
+    def __init__(self, decoding: Tensor, tokens: Tensor, places: Tensor) -> None:
+        self._decoding, self._tokens, self._places = decoding, tokens, places
+        self._folds: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def new(self, x: Tensor) -> Tensor:
+        return _heads_first(entries(reshape(x, (0, x.shape[1], x.shape[3])), 0, self._tokens))
+
+    def unpadded(self, x: Tensor) -> Tensor:
+        return slice_of(x, size_of(self._decoding), size_of(self._places))
+
+    def queries(self, q: Tensor, fold: int) -> Tensor:
+        heads, size = q.shape[1] // fold, q.shape[3]
+        by_token = q if fold == 1 else transpose(reshape(q, (0, heads, fold, size)), (0, 2, 1, 3))
+        return _heads_first(entries(reshape(by_token, (-1, heads, size)), 0, self._fold(fold)[0]))
+
+    def by_query(self, x: Tensor, heads: int, fold: int) -> Tensor:
+        if fold == 1:
+            return x
+        numbers = self._fold(fold)[0]
+        head = numbers - x.graph.elementwise("FLOOR_DIV", numbers, fold) * fold
+        return unsqueeze(transpose(entries(reshape(x, (heads // fold, fold)), 1, head), (1, 0, 2)), 3)
+
+    def outputs(self, attended: Tensor, fold: int) -> Tensor:
+        heads, size = attended.shape[1], attended.shape[3]
+        by_place = reshape(_heads_first(attended), (-1, heads, size))
+        by_token = _heads_first(entries(by_place, 0, self._fold(fold)[1]))  # [P, N / fold, fold, H]
+        return reshape(by_token, (0, heads * fold, 1, size))
+
+    def _fold(self, fold: int) -> tuple[Tensor, Tensor]:
+        """Return which token and head lies at each place [B, fold * S], and the places of each token's heads [P, fold].
+
+        Tokens and heads are numbered together: `token * fold + head`.
+        """
+        if fold not in self._folds:
+            graph = self._tokens.graph
+            with graph.scope("prompt_rows"):
+                sizes = graph.add(graph.network.add_shape(self._tokens.trt), "shape")
+                width = cast(take(sizes, 0, 1, 1), INT32)
+                first = self._places + graph.elementwise("FLOOR_DIV", self._places, width) * width * (fold - 1)
+                heads = graph.constant(np.arange(fold, dtype=np.int32).reshape(1, fold), "heads")
+                places = unsqueeze(first, 1) + heads * width
+                self._folds[fold] = concat([self._tokens * fold + head for head in range(fold)], 1), places
+        return self._folds[fold]
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """[B, S, heads, H] -> [B, heads, S, H], or back."""
+    return transpose(x, (0, 2, 1, 3))
