@@ -12,6 +12,7 @@ import torch
 
 from tests.decoders import executor_of, graph_of, model_of
 from tests.generation import SLOTS, Asked, alone, answer, case_of, decoder, engine, is_clean, run
+from tests.integration.conftest import SEPARATE
 from tests.integration.test_generate_parity import RECURRENT, STATES
 from tests.integration.test_in_flight_batching import draw
 from tests.selection import slow_unless
@@ -40,7 +41,10 @@ LAST = "overlap, small budget"
 EVERY_TIME = set(zip(("small budget", "overlap", "plain"), STATES, strict=True))
 families = pytest.mark.parametrize("model_type", RECURRENT)
 
-pytestmark = pytest.mark.usefixtures("caches")
+pytestmark = [
+    pytest.mark.usefixtures("caches"),
+    pytest.mark.parametrize("caches", SEPARATE, indirect=True),
+]
 
 
 def continued(r: random.Random, asked: Asked, tokens: list[int]) -> Asked:
