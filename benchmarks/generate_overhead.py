@@ -15,7 +15,7 @@ from trtkit.llm.execution import KvCache
 from trtkit.llm.execution.execution import CallCounts
 from trtkit.llm.sampling.params import SamplingParams
 from trtkit.llm.sampling.settings import Settings, Vocabulary
-from trtkit.llm.scheduler.memory import SchedulerOptions
+from trtkit.llm.scheduler.options import SchedulerOptions
 from trtkit.llm.scheduler.scheduler import Scheduler
 from trtkit.network.input_spec import Axis, InputSpec
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import write, write_between
-from trtkit.report.cells import size_text
+from trtkit.report.tables import size_text
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]

@@ -60,7 +60,7 @@ def _tree(name: str, command: click.Command) -> Iterator[tuple[str, click.Comman
             assert found is not None
             yield from _tree(f"{name} {child}", found)
     if name == "trtkit bench":  # not a group: `diff` comes where a bundle would
-        from trtkit.cli.bench_diff import diff
+        from trtkit.cli.bench import diff
 
         yield "trtkit bench diff", diff
 

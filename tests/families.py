@@ -15,7 +15,7 @@ from tests.decoder_variants import COMMON, variant
 from tests.decoders import T, executor_of, model_of, relative_rms
 from tests.docs import DOCS
 from trtkit.dtypes import FP16, FP32
-from trtkit.models.registry import ARCHITECTURES
+from trtkit.models.registry import hf_class
 
 if TYPE_CHECKING:
     from tests.decoder_case import Case
@@ -85,7 +85,7 @@ def _is_greedy_equal(case: Case) -> bool:
 def _row(family: str, own: list[Case]) -> str:
     exact, rounded = (max(measure(case) for case in own) for measure in (_fp32_error, _fp16_error))
     equal = sum(map(_is_greedy_equal, own))
-    return f"| `{family}` | `{ARCHITECTURES[family]}` | {len(own)} | {exact:.1e} | {rounded:.1e} | {equal} |\n"
+    return f"| `{family}` | `{hf_class(family)}` | {len(own)} | {exact:.1e} | {rounded:.1e} | {equal} |\n"
 
 
 def main() -> None:

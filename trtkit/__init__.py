@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtkit.lazy_names import lazy_names
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
@@ -46,9 +47,17 @@ __all__ = [
     "verify",
 ]
 
-_MODULES = {
-    **dict.fromkeys(
-        (
+
+def _wait_briefly() -> None:
+    from trtkit.threads import wait_briefly
+
+    wait_briefly()
+
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "trtkit.api": (
             "load_config",
             "build",
             "verify",
@@ -60,28 +69,14 @@ _MODULES = {
             "evaluate_images",
             "evaluate_tasks",
         ),
-        "trtkit.api",
-    ),
-    "open_model": "trtkit.runtime.model",
-    "LLM": "trtkit.llm",
-    "AsyncLLM": "trtkit.llm",
-    "Load": "trtkit.benchmarking.request",
-    "SamplingParams": "trtkit.llm.sampling.params",
-    "ScheduleOptions": "trtkit.llm.scheduler",
-    "SchedulingParams": "trtkit.llm.scheduler",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a name of the Python API when it is first used: the command line does not wait for it."""
-    import importlib
-
-    from trtkit.threads import wait_briefly
-
-    if name not in _MODULES:
-        raise AttributeError(f"module `trtkit` has no attribute `{name}`")
-    wait_briefly()
-    return getattr(importlib.import_module(_MODULES[name]), name)
+        "trtkit.runtime.model": ("open_model",),
+        "trtkit.llm": ("LLM", "AsyncLLM"),
+        "trtkit.benchmarking.request": ("Load",),
+        "trtkit.llm.sampling.params": ("SamplingParams",),
+        "trtkit.llm.scheduler": ("ScheduleOptions", "SchedulingParams"),
+    },
+    _wait_briefly,
+)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,5 @@
 """What arrays are called in annotations: their types and shapes are in docstrings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

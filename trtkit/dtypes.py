@@ -1,7 +1,5 @@
 """One table of data types: name, NumPy, torch, TensorRT and ONNX names, bits, tolerance, hardware needed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,7 +31,6 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        """Whether values have a fraction."""
         return self.tolerance > 0
 
     def size_bytes(self, volume: int) -> int:

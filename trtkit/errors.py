@@ -1,16 +1,12 @@
 """Errors that say what is wrong, where, and how to fix it."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools
 import struct
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+from typing import ParamSpec, TypeVar
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

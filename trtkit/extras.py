@@ -1,7 +1,5 @@
 """Optional packages: the extra that brings a module, and the command that installs it here."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from urllib.parse import unquote, urlparse
@@ -42,6 +40,7 @@ EXTRAS = {
     "zmq": "dynamo",
     "nixl": "nixl",
     "altair": "report",
+    "markupsafe": "report",
     "vl_convert": "report",
 }
 # Names of distributions that differ from the module's.

@@ -1,7 +1,5 @@
 """Write files and replace folders atomically, and never through a link that somebody left in the way."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -13,15 +11,12 @@ import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO
 
 from trtkit.errors import TrtkitError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from io import BufferedReader
-    from typing import IO
 
 MANIFEST = "manifest.json"
 """What makes a folder a bundle."""

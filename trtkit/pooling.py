@@ -1,7 +1,5 @@
 """How one vector is made of a text's tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -6,17 +6,11 @@ counts and what `trtkit verify` tolerates. To add a method, add its row; if no a
 and write it: `quantization/int4.py` for blocks of 4 bits, `quantization/llm/modelopt.py` for what ModelOpt does.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from trtkit.dtypes import DTYPES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from trtkit.dtypes import DType
+from trtkit.dtypes import DTYPES, DType
 
 Format = Literal["int8", "int4", "fp8", "mxfp8", "fp4", "mxfp4"]
 CacheFormat = Literal["int8", "fp8"]

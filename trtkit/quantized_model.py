@@ -122,13 +122,11 @@ class QuantizedModel:
 
     @property
     def types(self) -> tuple[str, ...]:
-        """Types that a GPU has to take."""
         layers = (form for form in self.layers.values() if not form.is_packed)
         names = {form.dtype.name for form in layers} | ({self.kv_cache} if self.kv_cache else set())
         return tuple(sorted(names))
 
     def to_json(self) -> Json:
-        """Return it as data."""
         return {"layers": {name: asdict(form) for name, form in self.layers.items()}, "kv_cache": self.kv_cache}
 
 

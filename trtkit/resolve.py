@@ -13,9 +13,9 @@ from trtkit.models.hybrids.text_encoder import EMBEDDING
 from trtkit.models.model import ENCODER, LLM, SPECULATOR, VISION, Part, Stage, StagedModel
 from trtkit.models.registry import (
     ENCODER_DECODERS,
-    FAMILIES,
     is_language_model,
     is_of_another_kind,
+    known_families,
     unsupported_family,
 )
 from trtkit.models.vision_language.registry import VISION_LANGUAGE, image_traits
@@ -65,7 +65,7 @@ def resolve(config: ModelConfig) -> StagedModel:
         return _one_part(config) if config.llm is None else _decoder(config)
     if is_of_another_kind(model_type):
         raise unsupported_family(model_type, str(hf_folder(source) / "config.json"))
-    if config.llm is not None or model_type in FAMILIES or model_type in VISION_LANGUAGE:
+    if config.llm is not None or model_type in known_families() or model_type in VISION_LANGUAGE:
         return _language_model(config, fields, model_type)
     if model_type in TEXT_ENCODERS:
         return _with_text_task(_checked(_TEXT, _hybrid(config)))

@@ -7,12 +7,10 @@ of `trtkit deploy --set`, `docs/generate.py` a table; a Dynamo worker gets them 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+from pathlib import Path
+from typing import Any, Literal
 
 Runtime = Literal["auto", "tensorrt", "reference"]
 RUNTIMES: tuple[Runtime, ...] = ("auto", "tensorrt", "reference")

@@ -1,7 +1,5 @@
 """Environments of processes that compute: their threads, and where they import from."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,5 +1,3 @@
 """trtkit's version: a module of its own, which those below the package's door can import."""
 
-from __future__ import annotations
-
 __version__ = "0.1.0"

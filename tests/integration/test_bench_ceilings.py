@@ -99,7 +99,7 @@ def test_tables_and_files_say_the_ceiling(config: Path, trtkit: Run) -> None:
     assert "`trtkit plan bundles/m` estimates the best case of an engine on a GPU" in text
     assert not any(part in text for part in ("torch matmul", "largest gaps", "at best", "CUDA graphs"))
     page = Path("r.html").read_text()
-    parts = ("Roofline of a run", "Timeline of a batch, layer by layer", "Layers furthest from", "at best")
+    parts = ("Roofline of a run", "Timeline of a batch, layer by layer", "Largest gaps of a run", "at best")
     for part in (*parts, "torch matmul"):
         assert part in page
     for row in csv.DictReader(Path("r.csv").read_text().splitlines()):

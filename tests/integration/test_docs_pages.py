@@ -71,6 +71,10 @@ def test_programs_on_adapters_run(tmp_path: Path) -> None:
     run_page(DOCS / "lora.md", tmp_path)
 
 
+def test_a_decoder_family_is_added_by_the_steps_of_its_page(tmp_path: Path) -> None:
+    run_page(DOCS / "add-family.md", tmp_path)
+
+
 @pytest.mark.slow
 def test_commands_on_memory_run(tmp_path: Path) -> None:
     """A small Llama stands for the shipped one."""

@@ -49,7 +49,7 @@ def draw(r: random.Random) -> Asked:
         ({}, 0),
         ({"min_shared_tokens": 1}, 1),
         ({"token_budget": 3, "min_shared_tokens": 1}, 2),
-        ({"overlap": True}, 3),
+        ({"overlap": True}, 4),
         ({"overlap": True, "token_budget": 3, "min_shared_tokens": 1}, 4),
     ],
     ids=["plain", "shared beginnings", "small budget", "overlap", "overlap, small budget"],

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from tests.unit.planning.planned import counted
 from trtkit.bundle.bundle import open_bundle
 from trtkit.dtypes import FP16
 from trtkit.llm.execution import Call, open_execution
-from trtkit.models import registry
 from trtkit.models.decoders import llama
 from trtkit.models.registry import decoder_spec
 from trtkit.models.rope import rope_spec
@@ -62,12 +59,12 @@ def pruned_spec(config: HfConfig) -> DecoderSpec:
 
 
 @pytest.fixture
-def pruned(monkeypatch: pytest.MonkeyPatch) -> DecoderSpec:
+def pruned(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> DecoderSpec:
     """Return the spec of a family that trtkit knows while the test runs."""
-    family = ModuleType("trtkit.models.decoders.pruned_llama")
-    family.spec = pruned_spec  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, family.__name__, family)
-    monkeypatch.setitem(registry.FAMILIES, "pruned_llama", "pruned_llama")
+    folder = tmp_path_factory.mktemp("families")
+    text = f'HF_CLASS = "LlamaForCausalLM"\nfrom {__name__} import pruned_spec as spec\n'
+    (folder / "pruned_llama.py").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("TRTKIT_FAMILIES", str(folder))
     return decoder_spec(FIELDS)
 
 

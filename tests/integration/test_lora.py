@@ -66,7 +66,7 @@ def loaded(decoder: ReferenceDecoder, opened: OpenedDecoder, folders: list[Path]
     for number, folder in enumerate(folders, 1):
         adapter = open_adapter(folder, opened.spec)
         check_adapter(adapter, opened.adapted, decoder.adapters.most)
-        own, rows = rows[: adapter.rank], rows[adapter.rank :]
+        own, rows = rows[: adapter.adapter_rank], rows[adapter.adapter_rank :]
         decoder.adapters.write(own.tolist(), number, prepared_matrices(adapter, torch.float32))
 
 

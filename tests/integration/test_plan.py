@@ -251,7 +251,7 @@ def test_page_shows_every_kind_of_layer_and_loads_nothing(
     )
     assert len(rows(curves)) == sum(len(gpu["curve"]) for gpu in plan["gpus"])
     assert "fp8 cache" in page.cells
-    assert "Several GPUs over NVLink 4" in page.text
+    assert "H200: several GPUs over NVLink 4" in page.text
     assert "so the page has no roofline for it" in trtkit_page(trtkit, tiny, workspace, "thor")
     assert list(workspace.glob(".*partial")) == []
 

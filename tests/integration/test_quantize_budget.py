@@ -10,7 +10,7 @@ from tests import tiny_llm
 from tests.pages import Page, rows, svg
 from trtkit.config.load import load_config
 from trtkit.quantized_matrix import QuantizedMatrix
-from trtkit.report.cells import number
+from trtkit.report.tables import number
 from trtkit.sources.decoder_source import open_hf_folder
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import torch
 from benchmarks.quantize_agreement import QUIET, executed, faked, quantized
 from tests import tiny_llm
 from trtkit.config.load import load_config
-from trtkit.quantization.scoring.budget import Bits, by_loss_saved
-from trtkit.quantization.scoring.mix import Switchboard, score
+from trtkit.quantization.scoring.mix import Bits, Switchboard, by_loss_saved, score
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.decoder_source import open_hf_folder
 

@@ -123,7 +123,7 @@ def engine_events(work: Traffic, own: ReplicaOptions, monkeypatch: pytest.Monkey
     assert isinstance(own.times, MeasuredTimes)
     events, decoder = Events(), TimedDecoder(own.times, own.pages)
     options = EngineOptions(
-        BUDGET,
+        token_budget=BUDGET,
         min_shared_tokens=own.min_shared_tokens,
         host_cache_bytes=own.host_tokens * own.token_bytes,
         host_block_tokens=own.host_block_tokens,

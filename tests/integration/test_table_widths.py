@@ -13,8 +13,9 @@ from rich.console import Console
 from tests import tiny_chat
 from tests.models import classifier, save
 from trtkit.benchmarking.report import LlmReport, read_report
-from trtkit.cli.bench_tables import load_table
+from trtkit.cli.tables import rendered
 from trtkit.planning.gpus import planned_gpus
+from trtkit.report.benchmark_tables import load_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +110,7 @@ def test_figures_of_a_language_model(printed: Callable[..., str]) -> None:
     assert isinstance(report, LlmReport)
     case = report.cases[0]
     out = Console(width=80, file=io.StringIO())
-    out.print(load_table(case))
+    out.print(rendered(load_table(case)))
     text = out.file.getvalue()
     assert text.count("123457/234568") == 3 * len(case.results)
     assert max(map(len, text.splitlines())) <= 80

@@ -1,19 +1,15 @@
 """Load a TensorRT library as a `Backend` value."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtkit.backends.gpu import Gpu, list_gpus
 from trtkit.errors import BackendError
 from trtkit.extras import install
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)

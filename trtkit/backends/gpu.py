@@ -1,7 +1,5 @@
 """The NVIDIA GPUs and driver of this machine, asked of `nvidia-smi`."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from dataclasses import dataclass

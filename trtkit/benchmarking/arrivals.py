@@ -1,13 +1,9 @@
 """When requests are due: at a constant rate, at random as a Poisson process, or as a trace has them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Pattern = Literal["poisson", "constant"]
 

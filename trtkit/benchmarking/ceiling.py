@@ -157,7 +157,6 @@ def measure_machine(types: Iterable[str]) -> MeasuredRates:
 
 
 def _product_rate(dtype: torch.dtype) -> float:
-    """Return operations a second."""
     import torch
 
     a, b = (torch.ones(_SIZE, _SIZE).to(dtype) for _ in range(2))

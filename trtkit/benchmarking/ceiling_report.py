@@ -1,7 +1,5 @@
 """What a report says of ceilings: the rates that figures are held against, the share that was reached, layers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
@@ -28,7 +26,6 @@ class PublishedRates(_Rates):
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """Bytes a second of the memory."""
         return self.bytes_per_s
 
 

@@ -119,7 +119,6 @@ def load_result(server: TextServer, records: Sequence[RequestRecord], objectives
 
 
 def _measured(bundle: Bundle, request: BenchRequest) -> TextServer:
-    """Return the bundle in this process, or as a server has it."""
     if request.server is None:
         return _own(bundle, request)
     return ServedText(Endpoint(request.server.url, request.server.name or bundle.manifest.name))

@@ -1,18 +1,14 @@
 """Send requests: so many at once, or when each is due, whatever became of those before it."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from trtkit.benchmarking.metrics import RequestRecord
 from trtkit.errors import TrtkitError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 
 class LoadClock(Protocol):
@@ -31,11 +27,9 @@ class WallClock:
     """The machine's monotonic clock."""
 
     def now(self) -> float:
-        """Return the time."""
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
         time.sleep(seconds)
 
 

@@ -7,16 +7,11 @@ loop AIPerf's own `request_latency` counts from the sending, and its CO-aware `e
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from trtkit.benchmarking.statistics import Total, distribution
+from trtkit.benchmarking.statistics import Metric, Total, distribution
 from trtkit.errors import BenchError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from trtkit.benchmarking.statistics import Metric
 
 UNITS = {
     "request_throughput": "requests/sec",

@@ -1,13 +1,12 @@
 """What a benchmark measured: one report for networks of arrays and one for language models, with their JSON form."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from trtkit.backends.gpu import Gpu
 from trtkit.benchmarking.ceiling_report import Ceiling, MeasuredRates, PhaseLayers, PublishedRates, Reached
@@ -16,9 +15,6 @@ from trtkit.benchmarking.statistics import Interval, Metric, SampleStatistics
 from trtkit.benchmarking.timing import Rules
 from trtkit.errors import BenchError
 from trtkit.jobs.json_form import from_json, to_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 VERSION = 1
 """Of the reports' JSON form."""

@@ -74,7 +74,6 @@ class EngineServer:
 
     @property
     def execution(self) -> DecoderExecution:
-        """The network with its caches."""
         return self._llm.frontend.execution
 
     def serve(self, work: Sequence[Work], schedule: Schedule) -> Served:

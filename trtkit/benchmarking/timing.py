@@ -1,17 +1,10 @@
 """Time calls: warmed up first, in rounds where there are several to compare, and told whether they were steady."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from trtkit.benchmarking.load import WallClock
+from trtkit.benchmarking.load import LoadClock, WallClock
 from trtkit.benchmarking.statistics import median
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from trtkit.benchmarking.load import LoadClock
 
 STEADY_DRIFT = 0.1
 """How far the median of a run's last third may be from that of its first one."""

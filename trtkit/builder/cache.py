@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.errors import BundleError
 from trtkit.files import cache_folder, remove_tree
+from trtkit.models.registry import outside_digest
 from trtkit.network.custom_op import user_ops_digest
 from trtkit.version import __version__
 
@@ -36,15 +37,15 @@ CACHE_LIMIT_GIB = 20.0
 
 
 def tool_versions() -> dict[str, str]:
-    """Return the versions of Python, trtkit and the packages that take part in a build, a digest of the user's ops."""
+    """Return the versions of Python, trtkit and a build's packages, and digests of what users add."""
     versions = {"python": platform.python_version(), "trtkit": __version__}
     for package in _TOOLS:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    own_ops = user_ops_digest()
-    return versions | ({"custom ops": own_ops} if own_ops else {})
+    added = {"custom ops": user_ops_digest(), "families": outside_digest()}
+    return versions | {kind: digest for kind, digest in added.items() if digest}
 
 
 def build_key(

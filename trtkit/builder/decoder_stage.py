@@ -28,7 +28,7 @@ from trtkit.dtypes import dtype_of
 from trtkit.errors import ConfigError, Problem
 from trtkit.jobs.events import Phase, Steps
 from trtkit.models.parallel import grid_of
-from trtkit.models.registry import ARCHITECTURES
+from trtkit.models.registry import hf_class
 from trtkit.models.spec_file import write_spec
 from trtkit.network.graph import Graph
 from trtkit.network.paged_layers import obstacles
@@ -125,8 +125,7 @@ def _carry(opened: OpenedDecoder, folder: Path, steps: Steps) -> None:
 
 def _named(config: Mapping[str, object]) -> dict[str, object]:
     """Return a config.json that names its `architectures`: GGUF and others do not, and servers ask for it."""
-    name = ARCHITECTURES.get(str(config.get("model_type")))
-    return {**({"architectures": [name]} if name else {}), **config}
+    return {"architectures": [hf_class(str(config["model_type"]))], **config}
 
 
 def use_plugin(graph: Graph, opened: OpenedDecoder, capabilities: Sequence[int]) -> str:

@@ -1,18 +1,13 @@
 """Fill a folder atomically, by one process at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 from trtkit.errors import BundleError
 from trtkit.files import exchange, open_lock, remove_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @contextlib.contextmanager

@@ -100,7 +100,6 @@ class Manifest(ModelRecord):
         return None if self.decoder is None else self.decoder.images
 
     def stage(self, name: str) -> StageRecord:
-        """Return the stage of a name."""
         return next(stage for stage in self.stages if stage.name == name)
 
     def network_files(self) -> list[FileRecord]:

@@ -213,7 +213,6 @@ class EncoderRecord(StrictModel):
 
     @property
     def input_name(self) -> str:
-        """What the encoder's input is called."""
         return "input_ids" if self.audio is None else "input_features"
 
     @property

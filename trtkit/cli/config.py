@@ -99,7 +99,6 @@ def schema(save: Path | None, as_json: bool) -> None:
 
 
 def _write(text: str, save: Path | None, *, as_json: bool) -> None:
-    """Write a text to a file, or print it."""
     from trtkit.files import write_output
 
     if save is not None:

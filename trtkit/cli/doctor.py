@@ -1,7 +1,5 @@
 """`trtkit doctor`."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.machinery
@@ -131,7 +129,6 @@ def _backends() -> list[MachineCheck]:
 
 
 def _gpus() -> list[MachineCheck]:
-    """Ask the driver for its GPUs."""
     from trtkit.backends import choose_backend, driver_version, list_gpus, refused_gpus
 
     default, present = choose_backend(), list_gpus()

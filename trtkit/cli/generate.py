@@ -73,8 +73,7 @@ def command(bundle: str, texts: tuple[str, ...], prompts: tuple[str, ...], **opt
 
     With --output, a run that was stopped goes on when the command is repeated.
     """
-    from trtkit.cli.generate_answers import Answers
-    from trtkit.cli.generate_file import answer_into
+    from trtkit.cli.generate_answers import Answers, answer_into
     from trtkit.llm import AnswerSource, prepare_prompts, read_text_bundle
     from trtkit.sources.digest import adapter_digest
 

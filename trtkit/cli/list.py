@@ -144,7 +144,7 @@ def _configs_table(rows: list[ConfigRow]) -> Table:
 
 def _bundles_table(folder: Path, rows: list[BundleRow]) -> Table:
     from trtkit.cli.tables import listing
-    from trtkit.report.cells import size_text
+    from trtkit.report.tables import size_text
 
     table = listing(f"bundles in {folder}", "path", "precision", "size", "verified")
     for row in rows:
@@ -158,6 +158,6 @@ def _cache_text(cache: CacheRow) -> str:
 
 
 def _bundle_count(cache: CacheRow) -> str:
-    from trtkit.report.cells import size_text
+    from trtkit.report.tables import size_text
 
     return f"{cache.bundles} bundle{'s' * (cache.bundles != 1)}, {size_text(cache.size_bytes)}"

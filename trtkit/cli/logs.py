@@ -1,23 +1,18 @@
 """The log of a command: every step and message with its time, those of child processes and TensorRT among them."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
 import shlex
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 
 from trtkit.cli.visible import visible
 from trtkit.errors import TrtkitError
 from trtkit.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
 _LOG = logging.getLogger("trtkit")
@@ -27,7 +22,6 @@ class _Visible(logging.Formatter):
     """Lines that cannot steer the terminal that shows them."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record's lines."""
         return visible(super().format(record))
 
 

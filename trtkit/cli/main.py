@@ -1,12 +1,11 @@
 """The `trtkit` group: commands are imported when they are run, so that `--help` is instant."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -17,9 +16,6 @@ from trtkit.errors import TrtkitError
 from trtkit.extras import missing_package
 from trtkit.threads import wait_briefly
 from trtkit.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Command name to its one-line help, in the order of work. Each lives in trtkit/cli/<name>.py as `command`.
 GROUPS = {
@@ -66,7 +62,6 @@ class LazyGroup(click.Group):
         return list(self.commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"trtkit.cli.{cmd_name}").command
@@ -168,7 +163,6 @@ def _run(words: list[str]) -> None:
 
 
 def _usage_json(error: click.ClickException) -> str:
-    """Return a usage error as other errors are in JSON."""
     import json
 
     path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "trtkit"

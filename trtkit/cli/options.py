@@ -64,7 +64,6 @@ def _be_verbose(ctx: click.Context, _param: click.Parameter, value: bool) -> Non
 
 
 def _open_log(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
-    """Write the log from here on."""
     if value is None or ctx.resilient_parsing:
         return
     from trtkit.cli.logs import log_to_file

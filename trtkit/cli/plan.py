@@ -85,8 +85,8 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
     if as_json:
         click.echo(json.dumps(plan.to_json()))
         return
-    from trtkit.cli.plan_tables import plan_tables
     from trtkit.cli.tables import show
+    from trtkit.report.planning_tables import plan_tables
 
     show(plan_tables(plan, is_chosen=options["gpus"] is not None))
 
@@ -123,14 +123,14 @@ def _plan(path: str, gpus: Sequence[PlannedGpu], options: dict[str, Any]) -> Rep
 
 
 def _list_gpus(gpus: Sequence[PlannedGpu], *, as_json: bool) -> None:
-    from trtkit.cli.plan_tables import gpu_table
-    from trtkit.cli.tables import console
+    from trtkit.cli.tables import console, rendered
     from trtkit.planning.report import gpu_facts
+    from trtkit.report.planning_tables import gpu_table
 
     if as_json:
         click.echo(json.dumps([gpu_facts(gpu) for gpu in gpus]))
         return
-    console().print(gpu_table(gpus), "")
+    console().print(rendered(gpu_table(gpus)), "")
     for gpu in gpus:
         note = f" ({gpu.note})" if gpu.note else ""
         links = [*gpu.sources, *([f"data sheet: {gpu.data_sheet}"] if gpu.data_sheet else [])]

@@ -109,7 +109,6 @@ def _overview(ops: list[dict[str, Any]]) -> Iterator[RenderableType]:
 
 
 def _described(op: dict[str, Any]) -> Table:
-    """Return an op as a table of names and values."""
     from trtkit.cli.tables import pairs
 
     table = pairs(op["name"])
@@ -123,7 +122,6 @@ def _described(op: dict[str, Any]) -> Table:
 
 
 def _errors(op: str, outcomes: list[Outcome]) -> Table:
-    """Return the outcomes of an op as a table."""
     from trtkit.cli.tables import listing
 
     title = f"{op}: relative RMS error against the reference"

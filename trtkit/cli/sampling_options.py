@@ -1,18 +1,14 @@
 """The settings of an answer as options, with transformers' names."""
 
-from __future__ import annotations
-
 import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from trtkit.cli.options import grouped
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,6 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option(flag: Flag) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a flag as a click option."""
     words = tuple(filter(None, (flag.flag, flag.alias, flag.name)))
     if flag.kind is None:
         return click.option(*words, default=None, help=flag.help)

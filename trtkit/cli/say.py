@@ -1,7 +1,5 @@
 """Messages next to a result: on stderr and in the log."""
 
-from __future__ import annotations
-
 import os
 
 import click

@@ -282,7 +282,6 @@ def _report(server: LocalServer, version: str, states: list[ModelState]) -> dict
 
 
 def _print(endpoints: Endpoints, version: str, states: list[ModelState]) -> None:
-    """Print one line a model and one an endpoint."""
     for state in states:
         words = "ready" if state.is_ready else f"failed: {' '.join(state.reason.split())}"
         echo(f"{state.name}  version {state.version}  {words}")

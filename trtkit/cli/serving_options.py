@@ -36,7 +36,6 @@ class _WeightBudget(click.FloatRange):
 
 
 def _folders(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Return folders by name."""
     pairs = [value.partition("=") for value in values]
     for value, (name, _, folder) in zip(values, pairs, strict=True):
         if not name or not folder:
@@ -62,7 +61,6 @@ def _weights(_context: click.Context, _option: click.Parameter, values: tuple[st
 
 
 def _flag(item: ServingField, surface: Surface) -> Callable[[Command], Command]:
-    """Return a field as a click option."""
     option = option_of(item)
     is_open = option.least is None
     of_kind: dict[str, dict[str, Any]] = {

@@ -2,25 +2,244 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtkit.cli import completions
 from trtkit.cli.model_options import model_argument, model_options
 from trtkit.cli.options import check_page, json_option, page_origin, quiet_option
-from trtkit.cli.simulate_options import simulate_options
 from trtkit.files import write_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from trtkit.jobs.runner import Runner
+    from trtkit.planning.question import PlanningQuestion
+    from trtkit.planning.source import PlannedModel
     from trtkit.simulation.fleet import FleetOptions
+    from trtkit.simulation.machine import Caches
+    from trtkit.simulation.replica_options import ReplicaOptions
     from trtkit.simulation.report import Simulation
     from trtkit.simulation.requests import Traffic
     from trtkit.simulation.summary import Summary
+
+    Command = Callable[..., None]
+
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_COUNT, _AMOUNT, _ABOVE = click.IntRange(1), click.FloatRange(0), click.FloatRange(0, min_open=True)
+_GOODPUT = "Latency objective: ttft, tpot or e2e in ms; repeatable."
+_OPTIONS = (
+    click.option("--gpu", metavar="NAME", help="GPU of a replica.", shell_complete=completions.gpus),
+    click.option("--times", type=_FILE, metavar="FILE", help="JSON of measured step times, instead of MODEL."),
+    click.option("--efficiency", type=click.FloatRange(0, 1, min_open=True), default=1.0, metavar="X",
+                 help="Share of the roofline that steps reach.  [default: 1]"),
+    click.option("--overhead-ms", type=_AMOUNT, default=0.0, metavar="X", help="Time of a call besides.  [default: 0]"),
+    click.option("--rate", type=_ABOVE, metavar="X", help="Requests per second."),
+    click.option("--arrivals", type=click.Choice(["poisson", "bursty", "constant"]), default="poisson",
+                 help="Pattern of arrivals.  [default: poisson]"),
+    click.option("--cv", type=_ABOVE, default=4.0, metavar="X",
+                 help="Coefficient of variation of bursty gaps.  [default: 4]"),
+    click.option("--requests", type=_COUNT, metavar="N", help="Number of requests.  [default: 1000, or the trace's]"),
+    click.option("--input-len", type=_COUNT, default=512, metavar="N", help="Mean prompt tokens.  [default: 512]"),
+    click.option("--output-len", type=_COUNT, default=128, metavar="N", help="Mean output tokens.  [default: 128]"),
+    click.option("--input-deviation", type=_AMOUNT, default=0.0, metavar="X", help="Standard deviation of prompts."),
+    click.option("--output-deviation", type=_AMOUNT, default=0.0, metavar="X", help="Standard deviation of answers."),
+    click.option("--shared-tokens", type=click.IntRange(0), default=0, metavar="N",
+                 help="Length of the prefix that prompts share."),
+    click.option("--prefixes", type=_COUNT, default=1, metavar="N", help="Number of different shared prefixes."),
+    click.option("--trace", type=_FILE, metavar="FILE", help="Requests from a JSONL file or an Azure CSV."),
+    click.option("--speed", type=_ABOVE, default=1.0, metavar="X", help="Speed-up of the trace."),
+    click.option("--seed", type=int, default=0, metavar="N", help="Seed of the traffic.  [default: 0]"),
+    click.option("--replicas", type=_COUNT, default=1, metavar="N",
+                 help="Engines, each on one GPU or those of `parallel`.  [default: 1]"),
+    click.option("--prefill-replicas", type=click.IntRange(0), default=0, metavar="N",
+                 help="More engines, which only compute prompts."),
+    click.option("--router", type=click.Choice(["round-robin", "least-loaded", "prefix"]), default="least-loaded",
+                 help="Where requests go.  [default: least-loaded]"),
+    click.option("--schedule", type=click.Choice(["fcfs", "priority", "mlfq"]), default="priority",
+                 help="Which request runs next.  [default: priority]"),
+    click.option("--slots", type=_COUNT, metavar="N", help="Concurrent sequences of a replica.  [default: what fits]"),
+    click.option("--max-length", type=click.IntRange(2), metavar="N",
+                 help="Tokens of a slot.  [default: the longest request]"),
+    click.option("--prefill-budget", type=_COUNT, metavar="N", help="New tokens per step.  [default: 512]"),
+    click.option("--kv", type=click.Choice(["linear", "paged", "paged-in-place"]),
+                 help="Caches: a slot per sequence, or pages, copied by each step or not.  [default: as MODEL's config "
+                 "says]"),
+    click.option("--page-tokens", type=_COUNT, metavar="N",
+                 help="Tokens of a page.  [default: as MODEL's config says, or 16]"),
+    click.option("--pages", type=_COUNT, metavar="N", help="Pages of a replica.  [default: what fits]"),
+    click.option("--host-cache-gib", type=_AMOUNT, metavar="GIB",
+                 help="Host memory of a replica for caches that its GPU cannot hold.  [default: 2]"),
+    click.option("--host-gb-per-s", type=_ABOVE, default=50.0, metavar="X",
+                 help="Bandwidth to the host and to other replicas.  [default: 50]"),
+    click.option("--goodput", "objectives", multiple=True, metavar="NAME:MS", help=_GOODPUT),
+    click.option("--attainment", type=click.FloatRange(0, 1, min_open=True), default=0.99, metavar="X",
+                 help="Share of requests within the objectives, for --find-gpus.  [default: 0.99]"),
+    click.option("--find-gpus", is_flag=True, help="Find the fewest replicas that meet the objectives."),
+    click.option("--price-per-hour", type=_ABOVE, metavar="X", help="Price per GPU hour."),
+    click.option("--html", type=_FILE, metavar="FILE", help="Write an HTML report."),
+)  # fmt: skip
+_HOST_GIB = 2.0  # as EngineOptions.host_cache_bytes
+_LONGEST = 1 << 20
+_MAX_PREFILL, _PAGE_TOKENS = 512, 16
+
+
+def simulate_options(command: Command) -> Command:
+    """Give a command the options of a simulation."""
+    return functools.reduce(lambda inner, option: option(inner), reversed(_OPTIONS), command)
+
+
+def read_traffic_options(options: Mapping[str, Any]) -> Traffic:
+    """Return the requests. Raises SimulationError, BenchError."""
+    from trtkit.simulation.traffic import TrafficOptions, random_traffic, read_traffic
+
+    if options["trace"] is not None:
+        return read_traffic(options["trace"], options["speed"], options["requests"])
+    law = TrafficOptions(
+        options["rate"],
+        options["requests"] or 1000,
+        options["arrivals"],
+        options["cv"],
+        options["input_len"],
+        options["output_len"],
+        options["input_deviation"],
+        options["output_deviation"],
+        options["shared_tokens"],
+        options["prefixes"],
+        options["seed"],
+    )
+    return random_traffic(law, options["max_length"] or _LONGEST)
+
+
+def read_fleet(
+    path: str | None, traffic: Traffic, options: Mapping[str, Any], runner: Runner
+) -> tuple[FleetOptions, tuple[str, ...]]:
+    """Return the replicas and what is assumed of them. Raises TrtkitError."""
+    from trtkit.simulation.fleet import FleetOptions
+
+    longest = options["max_length"] or int((traffic.input_tokens + traffic.output_tokens).max())
+    replica, notes = _measured(longest, options) if path is None else _planned(path, longest, options, runner)
+    replica = _with_blocks(replica, traffic)
+    copy_s = replica.times.copy_s_per_token
+    return FleetOptions(replica, options["replicas"], options["router"], options["prefill_replicas"], copy_s), notes
+
+
+def _measured(longest: int, options: Mapping[str, Any]) -> tuple[ReplicaOptions, tuple[str, ...]]:
+    from trtkit.llm.scheduler import ScheduleOptions
+    from trtkit.simulation.replica_options import ReplicaOptions
+    from trtkit.simulation.times import read_times
+
+    slots = options["slots"] or 8
+    page_tokens = options["page_tokens"] or _PAGE_TOKENS
+    pages = options["pages"] or -(-slots * longest // page_tokens)
+    replica = ReplicaOptions(
+        read_times(options["times"]),
+        slots,
+        longest,
+        budget=options["prefill_budget"],
+        pages=None if options["kv"] in (None, "linear") else pages,
+        page_tokens=page_tokens,
+        host_tokens=_LONGEST,
+        schedule=ScheduleOptions(options["schedule"]),
+    )
+    return replica, (f"step times: {options['times']}", f"the host has room for {_LONGEST:,} tokens")
+
+
+def _planned(
+    path: str, longest: int, options: Mapping[str, Any], runner: Runner
+) -> tuple[ReplicaOptions, tuple[str, ...]]:
+    """Return replicas that run a model on a GPU, with the times of its roofline."""
+    from trtkit.errors import SimulationError
+    from trtkit.llm.scheduler import ScheduleOptions
+    from trtkit.models.parallel import grid_of
+    from trtkit.planning.gpus import find_gpus
+    from trtkit.planning.plan import PlanRequest, llm_question
+    from trtkit.planning.source import find_model
+    from trtkit.simulation.machine import MachineOptions, check_grid_is_simulated, machine_of
+    from trtkit.simulation.replica_options import ReplicaOptions
+
+    (gpu,) = find_gpus([options["gpu"]])
+    model = find_model(path, options["overrides"], options["target"])
+    if model.fields is None:
+        raise SimulationError(f"`{model.name}` is not a language model", path, "simulate a language model")
+    check_grid_is_simulated(grid_of(model.config), gpu)
+    longest = max(longest, model.max_length)
+    question = llm_question(model, PlanRequest([gpu], longest - 1, 1, 1), runner)
+    kv, own_page_tokens = _caches(model, question, options["kv"])
+    page_tokens = options["page_tokens"] or own_page_tokens
+    share, overhead_s = options["efficiency"], options["overhead_ms"] / 1e3
+    machine_options = MachineOptions(share, overhead_s, 1e9 * options["host_gb_per_s"], _slots(model, options["slots"]))
+    machine = machine_of(question, gpu, machine_options, kv)
+    pages = options["pages"] or machine.cache_tokens // page_tokens
+    host_gib = _HOST_GIB if options["host_cache_gib"] is None else options["host_cache_gib"]
+    replica = ReplicaOptions(
+        machine.times,
+        machine.slots,
+        machine.slot_tokens,
+        max(question.work.chunk, options["prefill_budget"] or _MAX_PREFILL),
+        options["prefill_budget"],
+        None if kv == "linear" else pages,
+        page_tokens,
+        host_tokens=int(host_gib * (1 << 30)) // machine.token_bytes if machine.token_bytes else 0,
+        token_bytes=machine.token_bytes,
+        schedule=ScheduleOptions(options["schedule"]),
+        gpus=machine.gpus,
+    )
+    holds = "each with room for the longest" if kv == "linear" else f"{pages} pages of {page_tokens} tokens"
+    hardware = gpu.name if machine.gpus == 1 else f"{machine.gpus} {gpu.name}"
+    notes = (
+        f"{question.model.name} in {question.model.dtype.name} on {hardware}: {machine.slots} sequences of at most "
+        f"{machine.slot_tokens} tokens at once, {holds}; the host for {replica.host_tokens:,} tokens",
+        f"steps at {share:.0%} of the roofline of published figures" + (", a lower bound" if share == 1 else ""),
+    )
+    return replica, notes
+
+
+def _caches(model: PlannedModel, question: PlanningQuestion, kv: Caches | None) -> tuple[Caches, int]:
+    """Return the kind of caches, and the tokens of a page, by the options or by the config of the model."""
+    from trtkit.builder.decoders import llm_options
+    from trtkit.planning.paged import copied_pages
+
+    page_tokens = llm_options(model.config).page_size or _PAGE_TOKENS
+    if kv is not None:
+        return kv, page_tokens
+    pages = copied_pages(model.config, model.backend, question.spec, question.model.cache_format)
+    return "linear" if pages is None else "paged" if pages.layers else "paged-in-place", page_tokens
+
+
+def _slots(model: PlannedModel, slots: int | None) -> int | None:
+    """Return how many sequences run at once, None for as many as fit; a bundle has been built for a number of them."""
+    from trtkit.builder.decoders import llm_options
+    from trtkit.errors import SimulationError
+
+    if model.bundle is None:
+        return slots
+    most = llm_options(model.config).max_batch_size
+    if (slots or 0) > most:
+        what = f"{slots} slots: {model.where} was built for {most} sequences at once"
+        raise SimulationError(what, "--slots", "use fewer, or build with a larger `llm.max_batch_size`")
+    return slots or most
+
+
+def _with_blocks(replica: ReplicaOptions, traffic: Traffic) -> ReplicaOptions:
+    """Let prompts share the traffic's blocks, in whole pages."""
+    from dataclasses import replace
+
+    from trtkit.errors import SimulationError
+
+    if not traffic.hash_ids:
+        return replica
+    if replica.pages is not None and traffic.block_tokens % replica.page_tokens:
+        what = f"{traffic.block_tokens} shared tokens are not whole pages of {replica.page_tokens}"
+        raise SimulationError(what, "--page-tokens", "choose a size that divides them")
+    return replace(replica, block_tokens=traffic.block_tokens)
+
 
 EPILOG = """\b
 Examples:
@@ -74,8 +293,8 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
     if as_json:
         click.echo(json.dumps(simulation.to_json()))
         return
-    from trtkit.cli.simulate_tables import simulation_tables
     from trtkit.cli.tables import show
+    from trtkit.report.simulation_tables import simulation_tables
 
     show(simulation_tables(simulation))
 
@@ -83,7 +302,6 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
 def _simulate(path: str | None, options: Mapping[str, Any], runner: Runner) -> Simulation:
     """Find the traffic and the machine, then simulate, once or for several numbers of replicas."""
     from trtkit.benchmarking.metrics import parse_objectives
-    from trtkit.cli.simulate_options import read_fleet, read_traffic_options
     from trtkit.simulation.report import Simulation
     from trtkit.simulation.search import find_replicas
 

@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -14,7 +14,8 @@ from rich.text import Text
 from trtkit.bundle.manifest import Manifest
 from trtkit.cli import visible
 from trtkit.network.input_spec import RANK_OWNERS
-from trtkit.report.cells import size_text
+from trtkit.report import tables
+from trtkit.report.tables import count_text, plural, shape_text, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.records import ImagesRecord, IoRecord, PortRecord, StageRecord
     from trtkit.jobs.events import Step
     from trtkit.network.record import LayerRecord, NetworkRecord
+    from trtkit.report.tables import Part
 
 Json = dict[str, Any]
 
@@ -45,10 +47,10 @@ def console() -> Console:
     return visible.console(width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or 80))
 
 
-def show(parts: Iterable[RenderableType]) -> None:
+def show(parts: Iterable[Part | RenderableType]) -> None:
     """Print tables and texts with an empty line between them; in a pipe that says no width, paths are whole."""
     out, is_fixed = console(), sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
-    for index, part in enumerate(parts):
+    for index, part in enumerate(map(rendered, parts)):
         if index:
             out.print()
         width = _width_for_paths(part, out) if isinstance(part, Table) and not is_fixed else None
@@ -60,6 +62,57 @@ def show(parts: Iterable[RenderableType]) -> None:
             out.print(part, width=width, crop=False)
         for line in lines.get().splitlines():
             out.print(Text.from_ansi(line.rstrip()), soft_wrap=True)
+
+
+_STYLES = {"": "", "warning": "yellow", "good": "green", "bad": "red"}
+
+
+def rendered(part: Part | RenderableType) -> RenderableType:
+    """Return a part of a report as rich prints it; what rich prints already as it is."""
+    match part:
+        case tables.Note():
+            style = _STYLES[part.style]
+            return Text.assemble((part.lead, style), part.text) if part.lead else Text(part.text, style)
+        case tables.Facts():
+            drawn = pairs(part.title or None)
+            for name, value in part.rows:
+                drawn.add_row(name, _cell(value))
+            return drawn
+        case tables.Lines():
+            drawn = Table(
+                "", "", title=part.title, title_justify="left", title_style="", show_header=False, box=None, padding=0
+            )
+            for line in part.lines:
+                drawn.add_row("- ", line)
+            return drawn
+        case tables.Table():
+            return _drawn(part)
+        case _:
+            return part
+
+
+def _drawn(table: tables.Table) -> Table:
+    drawn = listing(table.title)
+    shown = [index for index, column in enumerate(table.columns) if not column.is_wide]
+    for column in (table.columns[index] for index in shown):
+        justify: Literal["left", "right"] = "right" if column.kind == "number" else "left"
+        drawn.add_column(column.title, justify=justify, no_wrap=column.kind != "text", overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*(_cell(row[index]) for index in shown if index < len(row)))
+    drawn.caption = table.caption or None
+    return drawn
+
+
+def _cell(value: tables.Value) -> str | Text:
+    match tables.as_cell(value):
+        case None:
+            return "-"
+        case str() as text:
+            return text
+        case tables.VerdictCell(passed=False, text=text):
+            return Text(text, "red")
+        case cell:
+            return cell.text
 
 
 def _width_for_paths(table: Table, out: Console) -> int | None:
@@ -278,11 +331,6 @@ def _tensors(layers: Sequence[LayerRecord]) -> Table:
     return table
 
 
-def shape_text(shape: Any) -> str:
-    """Return `[1, 3, ?, ?]`."""
-    return f"[{', '.join('?' if dim == -1 else str(dim) for dim in shape)}]"
-
-
 def profiles_text(profiles: list[Json], inputs: Sequence[IoRecord] = ()) -> str:
     """Return one line an input and profile: `x: 1x3x48x32 | 1x3x48x320 | 8x3x48x960`.
 
@@ -303,20 +351,6 @@ def weights_text(by_type: Json) -> str:
     """Return sizes by type, largest first."""
     ordered = sorted(by_type.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {size_text(size)}" for name, size in ordered) or "none"
-
-
-def plural(count: int, noun: str) -> str:
-    """Return `1 token`, `2 tokens`."""
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
-def count_text(count: float) -> str:
-    """Return a count with a decimal prefix, such as `8.2 G`."""
-    for prefix in ("", "K", "M", "G", "T"):
-        if count < 1000 or prefix == "T":
-            return f"{count:.0f} " if prefix == "" else f"{count:.1f} {prefix}"
-        count /= 1000
-    raise AssertionError
 
 
 def pairs(title: str | None = None) -> Table:

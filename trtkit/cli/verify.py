@@ -162,12 +162,11 @@ def _write_page(html: Path, report: Report, model: Bundle | ModelConfig, inputs:
 
 
 def _show(report: Report, html: Path | None, *, as_json: bool) -> None:
-    """Print the result."""
     if as_json:
         click.echo(json.dumps(report.to_json()))
         return
     from trtkit.cli.tables import show
-    from trtkit.cli.verify_tables import verify_tables
+    from trtkit.report.verification_tables import verify_tables
 
     show(verify_tables(report))
     if html is not None:

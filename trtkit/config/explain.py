@@ -36,7 +36,6 @@ def _is_union_tag(part: str | int) -> bool:
 
 
 def _message(detail: ErrorDetails, model: type[BaseModel], key_path: KeyPath) -> tuple[str, str]:
-    """Return what is wrong and how to fix it."""
     key = ".".join(str(part) for part in key_path)
     kind = detail["type"]
     if kind == "extra_forbidden":

@@ -1,7 +1,5 @@
 """Options of language models: sizes and caches of their engines, adapters, ranks, and the towers of images."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 from pydantic import Field, StrictBool, StrictInt, model_validator

@@ -1,13 +1,12 @@
 """Load a config: YAML file, then `--target`, then `--set`; every fault in one error, with its line."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,9 +16,6 @@ from trtkit.config.schema import ModelConfig
 from trtkit.config.yaml_file import KeyPath, YamlFile, read_yaml
 from trtkit.errors import BundleError, ConfigError, Problem, SourceError, did_you_mean
 from trtkit.files import MANIFEST, json_fault, read_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 # Keys whose text is a path: relative to the config's folder in a file, to the current folder in `--set`; `*`: any key.
 _PATH_KEYS: tuple[KeyPath, ...] = (
@@ -201,7 +197,6 @@ def _anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _below(data: Any, key_path: KeyPath) -> Iterator[dict[Any, Any]]:
-    """Yield the mappings at a path of keys."""
     if not isinstance(data, dict):
         return
     if not key_path:
@@ -213,7 +208,6 @@ def _below(data: Any, key_path: KeyPath) -> Iterator[dict[Any, Any]]:
 
 
 def _is_path(key_path: KeyPath) -> bool:
-    """Whether the text at a key is a path."""
     alike = (known for known in _PATH_KEYS if len(known) == len(key_path))
     return any(all(want in ("*", have) for want, have in zip(known, key_path, strict=True)) for known in alike)
 

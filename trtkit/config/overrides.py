@@ -51,7 +51,6 @@ def keyword_overrides(keys: Mapping[str, object]) -> tuple[Override, ...]:
 
 
 def _nested(key_path: KeyPath, value: object) -> Iterator[Override]:
-    """Yield an override for each value below a key."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _nested((*key_path, key), inner)

@@ -72,7 +72,6 @@ class PartOptions(StrictModel):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is quantized."""
         return self.method == NONE and not self.layers and self.kv_cache is None
 
     @property

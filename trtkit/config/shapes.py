@@ -1,15 +1,10 @@
 """`--shapes` of a command: the shapes of inputs as text, as the config's `profiles`."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from trtkit.config.overrides import Override
 from trtkit.errors import ConfigError, Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _SHAPE = re.compile(r"\d+(x\d+)*")
 _FIX = "write INPUT:SHAPE or INPUT:MIN,OPT,MAX, such as `images:1x3x224x224,8x3x224x224,32x3x224x224`"

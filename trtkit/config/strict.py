@@ -1,7 +1,5 @@
 """The base of every config model."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict
 
 

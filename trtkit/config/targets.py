@@ -1,7 +1,5 @@
 """Targets: the hardware that an engine is built for, one YAML file each in `configs/targets/`."""
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """What a model is for: how its inputs are made, how its outputs are read, and how near they must come."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, StrictBool, StrictInt, model_validator

@@ -1,17 +1,13 @@
 """Read YAML with the line of every key, so that errors can point at it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from trtkit.errors import ConfigError, Problem
 from trtkit.files import read_text
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KeyPath = tuple[str | int, ...]
 _MAX_MIB, _MAX_VALUES = 16, 100_000

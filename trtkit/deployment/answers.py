@@ -94,7 +94,6 @@ def _tensors(reader: TaskReader, answers: Sequence[Answer]) -> Arrays:
 
 
 def _map(answer: Answer) -> Array:
-    """Return the value of every pixel."""
     assert isinstance(answer, (ClassMap, DepthMap))
     return answer.ids if isinstance(answer, ClassMap) else answer.values.astype(np.float32)
 

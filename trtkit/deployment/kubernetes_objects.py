@@ -1,19 +1,15 @@
 """Objects of Kubernetes, whichever server they run: names, labels, pods without root, and their YAML."""
 
-from __future__ import annotations
-
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from trtkit.errors import DeployError
 from trtkit.files import replace_file
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 Manifest = dict[str, Any]
 PROBE_S = 5
@@ -144,7 +140,6 @@ class _Plain(yaml.SafeDumper):
     """Writes what occurs twice twice, without anchors."""
 
     def ignore_aliases(self, data: object) -> bool:
-        """Return True for everything."""
         del data
         return True
 

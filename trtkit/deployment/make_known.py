@@ -158,7 +158,6 @@ def _sample_image(bundle: Bundle) -> bytes | None:
 
 
 def _image_request(model: Model, image: bytes, answer: ImageAnswer) -> KnownRequest:
-    """Return an image's bytes with their answer."""
     outputs = answer.compute(model, decode_image(image, "known"))
     images = np.array([image], dtype=np.object_).reshape(answer.shape)
     return KnownRequest({"image": images}, outputs, _tolerance(model.bundle))

@@ -1,7 +1,5 @@
 """A server's process, started, read and stopped without leaving anything running; and the ports of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import ipaddress
@@ -14,12 +12,9 @@ import subprocess
 import threading
 import time
 import urllib.request
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
 from trtkit.errors import DeployError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 POLL_S = 0.05
 _SET_PARENT_DEATH_SIGNAL = 1
@@ -55,7 +50,6 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
         return self._process.pid
 
     def exit_code(self) -> int | None:

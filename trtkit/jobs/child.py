@@ -1,7 +1,5 @@
 """Run a job in a child process: TensorRT may abort or segfault, hold memory, or have to be cancelled."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -10,22 +8,17 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from trtkit.files import scratch_folder
-from trtkit.jobs.events import event_from_json
+from trtkit.jobs.events import Listener, event_from_json
 from trtkit.jobs.faults import error_from_json
-from trtkit.jobs.job import JobContext
+from trtkit.jobs.job import Job, JobContext, Request, Result
 from trtkit.jobs.json_form import from_json, to_json
 from trtkit.jobs.trt_log import level_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from trtkit.jobs.events import Listener
-    from trtkit.jobs.job import Job, Request, Result
 
 # How long a child may take to die on SIGTERM before it is killed.
 _TERMINATE_TIMEOUT_S = 3.0

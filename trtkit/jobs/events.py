@@ -1,16 +1,11 @@
 """What a job reports while it runs, and what it did to a model step by step, which the manifest keeps."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from trtkit.jobs.json_form import from_json, to_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """What a job raised, as the error that its caller gets, and as JSON."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import traceback

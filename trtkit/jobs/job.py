@@ -1,17 +1,12 @@
 """A job: a function that may run in a process of its own, and the types of what it takes and gives."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from trtkit.jobs.events import ignore
-
-if TYPE_CHECKING:
-    from trtkit.jobs.events import Listener
+from trtkit.jobs.events import Listener, ignore
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
@@ -34,7 +29,6 @@ class Job(Generic[Request, Result]):
 
     @property
     def name(self) -> str:
-        """Return the function's name."""
         return self.function.partition(":")[2]
 
     @property

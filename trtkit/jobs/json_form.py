@@ -3,8 +3,6 @@
 Not pydantic's TypeAdapter: importing pydantic takes 12 MiB and 0.1 s, which the process that builds an engine spares.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import types
 from collections.abc import Callable, Mapping, Sequence

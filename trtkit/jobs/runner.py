@@ -8,26 +8,20 @@ import json
 import os
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from trtkit.errors import BuildError, SourceError, TrtkitError
 from trtkit.files import scratch_folder
 from trtkit.jobs.child import ChildCrashError, is_followed, log_lines, result_of, run_child
-from trtkit.jobs.events import Phase, ignore
-from trtkit.jobs.job import JobContext
+from trtkit.jobs.events import Event, Listener, Phase, ignore
+from trtkit.jobs.job import Job, JobContext, Request, Result
 from trtkit.jobs.json_form import to_json
 from trtkit.jobs.trt_log import error_lines, last_lines, last_parsed_node
 from trtkit.jobs.worker import answer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from trtkit.jobs.events import Event, Listener
-    from trtkit.jobs.job import Job, Request, Result
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Read the lines that TensorRT's logger writes."""
 
-from __future__ import annotations
-
 import logging
 import re
 

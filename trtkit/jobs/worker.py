@@ -5,8 +5,6 @@ REQUEST, the request's type, are `module:name`. -P keeps the current folder off 
 package must not be imported instead.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

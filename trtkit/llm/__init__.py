@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtkit.lazy_names import lazy_names
+
 if TYPE_CHECKING:
     from trtkit.llm.answer_file import AnswerFile, AnswerSource
     from trtkit.llm.async_llm import AsyncLLM
@@ -40,34 +42,18 @@ __all__ = [
 ]
 
 # Parts of this package are light, such as schedules and sampling parameters; what a name needs is imported with it.
-_MODULES = {
-    "LLM": "trtkit.llm.llm",
-    "AnswerFile": "trtkit.llm.answer_file",
-    "AnswerSource": "trtkit.llm.answer_file",
-    "AsyncLLM": "trtkit.llm.async_llm",
-    "CompletionOutput": "trtkit.llm.outputs",
-    "Delta": "trtkit.llm.outputs",
-    "EngineThread": "trtkit.llm.engine_thread",
-    "PreparedPrompt": "trtkit.llm.prompts",
-    "PromptLine": "trtkit.llm.prompt_lines",
-    "PromptLines": "trtkit.llm.prompt_lines",
-    "PromptsError": "trtkit.llm.prompts",
-    "Recordings": "trtkit.llm.prompt_lines",
-    "RequestMetrics": "trtkit.llm.outputs",
-    "RequestOutput": "trtkit.llm.outputs",
-    "ServingOptions": "trtkit.serving_options",
-    "TextBundle": "trtkit.llm.text_bundle",
-    "prepare_prompts": "trtkit.llm.prompt_lines",
-    "read_prompts": "trtkit.llm.prompt_lines",
-    "read_text_bundle": "trtkit.llm.text_bundle",
-    "sampling_params": "trtkit.llm.named_settings",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Import a name when it is first used."""
-    import importlib
-
-    if name not in _MODULES:
-        raise AttributeError(f"module `trtkit.llm` has no attribute `{name}`")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "trtkit.llm.llm": ("LLM",),
+        "trtkit.llm.answer_file": ("AnswerFile", "AnswerSource"),
+        "trtkit.llm.async_llm": ("AsyncLLM",),
+        "trtkit.llm.outputs": ("CompletionOutput", "Delta", "RequestMetrics", "RequestOutput"),
+        "trtkit.llm.engine_thread": ("EngineThread",),
+        "trtkit.llm.prompts": ("PreparedPrompt", "PromptsError"),
+        "trtkit.llm.prompt_lines": ("PromptLine", "PromptLines", "Recordings", "prepare_prompts", "read_prompts"),
+        "trtkit.serving_options": ("ServingOptions",),
+        "trtkit.llm.text_bundle": ("TextBundle", "read_text_bundle"),
+        "trtkit.llm.named_settings": ("sampling_params",),
+    },
+)

@@ -221,10 +221,10 @@ class Frontend:
         if self.bundle.manifest.grid.ranks > 1:
             self._check_ranks()
         engine_options = EngineOptions(
-            options.prefill_budget,
-            options.max_queue,
-            options.min_shared_tokens,
-            self._awake_networks.proposer,
+            token_budget=options.prefill_budget,
+            max_queue=options.max_queue,
+            min_shared_tokens=options.min_shared_tokens,
+            proposer=self._awake_networks.proposer,
             schedule=ScheduleOptions.of(options.schedule, options.shares),
             host_cache_bytes=_bytes_of(options.host_cache_gib, "host_cache_gib"),
             cache_folder=self._cache_folder(options),

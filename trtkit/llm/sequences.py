@@ -89,7 +89,8 @@ class Sequences:
 
     def known(self, slot: int) -> list[int]:
         """Return the tokens after the prompt that the host knows."""
-        return [token for token in self.generated(slot).tolist() if token != UNKNOWN]
+        tokens: list[int] = self.generated(slot).tolist()
+        return [token for token in tokens if token != UNKNOWN] if UNKNOWN in tokens else tokens
 
     def keyed(self, slot: int, ids: Ints) -> Ints:
         """Return tokens of a slot's sequence as they are compared with others': those of other adapters are others."""

@@ -55,7 +55,7 @@ class Module:
 class LowRank:
     """What an adapter adds to one matrix [out, in]: scale * b a.
 
-    a: [rank, in]. b: [out, rank]. base: a copy of the matrix that came with the adapter; None if none did.
+    a: [adapter_rank, in]. b: [out, adapter_rank]. base: a copy of the matrix that came with the adapter, if one did.
     """
 
     module: Module
@@ -65,12 +65,11 @@ class LowRank:
     base: StoredArray | None = None
 
     @property
-    def rank(self) -> int:
-        """The rank."""
+    def adapter_rank(self) -> int:
         return self.a.shape[0]
 
     def matrices(self) -> tuple[Array, Array]:
-        """Return a [rank, in], and b [out, rank] times the scale, in fp32. Raises SourceError if not finite."""
+        """Return a, and b times the scale, in fp32. Raises SourceError if they are not finite."""
         a, b = (np.asarray(factor.read(), np.float32) for factor in (self.a, self.b))
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             what = f"the adapter of `{self.module.path}` has values that are NaN or infinite"
@@ -87,9 +86,8 @@ class Adapter:
     digest: str
 
     @property
-    def rank(self) -> int:
-        """The largest rank."""
-        return max(part.rank for part in self.parts.values())
+    def adapter_rank(self) -> int:
+        return max(part.adapter_rank for part in self.parts.values())
 
 
 @reader
@@ -165,11 +163,11 @@ def _problem(name: str, factors: Mapping[str, StoredArray], module: Module, conf
         return Problem(
             f"`{name}` has {listed}; expected the two matrices of {'a table' if module.is_table else 'a layer'}"
         )
-    rank, (rows, columns) = config.rank_of(name), module.shape
+    adapter_rank, (rows, columns) = config.adapter_rank_of(name), module.shape
     inputs, outputs = (rows, columns) if module.is_table else (columns, rows)
     shapes = [list(factors[kind].shape) for kind in kinds]
-    if shapes != [[rank, inputs], [outputs, rank]] or rank < 1:
-        expected = f"{[rank, inputs]} and {[outputs, rank]}"
+    if shapes != [[adapter_rank, inputs], [outputs, adapter_rank]] or adapter_rank < 1:
+        expected = f"{[adapter_rank, inputs]} and {[outputs, adapter_rank]}"
         return Problem(f"`{name}` has matrices of {shapes[0]} and {shapes[1]}; expected {expected}")
     if not config.targets(name):
         return Problem(f"`{name}` has matrices, but `target_modules` and `layers_to_transform` leave it out")
@@ -250,14 +248,14 @@ class AdapterConfig:
     where: str
     _left_s: list[float] = field(default_factory=lambda: [_MATCHING_S], compare=False, repr=False)
 
-    def rank_of(self, module: str) -> int:
-        """Return the rank of a module's adapter."""
+    def adapter_rank_of(self, module: str) -> int:
         return int(self._by_pattern("rank_pattern", module, self.fields.get("r", 8)))
 
     def scale_of(self, module: str) -> float:
         """Return what the product of a module's two matrices is multiplied by."""
-        alpha, rank = self._by_pattern("alpha_pattern", module, self.fields.get("lora_alpha", 8)), self.rank_of(module)
-        return float(alpha / (math.sqrt(rank) if self.fields.get("use_rslora") else rank))
+        alpha = self._by_pattern("alpha_pattern", module, self.fields.get("lora_alpha", 8))
+        adapter_rank = self.adapter_rank_of(module)
+        return float(alpha / (math.sqrt(adapter_rank) if self.fields.get("use_rslora") else adapter_rank))
 
     @property
     def names_targets(self) -> bool:
@@ -276,7 +274,6 @@ class AdapterConfig:
         return self._is_listed(targets, module) and self._transforms(module)
 
     def _transforms(self, module: str) -> bool:
-        """Whether the adapter is for the layer that a module is in."""
         layers = self.fields.get("layers_to_transform")
         if layers is None or layers == []:
             return True

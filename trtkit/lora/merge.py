@@ -57,7 +57,7 @@ def merged(opened: DecoderSource, spec: DecoderSpec, adapter: Adapter) -> Decode
         is_turned = part.module.is_table or (is_in_out and path.startswith("layers."))
         read = partial(_sum, bases[path], part, is_turned=is_turned)
         stored[names[path]] = StoredArray(bases[path].shape, read)
-    note = f"adapter {adapter.folder.name} of rank {adapter.rank} merged into {len(adapter.parts)} matrices"
+    note = f"adapter {adapter.folder.name} of rank {adapter.adapter_rank} merged into {len(adapter.parts)} matrices"
     files = (*opened.files, *adapter_files(adapter.folder))
     notes = "; ".join(one for one in (opened.note, note) if one)
     return replace(opened, checkpoint=Checkpoint(stored), files=files, note=notes, folder=None)

@@ -67,15 +67,17 @@ def adapter_bytes(
     return options.max_rank_sum * (dtype.size_bytes(sizes) + INT32.size_bytes(1))
 
 
-def check_adapter(adapter: Adapter, paths: frozenset[str], most_ranks: int) -> None:
+def check_adapter(adapter: Adapter, paths: frozenset[str], max_adapter_rank: int) -> None:
     """Raise ProblemsError for an adapter of layers that the engine does not adapt, or of a rank that never fits."""
     where = str(adapter.folder)
     problems = [
         Problem(f"it changes `{path}`, which the engine takes no adapters for", where)
         for path in sorted(adapter.parts.keys() - paths)
     ]
-    if adapter.rank > most_ranks:
-        problems.append(Problem(f"its rank, {adapter.rank}, is above `llm.lora.max_rank_sum`, {most_ranks}", where))
+    if adapter.adapter_rank > max_adapter_rank:
+        problems.append(
+            Problem(f"its rank, {adapter.adapter_rank}, is above `llm.lora.max_rank_sum`, {max_adapter_rank}", where)
+        )
     if problems:
         rest = [Problem(f"and {len(problems) - 8} more")] if len(problems) > 8 else []
         fix = "build with these targets in `llm.lora.targets`, and ranks up to `llm.lora.max_rank_sum`"

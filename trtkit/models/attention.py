@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from trtkit.models.share import WHOLE, Share
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Scaling = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"]
 

@@ -1,13 +1,11 @@
 """Parts that few families state: attention in chunks or with gates, MiMo's, Hunyuan's, Granite's, Command A+'s."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.attention import GateSpec, QueryGrowth, RopeSpec
+from trtkit.models.attention import AttentionSpec, GateSpec, NormSpec, QueryGrowth, RopeSpec
 from trtkit.models.feed_forward import MlpSpec, MoeSpec, RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import dense_types, mixture_part
 from trtkit.models.names import EXPERT_NAMES, SHARED_EXPERT_NAMES
 from trtkit.models.parts import (
@@ -22,11 +20,7 @@ from trtkit.models.parts import (
     window_part,
 )
 from trtkit.models.rope import rope_spec, ropes_by_type_alone
-
-if TYPE_CHECKING:
-    from trtkit.models.attention import AttentionSpec, NormSpec
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import LayerSpec
+from trtkit.models.spec import LayerSpec
 
 _CHUNKED_TYPES = ("full_attention", "chunked_attention")
 
@@ -60,7 +54,6 @@ def _rotated(config: HfConfig) -> AttentionSpec:
 
 
 def _plain(config: HfConfig) -> AttentionSpec:
-    """Return attention without rotation."""
     growth = QueryGrowth(float(config.get("attn_scale", 0.1)), int(config.get("floor_scale", 8192)), first=1)
     has_growth = bool(config.get("attn_temperature_tuning", True))
     return replace(biased_attention_part(config), query_growth=growth if has_growth else None)

@@ -1,16 +1,11 @@
 """Feed-forward parts of a layer as data: MLPs, mixtures of experts, and Gemma's vectors of each layer's own."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from trtkit.models.attention import NormSpec
 from trtkit.models.share import WHOLE, Share
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from trtkit.models.attention import NormSpec
 
 
 @dataclass(frozen=True)
@@ -115,7 +110,6 @@ class MoeSpec:
 
     @property
     def experts(self) -> range:
-        """The experts that this rank computes."""
         return self.share.of(self.num_experts)
 
     @property
@@ -167,7 +161,6 @@ class StreamsSpec:
     laurel_rank: int
 
     def outside(self, hidden_size: int) -> Iterator[Part]:
-        """Yield the weights outside of layers."""
         for name in ("in", "out"):
             for index in range(self.count - 1):
                 yield f"streams.{name}.{index}.weight", (hidden_size, hidden_size)

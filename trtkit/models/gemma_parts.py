@@ -1,12 +1,12 @@
 """Parts of the Gemma families: soft caps, caches that later layers read, vectors of each layer, layers of 3n and 4."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.feed_forward import MlpSpec, PerLayerSpec, RoutingSpec
+from trtkit.models.attention import AttentionSpec, NormSpec
+from trtkit.models.feed_forward import MlpSpec, MoeSpec, PerLayerSpec, RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import SANDWICH_NORMS, llama_names
 from trtkit.models.parts import (
@@ -20,15 +20,7 @@ from trtkit.models.parts import (
     sliding_windows,
 )
 from trtkit.models.rope import rope_spec, ropes_by_layer_type
-from trtkit.models.spec import BlockSpec, EmbeddingSpec, LayerSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from trtkit.models.attention import AttentionSpec, NormSpec
-    from trtkit.models.feed_forward import MoeSpec
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec, EmbeddingSpec, LayerSpec
 
 OUTSIDE = {
     "per_layer_table": "model.embed_tokens_per_layer",

@@ -1,15 +1,11 @@
 """Read a Hugging Face `config.json`, and notice every field that nobody read."""
 
-from __future__ import annotations
-
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from trtkit.errors import Problem, ProblemsError, SourceError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 # Fields that do not change what a trained model computes: names, training, generation, caching.
 _IMMATERIAL = """
@@ -157,5 +153,4 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_unset(value: Any) -> bool:
-    """Whether a value switches nothing on."""
     return value is None or value is False or value in (0, "", [], {})

@@ -1,19 +1,12 @@
 """Latent attention as configs state it, and its names in checkpoints."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.attention import AttentionSpec, LatentSpec, NormSpec
+from trtkit.models.attention import AttentionSpec, LatentSpec, NormSpec, RopeSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.rope import query_growth, rope_spec, yarn_growth
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from trtkit.models.attention import RopeSpec
-    from trtkit.models.hf_config import HfConfig
 
 LATENT_NAMES = {
     "attention.q_a": "self_attn.q_a_proj",

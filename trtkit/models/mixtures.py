@@ -1,17 +1,12 @@
 """Mixtures of experts as configs state them, and which layers have one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 from trtkit.models.feed_forward import MlpSpec, MoeSpec, RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.parts import mlp_part, plain_mlp_part
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import LayerSpec
+from trtkit.models.spec import LayerSpec
 
 
 def mixture_part(

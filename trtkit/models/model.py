@@ -41,7 +41,6 @@ class Stage:
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """The parts' names, in order."""
         return tuple(part.name for part in self.parts)
 
 
@@ -78,5 +77,4 @@ class StagedModel:
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """The names of all parts, in order."""
         return tuple(name for stage in self.stages for name in stage.part_names)

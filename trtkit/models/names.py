@@ -1,11 +1,6 @@
 """Checkpoint names that several families share."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 
 def names(layer: str, outside: Mapping[str, str], inside: Mapping[str, str]) -> dict[str, str]:

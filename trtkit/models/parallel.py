@@ -43,15 +43,12 @@ class Grid:
 
     @property
     def ranks(self) -> int:
-        """All ranks."""
         return self.stage_ranks * self.pipeline
 
     def stage(self, rank: int) -> Share:
-        """Return which pipeline stage a rank is in."""
         return Share(rank // self.stage_ranks, self.pipeline)
 
     def stage_members(self, rank: int) -> range:
-        """Return all ranks of the stage that a rank is in."""
         first = rank - rank % self.stage_ranks
         return range(first, first + self.stage_ranks)
 
@@ -107,7 +104,6 @@ def rank_spec(spec: DecoderSpec, grid: Grid, rank: int) -> DecoderSpec:
 
 
 def _layer(layer: LayerSpec, grid: Grid, rank: int) -> LayerSpec:
-    """Return a rank's share of a layer."""
     tensor = grid.tensor_share(rank)
     beside = None if layer.beside is None else replace(layer.beside, mixer=layer.beside.mixer.of(tensor))
     layer = replace(layer, mixer=_mixer(layer.mixer, tensor), beside=beside)

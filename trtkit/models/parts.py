@@ -1,21 +1,14 @@
 """Parts of a spec as most configs state them. Families change what differs with `dataclasses.replace`."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 from trtkit.models.attention import AttentionSpec, NormSpec, RelativeSpec, RopeSpec
 from trtkit.models.feed_forward import MlpSpec, MoeSpec
-from trtkit.models.hf_config import FIX
+from trtkit.models.hf_config import FIX, HfConfig
 from trtkit.models.rope import LAYER_TYPES
 from trtkit.models.spec import BlockSpec, DecoderSpec, EmbeddingSpec, HeadSpec, LayerSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from trtkit.models.hf_config import HfConfig
 
 Window = int | None
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.attention import AttentionSpec
+from trtkit.models.feed_forward import MlpSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.spec import LayerSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from trtkit.models.attention import AttentionSpec
-    from trtkit.models.feed_forward import MlpSpec
-    from trtkit.models.hf_config import HfConfig
 
 _Block = dict[str, object]
 _KNOWN = {
@@ -76,7 +72,6 @@ class _PrunedLayerReader:
             raise self.error("", f"has `{others[0]}`; expected `attention` and `ffn`")
 
     def error(self, name: str, what: str) -> SourceError:
-        """Return an error about a part."""
         key = f"block_configs[{self._index}]" + (f".{name}" if name else "")
         return SourceError(f"`{key}` {what}", self._where)
 

@@ -5,24 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtkit.arrays import Array, compact
 from trtkit.errors import ConfigError, Problem, SourceError
+from trtkit.models.attention import AttentionSpec
 from trtkit.models.feed_forward import MlpSpec, MoeSpec
 from trtkit.models.parallel import SECTION, kv_heads_of
-from trtkit.models.weights import WeightArrays, model_weights
+from trtkit.models.recurrent import RecurrentWeight
+from trtkit.models.share import Share
+from trtkit.models.spec import DecoderSpec, LayerSpec
+from trtkit.models.weights import StoredWeight, WeightArrays, model_weights
 from trtkit.quantized_matrix import QuantizedMatrix
-
-if TYPE_CHECKING:
-    from trtkit.models.attention import AttentionSpec
-    from trtkit.models.recurrent import RecurrentWeight
-    from trtkit.models.share import Share
-    from trtkit.models.spec import DecoderSpec, LayerSpec
-    from trtkit.models.weights import StoredWeight
-
 
 Weight = Array | QuantizedMatrix
 MatrixShare = tuple[Array | None, range | None]
@@ -56,7 +51,6 @@ class RankWeights(Mapping[str, Weight]):
         return part
 
     def name_of(self, path: str) -> str:
-        """Return what the source calls a weight."""
         source = self._source_path(path)
         return self._weights.name_of(source) if isinstance(self._weights, WeightArrays) else source
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from trtkit.dtypes import FP32
+from trtkit.dtypes import FP32, DType
 from trtkit.models.share import WHOLE, Share
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from trtkit.dtypes import DType
 
 Groups = tuple[tuple[int, int], ...]
 """Parts of an axis, in turn: how many heads or channels, and the size of each."""
@@ -28,7 +24,6 @@ class StateSpec:
 
     @property
     def elements(self) -> int:
-        """Elements of one sequence's state."""
         return prod(self.shape)
 
     def size_bytes(self, dtype: DType) -> int:
@@ -87,7 +82,6 @@ class ConvSpec:
         return (self.channels,)
 
     def of(self, share: Share) -> ConvSpec:
-        """Return a rank's share."""
         return replace(self, channels=len(share.of(self.channels)), share=share)
 
     def weights(self, hidden_size: int) -> Iterator[RecurrentWeight]:
@@ -148,7 +142,6 @@ class DeltaNetSpec:
         return self.key_heads, self.value_heads
 
     def of(self, share: Share) -> DeltaNetSpec:
-        """Return a rank's share."""
         heads = len(share.of(self.key_heads)), len(share.of(self.value_heads))
         return replace(self, key_heads=heads[0], value_heads=heads[1], share=share)
 
@@ -222,7 +215,6 @@ class MambaSpec:
 
     @property
     def values(self) -> tuple[int, int]:
-        """How many heads, and the values of each."""
         return self.heads, self.head_dim
 
     @property
@@ -247,7 +239,6 @@ class MambaSpec:
         return self.heads, self.groups
 
     def of(self, share: Share) -> MambaSpec:
-        """Return a rank's share."""
         return replace(self, heads=len(share.of(self.heads)), groups=len(share.of(self.groups)), share=share)
 
     def weights(self, hidden_size: int) -> Iterator[RecurrentWeight]:

@@ -1,24 +1,16 @@
 """Recurrent layers as configs state them, and which layers have one."""
 
-from __future__ import annotations
-
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.feed_forward import MlpSpec, MoeSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.parts import biased_attention_part, decoder_part, layer_types, layers_part, rms_norm_part
-from trtkit.models.recurrent import ConvSpec, DeltaNetSpec, MambaSpec
+from trtkit.models.recurrent import ConvSpec, DeltaNetSpec, MambaSpec, RecurrentSpec
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from trtkit.models.feed_forward import MlpSpec, MoeSpec
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.recurrent import RecurrentSpec
-    from trtkit.models.spec import DecoderSpec, LayerSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec, LayerSpec
 
 DELTA_NAMES = {
     "delta.qkvz": "linear_attn.in_proj_qkvz",

@@ -1,124 +1,32 @@
-"""Find a family by its config's `model_type`."""
-
-from __future__ import annotations
+"""Find a decoder family: its file in `trtkit/models/decoders/` has the name of its config's `model_type`."""
 
 import difflib
+import functools
+import hashlib
 import importlib
-from typing import TYPE_CHECKING, Any, Literal
+import importlib.util
+import os
+import pkgutil
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
 
 from trtkit.errors import SourceError, reading
+from trtkit.models import decoders
 from trtkit.models.hf_config import FIX, HfConfig
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from trtkit.models.spec import DecoderSpec
-
-# `model_type` -> module in `trtkit.models.decoders`.
-FAMILIES = {
-    "afmoe": "afmoe",
-    "apertus": "apertus",
-    "arcee": "arcee",
-    "axk1": "axk1",
-    "bamba": "bamba",
-    "bitnet": "bitnet",
-    "bloom": "bloom",
+# Files that read other model types too, and the one whose model type is not a Python name.
+_MORE = {
     "codegen": "gptj",
-    "cohere": "cohere",
-    "cohere2": "cohere2",
-    "cohere2_moe": "cohere2_moe",
-    "cwm": "cwm",
-    "deepseek_v2": "deepseek_v2",
-    "deepseek_v3": "deepseek_v3",
-    "dots1": "dots1",
-    "ernie4_5": "ernie4_5",
-    "ernie4_5_moe": "ernie4_5_moe",
-    "exaone4": "exaone4",
-    "exaone_moe": "exaone_moe",
-    "falcon": "falcon",
-    "falcon_h1": "falcon_h1",
-    "flex_olmo": "flex_olmo",
-    "gemma": "gemma",
-    "gemma2": "gemma2",
-    "gemma3_text": "gemma3",
-    "gemma3n_text": "gemma3n",
-    "gemma4_text": "gemma4",
-    "glm": "glm",
-    "glm4": "glm4",
-    "glm4_moe": "glm4_moe",
-    "glm4_moe_lite": "glm4_moe_lite",
-    "gpt2": "gpt2",
-    "gpt_bigcode": "gpt_bigcode",
-    "gpt_neo": "gpt_neo",
-    "gpt_neox": "gpt_neox",
-    "gpt_oss": "gpt_oss",
-    "gptj": "gptj",
-    "granite": "granite",
-    "granite_swa": "granite_swa",
-    "granitemoe": "granitemoe",
-    "granitemoe_swa": "granitemoe_swa",
-    "granitemoehybrid": "granitemoehybrid",
     "granitemoeshared": "granitemoe",
-    "helium": "helium",
-    "hunyuan_v1_dense": "hunyuan_v1_dense",
-    "hunyuan_v1_moe": "hunyuan_v1_moe",
-    "hy_v3": "hy_v3",
-    "hyperclovax": "hyperclovax",
-    "internlm3": "internlm3",
-    "iquestcoder": "iquestcoder",
-    "jais2": "jais2",
-    "kimi_linear": "kimi_linear",
-    "laguna": "laguna",
-    "lfm2": "lfm2",
-    "llama": "llama",
-    "llama4_text": "llama4",
-    "mamba2": "mamba2",
-    "mellum": "mellum",
-    "mimo_v2_flash": "mimo_v2_flash",
-    "minicpm3": "minicpm3",
-    "minimax_m2": "minimax_m2",
     "ministral": "mistral",
-    "ministral3": "ministral3",
-    "mistral": "mistral",
-    "mistral4": "mistral4",
-    "mixtral": "mixtral",
-    "mpt": "mpt",
     "mt5": "t5",
-    "nanochat": "nanochat",
-    "nemotron": "nemotron",
-    "nemotron-nas": "nemotron_nas",
-    "nemotron_h": "nemotron_h",
-    "olmo": "olmo",
-    "olmo2": "olmo2",
-    "olmo3": "olmo3",
-    "olmoe": "olmoe",
-    "opt": "opt",
-    "phi": "phi",
-    "phi3": "phi3",
-    "phimoe": "phimoe",
-    "qwen2": "qwen2",
-    "qwen2_5_vl_text": "qwen2_vl",
-    "qwen2_moe": "qwen2_moe",
-    "qwen2_vl_text": "qwen2_vl",
-    "qwen3": "qwen3",
-    "qwen3_5_moe_text": "qwen3_5_moe",
-    "qwen3_5_text": "qwen3_5",
-    "qwen3_moe": "qwen3_moe",
-    "qwen3_next": "qwen3_next",
-    "qwen3_vl_moe_text": "qwen3_vl_moe",
-    "qwen3_vl_text": "qwen3_vl",
-    "seed_oss": "seed_oss",
-    "smollm3": "smollm3",
-    "solar_open": "solar_open",
-    "stablelm": "stablelm",
-    "starcoder2": "starcoder2",
-    "t5": "t5",
+    "qwen2_5_vl_text": "qwen2_vl_text",
     "umt5": "t5",
-    "vaultgemma": "vaultgemma",
-    "whisper": "whisper",
-    "xglm": "xglm",
-    "youtu": "youtu",
 }
+_SPELLED = {"nemotron_nas": "nemotron-nas"}
 
 ENCODER_DECODERS: dict[str, Literal["audio", "text"]] = {
     "mt5": "text",
@@ -128,111 +36,49 @@ ENCODER_DECODERS: dict[str, Literal["audio", "text"]] = {
 }
 """The families whose decoder reads an encoder, with what that takes."""
 
-ARCHITECTURES = {
-    "afmoe": "AfmoeForCausalLM",
-    "apertus": "ApertusForCausalLM",
-    "arcee": "ArceeForCausalLM",
-    "axk1": "AXK1ForCausalLM",
-    "bamba": "BambaForCausalLM",
-    "bitnet": "BitNetForCausalLM",
-    "bloom": "BloomForCausalLM",
-    "codegen": "CodeGenForCausalLM",
-    "cohere": "CohereForCausalLM",
-    "cohere2": "Cohere2ForCausalLM",
-    "cohere2_moe": "Cohere2MoeForCausalLM",
-    "cwm": "CwmForCausalLM",
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "dots1": "Dots1ForCausalLM",
-    "ernie4_5": "Ernie4_5ForCausalLM",
-    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
-    "exaone4": "Exaone4ForCausalLM",
-    "exaone_moe": "ExaoneMoeForCausalLM",
-    "falcon": "FalconForCausalLM",
-    "falcon_h1": "FalconH1ForCausalLM",
-    "flex_olmo": "FlexOlmoForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gemma3n_text": "Gemma3nForCausalLM",
-    "gemma4_text": "Gemma4ForCausalLM",
-    "glm": "GlmForCausalLM",
-    "glm4": "Glm4ForCausalLM",
-    "glm4_moe": "Glm4MoeForCausalLM",
-    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "gpt_bigcode": "GPTBigCodeForCausalLM",
-    "gpt_neo": "GPTNeoForCausalLM",
-    "gpt_neox": "GPTNeoXForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-    "gptj": "GPTJForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "granite_swa": "GraniteSWAForCausalLM",
-    "granitemoe": "GraniteMoeForCausalLM",
-    "granitemoe_swa": "GraniteMoeSWAForCausalLM",
-    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
-    "granitemoeshared": "GraniteMoeSharedForCausalLM",
-    "helium": "HeliumForCausalLM",
-    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
-    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
-    "hy_v3": "HYV3ForCausalLM",
-    "hyperclovax": "HyperCLOVAXForCausalLM",
-    "internlm3": "LlamaForCausalLM",
-    "iquestcoder": "LlamaForCausalLM",
-    "jais2": "Jais2ForCausalLM",
-    "kimi_linear": "KimiLinearForCausalLM",
-    "laguna": "LagunaForCausalLM",
-    "lfm2": "Lfm2ForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "llama4_text": "Llama4ForCausalLM",
-    "mamba2": "Mamba2ForCausalLM",
-    "mellum": "MellumForCausalLM",
-    "mimo_v2_flash": "MiMoV2FlashForCausalLM",
-    "minicpm3": "MiniCPM3ForCausalLM",
-    "minimax_m2": "MiniMaxM2ForCausalLM",
-    "ministral": "MinistralForCausalLM",
-    "ministral3": "Ministral3ForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "mistral4": "Mistral4ForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "mpt": "MptForCausalLM",
-    "mt5": "MT5ForConditionalGeneration",
-    "nanochat": "NanoChatForCausalLM",
-    "nemotron": "NemotronForCausalLM",
-    "nemotron-nas": "DeciLMForCausalLM",
-    "nemotron_h": "NemotronHForCausalLM",
-    "olmo": "OlmoForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "olmo3": "Olmo3ForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
-    "opt": "OPTForCausalLM",
-    "phi": "PhiForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "phimoe": "PhimoeForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen2_5_vl_text": "Qwen2_5_VLTextModel",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen2_vl_text": "Qwen2VLTextModel",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
-    "qwen3_5_text": "Qwen3_5ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "qwen3_next": "Qwen3NextForCausalLM",
-    "qwen3_vl_moe_text": "Qwen3VLMoeTextModel",
-    "qwen3_vl_text": "Qwen3VLTextModel",
-    "seed_oss": "SeedOssForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "solar_open": "SolarOpenForCausalLM",
-    "stablelm": "StableLmForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM",
-    "t5": "T5ForConditionalGeneration",
-    "umt5": "UMT5ForConditionalGeneration",
-    "vaultgemma": "VaultGemmaForCausalLM",
-    "whisper": "WhisperForConditionalGeneration",
-    "xglm": "XGLMForCausalLM",
-    "youtu": "YoutuForCausalLM",
-}
-"""The class of transformers for each `model_type`; text models of some vision-language models have none with a head."""
+
+class Family(Protocol):
+    """A family's file. It may also have ALIASES, its names of config fields by the usual ones, and DEFAULTS.
+
+    HF_CLASS: the class of transformers, by `model_type` if the file reads several.
+    """
+
+    HF_CLASS: str | Mapping[str, str]
+
+    @staticmethod
+    def spec(config: HfConfig) -> DecoderSpec:
+        """Return the model that a config describes; every field that matters is read."""
+
+
+def known_families() -> dict[str, Path | str]:
+    """Return the module of each `model_type`, for those of TRTKIT_FAMILIES the file. Imports none of them.
+
+    Raises SourceError for a folder that does not exist, and for a second family of one `model_type`.
+    """
+    families: dict[str, Path | str] = dict(_trtkits_families())
+    for path in _outside_files():
+        if path.stem in families:
+            raise SourceError(f"a second family `{path.stem}`", str(path), "remove it, or give it another `model_type`")
+        families[path.stem] = path
+    return families
+
+
+def open_family(model_type: str, where: str = "config.json") -> Family:
+    """Import the file of a family, and of no other. Raises SourceError for an unknown `model_type`."""
+    families = known_families()
+    if model_type not in families:
+        near = difflib.get_close_matches(model_type, families, n=3)
+        known = "did you mean " + " or ".join(f"`{name}`" for name in near) if near else "known: " + _listed(families)
+        raise SourceError(f"unknown `model_type` `{model_type}`", where, known)
+    module = families[model_type]
+    family = importlib.import_module(module) if isinstance(module, str) else _import_file(module)
+    return cast("Family", family)
+
+
+def hf_class(model_type: str) -> str:
+    """Return the class of transformers; text models of some vision-language models have none with a head."""
+    name = open_family(model_type).HF_CLASS
+    return name if isinstance(name, str) else name[model_type]
 
 
 def decoder_spec(fields: Mapping[str, Any], where: str = "config.json") -> DecoderSpec:
@@ -240,18 +86,57 @@ def decoder_spec(fields: Mapping[str, Any], where: str = "config.json") -> Decod
 
     Raises SourceError for an unknown `model_type`, and for fields that are missing, unknown or not supported.
     """
-    model_type = str(HfConfig(fields, where).need("model_type"))
-    if model_type not in FAMILIES:
-        near = difflib.get_close_matches(model_type, FAMILIES, n=3)
-        known = "did you mean " + " or ".join(f"`{name}`" for name in near) if near else "known: " + _listed()
-        raise SourceError(f"unknown `model_type` `{model_type}`", where, known)
-    family = importlib.import_module(f"trtkit.models.decoders.{FAMILIES[model_type]}")
+    family = open_family(str(HfConfig(fields, where).need("model_type")), where)
     config = HfConfig(fields, where, getattr(family, "ALIASES", None), getattr(family, "DEFAULTS", None))
     config.refuse("quantization_config")
     with reading(where, FIX):
-        spec: DecoderSpec = family.spec(config)
+        spec = family.spec(config)
         config.check_all_read()
     return spec
+
+
+def outside_digest() -> str:
+    """Return the SHA-256 of the families that TRTKIT_FAMILIES adds, "" if it adds none: a build follows from them."""
+    files = _outside_files()
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.name}\0".encode() + path.read_bytes())
+    return digest.hexdigest() if files else ""
+
+
+@functools.cache
+def _trtkits_families() -> dict[str, str]:
+    """Return the module of each `model_type` that trtkit has a file for."""
+    files = [module.name for module in pkgutil.iter_modules(decoders.__path__)]
+    names = {**{_SPELLED.get(file, file): file for file in files}, **_MORE}
+    return {model_type: f"{decoders.__name__}.{file}" for model_type, file in sorted(names.items())}
+
+
+def _outside_files() -> list[Path]:
+    """Return the families' files in the folders that TRTKIT_FAMILIES names."""
+    folders = [Path(folder) for folder in os.environ.get("TRTKIT_FAMILIES", "").split(os.pathsep) if folder]
+    for folder in folders:
+        if not folder.is_dir():
+            raise SourceError("no such folder", f"TRTKIT_FAMILIES: {folder}", "it names folders of families' files")
+    return [path for folder in folders for path in sorted(folder.resolve().glob("[!_]*.py"))]
+
+
+@functools.cache
+def _import_file(path: Path) -> object:
+    """Import a family's file. Raises SourceError for one that fails, and for one without a family."""
+    fix = 'a family has `HF_CLASS = "..."` and `def spec(config)`: docs/add-family.md'
+    module_spec = importlib.util.spec_from_file_location(f"trtkit_families.{path.stem}", path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # dataclasses look up their own module
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:  # whatever the file's own code raises
+        raise SourceError(f"cannot be imported: {type(error).__name__}: {error}", str(path), fix) from error
+    if missing := [name for name in ("HF_CLASS", "spec") if not hasattr(module, name)]:
+        raise SourceError(f"no `{missing[0]}` in it", str(path), fix)
+    return module
 
 
 def is_language_model(fields: Mapping[str, Any]) -> bool:
@@ -275,11 +160,12 @@ def unsupported_family(model_type: str, where: str) -> SourceError:
         if model_type in names.split():
             what = f"`{model_type}` is {kind} of a family that is not supported"
             return SourceError(what, where, f"supported are {', '.join(f'`{name}`' for name in sorted(known))}")
-    near = difflib.get_close_matches(model_type, FAMILIES, n=3, cutoff=0.7)
-    near = near or [name for name in FAMILIES if model_type.startswith(name)]
+    families = known_families()
+    near = difflib.get_close_matches(model_type, families, n=3, cutoff=0.7)
+    near = near or [name for name in families if model_type.startswith(name)]
     nearest = f"the nearest supported are {', '.join(f'`{name}`' for name in near)}" if near else ""
     what = f"`{model_type}` is a language model of a family that is not supported"
-    return SourceError(what, where, nearest or f"supported are {_listed()}")
+    return SourceError(what, where, nearest or f"supported are {_listed(families)}")
 
 
 # Encoders and encoder-decoders that are not supported, and the families of their kind.
@@ -297,5 +183,5 @@ _OTHER_KINDS: dict[str, tuple[str, Iterable[str]]] = {
 }
 
 
-def _listed() -> str:
-    return ", ".join(sorted(FAMILIES))
+def _listed(families: Iterable[str]) -> str:
+    return ", ".join(sorted(families))

@@ -1,18 +1,12 @@
 """Rotary embeddings as configs state them: `rope_parameters` of today, `rope_theta` and `rope_scaling` of before."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
 from trtkit.errors import SourceError
 from trtkit.models.attention import QueryGrowth, RopeSpec, Scaling
-from trtkit.models.hf_config import FIX
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from trtkit.models.hf_config import HfConfig
+from trtkit.models.hf_config import FIX, HfConfig
 
 # What each scaling method needs, and what it may be given besides.
 _NEEDED: dict[str, tuple[str, ...]] = {

@@ -1,7 +1,5 @@
 """What one of several ranks holds of something that they hold together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from trtkit.dtypes import INT32
-from trtkit.models.attention import AttentionSpec
+from trtkit.dtypes import INT32, DType
+from trtkit.models.attention import AttentionSpec, CrossSpec, NormSpec
+from trtkit.models.feed_forward import MlpSpec, MoeSpec, PerLayerSpec, StreamsSpec
+from trtkit.models.recurrent import BesideSpec, RecurrentSpec, StateSpec
 from trtkit.models.share import WHOLE, Share
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from trtkit.dtypes import DType
-    from trtkit.models.attention import CrossSpec, NormSpec
-    from trtkit.models.feed_forward import MlpSpec, MoeSpec, PerLayerSpec, StreamsSpec
-    from trtkit.models.recurrent import BesideSpec, RecurrentSpec, StateSpec
 
 
 @dataclass(frozen=True)
@@ -168,7 +162,6 @@ class DecoderSpec:
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
-        """The attention of the layers that have it."""
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
 
     @property
@@ -178,7 +171,6 @@ class DecoderSpec:
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """The recurrent states of all layers."""
         return tuple(state for layer in self.layers for state in layer.states)
 
     @property

@@ -1,11 +1,9 @@
 """A decoder's spec as a file of its bundle: what runs a bundle does not read the model's config a second time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from trtkit import dtypes
 from trtkit.errors import BundleError
@@ -13,9 +11,6 @@ from trtkit.files import read_text
 from trtkit.jobs.json_form import from_json, read_hints, to_json
 from trtkit.models import attention, feed_forward, recurrent, share, spec
 from trtkit.models.spec import DecoderSpec
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SPEC = "model/spec.json"
 _MODULES = (attention, dtypes, feed_forward, recurrent, share, spec)

@@ -80,7 +80,6 @@ class WeightArrays(Mapping[str, Any]):
         return stored(self._names[path]) if stored else None
 
     def name_of(self, path: str) -> str:
-        """Return what the source calls a weight."""
         return self._names[path]
 
     def __iter__(self) -> Iterator[str]:
@@ -198,7 +197,6 @@ def _extra(spec: DecoderSpec, known: set[str], source: Mapping[str, Any]) -> Ite
 
 
 def _checkpoint_name(spec: DecoderSpec, path: str) -> str:
-    """Return the checkpoint's name of a path."""
     numbers = re.findall(r"\.(\d+)\.", path)
     for letter, number in zip("ie", numbers, strict=False):
         path = path.replace(f".{number}.", f".{{{letter}}}.", 1)

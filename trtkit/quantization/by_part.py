@@ -49,21 +49,17 @@ class PartChoice:
 
     @property
     def is_own(self) -> bool:
-        """Whether the options are of this part alone."""
         return self.key != "quantize"
 
     @property
     def has_own_work(self) -> bool:
-        """Whether only this part is to be quantized."""
         return self.is_own and not self.options.is_idle
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """What the part can have."""
         return methods_for("vision" if isinstance(self.part, OnnxPart) else "written")
 
     def problems(self) -> Iterator[Problem]:
-        """Yield what the part cannot have."""
         name = self.part.name
         route = "comes through ONNX" if isinstance(self.part, OnnxPart) else "is written by the network API"
         chosen = {f"{self.key}.method": self.options.method}
@@ -102,7 +98,6 @@ class HybridQuantization:
 
     @property
     def methods(self) -> set[str]:
-        """Every method that is requested."""
         parsed = {choice.options.method for choice in self.choices.values() if isinstance(choice.part, OnnxPart)}
         return {*parsed, *self.layers.values()} - {NONE}
 

@@ -1,7 +1,5 @@
 """The jobs of quantization, with what they take and give."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +24,6 @@ class ScoringRequest:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is requested."""
         return self == ScoringRequest()
 
 

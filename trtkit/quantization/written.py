@@ -63,7 +63,6 @@ def rounded(weight: Array, method: str, options: PartOptions) -> QuantizedMatrix
 
 
 def _rows(weight: Array, kind: Format) -> tuple[Array, Array]:
-    """Return codes, and a scale for each row."""
     largest = FORMATS[kind].largest
     scales = np.maximum(np.abs(weight).max(1), _LEAST) / np.float32(largest)
     numbers = weight / scales[:, None]

@@ -77,7 +77,6 @@ class Compiler:
         return slot
 
     def network(self) -> Program:
-        """Compile the whole network."""
         outputs = tuple(self.slot(slot) for slot in self.graph.outputs)
         return self.block(live_nodes(self.nodes, outputs), outputs)
 
@@ -211,7 +210,6 @@ class Compiler:
 
 
 def _spec(spec: TensorSpec | None) -> TensorSpec:
-    """Return a spec that cannot be missing."""
     assert spec is not None
     return spec
 

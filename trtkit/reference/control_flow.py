@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from trtkit.reference.layer import Layer, Op
 
 LOOP_KINDS = ("TRIP_LIMIT", "ITERATOR", "RECURRENCE", "LOOP_OUTPUT")
-CONDITIONAL_KINDS = ("CONDITION", "CONDITIONAL_INPUT", "CONDITIONAL_OUTPUT")
 
 
 @dataclass(eq=False)
@@ -32,7 +31,6 @@ class Construct:
 
     @property
     def members(self) -> set[LayerNode]:
-        """Every layer that belongs to it."""
         return set(self.boundary).union(*self.branches)
 
 
@@ -365,5 +363,4 @@ def _initial(programs: list[Program], slot: int) -> Any:
 
 
 def _results(items: list[Any]) -> Any:
-    """Return one item, or a tuple of several."""
     return items[0] if len(items) == 1 else tuple(items)

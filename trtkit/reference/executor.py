@@ -107,7 +107,6 @@ class Executor:
 
     @property
     def tensor_names(self) -> set[str]:
-        """The names of all tensors of the network."""
         return set(self._slots)
 
     def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
@@ -124,8 +123,6 @@ class Executor:
     def _observer(
         self, wanted: set[int], kept: dict[int, Tensor], on_tensor: Callable[[str, Tensor], None] | None
     ) -> Callable[[int, Any], None]:
-        """Return what the program tells of each tensor."""
-
         def observer(slot: int, value: Any) -> None:
             if slot in wanted:
                 kept[slot] = value
@@ -177,13 +174,11 @@ class Executor:
         return tensor.to(device="cpu" if spec.is_shape else self._precision.device, dtype=storage)
 
     def _input_spec(self, slot: int) -> NetworkInput:
-        """Return what the network says of an input."""
         spec = self._graph.spec(slot)
         assert spec.shape is not None
         return NetworkInput(spec.name, spec.dtype, spec.shape, spec.is_shape)
 
     def _name(self, slot: int) -> str:
-        """Return a tensor's name."""
         return self._graph.spec(slot).name
 
 

@@ -105,7 +105,6 @@ class Layer(LayerView):
 
     @property
     def name(self) -> str:
-        """The layer's name."""
         return self.node.name
 
     @property

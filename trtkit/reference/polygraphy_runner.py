@@ -29,7 +29,6 @@ class ReferenceRunner(BaseRunner):  # type: ignore[misc]
         self._source = (backend, network, options)
 
     def activate_impl(self) -> None:
-        """Compile the network."""
         backend, network, options = self._source
         self._executor = Executor(read_layers(backend, network), options)
 
@@ -41,7 +40,6 @@ class ReferenceRunner(BaseRunner):  # type: ignore[misc]
         return metadata
 
     def infer_impl(self, feed_dict: dict[str, Any]) -> OrderedDict[str, Any]:
-        """Compute the outputs."""
         start = time.perf_counter()
         outputs = self._executor.run(feed_dict)
         self.inference_time = time.perf_counter() - start

@@ -68,7 +68,6 @@ class ThreadRank:
 
     @property
     def count(self) -> int:
-        """How many ranks there are."""
         return self.group.count
 
     def exchange(self, key: str, tensor: torch.Tensor) -> list[torch.Tensor]:

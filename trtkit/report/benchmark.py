@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
 from trtkit.benchmarking.ceiling_report import MeasuredRates, PublishedRates
 from trtkit.benchmarking.report import ServedResult, TextResult, TimedResult
 from trtkit.report import charts
-from trtkit.report.cells import NumberCell, milliseconds, number, percent, quantity, size
-from trtkit.report.page import PageOrigin, facts, page, section, table
+from trtkit.report.benchmark_tables import ceiling_tables, notes, overview
+from trtkit.report.page import PageOrigin, page, section
+from trtkit.report.tables import (
+    Column,
+    NumberCell,
+    Table,
+    milliseconds,
+    named,
+    number,
+    numbers,
+    percent,
+    quantity,
+    size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from markupsafe import Markup
 
     from trtkit.benchmarking.ceiling_report import Ceiling, PhaseLayers
     from trtkit.benchmarking.metrics import RequestTimes
     from trtkit.benchmarking.report import Case, Report, Result
     from trtkit.benchmarking.statistics import Metric
-    from trtkit.report.cells import Value
     from trtkit.report.charts import Row
+    from trtkit.report.page import PagePart
+    from trtkit.report.tables import Value
 
 
 _MOST_POINTS, _MOST_ROWS = 200, 64
@@ -37,11 +51,12 @@ _STAGES = {
 def html_report(report: Report) -> str:
     """Return a report as a self-contained page."""
     title = f"bench {report.name}"
-    parts = [f"<h1>{escape(title)}</h1>", *_about(report), *_loads(report)]
+    parts: list[PagePart] = [overview(report), *notes(report), *_loads(report)]
     for case in report.cases:
-        parts += [f"<h2>{escape(case.name)}</h2>", _figures(case)]
-        parts += [*_ratios(case), *_ceilings(case), *_distributions(case), *roofline_plots(report.ceiling, case.phases)]
-        parts += [part for result in case.results for part in _timeline(result)]
+        figures = [_figures(case), *_ratios(case), *ceiling_tables(case), *_distributions(case)]
+        plots = roofline_plots(report.ceiling, case.phases)
+        timelines = [part for result in case.results for part in _timeline(result)]
+        parts += section(case.name, *figures, *plots, *timelines)
     provenance, bundle = report.provenance, report.bundle
     versions = ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
     origin = PageOrigin(
@@ -50,18 +65,7 @@ def html_report(report: Report) -> str:
     return page(title, parts, origin)
 
 
-def _about(report: Report) -> Iterator[str]:
-    """Yield what computes, on what, and whether the bundle was verified."""
-    if report.bundle.is_unverified:
-        yield f"<p class='warning'>{escape(report.bundle.verification)}</p>"
-    machine = report.provenance.machine
-    where = f"{machine.processor}, {machine.usable_cores} cores, load {machine.load_average[0]}"
-    rows: dict[str, Value] = {"computes": report.computes, "verification": report.bundle.verification}
-    rows |= {"ceiling": report.ceiling.said, "CUDA graphs": report.cuda_graphs, "inputs": report.inputs}
-    yield facts({**rows, "machine": where})
-
-
-def _loads(report: Report) -> Iterator[str]:
+def _loads(report: Report) -> Iterator[PagePart]:
     """Yield throughput over latency of every case and contender, as a chart and as a table."""
     name, rate = report.axes
     points: list[Row] = []
@@ -84,19 +88,19 @@ def _loads(report: Report) -> Iterator[str]:
             charts.ChartAxis("y", f"{_words(rate)}, {unit}"),
         )
         drawn = charts.with_legend(charts.lines(points, axes, charts.colour("contender", "contender")), "contender")
-        headers = ("load", "contender", f"{_words(name)} p50", "p99", _words(rate))
-        yield from section("Throughput and latency", charts.figure(drawn), table(headers, rows))
+        columns = (*named("load", "contender"), *numbers(f"{_words(name)} p50", "p99", _words(rate)))
+        yield from section("Throughput and latency", charts.figure(drawn), Table("", columns, rows))
 
 
-def _figures(case: Case) -> str:
-    rows = []
+def _figures(case: Case) -> Table:
+    rows: list[tuple[Value, ...]] = []
     for result in case.results:
         steady = "" if result.is_steady else "not steady"
         for name, metric in result.metrics.items():
             values = [_with_unit(getattr(metric, statistic), metric) if hasattr(metric, statistic) else None
                       for statistic in _STATISTICS]  # fmt: skip
             rows.append((_words(name), _title(result), *values, steady))
-    return table(("metric", "contender", *_STATISTICS, ""), rows)
+    return Table("", (*named("metric", "contender"), *numbers(*_STATISTICS), Column("")), rows)
 
 
 def _with_unit(value: float, metric: Metric) -> NumberCell:
@@ -109,7 +113,7 @@ def _unit(metric: Metric) -> str:
     return metric.unit.replace("sec", "s")
 
 
-def _ratios(case: Case) -> Iterator[str]:
+def _ratios(case: Case) -> Iterator[PagePart]:
     """Yield how much longer the first contender takes than each other one, with 95 % confidence intervals."""
     rows: list[Row] = [
         {
@@ -125,34 +129,11 @@ def _ratios(case: Case) -> Iterator[str]:
     if rows:
         drawn = charts.intervals(rows, "ratio of times, with its 95 % interval; above 1 is slower")
         cells = [(str(row["row"]), str(row["Ratio"]), str(row["95 % interval"])) for row in rows]
-        shown = table(("times of", "ratio", "95 % interval"), cells)
-        yield from section("Ratios", charts.figure(drawn, height=34 * len(rows) + 10), shown, level=3)
+        shown = Table("", named("times of", "ratio", "95 % interval"), cells)
+        yield from section("Ratios", charts.figure(drawn, height=34 * len(rows) + 10), shown)
 
 
-def _ceilings(case: Case) -> Iterator[str]:
-    """Yield the figures that have a ceiling, with it, and the layers that lose the most time to theirs."""
-    figures = [
-        (
-            result.contender,
-            _words(metric),
-            _with_unit(ceiling.ceiling, result.metrics[metric]),
-            percent(ceiling.reached),
-            ceiling.bound,
-        )
-        for result in case.results
-        for metric, ceiling in result.ceilings.items()
-    ]
-    gaps = [
-        (phase.name, gap.layer, milliseconds(gap.ms), milliseconds(gap.floor_ms), percent(gap.reached), gap.bound)
-        for phase in case.phases
-        for gap in phase.gaps
-    ]
-    yield from section("Ceilings", table(("contender", "metric", "at best", "reached", "bound by"), figures), level=3)
-    headers = ("call", "layer", "time", "at best", "reached", "bound by")
-    yield from section("Layers furthest from their ceilings", table(headers, gaps), level=3)
-
-
-def _distributions(case: Case) -> Iterator[str]:
+def _distributions(case: Case) -> Iterator[PagePart]:
     """Yield the share of samples below each value, metric by metric."""
     for metric in case.results[0].samples:
         rows = [row for result in case.results for row in _cumulated(result, metric)]
@@ -161,7 +142,7 @@ def _distributions(case: Case) -> Iterator[str]:
             axes = milliseconds, charts.ChartAxis("share", "share of samples", ticks=".0%")
             drawn = charts.lines(rows, axes, charts.colour("contender", "contender"), has_points=False)
             shown = charts.figure(charts.with_legend(drawn, "contender"))
-            yield from section(f"Distribution of {_words(metric)}", shown, level=3)
+            yield from section(f"Distribution of {_words(metric)}", shown)
 
 
 def _cumulated(result: Result, metric: str) -> list[Row]:
@@ -183,7 +164,7 @@ def _cumulated(result: Result, metric: str) -> list[Row]:
     ]
 
 
-def _timeline(result: Result) -> Iterator[str]:
+def _timeline(result: Result) -> Iterator[PagePart]:
     """Yield when each request waited, was computed and gave tokens; or when each call ran."""
     rows: list[Row] = []
     if isinstance(result, TextResult | ServedResult):
@@ -198,7 +179,7 @@ def _timeline(result: Result) -> Iterator[str]:
         stages = {name: hue for name, hue in _STAGES.items() if name in {row["stage"] for row in rows}}
         drawn = charts.bars(rows, "time, ms", charts.colour("stage", "stage", stages))
         shown = charts.figure(drawn, height=max(40, 16 * count))
-        yield from section(f"Timeline of {_title(result)}", shown, level=3)
+        yield from section(f"Timeline of {_title(result)}", shown)
 
 
 def _request(name: str, request: RequestTimes) -> list[Row]:
@@ -233,20 +214,19 @@ _BOUNDS = {"compute": charts.BLUE, "memory": charts.ORANGE, "overhead": charts.G
 _NETWORK = "whole network, fused"
 
 
-def roofline_plots(ceiling: Ceiling, phases: Sequence[PhaseLayers]) -> Iterator[str]:
+def roofline_plots(ceiling: Ceiling, phases: Sequence[PhaseLayers]) -> Iterator[PagePart]:
     """Yield for each phase of a case the roofline with its measured layers, and the layers of a batch in time."""
     for phase in phases:
         total_ms = sum(layer.ms for layer in phase.layers)
         if not isinstance(ceiling, PublishedRates | MeasuredRates) or total_ms <= 0:
             continue
         title = f"{phase.name}: {milliseconds(total_ms).text} in {len(phase.layers)} layers"
-        yield from section(f"Roofline of a {title}", _roofline(phase, ceiling, total_ms), level=3)
-        yield from section(
-            f"Timeline of a batch, layer by layer, {title}", _layers_timeline(phase), _table(phase), level=3
-        )
+        yield from section(f"Roofline of a {title}", _roofline(phase, ceiling, total_ms))
+        timeline = f"Timeline of a batch, layer by layer, {title}"
+        yield from section(timeline, _layers_timeline(phase), _table(phase))
 
 
-def _roofline(phase: PhaseLayers, ceiling: PublishedRates | MeasuredRates, total_ms: float) -> str:
+def _roofline(phase: PhaseLayers, ceiling: PublishedRates | MeasuredRates, total_ms: float) -> Markup:
     """Return the roofs, a point for each layer that computes, and a large one for the whole network."""
     points = [
         _point(layer.layer, layer.bound, layer.flops, layer.bytes, layer.ms)
@@ -272,7 +252,7 @@ def _point(name: str, bound: str, flops: int, moved_bytes: int, ms: float) -> Ro
     }
 
 
-def _layers_timeline(phase: PhaseLayers) -> str:
+def _layers_timeline(phase: PhaseLayers) -> Markup:
     """Return a bar for each layer, one after the other."""
     rows: list[Row] = []
     start = 0.0
@@ -284,8 +264,7 @@ def _layers_timeline(phase: PhaseLayers) -> str:
     return charts.figure(charts.bars(rows, "time, ms", charts.colour("bound", "bound by", _BOUNDS)), height=40)
 
 
-def _table(phase: PhaseLayers) -> str:
-    headers = ("layer", "time", "at best", "reached", "bound by", "operations", "bytes moved")
+def _table(phase: PhaseLayers) -> Table:
     rows = [
         (
             layer.layer,
@@ -298,4 +277,5 @@ def _table(phase: PhaseLayers) -> str:
         )
         for layer in phase.layers
     ]
-    return table(headers, rows)
+    times, work = numbers("time", "at best", "reached"), numbers("operations", "bytes moved")
+    return Table("", (Column("layer"), *times, Column("bound by"), *work), rows)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cache
-from html import escape
 from typing import TYPE_CHECKING
 
 import altair as alt
 import vl_convert
+from markupsafe import Markup
 
-from trtkit.report.cells import quantity
+from trtkit.report.tables import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,13 +54,14 @@ class ChartAxis:
         return alt.Axis(tickCount=6, format=self.ticks)
 
 
-def figure(chart: Drawn, caption: str = "", height: int = _HEIGHT) -> str:
+def figure(chart: Drawn, caption: str = "", height: int = _HEIGHT) -> Markup:
     """Return a chart as wide as the page."""
     spec = chart.properties(width="container", height=height).to_dict()
     del spec["$schema"]
     text = json.dumps({**spec, "autosize": {"type": "fit-x", "contains": "padding"}}).replace("<", "\\u003c")
-    note = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f"{CHART}<div class='plot'></div><script type='application/json'>{text}</script>{note}</figure>"
+    note = Markup("<figcaption>{}</figcaption>").format(caption) if caption else ""
+    drawn = Markup("<div class='plot'></div><script type='application/json'>{}</script>{}</figure>")
+    return Markup(CHART) + drawn.format(Markup(text), note)
 
 
 @cache
@@ -172,7 +173,7 @@ def tooltip(rows: Sequence[Row]) -> list[alt.Tooltip]:
     return [alt.Tooltip(field=name, type="nominal") for name in names]
 
 
-def roofline(rates: Mapping[str, float], bandwidth: float, layers: Sequence[Row], by: alt.Color) -> str:
+def roofline(rates: Mapping[str, float], bandwidth: float, layers: Sequence[Row], by: alt.Color) -> Markup:
     """Return the roofs of a processor, and a point for each layer.
 
     rates: operations a second, by type. layers: rows with `intensity`, `rate` and `size`, the point's area.

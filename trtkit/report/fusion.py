@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtkit.network.fusion import grouped
-from trtkit.report.cells import percent, quantity, size
-from trtkit.report.page import facts, page, section, table
+from markupsafe import Markup
+
+from trtkit.report.fusion_tables import fusion_tables
+from trtkit.report.page import page, section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from trtkit.network.fusion import Fusion
     from trtkit.network.record import LayerRecord, NetworkRecord
-    from trtkit.report.cells import Value
-    from trtkit.report.page import PageOrigin
+    from trtkit.report.page import PageOrigin, PagePart
 
 
 _NUMBERED = re.compile(r"\blayers\.\d+\b")
@@ -76,13 +74,12 @@ def fusion_page(
     origin: PageOrigin,
 ) -> str:
     """Return a self-contained page. measured: for each fusion."""
-    parts = [f"<h1>{escape(f'Kernels of {name}')}</h1>"]
+    parts: list[PagePart] = []
     for (fusion, network), measurements in zip(fusions, measured, strict=True):
-        parts += section(
-            _title(fusion), facts(_summary(fusion)), _graph(fusion, network, measurements), _kernels(fusion)
-        )
+        summary, kernels = fusion_tables(fusion)
+        parts += section(_title(fusion), summary, _graph(fusion, network, measurements), kernels)
     code = Path(__file__).with_name("graph.js").read_text(encoding="utf-8")
-    return page(f"kernels of {name}", [*parts, f"<script>{code}</script>"], origin)
+    return page(f"kernels of {name}", [*parts, Markup("<script>{}</script>").format(Markup(code))], origin)
 
 
 def _title(fusion: Fusion) -> str:
@@ -91,37 +88,7 @@ def _title(fusion: Fusion) -> str:
     return f"{fusion.title}: {', '.join(shapes)}" if fusion.shapes else fusion.title
 
 
-def _summary(fusion: Fusion) -> dict[str, Value]:
-    kinds = Counter(kernel.kind for kernel in fusion.kernels)
-    return {
-        "layers": fusion.layers,
-        "kernels": len(fusion.kernels),
-        "kinds of kernels": ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()),
-        "generated kernels in the bundle's engine": f"{fusion.confirmed_kernels} of {fusion.generated_kernels}",
-        "layers in no kernel": len(fusion.absent),
-        "bytes moved, layer by layer": size(fusion.bytes_apart),
-        "bytes saved by fusing": size(fusion.bytes_saved),
-        "share": percent(fusion.bytes_saved / fusion.bytes_apart) if fusion.bytes_apart else None,
-    }
-
-
-def _kernels(fusion: Fusion) -> str:
-    headers = ("kernels", "kind", "layers", "operations", "bytes apart", "bytes saved")
-    rows = [
-        (
-            group.count,
-            group.kind,
-            group.text,
-            quantity(group.flops, "OP"),
-            size(group.bytes_apart),
-            size(group.bytes_saved),
-        )
-        for group in grouped(fusion)
-    ]
-    return table(headers, rows)
-
-
-def _graph(fusion: Fusion, network: NetworkRecord, measured: LayerMeasurements) -> str:
+def _graph(fusion: Fusion, network: NetworkRecord, measured: LayerMeasurements) -> Markup:
     """Return a network as a figure that graph.js draws; constants are left out."""
     kernels: dict[str, list[int]] = {}
     for number, kernel in enumerate(fusion.kernels):
@@ -140,17 +107,17 @@ def _graph(fusion: Fusion, network: NetworkRecord, measured: LayerMeasurements) 
     text = json.dumps({"nodes": [asdict(node) for node in nodes], "edges": edges, "kernels": named}).replace(
         "<", "\\u003c"
     )
-    options = "".join(f"<option value='{key}'>{words}</option>" for key, words in _color_keys(nodes))
-    controls = f"<label>Color by <select>{options}</select></label> <input type='search' placeholder='Search layers'>"
-    caption = (
-        "A box is a layer: drag to move, scroll or pinch to zoom, click for details. Layers of one kernel have one "
-        "color; gray ones are in no kernel, or were not measured."
-    )
-    return (
-        f"<figure class='graph'><div>{controls} <span class='note found'></span></div><canvas tabindex='0'></canvas>"
-        f"<script type='application/json'>{text}</script><pre class='note'></pre>"
-        f"<figcaption>{caption}</figcaption></figure>"
-    )
+    options = Markup("").join(Markup("<option value='{}'>{}</option>").format(*pair) for pair in _color_keys(nodes))
+    return Markup(_FIGURE).format(options, Markup(text))
+
+
+_FIGURE = (
+    "<figure class='graph'><div><label>Color by <select>{}</select></label> "
+    "<input type='search' placeholder='Search layers'> <span class='note found'></span></div>"
+    "<canvas tabindex='0'></canvas><script type='application/json'>{}</script><pre class='note'></pre>"
+    "<figcaption>A box is a layer: drag to move, scroll or pinch to zoom, click for details. Layers of one kernel have "
+    "one color; gray ones are in no kernel, or were not measured.</figcaption></figure>"
+)
 
 
 def _node(layer: LayerRecord, position: Position, kernels: list[int], measured: LayerMeasurements) -> _Node:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from html import escape
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtkit.report.cells import cell
+from markupsafe import Markup
+
 from trtkit.report.charts import CHART, library
+from trtkit.report.tables import Facts, Lines, Part, Table, as_cell
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from trtkit.report.cells import Value
+    from jinja2 import Environment
+
+    from trtkit.report.tables import VerdictCell
 
 _FOLDED = 40
 """Tables with more rows than this are folded."""
+_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -30,50 +36,74 @@ class PageOrigin:
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     versions: str = f"trtkit {__version__}"
 
-    def rows(self) -> dict[str, str]:
-        """Return names and values, without those that are empty."""
+    def facts(self) -> Facts:
         rows = {"command": self.command, "bundle": self.bundle, "date": self.date, "versions": self.versions}
-        return {name: value for name, value in rows.items() if value}
+        return Facts("provenance", [(name, value) for name, value in rows.items() if value])
 
 
-def page(title: str, parts: Iterable[str], origin: PageOrigin) -> str:
-    """Return a page. title: as text. parts: as HTML."""
-    body = "\n".join([*parts, "<h2>Provenance</h2>", facts(origin.rows())])
-    style, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    scripts = ([library()] if CHART in body else []) + [script]
-    code = "".join(f"<script>{text}</script>" for text in scripts)
-    metas = "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-    metas += "<meta name='color-scheme' content='light dark'>"
-    head = f"<meta charset='utf-8'>{metas}<title>{escape(title)}</title><style>{style}</style>"
-    return f"<!doctype html><html lang='en'><head>{head}</head><body>{body}{code}</body></html>\n"
+@dataclass(frozen=True)
+class Section:
+    """A heading and what is under it, headings of which are one level deeper."""
+
+    title: str
+    parts: Sequence[PagePart]
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
-    """Return a table that a click on a header sorts; long ones are folded. Empty without rows."""
-    cells = [list(map(cell, row)) for row in rows]
-    if not cells:
-        return ""
-    lines = [f"<tr>{''.join(row)}</tr>" for row in cells]
-    kinds = (" class='number'" if cell.startswith("<td class='number'") else "" for cell in cells[0])
-    head = "".join(f"<th tabindex='0'{kind}>{escape(text)}</th>" for text, kind in zip(headers, kinds, strict=True))
-    whole = f"<table class='sortable'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-    scrolled = f"<div class='scroll'>{whole}</div>"
-    return f"<details><summary>{len(lines)} rows</summary>{scrolled}</details>" if len(lines) > _FOLDED else scrolled
+PagePart = Part | Markup | Section
+"""Figures are markup already."""
 
 
-def facts(rows: Mapping[str, Value]) -> str:
-    """Return a table of names and values."""
-    lines = "".join(f"<tr><th>{escape(name)}</th>{cell(value)}</tr>" for name, value in rows.items())
-    return f"<div class='scroll'><table class='facts'><tbody>{lines}</tbody></table></div>"
+def page(title: str, parts: Iterable[PagePart], origin: PageOrigin, verdict: VerdictCell | None = None) -> str:
+    """Return a page. Its template escapes all texts."""
+    body = _environment().get_template("page.html")
+    style, script = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    shown = [part for part in (*parts, origin.facts()) if not _is_empty(part)]
+    has_charts = any(CHART in markup for markup in _figures(shown))
+    scripts = [Markup(text) for text in ([library()] if has_charts else []) + [script]]
+    return body.render(title=title, verdict=verdict, parts=shown, style=Markup(style), scripts=scripts).lstrip()
 
 
-def verdict_title(title: str, verdict: str, *, passed: bool) -> str:
-    """Return a heading that ends in a verdict."""
-    return f"<h1>{escape(title)}: <span class='{'pass' if passed else 'fail'}'>{escape(verdict)}</span></h1>"
+def section(title: str, *parts: PagePart) -> Iterable[Section]:
+    """Yield a heading with its parts; nothing if all of them are empty."""
+    if shown := [part for part in parts if not _is_empty(part)]:
+        yield Section(title, shown)
 
 
-def section(title: str, *parts: str, level: int = 2) -> Iterable[str]:
-    """Yield a heading and what is under it; nothing if all of that is empty."""
-    if any(parts):
-        yield f"<h{level}>{escape(title)}</h{level}>"
-        yield from parts
+def _is_empty(part: PagePart) -> bool:
+    match part:
+        case Table(rows=items) | Facts(rows=items) | Lines(lines=items) | Section(parts=items):
+            return not items
+        case _:
+            return isinstance(part, Markup) and not part
+
+
+def _figures(parts: Iterable[PagePart]) -> Iterator[Markup]:
+    for part in parts:
+        if isinstance(part, Section):
+            yield from _figures(part.parts)
+        elif isinstance(part, Markup):
+            yield part
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(_FOLDER)
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals["folded"] = _FOLDED
+    environment.filters |= {"kind": lambda part: type(part).__name__, "cell": as_cell}
+    environment.filters |= {"heading": _heading, "sortable": _sortable}
+    return environment
+
+
+def _heading(title: str) -> str:
+    """Return a table's title as it stands over it on a page."""
+    return title[:1].upper() + title[1:]
+
+
+def _sortable(value: float) -> str:
+    """Return a number as the page's script reads it, which knows no infinity."""
+    return repr(value) if math.isfinite(value) else "1e999"

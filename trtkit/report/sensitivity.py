@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
 import altair as alt
 
 from trtkit.report import charts
-from trtkit.report.cells import NumberCell, number, size
-from trtkit.report.page import page, section, table
+from trtkit.report.page import page, section
+from trtkit.report.tables import Column, Note, NumberCell, Table, named, number, numbers, size
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from trtkit.quantization.scoring.report import LayerLoss, Scores
     from trtkit.report.charts import Row
-    from trtkit.report.page import PageOrigin
+    from trtkit.report.page import PageOrigin, PagePart
 
 _LEAST = 1e-9
 _LOSS = charts.ChartAxis("loss", "loss, nats per token", is_log=True)
@@ -25,13 +26,13 @@ def sensitivity_page(name: str, scores: Scores, origin: PageOrigin) -> str:
     kept, count = len(scores.kept), len(scores.layers)
     rest = f", {kept} {_left(scores)}" if kept else ""
     summary = f"{count - kept} of {count} layers quantized{rest}: {scores.loss:.3g} nats per token"
-    parts = [f"<h1>{escape(f'quantize {name}')}</h1><p>{summary}</p>"]
+    parts: list[PagePart] = [Note(summary)]
     parts += section("Loss with one layer quantized alone", _ranked(scores), _layers(scores))
     parts += section("Loss against size", _by_size(scores), _budgets(scores))
     return page(f"quantize {name}", parts, origin)
 
 
-def _ranked(scores: Scores) -> str:
+def _ranked(scores: Scores) -> Markup:
     """Return the losses of single layers, the largest first, by method and by whether a budget leaves them."""
     rows: list[Row] = [
         {
@@ -50,7 +51,7 @@ def _ranked(scores: Scores) -> str:
     return charts.figure(charts.with_legend(drawn, "method"), "Hover to name a layer; click the legend to dim others.")
 
 
-def _by_size(scores: Scores) -> str:
+def _by_size(scores: Scores) -> Markup:
     """Return loss over the size of all linear layers, as budgets would leave the costliest alone."""
     rows: list[Row] = [
         {
@@ -70,14 +71,15 @@ def _by_size(scores: Scores) -> str:
     )
 
 
-def _budgets(scores: Scores) -> str:
+def _budgets(scores: Scores) -> Table:
     rows = [(point.kept, size(point.mib * 2**20), point.loss) for point in scores.curve]
-    return table((f"layers {_left(scores)}", "linear layers", "loss, nats per token"), rows)
+    return Table("", numbers(f"layers {_left(scores)}", "linear layers", "loss, nats per token"), rows)
 
 
-def _layers(scores: Scores) -> str:
-    headers = ("rank", "layer", "method", "loss, nats per token", "bits per weight", "weights", "")
-    return table(headers, [_row(scores, rank, row) for rank, row in enumerate(scores.layers, 1)])
+def _layers(scores: Scores) -> Table:
+    figures = numbers("loss, nats per token", "bits per weight", "weights")
+    columns = (*numbers("rank"), *named("layer", "method"), *figures, Column(""))
+    return Table("", columns, [_row(scores, rank, row) for rank, row in enumerate(scores.layers, 1)])
 
 
 def _row(scores: Scores, rank: int, row: LayerLoss) -> tuple[int, str, str, NumberCell, NumberCell, NumberCell, str]:

@@ -90,7 +90,6 @@ class HostCommunicator:
         """Do nothing: the ranks' own exchanges end when a process does."""
 
     def close(self) -> None:
-        """Forget the ranks."""
         self._known.pop(self._pointer, None)
 
 

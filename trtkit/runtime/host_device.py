@@ -46,7 +46,6 @@ class HostDevice:
         self._sizes: dict[int, int] = {}
 
     def stream(self) -> HostStream:
-        """Return a new stream."""
         stream = HostStream(self, len(self.streams) + 1)
         self.streams[stream.handle] = stream
         return stream
@@ -73,7 +72,6 @@ class HostDevice:
 
     @property
     def free_bytes(self) -> int:
-        """The rest of its memory."""
         return self.memory_bytes - self.allocated_bytes
 
     def holds(self, address: int, size_bytes: int) -> bool:
@@ -175,7 +173,6 @@ class HostStream:
         return stream
 
     def host_memory(self, size_bytes: int) -> torch.Tensor:
-        """Return memory."""
         return torch.empty(size_bytes, dtype=torch.uint8)
 
     def wait_for_current(self) -> None:
@@ -186,12 +183,10 @@ class HostStream:
         self.synchronize()
 
     def synchronize(self) -> None:
-        """Do all work."""
         self._device.check_not_capturing("a stream is waited for")
         self.run_to(self._done + len(self.pending))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return aligned memory."""
         return self._device.allocate(shape, dtype)
 
     def capture(self, work: Callable[[], object]) -> HostGraph:

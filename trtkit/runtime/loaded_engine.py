@@ -183,7 +183,6 @@ class ExecutionContext:
         self.set_address(name, tensor)
 
     def set_address(self, name: str, tensor: torch.Tensor) -> None:
-        """Give a tensor its memory."""
         self._ask(f"the address of `{name}`", self._context.set_tensor_address, name, tensor.data_ptr())
 
     def set_output_allocator(self, name: str, allocator: Any) -> None:
@@ -392,11 +391,9 @@ def output_allocator(backend: Backend, stream: Stream, dtype: torch.dtype) -> An
             return self.reallocate_output(name, memory, size, alignment)
 
         def notify_shape(self, _name: str, shape: Any) -> None:
-            """Note the output's shape."""
             self._shape = tuple(shape)
 
         def tensor(self) -> torch.Tensor:
-            """Return the output."""
             size = math.prod(self._shape) * dtype.itemsize
             return self._memory[:size].view(dtype).view(self._shape)
 

@@ -80,7 +80,6 @@ class TextPredictor:
         return [self._own(answer, length) for answer, length in zip(answers, lengths, strict=True)]
 
     def _own(self, answer: Answer, length: int) -> Answer:
-        """Return an answer without what is at padding."""
         if not isinstance(answer, Outputs):
             return answer
         by_token = {

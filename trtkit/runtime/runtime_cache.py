@@ -3,15 +3,11 @@
 Never the bundle: kernels are code, and a bundle comes from elsewhere.
 """
 
-from __future__ import annotations
-
 import contextlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from trtkit.files import cache_folder, replace_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def cache_file(plan_sha256: str) -> Path:

@@ -93,16 +93,13 @@ class ReferenceStage:
 
     @property
     def input_names(self) -> Sequence[str]:
-        """What it takes."""
         return [spec.name for spec in self._executor.inputs]
 
     @property
     def output_names(self) -> Sequence[str]:
-        """What it gives."""
         return self._executor.output_names
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Return the outputs by name."""
         kept = self.tensors if self.keeps_seams else {}
         outputs = self._executor.run(inputs, keep=kept.values() if kept else None)
         self.seams = {name: outputs[tensor] for name, tensor in kept.items()}

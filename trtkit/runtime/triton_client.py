@@ -116,7 +116,6 @@ class Client:
         self._client.close()
 
     def is_live(self) -> bool:
-        """Whether the server runs."""
         with self._errors():
             return bool(self._client.is_server_live(**self._limit))
 
@@ -131,7 +130,6 @@ class Client:
             return bool(self._client.is_model_ready(model, **self._limit))
 
     def version(self) -> str:
-        """Return Triton's version."""
         try:
             metadata = self._json("get_server_metadata")
         except DeployError:
@@ -163,7 +161,6 @@ class Client:
         )
 
     def infer(self, model: str, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
-        """Return the outputs of one request."""
         wanted = [self._module.InferRequestedOutput(name) for name in outputs]
         with self._errors(model):
             result = self._client.infer(model, self._inputs(inputs), outputs=wanted, **self._limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -92,7 +93,7 @@ class Record:
 
 def gap_index(seconds: float) -> int:
     """Return the place of a gap in the histogram."""
-    place = int(np.log10(seconds / _LOW_S) * _PER_DECADE)
+    place = int(math.log10(seconds / _LOW_S) * _PER_DECADE)
     return min(max(place, 0), _PER_DECADE * _DECADES - 1)
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from trtkit.llm.scheduler.batch import Chunk
     from trtkit.simulation.requests import SimulatedRequest
 
 
-@dataclass(frozen=True)
-class ReplicaState:
+class ReplicaState(NamedTuple):
     """A replica when steps begin. decoding, reading, waiting: requests. cached_tokens: of those that run.
 
     unread_tokens: of prompts that have begun, those that are not computed yet. reserved_tokens: that its caches have

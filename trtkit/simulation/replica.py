@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.llm.cache.host.tier import HostOptions
 from trtkit.llm.scheduler.batch import Batch, PrefixMatched, SlotLeft, SlotMoved, SlotTaken
-from trtkit.llm.scheduler.memory import SchedulerOptions
+from trtkit.llm.scheduler.options import SchedulerOptions
 from trtkit.llm.scheduler.request import Metrics
 from trtkit.llm.scheduler.scheduler import Scheduler
 from trtkit.simulation.cache import Clock, SimulatedCache
@@ -19,6 +18,8 @@ from trtkit.simulation.recorder import ReplicaState
 from trtkit.simulation.times import decode_s
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trtkit.llm.scheduler.batch import Chunk
     from trtkit.simulation.recorder import Recorder
     from trtkit.simulation.replica_options import ReplicaOptions
@@ -32,7 +33,10 @@ _NOTED_STEPS = 8
 
 @dataclass(eq=False)
 class _Run:
-    """A batch that runs now, decode steps alone many times. started_s: before copies. cached: of those that decode."""
+    """A batch that runs now, decode steps alone many times.
+
+    started_s: before copies. cached: of those that decode. groups_s: what each call for prompts takes.
+    """
 
     batch: Batch
     started_s: float
@@ -42,6 +46,7 @@ class _Run:
     decode_s: float = 0.0
     cached: int = 0
     lines: tuple[Line, Line] = ((0.0, 0.0), (0.0, 0.0))
+    groups_s: Sequence[float] = ()
 
 
 class Replica:
@@ -54,11 +59,12 @@ class Replica:
             options.slots,
             options.slot_tokens,
             options.max_prefill,
-            options.budget,
-            options.schedule,
+            token_budget=options.budget,
+            schedule=options.schedule,
             min_shared_tokens=options.min_shared_tokens,
-            max_imported_bytes=_ANY,
-            host=HostOptions(options.host_tokens * options.token_bytes, options.host_block_tokens),
+            most_imported_bytes=_ANY,
+            host_cache_bytes=options.host_tokens * options.token_bytes,
+            host_block_tokens=options.host_block_tokens,
             shares_prefixes=options.block_tokens > 0,
         )
         self.scheduler: Scheduler[SimulatedRequest] = Scheduler(self._cache, shared, self._clock)
@@ -111,8 +117,8 @@ class Replica:
         self._recorder.pass_time(self._state(run), run.started_s, run.end_s, run.steps)
         self._clock.now_s = run.begin_s + run.decode_s if run.batch.prefill else run.end_s
         self._end_decoding(run)
-        for group in run.batch.prefill:
-            self._clock.now_s += self._group_s(group)
+        for group, seconds in zip(run.batch.prefill, run.groups_s, strict=True):
+            self._clock.now_s += seconds
             self._end_group(group)
         self._clock.now_s = run.end_s
         copied_s = run.begin_s - run.started_s
@@ -146,7 +152,8 @@ class Replica:
             run.lines = self.options.times.decode_lines(int(batch.decode[-1] - batch.decode[0]) + 1)
         if batch.prefill:
             run.decode_s = decode_s(run.lines, batch.decode.size, cached, 1) if batch.decode.size else 0.0
-            run.end_s = begin_s + run.decode_s + sum(map(self._group_s, batch.prefill))
+            run.groups_s = [self._group_s(group) for group in batch.prefill]
+            run.end_s = begin_s + run.decode_s + sum(run.groups_s)
             return
         self._set_steps(run, self.scheduler.steps_alike(batch))
         queue = self.scheduler.queue
@@ -191,7 +198,7 @@ class Replica:
         slots, steps = run.batch.decode, run.steps
         if not slots.size or not steps:
             return
-        if steps > 1:  # the pages of the first are reserved
+        if steps > 1 and self._cache.pages is not None:  # the pages of the first are reserved
             self.scheduler.memory.reserve(slots, np.full(len(slots), steps))
         self._slots.cached[slots] += steps
         self._lengths[slots] += steps
@@ -235,22 +242,28 @@ class Replica:
 
     def _group_s(self, group: list[Chunk]) -> float:
         """Return the seconds of a call for pieces of prompts, padded as the engine pads them."""
+        if len(group) == 1:
+            return self.options.times.prefill_s(1, group[0].count, group[0].start + group[0].count)
         tokens, length = max(chunk.count for chunk in group), max(chunk.start + chunk.count for chunk in group)
         return self.options.times.prefill_s(len(group), tokens, length)
 
     def _note_costs(self, run: _Run) -> None:
         """Note what the latest steps have taken, by which the scheduler chooses what the host keeps."""
         (base, slope), (other_base, other_slope) = run.lines
-        for step in range(max(0, run.steps - _NOTED_STEPS), run.steps):
-            cached = run.cached + step * run.batch.decode.size
-            seconds = max(base + slope * cached, other_base + other_slope * cached)
-            self.scheduler.costs.note(seconds, 0, decodes=True)
+        rows, noted = run.batch.decode.size, min(run.steps, _NOTED_STEPS)
+        first_s, last_s = (
+            max(base + slope * cached, other_base + other_slope * cached)
+            for cached in (run.cached + (run.steps - noted) * rows, run.cached + (run.steps - 1) * rows)
+        )
+        self.scheduler.costs.note_decoding(first_s, last_s, noted)
 
     def _state(self, run: _Run) -> ReplicaState:
         """Return what holds before a run's steps; of what is reserved, the mean of before and after."""
         slots, decode, pages = self._slots, run.batch.decode, self._cache.pages
-        running, read = len(self.scheduler.running.requests), sum(int(slots.cached[slot]) for slot in self._unread)
-        unread = sum(int(self._lengths[slot]) for slot in self._unread) - read
+        running, read, unread = len(self.scheduler.running.requests), 0, 0
+        for slot in self._unread:
+            read += int(slots.cached[slot])
+            unread += int(self._lengths[slot] - slots.cached[slot])
         reserved = running * self.options.slot_tokens
         if pages is not None:
             starts = slots.cached[decode]

@@ -121,6 +121,7 @@ class RooflineTimes:
     stages: int = 1
     links_s: Callable[[int, int], float] = no_links
     _lines: dict[int, tuple[Line, Line]] = field(default_factory=dict, repr=False, compare=False)
+    _prefill: dict[tuple[int, int, int], float] = field(default_factory=dict, repr=False, compare=False)
 
     def decode_lines(self, batch: int) -> tuple[Line, Line]:
         """Return the lines of memory and of compute; see StepTimes. Both are exact: counts are linear in the length."""
@@ -134,8 +135,12 @@ class RooflineTimes:
 
     def prefill_s(self, rows: int, tokens: int, length: int) -> float:
         """Return the seconds of a call for prompts; see StepTimes."""
-        computed_s = passed_s(floor(self.counts, (rows, tokens, length), self.gpu), self.stages, rows * tokens)
-        return (computed_s + self.links_s(rows * tokens, rows)) / self.efficiency + self.overhead_s
+        call = rows, tokens, length
+        if call not in self._prefill:
+            computed_s = passed_s(floor(self.counts, call, self.gpu), self.stages, rows * tokens)
+            links_s = self.links_s(rows * tokens, rows)
+            self._prefill[call] = (computed_s + links_s) / self.efficiency + self.overhead_s
+        return self._prefill[call]
 
     def _line(self, batch: int, at_1: float, at_1025: float) -> Line:
         """Return the line through two steps, of one and of 1,025 cached tokens a row, the new one among them."""

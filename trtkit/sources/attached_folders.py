@@ -1,15 +1,10 @@
 """The folders of what is attached to a model: LoRA adapters that PEFT saved, draft heads."""
 
-from __future__ import annotations
-
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from trtkit.errors import SourceError
 from trtkit.sources.safetensors_file import read_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ADAPTER_CONFIG = "adapter_config.json"
 _WEIGHTS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"

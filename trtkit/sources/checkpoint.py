@@ -69,7 +69,6 @@ class Checkpoint(Mapping[str, Array]):
         return len(self._stored)
 
     def stored(self, name: str) -> StoredArray:
-        """Return an array without reading it."""
         return self._stored[name]
 
     def shape_of(self, name: str) -> tuple[int, ...]:

@@ -77,7 +77,6 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Return the shard of each array."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise SourceError("`weight_map` is missing", str(index), "copy or download the file again")
@@ -85,7 +84,6 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _shards(index: Path, names: Sequence[str]) -> list[Path]:
-    """Return the shards' paths, all there and all in the folder."""
     outside = [name for name in names if "/" in name or "\\" in name or name in (".", "..")]
     if outside:
         raise SourceError(f"shard `{outside[0]}` is outside the folder", str(index), "put all shards next to the index")

@@ -1,7 +1,5 @@
 """Tokenizers as files, in the form that transformers loads."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +39,6 @@ class CopiedTokenizer:
     files: tuple[Path, ...] = ()
 
     def write(self, folder: Path) -> list[Path]:
-        """Copy the files."""
         folder.mkdir(parents=True, exist_ok=True)
         return [Path(shutil.copyfile(path, folder / path.name)) for path in self.files]
 

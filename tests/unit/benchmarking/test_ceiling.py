@@ -15,9 +15,9 @@ from trtkit.benchmarking.ceiling_report import MeasuredRates, PhaseLayers, Publi
 from trtkit.planning.counts import GroupCounts, Multilinear, NetworkCounts
 from trtkit.planning.gpus import find_gpus, gpu_of_device
 from trtkit.report.benchmark import roofline_plots
+from trtkit.report.page import PageOrigin, page
 
 POINT = (1, 0, 0)
-_HEAD = "<meta name='viewport'><meta name='color-scheme'>"
 
 
 def constant(value: int) -> Multilinear:
@@ -59,15 +59,15 @@ def test_a_report_draws_every_roof_of_a_gpu_and_its_layers_below(key: str) -> No
     rows = layer_times(COUNTS, POINT, gpu, {"conv": 1e-4, "relu": 1e-5})
     phase = PhaseLayers("run", 4001, 400, rows, largest_gaps(rows))
     ceiling = PublishedRates("x", dict(gpu.rates), gpu.bandwidth_bytes_per_s, gpu.sources)
-    page = Page(f"{_HEAD}{''.join(roofline_plots(ceiling, [phase]))}")
-    roofline, timeline = page.specs
+    drawn = Page(page("rooflines", roofline_plots(ceiling, [phase]), PageOrigin("trtkit bench x")))
+    roofline, timeline = drawn.specs
     roofs = rows_with(roofline, "roof")
     assert len(roofs) == 3 * len(gpu.rates)
     layers = rows_with(roofline, "Layer")
     assert [row["Layer"] for row in layers] == ["conv", "whole network, fused"]  # those that compute
     assert max(row["rate"] for row in layers) < max(row["rate"] for row in roofs)
     assert [row["Layer"] for row in rows_with(timeline, "start")] == ["conv", "relu"]
-    assert {"conv", "relu", "0.1 ms", "10 \u00b5s", "4 kOP"} <= set(page.cells)
+    assert {"conv", "relu", "0.1 ms", "10 \u00b5s", "4 kOP"} <= set(drawn.cells)
     assert svg(roofline).count('aria-roledescription="circle"') == 2
 
 

@@ -15,9 +15,8 @@ from trtkit.benchmarking.contenders import Contender
 from trtkit.benchmarking.diff import diff_reports
 from trtkit.benchmarking.metrics import RequestTimes
 from trtkit.benchmarking.report import read_report, report_text
-from trtkit.benchmarking.shapes import ShapeCase
 from trtkit.benchmarking.timing import Rules
-from trtkit.benchmarking.vision import measure_case
+from trtkit.benchmarking.vision import ShapeCase, measure_case
 from trtkit.errors import BenchError
 from trtkit.inputs.samples import Sample
 

@@ -55,6 +55,16 @@ def test_least_recently_used_bundles_go_beyond_the_limit(
     assert sorted(path.name for path in (own_cache / "bundles").iterdir()) == ["a2", "a3"]
 
 
+def test_a_build_follows_from_the_families_that_users_add(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "families" not in cache.tool_versions()
+    monkeypatch.setenv("TRTKIT_FAMILIES", str(tmp_path))
+    digests = []
+    for scale in (1, 2):
+        (tmp_path / "mine.py").write_text(f"SCALE = {scale}\n", encoding="utf-8")
+        digests.append(cache.tool_versions()["families"])
+    assert digests[0] != digests[1]
+
+
 def test_tool_versions_name_what_takes_part_in_a_build() -> None:
     versions = cache.tool_versions()
     assert {"python", "trtkit", "onnx", "onnxslim"} <= set(versions)

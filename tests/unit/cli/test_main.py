@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import TRTKIT
 from trtkit import __version__
-from trtkit.cli.bench_diff import diff
+from trtkit.cli.bench import diff
 from trtkit.cli.main import COMMANDS, GROUPS, cli
 
 if TYPE_CHECKING:

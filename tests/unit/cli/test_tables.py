@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from trtkit.cli.tables import count_text, profiles_text, shape_text, weights_text
-from trtkit.report.cells import size_text
+from trtkit.cli.tables import profiles_text, weights_text
+from trtkit.report.tables import count_text, shape_text, size_text
 
 
 @pytest.mark.parametrize(

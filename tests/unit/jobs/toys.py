@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path  # noqa: TC003 - read from JSON by its type
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.errors import TrtkitError

@@ -67,7 +67,7 @@ def test_a_plain_adapter_has_its_matrices_by_path_and_its_scale(folder: Path) ->
     a, b = adapter.parts["layers.1.attention.q"].matrices()
     assert (a == 1).all()
     assert (b == 2).all()
-    assert adapter.rank == 2
+    assert adapter.adapter_rank == 2
 
 
 FORMS = [
@@ -117,7 +117,7 @@ def test_other_forms_are_refused_by_name(folder: Path, field: str, value: Any, w
 )
 def test_fields_without_effect_change_nothing(folder: Path, fields: dict[str, Any]) -> None:
     change(folder, **fields)
-    assert open_adapter(folder, SPEC).rank == 2
+    assert open_adapter(folder, SPEC).adapter_rank == 2
 
 
 def test_all_problems_are_told_at_once(folder: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,12 @@ import pytest
 from trtkit.errors import ProblemsError, SourceError
 from trtkit.models import decoders
 from trtkit.models.registry import (
-    ARCHITECTURES,
     ENCODER_DECODERS,
-    FAMILIES,
     decoder_spec,
+    hf_class,
     is_language_model,
+    known_families,
+    outside_digest,
     unsupported_family,
 )
 
@@ -106,11 +109,77 @@ def test_unsupported_values_are_named(changes: dict[str, Any], named: str) -> No
 def test_families_are_small_files_of_data_that_never_import_each_other() -> None:
     folder = Path(decoders.__path__[0])
     files = {path.stem: path.read_text() for path in folder.glob("*.py") if path.stem != "__init__"}
-    assert set(FAMILIES.values()) == set(files)
+    assert set(known_families().values()) == {f"trtkit.models.decoders.{name}" for name in files}
     for name, text in files.items():
         imported = {node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
-        assert len(text.splitlines()) <= 60, name
+        assert len(text.splitlines()) <= 70, name
         assert not {module for module in imported if "decoders" in module or module.startswith(("torch", "tensorrt"))}
+
+
+def test_opening_a_family_imports_no_other() -> None:
+    code = f"import sys; from trtkit.models.registry import decoder_spec; decoder_spec({LLAMA})"
+    code += "; print(*[name for name in sys.modules if name.startswith('trtkit.models.decoders.')])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["trtkit.models.decoders.llama"]
+
+
+def test_files_of_families_are_named_by_model_type() -> None:
+    """But for six that one file reads together with its own, and one that Python could not import."""
+    others = {name: str(file) for name, file in known_families().items() if str(file).rpartition(".")[2] != name}
+    assert set(others) == {
+        "codegen", "granitemoeshared", "ministral", "mt5", "nemotron-nas", "qwen2_5_vl_text", "umt5"
+    }  # fmt: skip
+
+
+OUTSIDE = """
+HF_CLASS = "MyForCausalLM"
+from trtkit.models.decoders.llama import spec
+"""
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("TRTKIT_FAMILIES", str(tmp_path))
+    (tmp_path / "my_llama.py").write_text(OUTSIDE, encoding="utf-8")
+    (tmp_path / "__init__.py").touch()
+    return tmp_path
+
+
+def test_a_family_comes_from_a_folder(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert decoder_spec({**LLAMA, "model_type": "my_llama"}).model_type == "my_llama"
+    assert "__init__" not in known_families()
+    assert (hf_class("my_llama"), len(outside_digest())) == ("MyForCausalLM", 64)
+    monkeypatch.delenv("TRTKIT_FAMILIES")
+    assert "unknown `model_type` `my_llama`" in error_of(model_type="my_llama")
+    assert outside_digest() == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("odd", "HF_CLASS = 'A'", "FILE: no `spec` in it\nfix: a family has "),
+        ("odd", "def spec(config):\n    return None\n", "FILE: no `HF_CLASS` in it\nfix: a family has "),
+        ("odd", "import no_such_module", "FILE: cannot be imported: ModuleNotFoundError: No module named 'no_such_mo"),
+        ("odd", "def spec(:", "FILE: cannot be imported: SyntaxError: "),
+        ("llama", OUTSIDE, "FILE: a second family `llama`\nfix: remove it, or give it another `model_type`"),
+    ],
+)
+def test_files_that_hold_no_family_are_refused(outside: Path, name: str, text: str, error: str) -> None:
+    path = outside / f"{name}.py"
+    path.write_text(text, encoding="utf-8")
+    assert error_of(model_type="odd").startswith(error.replace("FILE", str(path)))
+
+
+def test_a_file_is_only_imported_for_its_own_model_type(outside: Path) -> None:
+    (outside / "broken.py").write_text("raise RuntimeError", encoding="utf-8")
+    decoder_spec(LLAMA)
+    decoder_spec({**LLAMA, "model_type": "my_llama"})
+
+
+def test_a_folder_of_families_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTKIT_FAMILIES", "no/such")
+    error = "TRTKIT_FAMILIES: no/such: no such folder\nfix: it names folders of families' files"
+    assert error_of() == error
 
 
 def test_architectures_are_those_of_transformers() -> None:
@@ -118,9 +187,10 @@ def test_architectures_are_those_of_transformers() -> None:
 
     sources = {**auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, **auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}
     readers = {name: sources[name] for name in ENCODER_DECODERS}
+    named = {model_type: hf_class(model_type) for model_type in known_families()}
     classes = {**auto.MODEL_MAPPING_NAMES, **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **readers}
     classes |= {"mistral4": "Mistral4ForCausalLM", "nemotron-nas": "DeciLMForCausalLM"}  # which they do not list
-    assert {model_type: classes[model_type] for model_type in FAMILIES} == ARCHITECTURES
+    assert {model_type: classes[model_type] for model_type in known_families()} == named
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtkit.errors import QuantizeError
-from trtkit.quantization.scoring.budget import Budget, keep_for, parse_budget
+from trtkit.quantization.scoring.mix import Budget, keep_for, parse_budget
 from trtkit.quantization.scoring.report import LayerLoss
 
 if TYPE_CHECKING:

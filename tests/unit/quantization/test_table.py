@@ -32,7 +32,7 @@ from trtkit.planning.quantized_by import by_options
 from trtkit.quantization import int4
 from trtkit.quantization.llm.choice import choose
 from trtkit.quantization.llm.sequential import quantize_int4
-from trtkit.quantization.scoring.budget import Bits
+from trtkit.quantization.scoring.mix import Bits
 from trtkit.quantization.vision.onnx_model import check_options
 from trtkit.quantization.written import rounded
 

@@ -47,7 +47,7 @@ def test_every_value_stands_in_a_table() -> None:
     page = page_of(report())
     for cell in ("stem", "wrong one", "head", "logits", "profile 0 min", "x [1, 3]", "axis 1, index 17: 9.8e-01"):
         assert cell in page.cells
-    assert {"0.001", "0.5", "0.99900000", "inf", "1e+06", "25.0 %"} <= set(page.cells)
+    assert {"1.00e-03", "5.00e-01", "0.99900000", "inf", "1e+06", "25.0%"} <= set(page.cells)
 
 
 def test_the_title_has_the_verdict_and_the_end_says_where_figures_come_from() -> None:

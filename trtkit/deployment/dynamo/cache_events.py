@@ -145,7 +145,6 @@ class HeldPages:
         return [*events, Removed(type="removed", block_hashes=gone)] if gone else events
 
     def all_gone(self) -> list[Event]:
-        """Return everything that is held as removed."""
         on_host = (hashes for _, hashes in self._on_host.values())
         hashes = [page_hash for page in (*self._hashes.values(), *on_host) for page_hash in page]
         return [Removed(type="removed", block_hashes=hashes)] if hashes else []
@@ -238,7 +237,6 @@ class HeldBlocks:
         return [*removed, *self._stored(slots, changed, new)]
 
     def all_gone(self) -> list[Event]:
-        """Return everything that is held as removed."""
         return [Removed(type="removed", block_hashes=list(self._holders))] if self._holders else []
 
     def _chain(self, tokens: Ints, chain: list[int]) -> list[int]:

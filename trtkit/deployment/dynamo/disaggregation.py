@@ -154,7 +154,6 @@ class Agent:
         return base64.b64encode(self._agent.get_agent_metadata()).decode()
 
     def connect(self, metadata: str) -> str:
-        """Return the name of another agent."""
         name: str = self._agent.add_remote_agent(base64.b64decode(metadata, validate=True))
         return name
 
@@ -163,11 +162,9 @@ class Agent:
         self._agent.remove_remote_agent(peer)
 
     def tell(self, peer: str, note: str) -> None:
-        """Send a note."""
         self._agent.send_notif(peer, note.encode())
 
     def notes(self) -> list[str]:
-        """Return the notes that have come."""
         return [self._notes.get() for _ in range(self._notes.qsize())]
 
     def collect(self) -> None:

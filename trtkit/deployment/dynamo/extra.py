@@ -1,7 +1,5 @@
 """NVIDIA Dynamo, which all of this needs, and how it is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 
 from trtkit.errors import MissingPackageError

@@ -143,7 +143,6 @@ class LocalFleet:
 
     @property
     def frontend_pid(self) -> int | None:
-        """The frontend's process."""
         return None if self._frontend is None else self._frontend.pid
 
     @property
@@ -253,7 +252,6 @@ class LocalFleet:
                 raise DeployError(f"the {name} ended with {process.ending()}: {self._last_words(name)}")
 
     def _last_words(self, name: str) -> str:
-        """Return the last lines of a process."""
         return "\n".join(list(self._last[name])[-6:])
 
 
@@ -286,7 +284,6 @@ class Broker:
         self.environment = {"DYN_ZMQ_BROKER_URL": url, "DYN_ZMQ_BROKER_ENABLED": "true"}
 
     def close(self) -> None:
-        """End it."""
         self._context.destroy(linger=0)
         self._thread.join()
 
@@ -309,7 +306,6 @@ class Member:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether it says that it serves."""
         return self._read("health") is not None
 
     def is_hung(self, limit_s: float) -> bool:

@@ -76,7 +76,6 @@ class DynamoClusterFacts:
 
     @property
     def gpus(self) -> int:
-        """GPUs of a pod."""
         return self.workers * self.ranks // self.nodes
 
     @property
@@ -160,7 +159,6 @@ def _group(facts: DynamoClusterFacts) -> Manifest:
 
 
 def _container(facts: DynamoClusterFacts) -> Manifest:
-    """Return what has the frontend."""
     return {
         **_member(facts),
         "ports": [{"name": "http", "containerPort": _PORT}],

@@ -1,17 +1,12 @@
 """What Dynamo's frontend reads of a bundle: tokenizer, config and chat template, checked before anything starts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import DeployError
 from trtkit.runtime.text.trial import try_patterns, try_template
 from trtkit.sources.safetensors_file import json_object
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _AGAIN = "build it again with `trtkit build --no-cache`"
 

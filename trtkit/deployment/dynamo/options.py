@@ -1,7 +1,5 @@
 """How Dynamo serves a language model: the options of a fleet, and the command line of each worker."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -27,7 +27,6 @@ from prometheus_client.registry import Collector
 
 from trtkit.deployment.dynamo.adapters import LOAD, UNLOAD, ServedAdapters
 from trtkit.deployment.dynamo.cache_events import CacheEvents, blocks_of
-from trtkit.deployment.dynamo.chunks import chunk
 from trtkit.deployment.dynamo.disaggregation import Decode, Prefill, prompt_alone
 from trtkit.deployment.dynamo.extra import require_nixl
 from trtkit.deployment.dynamo.options import (
@@ -39,7 +38,7 @@ from trtkit.deployment.dynamo.options import (
     WAKE_UP,
     worker_parser,
 )
-from trtkit.deployment.dynamo.requests import default_settings, read_request, read_scheduling
+from trtkit.deployment.dynamo.requests import chunk, default_settings, read_request, read_scheduling
 from trtkit.deployment.engine_metrics import COUNTERS, gauges
 from trtkit.errors import (
     GenerationError,
@@ -109,7 +108,6 @@ class BundleWorker(LLMEngine):
         )
 
     async def start(self, worker_id: int) -> EngineConfig:  # noqa: ARG002
-        """Open the bundle."""
         await asyncio.to_thread(self._open_transfers)
         serving = replace(self._options.serving, detokenizes=False)
         self._llm = await asyncio.to_thread(AsyncLLM, self._options.bundle, on_step=self._after_step, **vars(serving))
@@ -171,7 +169,6 @@ class BundleWorker(LLMEngine):
         return [0]
 
     def attach_snapshot_publisher(self, publisher: LoadPublisher) -> None:
-        """Take what the load is told to."""
         self._cache.load = publisher
 
     async def register_prometheus(self, metrics: EngineMetrics) -> None:

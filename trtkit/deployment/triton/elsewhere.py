@@ -34,7 +34,6 @@ from trtkit.deployment.triton.compatibility import (
     release_warning,
 )
 from trtkit.deployment.triton.endpoints import Endpoints
-from trtkit.deployment.triton.local_server import server_flags
 from trtkit.deployment.triton.repository import DEPLOYMENT
 from trtkit.deployment.triton.repository_check import read_repository
 from trtkit.errors import DeployError
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.deployment.triton.compatibility import Release
-    from trtkit.deployment.triton.local_server import ServeOptions
     from trtkit.deployment.triton.repository_check import RepositoryModel
     from trtkit.deployment.triton.served import DeployedModel
 
@@ -256,11 +254,6 @@ def dockerfile(facts: ContainerFacts) -> str:
             "",
         ]
     )
-
-
-def tritonserver_command(options: ServeOptions) -> str:
-    """Return the line that serves a repository where `tritonserver` is installed."""
-    return " \\\n  ".join(shlex.quote(word) for word in ["tritonserver", *server_flags(options)])
 
 
 def _deployments(model: RepositoryModel) -> list[Path]:

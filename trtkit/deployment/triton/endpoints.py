@@ -1,21 +1,17 @@
 """Where a server listens, and what its HTTP endpoint says of itself; needs no client library."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from trtkit.deployment import process
 from trtkit.errors import DeployError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LISTEN = "0A"  # a socket's state in /proc/net/tcp
 _TIMEOUT_S = 10.0
@@ -74,7 +70,6 @@ class ModelState:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes requests."""
         return self.state == "READY"
 
 

@@ -1,18 +1,11 @@
 """Several models as one: tensors go from step to step inside the server."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from trtkit.deployment.triton import model_config
-from trtkit.deployment.triton.model_config import Section
-from trtkit.deployment.triton.served import DeployedModel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from trtkit.deployment.triton.model_config import TritonTensor
-    from trtkit.deployment.triton.served import Kind
+from trtkit.deployment.triton.model_config import Section, TritonTensor
+from trtkit.deployment.triton.served import DeployedModel, Kind
 
 
 def ensemble(

@@ -1,7 +1,5 @@
 """The packages of the extra `triton`, which all of this needs."""
 
-from __future__ import annotations
-
 import importlib
 
 

@@ -4,8 +4,6 @@
 model that it calls ready has all its processes.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -5,8 +5,6 @@ request_output_len) are one model here; what both lack has trtkit's name. Names 
 triton_backend/all_models/inflight_batcher_llm/*/config.pbtxt, release 1.2.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from trtkit.deployment.triton.model_config import TritonTensor
@@ -26,7 +24,6 @@ class Field:
 
     @property
     def tensor(self) -> TritonTensor:
-        """The input as Triton has it."""
         return TritonTensor(self.name, self.dtype, self.dims, is_optional=True)
 
 

@@ -90,7 +90,6 @@ class LocalServer:
 
     @property
     def pid(self) -> int:
-        """The server's process."""
         return self._running.pid
 
     def wait_ready(self, timeout_s: float | None = None) -> list[ModelState]:
@@ -198,7 +197,6 @@ class ServerLog:
 
     @property
     def text(self) -> str:
-        """All lines that are kept."""
         return "\n".join(self.lines)
 
     def errors(self, count: int = 4) -> list[str]:

@@ -225,6 +225,5 @@ def _function(model: Model) -> Callable[[Array], Array]:
 
 
 def _port(network: DeployedModel) -> dict[str, str]:
-    """Return how a network is called."""
     taken = network.inputs[0]
     return {"model": network.name, "input": taken.name, "dtype": taken.dtype, "output": network.outputs[0].name}

@@ -1,21 +1,16 @@
 """A tritonserver on this machine: its program, its backends, and what its Python backend needs to run trtkit."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
 import shutil
 import sys
 import sysconfig
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trtkit.errors import DeployError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 VARIABLE = "TRTKIT_TRITON_SERVER"
 # What `make triton` and this command put where `find_server` looks.
@@ -55,7 +50,6 @@ class ServerFiles:
 
     @property
     def caches(self) -> Path | None:
-        """The folder of its response caches."""
         folder = self.root / "caches"
         return folder if folder.is_dir() else None
 

@@ -67,7 +67,7 @@ class Adapters:
         """Read and check an adapter, by any thread: nothing here changes. Raises SourceError, ProblemsError."""
         adapter = open_adapter(Path(folder), self._spec)
         check_adapter(adapter, self._paths, self._most)
-        return PreparedAdapter(adapter.digest, adapter.rank, prepared_matrices(adapter, self._dtype))
+        return PreparedAdapter(adapter.digest, adapter.adapter_rank, prepared_matrices(adapter, self._dtype))
 
     def load(self, name: str, adapter: PreparedAdapter | Path | str) -> LoadedAdapter:
         """Let requests use an adapter. Raises RequestError for a name that is taken, and what `read` does."""

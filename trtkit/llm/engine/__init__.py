@@ -1,6 +1,6 @@
 """Many requests on one decoder: in-flight batching, prefix reuse, beams, speculation."""
 
-from trtkit.llm.cache.host.tier import CacheFolder
+from trtkit.llm.cache.host.files import CacheFolder
 from trtkit.llm.engine.engine import LLMEngine
 from trtkit.llm.engine.heads import HEAD_PROPOSERS, Eagle3Proposer
 from trtkit.llm.engine.options import EngineOptions

@@ -151,7 +151,10 @@ class LLMEngine:
         if not self._overlaps or self._scheduler.running.groups:
             self._collect()
         batch = self._ask(partial(self._scheduler.schedule, started_s))
-        for number, chunks in enumerate(batch.prefill or ([[]] if batch.decode.size else [])):
+        if not batch.prefill and not batch.decode.size:
+            self._collect()  # there is nothing to do until their tokens are known
+            return batch
+        for number, chunks in enumerate(batch.prefill or [[]]):
             ready = batch.decode if number == 0 else batch.decode[:0]
             if not chunks and self._overlaps and can_launch(self._state, ready):
                 launched = launch(self._state, ready)
@@ -163,27 +166,25 @@ class LLMEngine:
 
     def _mixed_call(self, packed: PackedCalls, mixed: MixedCall) -> None:
         """Run a mixed call; the slots that decode and the prompts that are complete draw their next tokens."""
-        ready, state = mixed.ready, self._state
+        state, rows = self._state, np.arange(len(mixed.ready))
         logits = packed.forward_packed(mixed.call)
-        goes_ahead = self._overlaps and ready.size and not state.running.is_beam[ready].any()
-        launched = launched_step(state, ready, logits[: len(ready)]) if goes_ahead else None
-        slots, rows = [], []
+        complete = []
         for chunk, span in zip(mixed.chunks, mixed.spans, strict=True):
             self._note_prompt(chunk, logits[span])
             if self._scheduler.read(chunk):
-                slots.append(chunk.slot)
-                rows.append(span.stop - 1)
-        complete = np.array(slots, np.int64)
-        if self._overlaps:
-            self._collect()
-            if launched is not None:
-                self._in_flight.append(draw(state, launched))
-            elif ready.size:
-                take(state, ready, logits[: len(ready)])
-            if complete.size:
-                self._begin(complete, logits[rows])
-        elif ready.size or complete.size:
-            take(state, np.append(ready, complete), logits[[*range(len(ready)), *rows]] if complete.size else logits)
+                complete.append((chunk.slot, span.stop - 1))
+        if complete:
+            rows = np.append(rows, [row for _, row in complete])
+        slots = np.append(mixed.ready, [slot for slot, _ in complete]).astype(np.int64)
+        logits = _rows_of(logits, rows)
+        waits = state.running.is_beam[slots] if self._overlaps else np.ones(len(slots), np.bool_)
+        ahead, at_once = np.flatnonzero(~waits), np.flatnonzero(waits)
+        launched = launched_step(state, slots[ahead], _rows_of(logits, ahead)) if ahead.size else None
+        self._collect()
+        if launched is not None:
+            self._in_flight.append(draw(state, launched, mixed.ready))
+        if at_once.size:
+            take(state, slots[at_once], _rows_of(logits, at_once))
 
     def _note_calls(self) -> None:
         """Count what the decoder has computed since the last time."""
@@ -277,3 +278,8 @@ class LLMEngine:
         if not ids.size:  # tokens that are read again after a wrong guess
             return
         request.prompt_logprobs += token_logprobs(logits[: len(ids)], to_device(ids, logits.device), top)()
+
+
+def _rows_of(logits: torch.Tensor, rows: Ints) -> torch.Tensor:
+    """Return some rows of logits [N, V], in order; without a copy if they are all."""
+    return logits if len(rows) == len(logits) else logits[to_device(rows, logits.device)]

@@ -82,18 +82,20 @@ def launched_step(state: State, ready: Ints, logits: torch.Tensor, *, is_drawn: 
     return Launched(ready, lengths, state.running.tenancies[ready], logits, _place(ready, logits), is_drawn)
 
 
-def draw(state: State, step: Launched) -> InFlight:
-    """Draw the tokens of a step that it has not drawn itself, now that the host knows all those before them."""
-    state.statistics.synchronous_steps += state.sampler.waits(step.slots)
-    return InFlight(step, _draw(state, step), step.is_drawn)
+def draw(state: State, step: Launched, decoding: Ints | None = None) -> InFlight:
+    """Draw the tokens of a step that it has not drawn itself, now that the host knows all those before them.
+
+    decoding: those of its slots that decode; all if None.
+    """
+    decoding = step.slots if decoding is None else decoding
+    state.statistics.synchronous_steps += bool(decoding.size) and state.sampler.waits(decoding)
+    launched = _draw(state, step)
+    return InFlight(step, launched, step.is_drawn or state.sampler.count_drawn(step.slots, launched.tokens))
 
 
 def begin(state: State, slots: Ints, logits: torch.Tensor) -> InFlight:
     """Draw the first tokens of `slots` [R], whose prompts are computed, from logits [R, V]; nothing is waited for."""
-    lengths, tenancies = state.slots.sequences.lengths[slots], state.running.tenancies[slots]
-    step = Launched(slots, lengths, tenancies, logits, _place(slots, logits), is_drawn=False)
-    launched = _draw(state, step)
-    return InFlight(step, launched, state.sampler.count_drawn(slots, launched.tokens))
+    return draw(state, launched_step(state, slots, logits), slots[:0])
 
 
 def _draw(state: State, step: Launched) -> LaunchedDraw:

@@ -14,9 +14,13 @@ class Average:
     def __init__(self) -> None:
         self.value: float | None = None
 
-    def add(self, value: float) -> None:
-        """Take a measurement."""
-        self.value = value if self.value is None else (1 - _NEWEST) * self.value + _NEWEST * value
+    def add(self, value: float, more: float = 0.0, count: int = 1) -> None:
+        """Take a measurement, or `count` of them, each by `more` larger than the one before it."""
+        mean = self.value
+        for _ in range(count):
+            mean = value if mean is None else (1 - _NEWEST) * mean + _NEWEST * value
+            value += more
+        self.value = mean
 
 
 class StepCosts:
@@ -35,6 +39,11 @@ class StepCosts:
     def prompt_token_s(self) -> float | None:
         """Seconds that it takes to compute a token of a prompt; None if none has been computed."""
         return self._prompt_token.value
+
+    def note_decoding(self, first_s: float, last_s: float, steps: int) -> None:
+        """Take what steps that only decode took, each a little longer than the one before it."""
+        self._decoding.add(first_s, (last_s - first_s) / max(1, steps - 1), steps)
+        self._last = True, 0
 
     def note(self, seconds: float, prompt_tokens: int, *, decodes: bool) -> None:
         """Take what a step took, and what it computed."""

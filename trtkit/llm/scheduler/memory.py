@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.llm.cache.host.tier import NO_HOST, HostOptions, HostTier
+from trtkit.llm.cache.host.tier import HostTier
 from trtkit.llm.cache.imports import Imports
 from trtkit.llm.cache.page_tables import no_pages
 from trtkit.llm.cache.transfers import CopyPages, CopyTokens, DropSequence
-from trtkit.llm.scheduler.batch import CallForm
-from trtkit.llm.scheduler.options import DEFAULT_SCHEDULE, ScheduleOptions
 from trtkit.llm.scheduler.slots import Slots
 from trtkit.llm.sequences import UNKNOWN, keyed
 from trtkit.llm.soft_tokens import shared_length
@@ -23,43 +20,12 @@ if TYPE_CHECKING:
     from trtkit.llm.cache import PageTables
     from trtkit.llm.cache.transfers import CacheLayout, Transfer
     from trtkit.llm.scheduler.costs import Statistics, StepCosts
+    from trtkit.llm.scheduler.options import SchedulerOptions
     from trtkit.llm.scheduler.request import Schedulable
     from trtkit.llm.sequences import Ints
     from trtkit.llm.soft_tokens import SoftTokens
 
 _SPARE_SHARE = 0.01  # of all pages, which new requests leave to those that run
-
-
-@dataclass(frozen=True)
-class SchedulerOptions:
-    """What a scheduler shares out: `slots` of `max_length` tokens, and a budget of new tokens for each step.
-
-    max_chunk: new tokens of a slot in one call. token_budget: new tokens of a step, decoding and prompts together;
-    max_chunk if None. max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest prefix worth
-    sharing. guesses: tokens that a decoding slot may write after its own, which are guessed.
-    snapshot_tokens: how far apart the prefixes end that recurrent models save on their way.
-    shares_prefixes: whether requests find what others have cached; if not, only their own work after a preemption.
-    is_packed: whether prompts share the calls of decoding slots.
-    """
-
-    slots: int
-    max_length: int
-    max_chunk: int
-    token_budget: int | None = None
-    schedule: ScheduleOptions = DEFAULT_SCHEDULE
-    max_queue: int | None = None
-    min_shared_tokens: int = 16
-    guesses: int = 0
-    snapshot_tokens: int = 512
-    max_imported_bytes: int = 0
-    host: HostOptions = NO_HOST
-    shares_prefixes: bool = True
-    is_packed: bool = False
-
-    def call_form(self, *, has_pages: bool) -> CallForm:
-        """Return what a call for prompts can be."""
-        most = self.max_chunk if self.is_packed else None
-        return CallForm(self.max_length, most, needs_neighbors=not (self.is_packed and has_pages))
 
 
 class SequenceMemory:
@@ -83,8 +49,8 @@ class SequenceMemory:
         if self.pages is not None:
             self.pages.schedule()
         self.finds_by_content = layout.pages is not None and not layout.has_slot_memory
-        self.imports = Imports(options.max_imported_bytes)
-        self.host = HostTier(layout, self.slots, options.host, costs, self.transfers)
+        self.imports = Imports(options.most_imported_bytes)
+        self.host = HostTier(layout, self.slots, options, costs, self.transfers)
 
     def longest(self, request: Schedulable) -> int:
         """Return how many tokens a request can come to if it has all pages: beams share those of the prompt only."""

@@ -1,4 +1,4 @@
-"""How requests are scheduled, and what a request says about it."""
+"""How requests are scheduled and share a machine, and what a request says about it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from trtkit.serving_options import SCHEDULES, ScheduleName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from trtkit.llm.cache.host.files import CacheFolder
 
 ANYONE = "*"
 """In shares: every user who is not named."""
@@ -84,3 +86,44 @@ class ScheduleOptions:
 
 DEFAULT_SCHEDULE = ScheduleOptions()
 """By priority."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharingOptions:
+    """How requests share a machine.
+
+    token_budget: new tokens of a step, decoding and prompts together; those of a slot in one call if None.
+    max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest prefix worth sharing.
+    snapshot_tokens: how far apart the prefixes end that recurrent models save on their way.
+    most_imported_bytes: host memory for prefixes that other engines computed.
+    host_cache_bytes: host memory for what caches have no room for: preempted requests first, then prefixes of
+    prompts. host_block_tokens: how much of a slot's cache it keeps as one; pages are kept as they are.
+    cache_folder: for what host memory has, which outlives the engine.
+    """
+
+    token_budget: int | None = None
+    schedule: ScheduleOptions = DEFAULT_SCHEDULE
+    max_queue: int | None = None
+    min_shared_tokens: int = 16
+    snapshot_tokens: int = 512
+    most_imported_bytes: int = 1 << 30
+    host_cache_bytes: int = 2 << 30
+    host_block_tokens: int = 16
+    cache_folder: CacheFolder | None = None
+
+
+@dataclass(frozen=True)
+class SchedulerOptions(SharingOptions):
+    """What a scheduler shares out: `slots` of `max_length` tokens.
+
+    max_chunk: new tokens of a slot in one call. guesses: tokens that a decoding slot may write after its own, which are
+    guessed. is_packed: whether prompts share the calls of decoding slots. shares_prefixes: whether requests find what
+    others have cached; if not, only their own work after a preemption.
+    """
+
+    slots: int
+    max_length: int
+    max_chunk: int
+    guesses: int = 0
+    is_packed: bool = False
+    shares_prefixes: bool = True

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trtkit.llm.adapters import Adapters
     from trtkit.llm.cache.transfers import CacheLayout
     from trtkit.llm.scheduler.batch import Chunk
-    from trtkit.llm.scheduler.memory import SchedulerOptions
+    from trtkit.llm.scheduler.options import SchedulerOptions
     from trtkit.llm.scheduler.request import FinishReason, Hypothesis
     from trtkit.llm.sequences import Ints
 
@@ -155,7 +155,7 @@ class Scheduler(Generic[T]):
         if chunks and self.memory.pages is not None:
             chunks = self._with_pages_of(chunks)
         self._note_service(decode, chunks)
-        if launched is None:
+        if launched is None and self._preempted:
             decode = decode[self.slots.is_running[decode]]
         return self._batch(
             decode, group_chunks(chunks, self.options.call_form(has_pages=self.memory.pages is not None))

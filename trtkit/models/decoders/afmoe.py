@@ -1,19 +1,14 @@
-"""Arcee Trinity: gated attention that turns in sliding layers only, four norms, experts. HF: `AfmoeForCausalLM`."""
-
-from __future__ import annotations
+"""Arcee Trinity: gated attention that turns in sliding layers only, four norms, experts."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.family_parts import TRINITY_NAMES, trinity_attentions, trinity_mixture
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, mlp_part, rms_norm_part
-from trtkit.models.spec import BlockSpec, EmbeddingSpec, LayerSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec, EmbeddingSpec, LayerSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "AfmoeForCausalLM"
 DEFAULTS = {
     "head_dim": 128,
     "rms_norm_eps": 1e-5,
@@ -25,7 +20,6 @@ NORMS = ("attention_norm", "post_attention_norm", "mlp_norm", "post_mlp_norm")
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm, mlp, moe = rms_norm_part(config), mlp_part(config), trinity_mixture(config)
     dense = int(config.get("num_dense_layers", 1))
     attentions = trinity_attentions(config, norm)

@@ -1,19 +1,15 @@
-"""Apertus: plain MLPs with a learned activation, norms on each query and key head. HF: `ApertusForCausalLM`."""
-
-from __future__ import annotations
+"""Apertus: plain MLPs with a learned activation, norms on each query and key head."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, plain_mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "ApertusForCausalLM"
 DEFAULTS = {"hidden_act": "xielu", "rms_norm_eps": 1e-5}
 INSIDE = {
     "attention_norm": "attention_layernorm",

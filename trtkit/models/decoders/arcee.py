@@ -1,22 +1,16 @@
-"""Arcee AFM: Llama with a plain MLP of squared ReLU. HF: `ArceeForCausalLM`."""
+"""Arcee AFM: Llama with a plain MLP of squared ReLU."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, plain_mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "ArceeForCausalLM"
 DEFAULTS = {"hidden_act": "relu2", "rms_norm_eps": 1e-5}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = biased_attention_part(config)
     mlp = plain_mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     layers = layers_part(config, attention, mlp, rope_spec(config, attention.head_dim))

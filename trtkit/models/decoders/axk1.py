@@ -1,20 +1,16 @@
-"""A.X K1: DeepSeek-V3 with a norm of what its mixtures give. HF: `AXK1ForCausalLM`."""
-
-from __future__ import annotations
+"""A.X K1: DeepSeek-V3 with a norm of what its mixtures give."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import MlpSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.latent_parts import LATENT_NAMES, latent_attention_part, latent_rope
 from trtkit.models.mixtures import grouped_mixture, later_token_layers, with_dense_types
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "AXK1ForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}
 DEFAULTS = {
     "max_position_embeddings": 32768,

@@ -1,18 +1,13 @@
-"""Bamba: Mamba-2, and attention in some layers. HF: `BambaForCausalLM`."""
+"""Bamba: Mamba-2, and attention in some layers."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.recurrent_parts import BAMBA_MLP_NAMES, MAMBA_NAMES, mamba_part, with_mixer
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "BambaForCausalLM"
 DEFAULTS = {
     "intermediate_size": 14336,
     "mamba_d_head": "auto",
@@ -27,7 +22,6 @@ NAMES = llama_names({"final_norm": "model.final_layernorm"}, {**BAMBA_MLP_NAMES,
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.get("num_logits_to_keep")  # of transformers' own generation
     config.get("z_loss_coefficient")
     attention, mamba = biased_attention_part(config), mamba_part(config)

@@ -1,24 +1,19 @@
-"""BitNet b1.58: Llama with norms before the last matrices of both parts. HF: `BitNetForCausalLM`."""
-
-from __future__ import annotations
+"""BitNet b1.58: Llama with norms before the last matrices of both parts."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "BitNetForCausalLM"
 DEFAULTS = {"hidden_act": "relu2", "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
 _NAMES = {"attention.o_norm": "self_attn.attn_sub_norm", "mlp.norm": "mlp.ffn_sub_norm"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = replace(biased_attention_part(config), output_norm=norm)
     mlp = replace(mlp_part(config), norm=norm)

@@ -1,18 +1,13 @@
-"""BLOOM: ALiBi, a norm on the embedding. HF: `BloomForCausalLM`."""
-
-from __future__ import annotations
+"""BLOOM: ALiBi, a norm on the embedding."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import names
 from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
-from trtkit.models.spec import EmbeddingSpec
+from trtkit.models.spec import DecoderSpec, EmbeddingSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "BloomForCausalLM"
 ALIASES = {
     "hidden_size": "n_embed",
     "num_hidden_layers": "n_layer",
@@ -40,7 +35,6 @@ NAMES = names(
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("apply_residual_connection_post_layernorm", False)
     norm = layer_norm_part(config)
     attention = attention_part(config, has_qkv_bias=True, has_output_bias=True)

@@ -1,24 +1,18 @@
-"""Command R: attention and MLP side by side, neighbouring rotary pairs. HF: `CohereForCausalLM`."""
-
-from __future__ import annotations
+"""Command R: attention and MLP side by side, neighbouring rotary pairs."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layer_norm_part, layers_part, mlp_part
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "CohereForCausalLM"
 DEFAULTS = {"tie_word_embeddings": True}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = layer_norm_part(config, has_bias=False)
     attention = biased_attention_part(config)
     if config.get("use_qk_norm", False):

@@ -1,10 +1,8 @@
-"""Command R7B and A: Command R, with positions in sliding layers only. HF: `Cohere2ForCausalLM`."""
-
-from __future__ import annotations
+"""Command R7B and A: Command R, with positions in sliding layers only."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import (
     alternating_types,
@@ -16,12 +14,9 @@ from trtkit.models.parts import (
     sliding_windows,
 )
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Cohere2ForCausalLM"
 DEFAULTS = {"sliding_window": 4096, "tie_word_embeddings": True}
 # What published files state and transformers takes for granted.
 FIXED = {
@@ -35,7 +30,6 @@ FIXED = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     for name, supported in FIXED.items():
         config.refuse(name, supported)
     config.get("use_parallel_embedding")  # how the embedding was shared in training

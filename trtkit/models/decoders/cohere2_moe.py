@@ -1,25 +1,19 @@
-"""Command A+: Command A with experts, of which the first layers may have none. HF: `Cohere2MoeForCausalLM`."""
-
-from __future__ import annotations
+"""Command A+: Command A with experts, of which the first layers may have none."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.family_parts import averaged_mixture, cohere_layers
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import with_dense_types
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, layer_norm_part, mlp_part, rms_norm_part
-from trtkit.models.spec import BlockSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Cohere2MoeForCausalLM"
 DEFAULTS = {"head_dim": 128, "sliding_window": 4096, "tie_word_embeddings": True}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("rope_scaling")  # transformers reads only `rope_parameters`
     has_rms = config.get("rms_norm_eps") is not None
     layer_norm = layer_norm_part(config, has_bias=False)

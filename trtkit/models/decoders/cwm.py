@@ -1,17 +1,12 @@
-"""CWM: Llama in which every fourth layer, the first included, sees all tokens. HF: `CwmForCausalLM`."""
+"""CWM: Llama in which every fourth layer, the first included, sees all tokens."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part, sliding_windows
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "CwmForCausalLM"
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "sliding_window": 8192}
 ROPE = {
     "rope_type": "llama3",
@@ -24,7 +19,6 @@ ROPE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = attention_part(config)
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     rope = rope_spec(config, attention.head_dim, theta=1e6, parameters=ROPE)

@@ -1,20 +1,16 @@
-"""DeepSeek-V2 and V2-Lite: latent attention, experts in groups, shared experts. HF: `DeepseekV2ForCausalLM`."""
-
-from __future__ import annotations
+"""DeepSeek-V2 and V2-Lite: latent attention, experts in groups, shared experts."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import MoeSpec, RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.latent_parts import LATENT_NAMES, latent_attention_part, latent_rope
 from trtkit.models.mixtures import mixture_part, shared_part, with_first_dense
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "DeepseekV2ForCausalLM"
 DEFAULTS = {
     "max_position_embeddings": 2048,
     "kv_lora_rank": 512,
@@ -29,7 +25,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = latent_attention_part(config, latent_rope(config, is_interleaved=True))
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     layers = layers_part(config, attention, _mixture(config, has_bias=mlp.has_bias), attention.rope)

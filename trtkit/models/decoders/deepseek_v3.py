@@ -1,19 +1,15 @@
-"""DeepSeek-V3 and R1: latent attention, experts that sigmoids choose in groups. HF: `DeepseekV3ForCausalLM`."""
-
-from __future__ import annotations
+"""DeepSeek-V3 and R1: latent attention, experts that sigmoids choose in groups."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.latent_parts import LATENT_NAMES, latent_attention_part, latent_rope
 from trtkit.models.mixtures import grouped_mixture, later_token_layers, with_first_dense
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "DeepseekV3ForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}
 DEFAULTS = {
     "max_position_embeddings": 4096,
@@ -34,7 +30,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     is_interleaved = bool(config.get("rope_interleave", True))
     attention = latent_attention_part(config, latent_rope(config, is_interleaved=is_interleaved))
     moe = grouped_mixture(config, mlp_part(config, size="moe_intermediate_size"))

@@ -1,10 +1,8 @@
-"""dots.llm1: Qwen 3's attention with experts that sigmoids choose. HF: `Dots1ForCausalLM`."""
-
-from __future__ import annotations
+"""dots.llm1: Qwen 3's attention with experts that sigmoids choose."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import grouped_mixture, with_first_dense
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import (
@@ -16,17 +14,14 @@ from trtkit.models.parts import (
     sliding_windows,
 )
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Dots1ForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}
 DEFAULTS = {"num_key_value_heads": 32, "norm_topk_prob": False, "sliding_window": 4096}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="head")
     first, count = int(config.get("max_window_layers", 62)), int(config.need("num_hidden_layers"))

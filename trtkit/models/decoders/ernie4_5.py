@@ -1,22 +1,16 @@
-"""ERNIE 4.5, dense: Llama with neighbouring rotary pairs. HF: `Ernie4_5ForCausalLM`."""
+"""ERNIE 4.5, dense: Llama with neighbouring rotary pairs."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Ernie4_5ForCausalLM"
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     has_bias = bool(config.get("use_bias", False))
     attention = attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
     rope = rope_spec(config, attention.head_dim, theta=500000.0, is_interleaved=True)

@@ -1,24 +1,16 @@
-"""ERNIE 4.5's mixtures: a bias that only chooses experts, shared experts, some dense layers.
-
-HF: `Ernie4_5_MoeForCausalLM`.
-"""
-
-from __future__ import annotations
+"""ERNIE 4.5's mixtures: a bias that only chooses experts, shared experts, some dense layers."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.feed_forward import MoeSpec, RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.feed_forward import MoeSpec
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Ernie4_5_MoeForCausalLM"
 ALIASES = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
 DEFAULTS = {"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 INSIDE = {
@@ -28,7 +20,6 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("moe_gate", "topk")
     for name in ("moe_capacity", "moe_use_aux_free", "num_nextn_predict_layers"):
         config.get(name)

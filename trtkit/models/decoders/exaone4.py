@@ -1,10 +1,8 @@
-"""EXAONE 4: norms after attention and MLP; no positions in full layers among sliding ones. HF: `Exaone4ForCausalLM`."""
-
-from __future__ import annotations
+"""EXAONE 4: norms after attention and MLP; no positions in full layers among sliding ones."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import POST_NORMS, llama_names
 from trtkit.models.parts import (
     attention_part,
@@ -16,17 +14,13 @@ from trtkit.models.parts import (
     sliding_ropes,
 )
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Exaone4ForCausalLM"
 DEFAULTS = {"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = replace(attention_part(config), norm=norm, qk_norm="head")
     windows = patterned_windows(config)

@@ -1,10 +1,8 @@
-"""K-EXAONE: EXAONE 4's attention, experts that sigmoids choose. HF: `ExaoneMoeForCausalLM`."""
-
-from __future__ import annotations
+"""K-EXAONE: EXAONE 4's attention, experts that sigmoids choose."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import grouped_mixture, with_dense_types
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import (
@@ -17,11 +15,9 @@ from trtkit.models.parts import (
     sliding_ropes,
 )
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "ExaoneMoeForCausalLM"
 ALIASES = {"n_shared_experts": "num_shared_experts"}
 DEFAULTS = {
     "num_key_value_heads": 32,
@@ -41,7 +37,6 @@ INSIDE = {**SHARED_EXPERT_NAMES, "moe.choice_bias": "mlp.e_score_correction_bias
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = replace(attention_part(config), norm=norm, qk_norm="head")
     windows = patterned_windows(config)

@@ -1,20 +1,15 @@
-"""Falcon: 7B (multi-query), 40B and 180B (grouped), and those with ALiBi. HF: `FalconForCausalLM`."""
-
-from __future__ import annotations
+"""Falcon: 7B (multi-query), 40B and 180B (grouped), and those with ALiBi."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.attention import RopeSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import names
 from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.attention import RopeSpec
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "FalconForCausalLM"
 ALIASES = {
     "num_key_value_heads": "num_kv_heads",
     "intermediate_size": "ffn_hidden_size",
@@ -34,7 +29,6 @@ TWO_NORMS = {"layers.{i}.attention_norm": _LAYER + "ln_attn", "layers.{i}.mlp_no
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     is_new, is_multi_query = bool(config.get("new_decoder_architecture", False)), bool(config.get("multi_query", True))
     is_parallel = bool(config.get("parallel_attn", True)) or is_new
     has_two_norms = is_new and int(config.get("num_ln_in_parallel_attn", 2)) == 2

@@ -1,22 +1,16 @@
-"""Falcon-H1: attention and Mamba-2 side by side in every layer. HF: `FalconH1ForCausalLM`."""
-
-from __future__ import annotations
+"""Falcon-H1: attention and Mamba-2 side by side in every layer."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
-from trtkit.models.recurrent import BesideSpec
+from trtkit.models.recurrent import BesideSpec, MambaSpec
 from trtkit.models.recurrent_parts import BAMBA_MLP_NAMES, MAMBA_NAMES, factor, factor_list, mamba_part
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import EmbeddingSpec
+from trtkit.models.spec import DecoderSpec, EmbeddingSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.recurrent import MambaSpec
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "FalconH1ForCausalLM"
 DEFAULTS = {
     "intermediate_size": 14336,
     "mamba_d_head": "auto",

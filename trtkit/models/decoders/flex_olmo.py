@@ -1,26 +1,20 @@
-"""FlexOlmo: OLMo 2 with experts. HF: `FlexOlmoForCausalLM`."""
-
-from __future__ import annotations
+"""FlexOlmo: OLMo 2 with experts."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import EXPERT_NAMES, POST_NORMS, llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "FlexOlmoForCausalLM"
 DEFAULTS = {"max_position_embeddings": 4096, "num_experts": 7, "num_experts_per_tok": 5}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="all")
     routing = RoutingSpec(

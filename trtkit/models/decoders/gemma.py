@@ -1,10 +1,8 @@
-"""Gemma 1: scaled embeddings, norms stored as weight - 1, tied. HF: `GemmaForCausalLM`."""
-
-from __future__ import annotations
+"""Gemma 1: scaled embeddings, norms stored as weight - 1, tied."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import (
     biased_attention_part,
@@ -14,17 +12,13 @@ from trtkit.models.parts import (
     layers_part,
 )
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import EmbeddingSpec
+from trtkit.models.spec import DecoderSpec, EmbeddingSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "GemmaForCausalLM"
 DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = gemma_norm_part(config)
     attention = biased_attention_part(config)
     mlp = gemma_mlp_part(config)

@@ -1,16 +1,11 @@
-"""Gemma 2: soft-capped scores and logits, every other layer slides. HF: `Gemma2ForCausalLM`."""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+"""Gemma 2: soft-capped scores and logits, every other layer slides."""
 
 from trtkit.models.gemma_parts import soft_capped_part
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import SANDWICH_NORMS
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Gemma2ForCausalLM"
 DEFAULTS = {
     "head_dim": 256,
     "query_pre_attn_scalar": 256,
@@ -22,5 +17,4 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     return soft_capped_part(config, SANDWICH_NORMS)

@@ -1,19 +1,14 @@
-"""GLM 4 (0414): GLM with norms before and after each part. HF: `Glm4ForCausalLM`."""
-
-from __future__ import annotations
+"""GLM 4 (0414): GLM with norms before and after each part."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Glm4ForCausalLM"
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1.5625e-7}
 INSIDE = {"mlp.gate_up": "mlp.gate_up_proj"}
 NORMS = {
@@ -25,7 +20,6 @@ NORMS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = attention_part(config, has_qkv_bias=bool(config.get("attention_bias", True)))
     mlp = replace(mlp_part(config), is_fused=True)
     rope = rope_spec(config, attention.head_dim, partial=0.5, is_interleaved=True)

@@ -1,19 +1,15 @@
-"""GLM-4.5: experts that sigmoids choose, shared experts, dense first layers. HF: `Glm4MoeForCausalLM`."""
-
-from __future__ import annotations
+"""GLM-4.5: experts that sigmoids choose, shared experts, dense first layers."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import grouped_mixture, later_token_layers, with_first_dense
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Glm4MoeForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}
 DEFAULTS = {
     "num_key_value_heads": 8,
@@ -26,7 +22,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = attention_part(config, has_qkv_bias=bool(config.get("attention_bias", False)))
     if config.get("use_qk_norm", False):

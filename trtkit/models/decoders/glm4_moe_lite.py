@@ -1,20 +1,16 @@
-"""GLM-4.7-Flash: latent attention, experts that sigmoids choose. HF: `Glm4MoeLiteForCausalLM`."""
-
-from __future__ import annotations
+"""GLM-4.7-Flash: latent attention, experts that sigmoids choose."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.latent_parts import LATENT_NAMES, latent_attention_part
 from trtkit.models.mixtures import grouped_mixture, later_token_layers, with_dense_types
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Glm4MoeLiteForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}
 DEFAULTS = {
     "rms_norm_eps": 1e-5,
@@ -33,7 +29,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     size, is_interleaved = int(config.need("qk_rope_head_dim")), bool(config.get("rope_interleave", True))
     attention = latent_attention_part(config, rope_spec(config, size, is_interleaved=is_interleaved, partial=1.0))
     moe = grouped_mixture(config, mlp_part(config, size="moe_intermediate_size"))

@@ -1,18 +1,13 @@
-"""GPT-2. HF: `GPT2LMHeadModel`, whose matrices are stored [in, out]."""
-
-from __future__ import annotations
+"""GPT-2. Its class stores matrices as [in, out]."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import GPT2_ALIASES, gpt2_names
 from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
-from trtkit.models.spec import EmbeddingSpec, LearnedPositions
+from trtkit.models.spec import DecoderSpec, EmbeddingSpec, LearnedPositions
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "GPT2LMHeadModel"
 ALIASES = GPT2_ALIASES
 DEFAULTS = {"hidden_act": "gelu_new", "tie_word_embeddings": True}
 NAMES = gpt2_names(
@@ -26,7 +21,6 @@ NAMES = gpt2_names(
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("scale_attn_by_inverse_layer_idx", False)
     config.refuse("add_cross_attention", False)
     attention = attention_part(config, has_qkv_bias=True, has_output_bias=True)

@@ -1,20 +1,14 @@
-"""GPT-Neo: unscaled scores, windows in some layers. HF: `GPTNeoForCausalLM`."""
-
-from __future__ import annotations
+"""GPT-Neo: unscaled scores, windows in some layers."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import gpt2_names
-from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
-from trtkit.models.spec import EmbeddingSpec, LearnedPositions
+from trtkit.models.parts import Window, attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
+from trtkit.models.spec import DecoderSpec, EmbeddingSpec, LearnedPositions
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.parts import Window
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "GPTNeoForCausalLM"
 ALIASES = {
     "num_hidden_layers": "num_layers",
     "num_attention_heads": "num_heads",
@@ -36,7 +30,6 @@ NAMES = gpt2_names(
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = replace(attention_part(config, has_output_bias=True), scale=1.0)
     layers = layers_part(config, attention, plain_mlp_part(config), None, _windows(config))
     model = decoder_part(config, layers, layer_norm_part(config), NAMES)

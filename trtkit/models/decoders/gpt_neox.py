@@ -1,20 +1,15 @@
-"""GPT-NeoX and Pythia: attention and MLP side by side on two norms. HF: `GPTNeoXForCausalLM`."""
-
-from __future__ import annotations
+"""GPT-NeoX and Pythia: attention and MLP side by side on two norms."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.attention import RopeSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import names
 from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.attention import RopeSpec
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "GPTNeoXForCausalLM"
 NAMES = names(
     "gpt_neox.layers.{i}.",
     {"embedding": "gpt_neox.embed_in", "final_norm": "gpt_neox.final_layer_norm", "lm_head": "embed_out"},
@@ -30,7 +25,6 @@ NAMES = names(
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     has_bias, norm = bool(config.get("attention_bias", True)), layer_norm_part(config)
     attention = attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
     attention = replace(attention, qkv="grouped")

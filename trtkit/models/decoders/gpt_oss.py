@@ -1,20 +1,16 @@
-"""gpt-oss: experts with biases and limits, sinks, every other layer slides. HF: `GptOssForCausalLM`."""
-
-from __future__ import annotations
+"""gpt-oss: experts with biases and limits, sinks, every other layer slides."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import EXPERT_NAMES, llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part, sliding_windows
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "GptOssForCausalLM"
 ALIASES = {"num_experts": "num_local_experts"}
 DEFAULTS = {
     "head_dim": 64,
@@ -37,7 +33,6 @@ YARN = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     top_k, has_bias = int(config.need("num_experts_per_tok")), bool(config.get("attention_bias", True))
     config.refuse("hidden_act", "silu")
     config.refuse("experts_per_token", top_k)

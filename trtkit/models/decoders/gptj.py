@@ -1,21 +1,15 @@
-"""GPT-J and CodeGen: attention and MLP side by side on one norm. HF: `GPTJForCausalLM`, `CodeGenForCausalLM`."""
-
-from __future__ import annotations
+"""GPT-J and CodeGen: attention and MLP side by side on one norm."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.attention import RopeSpec
+from trtkit.models.attention import AttentionSpec, RopeSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import GPT2_ALIASES, gpt2_names
 from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
-from trtkit.models.spec import BlockSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.attention import AttentionSpec
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = {"gptj": "GPTJForCausalLM", "codegen": "CodeGenForCausalLM"}
 ALIASES = GPT2_ALIASES
 DEFAULTS = {"hidden_act": "gelu_new", "rotary_dim": 64, "max_position_embeddings": 2048}
 NAMES = gpt2_names(
@@ -32,7 +26,6 @@ NAMES = gpt2_names(
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm, attention = layer_norm_part(config), attention_part(config)
     if config.get("model_type") == "codegen":
         attention = _in_fourths(config, attention)

@@ -1,10 +1,8 @@
-"""Granite 3: Llama with factors on embeddings, scores, sums and logits. HF: `GraniteForCausalLM`."""
-
-from __future__ import annotations
+"""Granite 3: Llama with factors on embeddings, scores, sums and logits."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import (
     biased_attention_part,
@@ -15,14 +13,12 @@ from trtkit.models.parts import (
     rms_norm_part,
 )
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+HF_CLASS = "GraniteForCausalLM"
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = biased_attention_part(config)
     attention = replace(attention, scale=float(config.get("attention_multiplier", 1.0)))

@@ -1,17 +1,12 @@
-"""Granite with sliding layers, sinks, and a rotary base of each layer. HF: `GraniteSWAForCausalLM`."""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+"""Granite with sliding layers, sinks, and a rotary base of each layer."""
 
 from trtkit.models.family_parts import GRANITE_SINKS, sliding_granite_layers
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, granite_scaled, mlp_part, rms_norm_part
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "GraniteSWAForCausalLM"
 DEFAULTS = {
     "num_key_value_heads": 4,
     "rms_norm_eps": 1e-5,
@@ -22,7 +17,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     layers = sliding_granite_layers(config, mlp)
     return granite_scaled(config, decoder_part(config, layers, rms_norm_part(config), llama_names({}, GRANITE_SINKS)))

@@ -1,14 +1,9 @@
-"""Granite's mixtures of experts, with a shared expert or not.
-
-HF: `GraniteMoeForCausalLM`, `GraniteMoeSharedForCausalLM`.
-"""
-
-from __future__ import annotations
+"""Granite's mixtures of experts, with a shared expert or not."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import GRANITE_EXPERT_NAMES, llama_names
 from trtkit.models.parts import (
@@ -20,14 +15,12 @@ from trtkit.models.parts import (
     rms_norm_part,
 )
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+HF_CLASS = {"granitemoe": "GraniteMoeForCausalLM", "granitemoeshared": "GraniteMoeSharedForCausalLM"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention, expert = biased_attention_part(config), mlp_part(config)
     width = int(config.get("shared_intermediate_size", 0))
     shared = replace(expert, intermediate_size=width, is_fused=True) if width else None

@@ -1,20 +1,16 @@
-"""Granite's mixtures with sliding layers, sinks, and a rotary base of each layer. HF: `GraniteMoeSWAForCausalLM`."""
-
-from __future__ import annotations
+"""Granite's mixtures with sliding layers, sinks, and a rotary base of each layer."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.family_parts import GRANITE_SINKS, sliding_granite_layers
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, granite_scaled, mlp_part, rms_norm_part
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "GraniteMoeSWAForCausalLM"
 DEFAULTS = {"max_position_embeddings": 2048, "sliding_window": 128, "num_local_experts": 8, "num_experts_per_tok": 2}
 INSIDE = {
     **GRANITE_SINKS,
@@ -26,7 +22,6 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     expert, width = mlp_part(config), int(config.get("shared_intermediate_size", 0))
     shared = replace(expert, intermediate_size=width, is_fused=True) if width else None
     routing = RoutingSpec(int(config.need("num_experts_per_tok")))

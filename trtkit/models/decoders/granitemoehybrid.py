@@ -1,14 +1,9 @@
-"""Granite 4: Mamba-2, attention in some layers, and experts next to an MLP, or the MLP alone.
-
-HF: `GraniteMoeHybridForCausalLM`.
-"""
-
-from __future__ import annotations
+"""Granite 4: Mamba-2, attention in some layers, and experts next to an MLP, or the MLP alone."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.feed_forward import MlpSpec, MoeSpec, RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import GRANITE_EXPERT_NAMES, llama_names
 from trtkit.models.parts import (
@@ -22,12 +17,9 @@ from trtkit.models.parts import (
 )
 from trtkit.models.recurrent_parts import MAMBA_NAMES, mamba_part, with_mixer
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.feed_forward import MlpSpec, MoeSpec
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "GraniteMoeHybridForCausalLM"
 DEFAULTS = {"mamba_d_head": "auto", "mamba_d_state": 256, "mamba_n_groups": 1, "mamba_n_heads": 128}
 MLP = {"mlp.gate_up": "shared_mlp.input_linear", "mlp.down": "shared_mlp.output_linear"}
 # What files of before transformers 5 call them.
@@ -35,7 +27,6 @@ TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = replace(biased_attention_part(config), scale=float(config.get("attention_multiplier", 1.0)))
     usual = ["linear_attention"] * int(config.need("num_hidden_layers"))
     types = [TYPES.get(kind, kind) for kind in layer_types(config, usual, (*TYPES, *TYPES.values()))]

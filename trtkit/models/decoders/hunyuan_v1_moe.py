@@ -1,21 +1,17 @@
-"""Hunyuan's mixtures: a shared expert, and as many others a token as each layer says. HF: `HunYuanMoEV1ForCausalLM`."""
-
-from __future__ import annotations
+"""Hunyuan's mixtures: a shared expert, and as many others a token as each layer says."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 from trtkit.models.family_parts import HUNYUAN_NAMES, hunyuan_attention, hunyuan_rope
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "HunYuanMoEV1ForCausalLM"
 DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048, "num_experts": 1}
 INSIDE = {
     **HUNYUAN_NAMES,
@@ -29,7 +25,6 @@ IMMATERIAL = ("capacity_factor", "moe_drop_tokens", "moe_random_routing_dropped_
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     count, expert, attention = int(config.need("num_hidden_layers")), mlp_part(config), hunyuan_attention(config)
     for name, value in FIXED.items():
         config.refuse(name, value)

@@ -1,21 +1,16 @@
-"""Hunyuan 3: norms on heads, experts that sigmoids choose, a shared one. HF: `HYV3ForCausalLM`."""
-
-from __future__ import annotations
+"""Hunyuan 3: norms on heads, experts that sigmoids choose, a shared one."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.feed_forward import MoeSpec, RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part, with_dense_types
 from trtkit.models.names import EXPERT_NAMES, llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.feed_forward import MoeSpec
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "HYV3ForCausalLM"
 DEFAULTS = {
     "num_key_value_heads": 8,
     "head_dim": 128,
@@ -34,7 +29,6 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.get("enable_moe_fp32_combine")  # of types of 16 bits
     norm, mlp = rms_norm_part(config), mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="head")

@@ -1,10 +1,8 @@
-"""HyperCLOVA X: Granite's factors, norms after each part too. HF: `HyperCLOVAXForCausalLM`."""
-
-from __future__ import annotations
+"""HyperCLOVA X: Granite's factors, norms after each part too."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import (
     biased_attention_part,
@@ -15,17 +13,13 @@ from trtkit.models.parts import (
     rms_norm_part,
 )
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "HyperCLOVAXForCausalLM"
 INSIDE = {"post_attention_norm": "post_norm1", "post_mlp_norm": "post_norm2"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm, attention = rms_norm_part(config), biased_attention_part(config)
     attention = replace(attention, scale=float(config.get("attention_multiplier", attention.scale)))
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))

@@ -1,17 +1,12 @@
-"""InternLM 3: Llama with heads of 128. HF: `InternLM3Config`, which `LlamaForCausalLM` takes."""
+"""InternLM 3: Llama with heads of 128. `LlamaForCausalLM` takes its `InternLM3Config`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "LlamaForCausalLM"
 ALIASES = {"attention_bias": "qkv_bias", "mlp_bias": "bias"}
 DEFAULTS = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 32768}
 

@@ -1,22 +1,16 @@
-"""IQuest-Coder: Llama with heads of 128. HF: `IQuestCoderConfig`, which `LlamaForCausalLM` takes."""
+"""IQuest-Coder: Llama with heads of 128. `LlamaForCausalLM` takes its `IQuestCoderConfig`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "LlamaForCausalLM"
 DEFAULTS = {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("clip_qkv")
     config.refuse("use_sliding_window", False)
     attention = biased_attention_part(config)

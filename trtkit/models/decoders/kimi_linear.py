@@ -1,19 +1,14 @@
-"""Kimi Linear: delta attention by channel, latent attention without rotation, experts. HF: `KimiLinearForCausalLM`."""
+"""Kimi Linear: delta attention by channel, latent attention without rotation, experts."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.latent_parts import LATENT_NAMES, latent_attention_part
 from trtkit.models.mixtures import grouped_mixture, with_dense_types
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.recurrent_parts import KIMI_DELTA_NAMES, kimi_delta_part, kimi_layer_types, with_mixer
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "KimiLinearForCausalLM"
 ALIASES = {
     "max_position_embeddings": "model_max_length",
     "n_group": "num_expert_group",
@@ -45,7 +40,6 @@ NAMES = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     for name in ("rope_theta", "rope_scaling", "rope_parameters", "head_dim"):  # nothing turns; heads have other sizes
         config.get(name)
     config.refuse("tie_word_embeddings", False)  # transformers would not tie them

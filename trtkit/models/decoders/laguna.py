@@ -1,19 +1,13 @@
-"""Laguna: layers of their own numbers of heads, gated by softplus, and experts. HF: `LagunaForCausalLM`."""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+"""Laguna: layers of their own numbers of heads, gated by softplus, and experts."""
 
 from trtkit.models.family_parts import LAGUNA_NAMES, laguna_attentions, laguna_mixture
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import with_dense_types
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, mlp_part, rms_norm_part
-from trtkit.models.spec import LayerSpec
+from trtkit.models.spec import DecoderSpec, LayerSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "LagunaForCausalLM"
 DEFAULTS = {
     "head_dim": 128,
     "num_key_value_heads": 8,
@@ -25,7 +19,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm, moe = rms_norm_part(config), laguna_mixture(config)
     layers = tuple(LayerSpec(attention, moe) for attention in laguna_attentions(config, norm))
     layers = with_dense_types(config, layers, mlp_part(config), 1)

@@ -1,21 +1,17 @@
-"""LFM 2: gated short convolutions, and attention in some layers. HF: `Lfm2ForCausalLM`."""
-
-from __future__ import annotations
+"""LFM 2: gated short convolutions, and attention in some layers."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.attention import NormSpec
 from trtkit.models.feed_forward import MlpSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layer_types, layers_part
 from trtkit.models.recurrent_parts import conv_part, with_mixer
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Lfm2ForCausalLM"
 ALIASES = {"intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding"}
 DEFAULTS = {"intermediate_size": 12288, "tie_word_embeddings": True, "block_ffn_dim_multiplier": 1.0, "norm_eps": 1e-5}
 # What published files state twice, and what transformers takes for granted.
@@ -34,7 +30,6 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = NormSpec("rms", float(config.need("norm_eps")))
     for name, supported in {**FIXED, **{name: config.get(same) for name, same in TWICE.items()}}.items():
         config.refuse(name, supported)

@@ -1,20 +1,15 @@
-"""Llama 2 and 3, and what shares its config (SmolLM 1 and 2, TinyLlama, Yi). HF: `LlamaForCausalLM`."""
+"""Llama 2 and 3, and what shares its config (SmolLM 1 and 2, TinyLlama, Yi)."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+HF_CLASS = "LlamaForCausalLM"
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("rope_interleaved", False)
     attention = biased_attention_part(config)
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))

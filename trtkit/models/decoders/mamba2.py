@@ -1,19 +1,14 @@
-"""Mamba 2: layers of nothing else. HF: `Mamba2ForCausalLM`."""
-
-from __future__ import annotations
+"""Mamba 2: layers of nothing else."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import names
 from trtkit.models.parts import decoder_part, rms_norm_part
 from trtkit.models.recurrent_parts import MAMBA_NAMES, mamba_part
-from trtkit.models.spec import LayerSpec
+from trtkit.models.spec import DecoderSpec, LayerSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Mamba2ForCausalLM"
 _OWN_NAMES = """
     mamba_chunk_size=chunk_size mamba_conv_bias=use_conv_bias mamba_d_conv=conv_kernel mamba_d_head=head_dim
     mamba_d_state=state_size mamba_expand=expand mamba_n_groups=n_groups mamba_n_heads=num_heads
@@ -26,7 +21,6 @@ NAMES = names("backbone.layers.{i}.", OUTSIDE, {"attention_norm": "norm", **INSI
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     for name in ("time_step_min", "time_step_rank"):  # of training
         config.get(name)
     layers = (LayerSpec(mamba_part(config), None),) * int(config.need("num_hidden_layers"))

@@ -1,11 +1,9 @@
-"""Mellum 2: Qwen 3's attention with sliding layers, experts. HF: `MellumForCausalLM`."""
-
-from __future__ import annotations
+"""Mellum 2: Qwen 3's attention with sliding layers, experts."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part, with_dense_types
 from trtkit.models.names import EXPERT_NAMES, llama_names
 from trtkit.models.parts import (
@@ -17,11 +15,9 @@ from trtkit.models.parts import (
     sliding_windows,
 )
 from trtkit.models.rope import parameters_by_type, whole_rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "MellumForCausalLM"
 ALIASES = {"num_experts": "num_local_experts"}
 DEFAULTS = {
     "num_key_value_heads": 4,
@@ -37,7 +33,6 @@ ROPE = {kind: {"rope_theta": theta} for kind, theta in THETAS.items()}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     for name in ("num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types", "max_window_layers"):
         config.get(name)
     for name in ("rope_theta", "rope_scaling", "rope_local_base_freq"):

@@ -1,20 +1,15 @@
-"""MiMo-V2-Flash: values smaller than keys, sinks where attention slides, experts. HF: `MiMoV2FlashForCausalLM`."""
-
-from __future__ import annotations
+"""MiMo-V2-Flash: values smaller than keys, sinks where attention slides, experts."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.family_parts import mimo_attentions
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import grouped_routing, mixture_part, with_dense_types
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, mlp_part, rms_norm_part
-from trtkit.models.spec import LayerSpec
+from trtkit.models.spec import DecoderSpec, LayerSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "MiMoV2FlashForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}
 DEFAULTS = {
     "num_key_value_heads": 4,
@@ -31,7 +26,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     expert, norm = mlp_part(config, size="moe_intermediate_size"), rms_norm_part(config)
     moe = mixture_part(config, int(config.need("num_experts")), grouped_routing(config), expert)
     layers = tuple(LayerSpec(attention, moe) for attention in mimo_attentions(config))

@@ -1,19 +1,14 @@
-"""MiniCPM3: latent attention, factors on embeddings, sums and logits. HF: `MiniCPM3ForCausalLM`."""
-
-from __future__ import annotations
+"""MiniCPM3: latent attention, factors on embeddings, sums and logits."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.latent_parts import LATENT_NAMES, latent_attention_part, latent_rope
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
-from trtkit.models.spec import BlockSpec, EmbeddingSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec, EmbeddingSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "MiniCPM3ForCausalLM"
 DEFAULTS = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
@@ -30,7 +25,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm, attention = rms_norm_part(config), latent_attention_part(config, latent_rope(config, is_interleaved=False))
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     layers = layers_part(config, attention, mlp, attention.rope)

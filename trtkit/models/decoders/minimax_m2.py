@@ -1,20 +1,16 @@
-"""MiniMax-M2: experts that sigmoids choose, norms on all queries and keys. HF: `MiniMaxM2ForCausalLM`."""
-
-from __future__ import annotations
+"""MiniMax-M2: experts that sigmoids choose, norms on all queries and keys."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import MIXTRAL_EXPERT_NAMES, llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "MiniMaxM2ForCausalLM"
 ALIASES = {"num_experts": "num_local_experts"}
 DEFAULTS = {"num_key_value_heads": 8, "head_dim": 128, "num_experts": 256, "num_experts_per_tok": 8}
 INSIDE = {**MIXTRAL_EXPERT_NAMES, "moe.choice_bias": "block_sparse_moe.e_score_correction_bias"}
@@ -28,7 +24,6 @@ FIXED = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     for name, value in FIXED.items():
         config.refuse(name, value)
     for name in ("use_mtp", "num_mtp_modules", "mtp_transformer_layers"):  # they predict later tokens

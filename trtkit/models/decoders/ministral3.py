@@ -1,18 +1,14 @@
-"""Ministral 3: Mistral whose queries grow with the logarithm of their position. HF: `Ministral3ForCausalLM`."""
-
-from __future__ import annotations
+"""Ministral 3: Mistral whose queries grow with the logarithm of their position."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part, sliding_windows
 from trtkit.models.rope import query_growth, rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Ministral3ForCausalLM"
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
 ROPE = {
     "rope_type": "yarn",
@@ -29,7 +25,6 @@ GROWTH = ("llama_4_scaling_beta", "max_position_embeddings")
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("layer_types")
     attention = attention_part(config)
     rope = rope_spec(config, attention.head_dim, parameters=ROPE, ignored=GROWTH)

@@ -1,19 +1,15 @@
-"""Mistral Small 4: latent attention whose queries grow with their position, experts. HF: `Mistral4ForCausalLM`."""
-
-from __future__ import annotations
+"""Mistral Small 4: latent attention whose queries grow with their position, experts."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.latent_parts import LATENT_NAMES, growing_latent_part
 from trtkit.models.mixtures import grouped_mixture, with_first_dense
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Mistral4ForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}
 DEFAULTS = {
     "max_position_embeddings": 1048576,
@@ -42,7 +38,6 @@ ROPE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = growing_latent_part(config, ROPE)
     moe = grouped_mixture(config, mlp_part(config, size="moe_intermediate_size"))
     routing = replace(moe.routing, scores="softmax", choice_bias_axes=0, is_fp32=False)

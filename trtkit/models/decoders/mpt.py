@@ -1,17 +1,13 @@
-"""MPT: ALiBi, layer norms without biases. HF: `MptForCausalLM`."""
-
-from __future__ import annotations
+"""MPT: ALiBi, layer norms without biases."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import names
 from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "MptForCausalLM"
 ALIASES = {
     "hidden_size": "d_model",
     "num_hidden_layers": "n_layers",
@@ -40,7 +36,6 @@ NAMES = names(
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     for name, fixed in FIXED.items():
         config.refuse(name, fixed)
     config.refuse("norm_type", "low_precision_layernorm", "layernorm")

@@ -1,25 +1,19 @@
-"""nanochat: norms without weights, also of the embedding and of rotated heads. HF: `NanoChatForCausalLM`."""
-
-from __future__ import annotations
+"""nanochat: norms without weights, also of the embedding and of rotated heads."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, plain_mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import EmbeddingSpec
+from trtkit.models.spec import DecoderSpec, EmbeddingSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "NanoChatForCausalLM"
 DEFAULTS = {"hidden_act": "relu2", "final_logit_softcapping": 15.0}
 INSIDE = {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = replace(rms_norm_part(config), has_weight=False)
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="head", is_rotated_first=True)
     rope = replace(rope_spec(config, attention.head_dim), is_reversed=True)

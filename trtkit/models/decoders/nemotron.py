@@ -1,24 +1,19 @@
-"""Nemotron 3 and 4, Minitron: plain MLPs, layer norms whose weights are stored less 1. HF: `NemotronForCausalLM`."""
-
-from __future__ import annotations
+"""Nemotron 3 and 4, Minitron: plain MLPs, layer norms whose weights are stored less 1."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "NemotronForCausalLM"
 ALIASES = {"layer_norm_eps": "norm_eps"}
 DEFAULTS = {"hidden_act": "relu2"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = replace(layer_norm_part(config), weight_offset=1.0)
     attention = biased_attention_part(config)
     mlp = plain_mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))

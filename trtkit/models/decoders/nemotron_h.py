@@ -1,20 +1,15 @@
-"""Nemotron H: layers of Mamba-2, attention, an MLP or experts alone. HF: `NemotronHForCausalLM`."""
-
-from __future__ import annotations
+"""Nemotron H: layers of Mamba-2, attention, an MLP or experts alone."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import latent_mixture
 from trtkit.models.names import LATENT_EXPERT_NAMES, names
 from trtkit.models.parts import attention_part, decoder_part, plain_mlp_part, rms_norm_part
 from trtkit.models.recurrent_parts import MAMBA_NAMES, mamba_part
-from trtkit.models.spec import LayerSpec
+from trtkit.models.spec import DecoderSpec, LayerSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "NemotronHForCausalLM"
 _OWN_NAMES = """
     hidden_act=mlp_hidden_act mamba_chunk_size=chunk_size mamba_conv_bias=use_conv_bias mamba_d_conv=conv_kernel
     mamba_d_head=mamba_head_dim mamba_d_state=ssm_state_size mamba_dt_min=time_step_min mamba_expand=expand

@@ -1,23 +1,19 @@
-"""Nemotron-NAS: Llama whose layers were pruned one by one, in heads, width or entirely. NVIDIA: `DeciLMForCausalLM`."""
-
-from __future__ import annotations
+"""Nemotron-NAS: Llama whose layers were pruned one by one, in heads, width or entirely."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import MlpSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, rms_norm_part
 from trtkit.models.pruned_layers import pruned_layers
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+HF_CLASS = "DeciLMForCausalLM"
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = biased_attention_part(config)
     attention = replace(attention, rope=rope_spec(config, attention.head_dim))
     config.get("intermediate_size")  # each layer states its own

@@ -1,22 +1,18 @@
-"""OLMo: Llama with layer norms that have no weights, and limits on queries, keys and values. HF: `OlmoForCausalLM`."""
-
-from __future__ import annotations
+"""OLMo: Llama with layer norms that have no weights, and limits on queries, keys and values."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.attention import NormSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+HF_CLASS = "OlmoForCausalLM"
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     clip = config.get("clip_qkv")
     attention = replace(biased_attention_part(config), qkv_clip=None if clip is None else float(clip))
     layers = layers_part(config, attention, mlp_part(config), rope_spec(config, attention.head_dim))

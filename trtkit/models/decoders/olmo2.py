@@ -1,24 +1,18 @@
-"""OLMo 2: norms on what attention and MLP give, and on all queries and keys. HF: `Olmo2ForCausalLM`."""
-
-from __future__ import annotations
+"""OLMo 2: norms on what attention and MLP give, and on all queries and keys."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import POST_NORMS, llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Olmo2ForCausalLM"
 DEFAULTS = {"rms_norm_eps": 1e-5}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = biased_attention_part(config)
     attention = replace(attention, norm=norm, qk_norm="all")

@@ -1,10 +1,8 @@
-"""OLMo 3: OLMo 2 with sliding layers, which have a rotary embedding of their own. HF: `Olmo3ForCausalLM`."""
-
-from __future__ import annotations
+"""OLMo 3: OLMo 2 with sliding layers, which have a rotary embedding of their own."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import POST_NORMS, llama_names
 from trtkit.models.parts import (
     alternating_types,
@@ -16,17 +14,13 @@ from trtkit.models.parts import (
     sliding_windows,
 )
 from trtkit.models.rope import ropes_by_layer_type
-from trtkit.models.spec import BlockSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Olmo3ForCausalLM"
 DEFAULTS = {"rms_norm_eps": 1e-5, "sliding_window": 4096}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("rope_local_base_freq")  # transformers does not read it
     norm = rms_norm_part(config)
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="all")

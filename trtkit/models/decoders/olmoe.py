@@ -1,25 +1,20 @@
-"""OLMoE: experts in every layer, norms on all queries and keys. HF: `OlmoeForCausalLM`."""
-
-from __future__ import annotations
+"""OLMoE: experts in every layer, norms on all queries and keys."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import EXPERT_NAMES, llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "OlmoeForCausalLM"
 DEFAULTS = {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     clip = config.get("clip_qkv")
     norm, attention = rms_norm_part(config), biased_attention_part(config)
     attention = replace(attention, norm=norm, qk_norm="all", qkv_clip=None if clip is None else float(clip))

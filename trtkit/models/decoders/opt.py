@@ -1,19 +1,14 @@
-"""OPT: learned positions from row 2 on; 350m norms after its sums. HF: `OPTForCausalLM`."""
-
-from __future__ import annotations
+"""OPT: learned positions from row 2 on; 350m norms after its sums."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.attention import NormSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import BART_LAYER, names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, plain_mlp_part
-from trtkit.models.spec import BlockSpec, EmbeddingSpec, LearnedPositions
+from trtkit.models.spec import BlockSpec, DecoderSpec, EmbeddingSpec, LearnedPositions
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "OPTForCausalLM"
 ALIASES = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
 DEFAULTS = {"hidden_act": "relu", "tie_word_embeddings": True}
 _AT = "model.decoder."
@@ -27,7 +22,6 @@ NAMES = names(_AT + "layers.{i}.", _OUTSIDE, BART_LAYER)
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("word_embed_proj_dim", config.need("hidden_size"))
     config.refuse("_remove_final_layer_norm", False)
     has_bias, is_affine = bool(config.get("enable_bias", True)), bool(config.get("layer_norm_elementwise_affine", True))

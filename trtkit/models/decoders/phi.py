@@ -1,19 +1,14 @@
-"""Phi 1, 1.5 and 2: attention and MLP side by side on one norm. HF: `PhiForCausalLM`."""
-
-from __future__ import annotations
+"""Phi 1, 1.5 and 2: attention and MLP side by side on one norm."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "PhiForCausalLM"
 DEFAULTS = {"hidden_act": "gelu_new"}
 INSIDE = {
     "attention.o": "self_attn.dense",
@@ -25,7 +20,6 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = layer_norm_part(config)
     attention = attention_part(config, has_qkv_bias=True, has_output_bias=True)
     if config.get("qk_layernorm", False):

@@ -1,32 +1,26 @@
-"""Phi-3.5-MoE: layer norms, and two experts that a sparse mixer chooses. HF: `PhimoeForCausalLM`.
+"""Phi-3.5-MoE: layer norms, and two experts that a sparse mixer chooses.
 
 Beyond the length that it was trained at, transformers turns keys by other factors than those in the cache; such
 lengths are refused.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from trtkit.models.attention import NormSpec
+from trtkit.models.attention import NormSpec, RopeSpec
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import MIXTRAL_EXPERT_NAMES, llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, sliding_windows
 from trtkit.models.rope import original_length, rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.attention import RopeSpec
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "PhimoeForCausalLM"
 DEFAULTS = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5}
 MSCALES = ("short_mscale", "long_mscale")
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("num_experts_per_tok", 2)
     config.get("input_jitter_noise")  # of training
     norm = NormSpec("layer", float(config.get("rms_norm_eps", 1e-5)), has_bias=True)

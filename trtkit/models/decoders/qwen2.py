@@ -1,22 +1,16 @@
-"""Qwen 2 and 2.5: Llama with biases on queries, keys and values. HF: `Qwen2ForCausalLM`."""
+"""Qwen 2 and 2.5: Llama with biases on queries, keys and values."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, late_windows, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Qwen2ForCausalLM"
 DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 32}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = attention_part(config, has_qkv_bias=True)
     rope = rope_spec(config, attention.head_dim)
     layers = layers_part(config, attention, mlp_part(config), rope, late_windows(config))

@@ -1,9 +1,6 @@
-"""Qwen 1.5 and 2 mixtures of experts, with a shared expert. HF: `Qwen2MoeForCausalLM`."""
+"""Qwen 1.5 and 2 mixtures of experts, with a shared expert."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import shared_expert_mixture
 from trtkit.models.names import QWEN_EXPERT_NAMES, llama_names
 from trtkit.models.parts import (
@@ -15,16 +12,13 @@ from trtkit.models.parts import (
     with_dense_layers,
 )
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Qwen2MoeForCausalLM"
 DEFAULTS = {"num_key_value_heads": 16, "sliding_window": 4096}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = attention_part(config, has_qkv_bias=bool(config.get("qkv_bias", True)))
     is_normed = bool(config.get("norm_topk_prob", False))
     moe = shared_expert_mixture(config, norm_topk_prob=is_normed, count=60, top_k=4)

@@ -1,23 +1,18 @@
-"""Qwen 3: Llama with a norm on each query and key head. HF: `Qwen3ForCausalLM`."""
-
-from __future__ import annotations
+"""Qwen 3: Llama with a norm on each query and key head."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, late_windows, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Qwen3ForCausalLM"
 DEFAULTS = {"head_dim": 128, "sliding_window": 4096, "num_key_value_heads": 32}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = biased_attention_part(config)
     attention = replace(attention, norm=norm, qk_norm="head")

@@ -1,11 +1,9 @@
-"""Qwen 3 mixtures of experts. HF: `Qwen3MoeForCausalLM`."""
-
-from __future__ import annotations
+"""Qwen 3 mixtures of experts."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import EXPERT_NAMES, llama_names
 from trtkit.models.parts import (
@@ -18,17 +16,14 @@ from trtkit.models.parts import (
     with_dense_layers,
 )
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Qwen3MoeForCausalLM"
 ALIASES = {"num_experts": "num_local_experts"}
 DEFAULTS = {"num_key_value_heads": 4, "sliding_window": 4096}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = rms_norm_part(config)
     attention = biased_attention_part(config)
     attention = replace(attention, norm=norm, qk_norm="head")

@@ -1,10 +1,8 @@
-"""Qwen 3 Next: gated delta nets, gated attention in every fourth layer, experts. HF: `Qwen3NextForCausalLM`."""
-
-from __future__ import annotations
+"""Qwen 3 Next: gated delta nets, gated attention in every fourth layer, experts."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import shared_expert_mixture
 from trtkit.models.names import QWEN_EXPERT_NAMES, llama_names
 from trtkit.models.parts import with_dense_layers
@@ -13,11 +11,9 @@ from trtkit.models.recurrent_parts import (
     delta_net_decoder,
     delta_net_part,
 )
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Qwen3NextForCausalLM"
 DEFAULTS = {
     "head_dim": 256,
     "intermediate_size": 5632,
@@ -29,7 +25,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     is_normed = bool(config.get("norm_topk_prob", True))
     moe = shared_expert_mixture(config, norm_topk_prob=is_normed, count=512, top_k=10)
     delta = replace(delta_net_part(config), is_grouped=True)

@@ -1,22 +1,16 @@
-"""Seed-OSS: Llama with biases on queries, keys and values. HF: `SeedOssForCausalLM`."""
+"""Seed-OSS: Llama with biases on queries, keys and values."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "SeedOssForCausalLM"
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = attention_part(
         config,
         has_qkv_bias=bool(config.get("attention_bias", True)),

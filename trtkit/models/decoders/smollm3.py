@@ -1,11 +1,7 @@
-"""SmolLM 3: Llama in which every fourth layer has no positions. HF: `SmolLM3ForCausalLM`."""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+"""SmolLM 3: Llama in which every fourth layer has no positions."""
 
 from trtkit.errors import SourceError
-from trtkit.models.hf_config import FIX
+from trtkit.models.hf_config import FIX, HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import (
     biased_attention_part,
@@ -16,16 +12,13 @@ from trtkit.models.parts import (
     sliding_windows,
 )
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "SmolLM3ForCausalLM"
 DEFAULTS = {"num_key_value_heads": 4, "tie_word_embeddings": True}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = biased_attention_part(config)
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     rope, every = rope_spec(config, attention.head_dim, theta=2e6), int(config.get("no_rope_layer_interval", 4))

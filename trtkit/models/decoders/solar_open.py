@@ -1,18 +1,13 @@
-"""Solar Open: Llama's attention, experts that sigmoids choose. HF: `SolarOpenForCausalLM`."""
+"""Solar Open: Llama's attention, experts that sigmoids choose."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import grouped_mixture
 from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import whole_rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "SolarOpenForCausalLM"
 ALIASES = {"num_experts": "n_routed_experts"}
 DEFAULTS = {
     "num_key_value_heads": 8,
@@ -27,7 +22,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = attention_part(config, has_qkv_bias=bool(config.get("attention_bias", False)))
     moe = grouped_mixture(config, mlp_part(config, size="moe_intermediate_size"))
     layers = layers_part(config, attention, moe, whole_rope_spec(config, attention.head_dim, theta=1e6))

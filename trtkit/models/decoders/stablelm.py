@@ -1,19 +1,14 @@
-"""StableLM 2 and 3B: Llama with layer norms and partly rotated heads. HF: `StableLmForCausalLM`."""
-
-from __future__ import annotations
+"""StableLM 2 and 3B: Llama with layer norms and partly rotated heads."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, mlp_part
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "StableLmForCausalLM"
 INSIDE = {
     "attention.q_norm.heads.{e}": "self_attn.q_layernorm.norms.{e}",
     "attention.k_norm.heads.{e}": "self_attn.k_layernorm.norms.{e}",
@@ -21,7 +16,6 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = layer_norm_part(config)
     attention = attention_part(config, has_qkv_bias=bool(config.get("use_qkv_bias", False)))
     if config.get("qk_layernorm", False):

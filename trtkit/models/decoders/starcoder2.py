@@ -1,9 +1,6 @@
-"""StarCoder 2: grouped heads, layer norms, plain MLPs. HF: `Starcoder2ForCausalLM`."""
+"""StarCoder 2: grouped heads, layer norms, plain MLPs."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import (
     attention_part,
@@ -14,18 +11,15 @@ from trtkit.models.parts import (
     sliding_windows,
 )
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Starcoder2ForCausalLM"
 ALIASES = {"layer_norm_eps": "norm_epsilon"}
 DEFAULTS = {"hidden_act": "gelu_pytorch_tanh", "num_key_value_heads": 2, "tie_word_embeddings": True}
 INSIDE = {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("mlp_type", "default")
     config.refuse("norm_type", "layer_norm")
     has_bias = bool(config.get("use_bias", True))

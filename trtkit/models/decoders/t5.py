@@ -1,20 +1,19 @@
-"""The decoder of T5 (Raffel et al., arXiv:1910.10683), mT5 and UMT5. HF: `T5ForConditionalGeneration`."""
-
-from __future__ import annotations
+"""The decoder of T5 (Raffel et al., arXiv:1910.10683), mT5 and UMT5."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.attention import AttentionSpec, CrossSpec, NormSpec
 from trtkit.models.feed_forward import MlpSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import t5_names
 from trtkit.models.parts import decoder_part, relative_part
-from trtkit.models.spec import BlockSpec, HeadSpec, LayerSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec, HeadSpec, LayerSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = {
+    "t5": "T5ForConditionalGeneration",
+    "mt5": "MT5ForConditionalGeneration",
+    "umt5": "UMT5ForConditionalGeneration",
+}
 ALIASES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers",
            "head_dim": "d_kv", "intermediate_size": "d_ff"}  # fmt: skip
 _OTHERS = ("k.", "v.", "relative_attention_bias.")  # of the encoder's stage; of T5's first files
@@ -22,7 +21,6 @@ _SOURCE_LENGTH = 512  # until `llm.max_source_length` is known
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the decoder that a config describes."""
     for name in ("dropout_rate", "n_positions", "num_hidden_layers"):  # of training, and of the encoder
         config.get(name)
     heads, size = int(config.need("num_attention_heads")), int(config.get("head_dim", 64))

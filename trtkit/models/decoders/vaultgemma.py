@@ -1,16 +1,11 @@
-"""VaultGemma: Gemma 2 without norms after its parts. HF: `VaultGemmaForCausalLM`."""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+"""VaultGemma: Gemma 2 without norms after its parts."""
 
 from trtkit.models.gemma_parts import soft_capped_part
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import SANDWICH_NORMS
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "VaultGemmaForCausalLM"
 DEFAULTS = {
     "num_key_value_heads": 4,
     "head_dim": 256,
@@ -24,5 +19,4 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     return soft_capped_part(config, {name: SANDWICH_NORMS[name] for name in ("attention_norm", "mlp_norm")})

@@ -1,19 +1,14 @@
-"""Whisper's decoder (Radford et al., arXiv:2212.04356). HF: `WhisperForConditionalGeneration`."""
-
-from __future__ import annotations
+"""Whisper's decoder (Radford et al., arXiv:2212.04356)."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.attention import AttentionSpec, CrossSpec, NormSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import BART_LAYER, names
 from trtkit.models.parts import decoder_part, plain_mlp_part
-from trtkit.models.spec import BlockSpec, EmbeddingSpec, LayerSpec, LearnedPositions
+from trtkit.models.spec import BlockSpec, DecoderSpec, EmbeddingSpec, LayerSpec, LearnedPositions
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "WhisperForConditionalGeneration"
 ALIASES = {
     "hidden_size": "d_model",
     "intermediate_size": "decoder_ffn_dim",
@@ -39,7 +34,6 @@ NAMES = names(_AT + "layers.{i}.", _OUTSIDE, {**BART_LAYER, **_CROSS})
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the decoder that a config describes."""
     for name in _OTHERS.split():
         config.get(name)
     config.refuse("scale_embedding", False)

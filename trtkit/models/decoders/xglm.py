@@ -1,19 +1,14 @@
-"""XGLM: sinusoidal positions, scaled embeddings. HF: `XGLMForCausalLM`."""
-
-from __future__ import annotations
+"""XGLM: sinusoidal positions, scaled embeddings."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.attention import NormSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, plain_mlp_part
-from trtkit.models.spec import EmbeddingSpec, SinusoidalPositions
+from trtkit.models.spec import DecoderSpec, EmbeddingSpec, SinusoidalPositions
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "XGLMForCausalLM"
 ALIASES = {
     "hidden_size": "d_model",
     "num_hidden_layers": "num_layers",
@@ -33,7 +28,6 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("add_cross_attention", False)
     attention = attention_part(config, has_qkv_bias=True, has_output_bias=True)
     layers = layers_part(config, attention, plain_mlp_part(config), None)

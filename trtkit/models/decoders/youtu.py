@@ -1,17 +1,12 @@
-"""Youtu-LLM: Llama with latent attention. HF: `YoutuForCausalLM`."""
+"""Youtu-LLM: Llama with latent attention."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.latent_parts import LATENT_NAMES, latent_attention_part, latent_rope
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "YoutuForCausalLM"
 DEFAULTS = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 131072,
@@ -24,7 +19,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.get("embedding_initializer_range")
     attention = latent_attention_part(
         config, latent_rope(config, is_interleaved=bool(config.get("rope_interleave", True)))

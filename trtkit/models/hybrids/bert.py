@@ -1,11 +1,11 @@
 """BERT (Devlin et al., arXiv:1810.04805), and RoBERTa, which counts tokens otherwise. HF: `BertModel`, its heads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.hf_config import HfConfig
+from trtkit.models.hybrids.registry import HybridOptions
+from trtkit.models.hybrids.spec import HybridSpec
 from trtkit.models.hybrids.text_encoder import (
     POOLED,
     TextEncoderSpec,
@@ -17,11 +17,6 @@ from trtkit.models.hybrids.text_encoder import (
 )
 from trtkit.models.names import names
 from trtkit.models.parts import attention_part, layer_norm_part, plain_mlp_part
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.hybrids.registry import HybridOptions
-    from trtkit.models.hybrids.spec import HybridSpec
 
 IMMATERIAL = ("attention_probs_dropout_prob",)
 DEFAULTS = {"layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 0, "intermediate_size": 3072}

@@ -1,24 +1,19 @@
 """DETR (Carion et al., arXiv:2005.12872). HF: `DetrForObjectDetection` with a backbone of transformers."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtkit.errors import SourceError
 from trtkit.models.attention import AttentionSpec, NormSpec
 from trtkit.models.feed_forward import MlpSpec
+from trtkit.models.hf_config import HfConfig
+from trtkit.models.hybrids.registry import HybridOptions
 from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, PartPort, Seam
 from trtkit.models.hybrids.transformer import Sizes, TransformerLayerSpec, halved, layer_weights, mlp_weights
 from trtkit.models.hybrids.vision_encoder import num_labels
 from trtkit.models.hybrids.weights import linear_weights, norm_weights
 from trtkit.models.weights import Weight
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.hybrids.registry import HybridOptions
 
 IMMATERIAL = (
     "auxiliary_loss", "bbox_cost", "class_cost", "giou_cost", "bbox_loss_coefficient", "dice_loss_coefficient",
@@ -127,7 +122,6 @@ def _model(config: HfConfig, backbone: dict[str, Any], feature_size: Sizes) -> D
 
 
 def _layer(config: HfConfig, kind: str) -> TransformerLayerSpec:
-    """Return the layers of encoder or decoder."""
     hidden_size, heads = int(config.get("d_model", 256)), int(config.get(f"{kind}_attention_heads", 8))
     head_dim = hidden_size // heads
     attention = AttentionSpec(heads, heads, head_dim, head_dim**-0.5, has_qkv_bias=True, has_output_bias=True)

@@ -1,19 +1,14 @@
 """DINOv2 (Oquab et al., arXiv:2304.07193), with registers too (arXiv:2309.16588). HF: `Dinov2Model` and its kin."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import MlpSpec
+from trtkit.models.hf_config import HfConfig
+from trtkit.models.hybrids.registry import HybridOptions
+from trtkit.models.hybrids.spec import HybridSpec
 from trtkit.models.hybrids.vision_encoder import Names, VisionEncoderSpec, grids, num_labels, vision_hybrid
 from trtkit.models.names import names
 from trtkit.models.parts import attention_part, layer_norm_part
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.hybrids.registry import HybridOptions
-    from trtkit.models.hybrids.spec import HybridSpec
 
 DEFAULTS = {"layer_norm_eps": 1e-6, "patch_size": 14, "image_size": 224, "mlp_ratio": 4}
 IMMATERIAL = (

@@ -1,19 +1,14 @@
 """DistilBERT (Sanh et al., arXiv:1910.01108). HF: `DistilBertModel` and its heads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.attention import NormSpec
+from trtkit.models.hf_config import HfConfig
+from trtkit.models.hybrids.registry import HybridOptions
+from trtkit.models.hybrids.spec import HybridSpec
 from trtkit.models.hybrids.text_encoder import TextEncoderSpec, TextHead, replaced_head, task_head, task_of, text_hybrid
 from trtkit.models.names import names
 from trtkit.models.parts import attention_part, plain_mlp_part
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.hybrids.registry import HybridOptions
-    from trtkit.models.hybrids.spec import HybridSpec
 
 ALIASES = {
     "hidden_size": "dim",

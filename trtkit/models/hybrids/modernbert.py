@@ -1,22 +1,17 @@
 """ModernBERT (Warner et al., arXiv:2412.13663). HF: `ModernBertModel` and its heads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from trtkit.errors import SourceError
-from trtkit.models.attention import NormSpec
+from trtkit.models.attention import AttentionSpec, NormSpec, RopeSpec
+from trtkit.models.hf_config import HfConfig
+from trtkit.models.hybrids.registry import HybridOptions
+from trtkit.models.hybrids.spec import HybridSpec
 from trtkit.models.hybrids.text_encoder import TextEncoderSpec, TextHead, replaced_head, task_head, task_of, text_hybrid
 from trtkit.models.names import names
 from trtkit.models.parts import attention_part, mlp_part
 from trtkit.models.rope import LAYER_TYPES, rope_spec
-
-if TYPE_CHECKING:
-    from trtkit.models.attention import AttentionSpec, RopeSpec
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.hybrids.registry import HybridOptions
-    from trtkit.models.hybrids.spec import HybridSpec
 
 ALIASES = {"hidden_act": "hidden_activation"}
 DEFAULTS = {"intermediate_size": 1152, "max_position_embeddings": 8192, "hidden_act": "gelu"}

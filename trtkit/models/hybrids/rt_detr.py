@@ -1,25 +1,19 @@
 """RT-DETR (Zhao et al., arXiv:2304.08069) and its second version (arXiv:2407.17140). HF: `RTDetrForObjectDetection`."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 from trtkit.models.attention import AttentionSpec, NormSpec
 from trtkit.models.feed_forward import MlpSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.hybrids.detr import needed_size
+from trtkit.models.hybrids.registry import HybridOptions
 from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, PartPort, Seam
 from trtkit.models.hybrids.transformer import Sizes, TransformerLayerSpec, layer_weights, mlp_weights
 from trtkit.models.hybrids.vision_encoder import num_labels
 from trtkit.models.hybrids.weights import linear_weights, norm_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.hybrids.registry import HybridOptions
-    from trtkit.models.weights import Weight
+from trtkit.models.weights import Weight
 
 # Of training, and of the exported part, which transformers itself makes from the config.
 IMMATERIAL = (
@@ -130,7 +124,6 @@ def _layer(config: HfConfig) -> TransformerLayerSpec:
 
 
 def _weights(model: RtDetrSpec) -> Iterator[Weight]:
-    """Yield every weight of the decoder."""
     D, classes, last = model.layer.hidden_size, model.num_classes, model.num_layers - 1
     samples = model.layer.attention.num_attention_heads * len(model.levels) * model.points
     yield from linear_weights("proposals.dense", "model.enc_output.0", (D, D))

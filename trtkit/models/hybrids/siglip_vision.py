@@ -1,18 +1,13 @@
 """The vision tower of SigLIP (Zhai et al., arXiv:2303.15343). HF: `SiglipVisionModel`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
+from trtkit.models.hybrids.registry import HybridOptions
+from trtkit.models.hybrids.spec import HybridSpec
 from trtkit.models.hybrids.vision_encoder import Names, VisionEncoderSpec, grids, vision_hybrid
 from trtkit.models.names import names
 from trtkit.models.parts import attention_part, layer_norm_part, plain_mlp_part
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.hybrids.registry import HybridOptions
-    from trtkit.models.hybrids.spec import HybridSpec
 
 DEFAULTS = {"layer_norm_eps": 1e-6, "patch_size": 16, "image_size": 224, "hidden_act": "gelu_pytorch_tanh"}
 TABLE = names(

@@ -1,18 +1,13 @@
 """A hybrid as data: parts, the seams between them, its inputs and outputs; and the check that the parts fit."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from trtkit.dtypes import FP32, dtype_of
 from trtkit.errors import Problem, ProblemsError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from trtkit.models.weights import Weight
+from trtkit.models.weights import Weight
 
 Dim = int | str
 """A size; a symbol (`batch`), known at run time; or a multiple of one (`6*batch`)."""
@@ -57,7 +52,6 @@ class OnnxPart:
 
     @property
     def kind(self) -> Literal["onnx"]:
-        """How the part becomes layers."""
         return "onnx"
 
     @property
@@ -87,7 +81,6 @@ class NetworkPart:
 
     @property
     def kind(self) -> Literal["network"]:
-        """How the part becomes layers."""
         return "network"
 
 
@@ -131,7 +124,6 @@ class HybridSpec:
     ranges: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def part(self, name: str) -> Part:
-        """Return the part of a name."""
         return next(part for part in self.parts if part.name == name)
 
     def source_of(self, part: str, port: str) -> str | None:
@@ -198,7 +190,6 @@ def _part_problems(spec: HybridSpec) -> Iterator[Problem]:
 
 
 def _seam_problems(spec: HybridSpec, seam: Seam) -> Iterator[Problem]:
-    """Yield what is wrong with one seam."""
     where = f"seam `{seam}`"
     source, target = spec.output_ports().get(seam.source), spec.input_ports().get(seam.target)
     if source is None or target is None:

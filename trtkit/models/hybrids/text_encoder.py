@@ -169,7 +169,6 @@ def text_hybrid(
 
 
 def _shapes(spec: TextEncoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield every path with its shape."""
     D = spec.hidden_size
     yield "embedding.words.weight", (spec.vocab_size, D)
     if spec.num_positions:

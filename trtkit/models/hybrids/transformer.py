@@ -1,19 +1,13 @@
 """Post-norm transformer layers over feature maps and object queries, as data: DETR, RT-DETR."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from trtkit.models.attention import AttentionSpec, NormSpec
+from trtkit.models.feed_forward import MlpSpec
 from trtkit.models.hybrids.weights import linear_weights, norm_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from trtkit.models.attention import AttentionSpec, NormSpec
-    from trtkit.models.feed_forward import MlpSpec
-    from trtkit.models.weights import Weight
+from trtkit.models.weights import Weight
 
 Sizes = tuple[int, int]
 """(height, width)."""

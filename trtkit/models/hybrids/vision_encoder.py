@@ -150,7 +150,6 @@ def encoder_weights(spec: VisionEncoderSpec, names: Names) -> Iterator[Weight]:
 
 
 def _shapes(spec: VisionEncoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield every path with its shape."""
     D = spec.hidden_size
     stored = spec.position_grid[0] * spec.position_grid[1]
     if spec.has_class_token:

@@ -1,18 +1,13 @@
 """ViT (Dosovitskiy et al., arXiv:2010.11929). HF: `ViTModel`, `ViTForImageClassification`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
+from trtkit.models.hybrids.registry import HybridOptions
+from trtkit.models.hybrids.spec import HybridSpec
 from trtkit.models.hybrids.vision_encoder import Names, VisionEncoderSpec, grids, num_labels, vision_hybrid
 from trtkit.models.names import names
 from trtkit.models.parts import attention_part, layer_norm_part, plain_mlp_part
-
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.hybrids.registry import HybridOptions
-    from trtkit.models.hybrids.spec import HybridSpec
 
 DEFAULTS = {"layer_norm_eps": 1e-12, "patch_size": 16, "image_size": 224}
 IMMATERIAL = ("encoder_stride", "attention_probs_dropout_prob", "pooler_act", "pooler_output_size")

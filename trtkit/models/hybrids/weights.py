@@ -1,18 +1,12 @@
 """Which arrays of a checkpoint each part of a hybrid takes, and whether all are there."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from trtkit.errors import Problem, ProblemsError
-from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
+from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart
 from trtkit.models.weights import Weight, WeightArrays, refuse_wrapped
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from trtkit.models.hybrids.spec import HybridSpec
 
 _SHOWN = 20
 

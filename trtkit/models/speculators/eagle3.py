@@ -4,23 +4,15 @@ Sources: https://arxiv.org/abs/2503.01840; config.json of SafeAILab's heads (`Ll
 `speculators`.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.registry import decoder_spec
-from trtkit.models.spec import HeadSpec
-from trtkit.models.speculators.spec import FusionSpec, SizePair, check_target
+from trtkit.models.spec import DecoderSpec, HeadSpec
+from trtkit.models.speculators.spec import Fields, FusionSpec, SizePair, check_target
 from trtkit.models.weights import Weight, model_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from trtkit.models.spec import DecoderSpec
-    from trtkit.models.speculators.spec import Fields
 
 EAGLE3 = "eagle3"
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
@@ -75,7 +67,6 @@ class Eagle3Spec:
 
     @property
     def kind(self) -> str:
-        """Its name in manifests."""
         return EAGLE3
 
     @property

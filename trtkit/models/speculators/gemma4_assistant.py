@@ -3,25 +3,17 @@
 Source: transformers, `Gemma4AssistantForCausalLM` and `SinglePositionMultiTokenCandidateGenerator`.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.attention import AttentionSpec
 from trtkit.models.gemma_parts import unused_weights
 from trtkit.models.hf_config import HfConfig
 from trtkit.models.registry import decoder_spec
-from trtkit.models.spec import HeadSpec
-from trtkit.models.speculators.spec import SizePair, check_target
+from trtkit.models.spec import DecoderSpec, HeadSpec
+from trtkit.models.speculators.spec import Fields, SizePair, check_target
 from trtkit.models.weights import Weight, model_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from trtkit.models.attention import AttentionSpec
-    from trtkit.models.spec import DecoderSpec
-    from trtkit.models.speculators.spec import Fields
 
 GEMMA4_ASSISTANT = "gemma4_assistant"
 ARCHITECTURES = ("Gemma4AssistantForCausalLM",)
@@ -55,7 +47,6 @@ class AssistantSpec:
 
     @property
     def kind(self) -> str:
-        """Its name in manifests."""
         return GEMMA4_ASSISTANT
 
     @property

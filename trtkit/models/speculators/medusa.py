@@ -4,22 +4,14 @@ Sources: https://arxiv.org/abs/2401.10774; config.json of FasterDecoding's heads
 models that FasterDecoding or ModelOpt added heads to.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 from trtkit.models.hf_config import HfConfig
-from trtkit.models.speculators.spec import SizePair, check_target
+from trtkit.models.spec import DecoderSpec
+from trtkit.models.speculators.spec import Fields, SizePair, check_target
 from trtkit.models.weights import Weight
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from trtkit.models.spec import DecoderSpec
-    from trtkit.models.speculators.spec import Fields
 
 MEDUSA = "medusa"
 _ARCHITECTURE = "MedusaModel"
@@ -58,7 +50,6 @@ class MedusaSpec:
 
     @property
     def kind(self) -> str:
-        """Its name in manifests."""
         return MEDUSA
 
     @property
@@ -169,7 +160,6 @@ def _renamed(fields: Fields, where: str) -> dict[str, object]:
 
 
 def _of_heads(fields: Fields) -> Fields:
-    """Return the fields of the heads."""
     if not is_models(fields):
         return fields
     joint = fields.get(_JOINT)

@@ -1,18 +1,12 @@
 """Which kind of head a `config.json` describes."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.spec import DecoderSpec
 from trtkit.models.speculators import eagle3, gemma4_assistant, medusa
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from trtkit.models.spec import DecoderSpec
-    from trtkit.models.speculators.spec import Fields
+from trtkit.models.speculators.spec import Fields
 
 
 @dataclass(frozen=True)

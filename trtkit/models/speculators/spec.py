@@ -1,18 +1,12 @@
 """What every draft head says of itself, whatever its kind, and whether it was made for a model."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from trtkit.errors import Problem, ProblemsError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from trtkit.models.attention import NormSpec
-    from trtkit.models.weights import Weight
+from trtkit.models.attention import NormSpec
+from trtkit.models.weights import Weight
 
 Fields = Mapping[str, Any]
 """Of a `config.json`."""

@@ -3,16 +3,10 @@
 Source: https://arxiv.org/abs/2503.19786.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.vision_language.spec import ImageTraits, VisionInput, VisionSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.vision_language.spec import Fields, VisionLimits
+from trtkit.models.vision_language.spec import Fields, ImageTraits, VisionInput, VisionLimits, VisionSpec
 
 
 def traits(_fields: Fields) -> ImageTraits:

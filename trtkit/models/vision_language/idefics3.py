@@ -3,14 +3,7 @@
 Source: https://arxiv.org/abs/2408.12637, https://arxiv.org/abs/2504.05299.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from trtkit.models.vision_language.spec import VisionInput, VisionSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.vision_language.spec import Fields, VisionLimits
+from trtkit.models.vision_language.spec import Fields, VisionInput, VisionLimits, VisionSpec
 
 
 def spec(fields: Fields, _limits: VisionLimits, _where: str) -> VisionSpec:

@@ -3,15 +3,8 @@
 Source: https://arxiv.org/abs/2412.05271, https://arxiv.org/abs/2504.10479.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from trtkit.errors import SourceError
-from trtkit.models.vision_language.spec import VisionInput, VisionSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.vision_language.spec import Fields, VisionLimits
+from trtkit.models.vision_language.spec import Fields, VisionInput, VisionLimits, VisionSpec
 
 
 def spec(fields: Fields, _limits: VisionLimits, where: str) -> VisionSpec:

@@ -1,14 +1,7 @@
 """LLaVA 1.5: CLIP or SigLIP, features of an inner layer, a two-layer projector. HF: `LlavaForConditionalGeneration`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from trtkit.errors import SourceError
-from trtkit.models.vision_language.spec import VisionInput, VisionSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.vision_language.spec import Fields, VisionLimits
+from trtkit.models.vision_language.spec import Fields, VisionInput, VisionLimits, VisionSpec
 
 # Towers with a class token before the patches, which the strategy `default` drops, and towers without.
 _CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}

@@ -3,14 +3,7 @@
 Source: https://arxiv.org/abs/2409.12191, https://arxiv.org/abs/2502.13923.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from trtkit.models.vision_language.spec import ImageTraits, VisionInput, VisionSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.vision_language.spec import Fields, VisionLimits
+from trtkit.models.vision_language.spec import Fields, ImageTraits, VisionInput, VisionLimits, VisionSpec
 
 
 def traits(_fields: Fields) -> ImageTraits:

@@ -3,17 +3,10 @@
 Source: https://arxiv.org/abs/2511.21631; features of inner layers (DeepStack): https://arxiv.org/abs/2406.04334.
 """
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.vision_language.spec import ImageTraits, VisionInput, VisionSpec
-
-if TYPE_CHECKING:
-    from trtkit.models.vision_language.spec import Fields, VisionLimits
-
+from trtkit.models.vision_language.spec import Fields, ImageTraits, VisionInput, VisionLimits, VisionSpec
 
 # Those whose towers also give features of inner layers (DeepStack).
 _WITH_INNER = ("qwen3_vl", "qwen3_vl_moe")

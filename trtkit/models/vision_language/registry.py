@@ -1,17 +1,10 @@
 """Find a vision-language family by its config's `model_type`."""
 
-from __future__ import annotations
-
 import importlib
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 from trtkit.errors import SourceError, reading
-from trtkit.models.vision_language.spec import ImageTraits
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from trtkit.models.vision_language.spec import Fields, VisionLimits, VisionSpec
+from trtkit.models.vision_language.spec import Fields, ImageTraits, VisionLimits, VisionSpec
 
 # `model_type` -> module in `trtkit.models.vision_language`.
 VISION_LANGUAGE = {

@@ -1,12 +1,8 @@
 """What the language model of a vision-language model is given of an image."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any, Literal
 
 Layout = Literal["image", "framed", "tiles", "crops", "patches"]
 Dim = int | str

@@ -42,7 +42,6 @@ class OnnxOps(Ops[OnnxValue]):
         self._arrays: dict[str, onnx.TensorProto] = {}
 
     def input(self, name: str, dtype: DType, shape: Shape) -> OnnxValue:
-        """Declare an input of the function."""
         self._names[name] = 1
         return OnnxValue(self, name, shape, dtype)
 
@@ -57,7 +56,6 @@ class OnnxOps(Ops[OnnxValue]):
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """See `Ops`."""
         self._scopes.append(name)
         try:
             yield
@@ -79,65 +77,51 @@ class OnnxOps(Ops[OnnxValue]):
         return self._constants[key]
 
     def cast(self, x: OnnxValue, dtype: DType) -> OnnxValue:
-        """See `Ops`."""
         if x.dtype == dtype:
             return x
         return self._node("Cast", [x], to=onnx.TensorProto.DataType.Value(dtype.onnx))
 
     def dequantize(self, x: OnnxValue, scale: float, dtype: DType) -> OnnxValue:
-        """See `Ops`."""
         return self._known("DequantizeLinear", [x, self._number(scale, dtype)], x.shape, dtype)
 
     def reshape(self, x: OnnxValue, dims: Sequence[Dim[OnnxValue]]) -> OnnxValue:
-        """See `Ops`."""
         return self._known("Reshape", [x, self._dims(dims)], reshaped(x.shape, dims))
 
     def transpose(self, x: OnnxValue, order: Sequence[int]) -> OnnxValue:
-        """See `Ops`."""
         return self._node("Transpose", [x], perm=list(order))
 
     def unsqueeze(self, x: OnnxValue, *axes: int) -> OnnxValue:
-        """See `Ops`."""
         return self._node("Unsqueeze", [x, self._vector(axes)])
 
     def squeeze(self, x: OnnxValue, *axes: int) -> OnnxValue:
-        """See `Ops`."""
         return self._node("Squeeze", [x, self._vector(axes)])
 
     def expand(self, x: OnnxValue, dims: Sequence[Dim[OnnxValue]]) -> OnnxValue:
-        """See `Ops`."""
         return self._known("Expand", [x, self._dims(dims)], tuple(d if isinstance(d, int) else -1 for d in dims))
 
     def concat(self, parts: Sequence[OnnxValue], axis: int) -> OnnxValue:
-        """See `Ops`."""
         return parts[0] if len(parts) == 1 else self._node("Concat", parts, axis=axis)
 
     def take(self, x: OnnxValue, axis: int, start: int, size: int) -> OnnxValue:
-        """See `Ops`."""
         ends = self._vector([start + size])
         return self._node("Slice", [x, self._vector([start]), ends, self._vector([axis % len(x.shape)])])
 
     def pad(self, x: OnnxValue, axis: int, before: int, after: int, value: float = 0.0) -> OnnxValue:
-        """See `Ops`."""
         pads = np.zeros((2, len(x.shape)), np.int64)
         pads[:, axis] = before, after
         return self._node("Pad", [x, self._vector(pads.reshape(-1)), self._number(value, x.dtype)])
 
     def gather(self, x: OnnxValue, index: OnnxValue, axis: int) -> OnnxValue:
-        """See `Ops`."""
         return self._node("Gather", [x, index], axis=axis)
 
     def gather_elements(self, x: OnnxValue, index: OnnxValue, axis: int) -> OnnxValue:
-        """See `Ops`."""
         return self._node("GatherElements", [x, index], axis=axis)
 
     def gather_nd(self, x: OnnxValue, index: OnnxValue, batch_dims: int = 0) -> OnnxValue:
-        """See `Ops`."""
         shape = (*index.shape[:-1], *x.shape[batch_dims + index.shape[-1] :])
         return self._known("GatherND", [x, self.cast(index, INT64)], shape, batch_dims=batch_dims)
 
     def scatter_nd(self, x: OnnxValue, index: OnnxValue, updates: OnnxValue) -> OnnxValue:
-        """See `Ops`."""
         return self._node("ScatterND", [x, self.cast(index, INT64), updates])
 
     def grid_sample(
@@ -149,22 +133,18 @@ class OnnxOps(Ops[OnnxValue]):
         padding: str = "zeros",
         align_corners: bool = False,
     ) -> OnnxValue:
-        """See `Ops`."""
         spelled = _GRID_MODES.get(mode, mode) if self.opset < 20 else mode
         shape = (x.shape[0], x.shape[1], *grid.shape[1:-1])
         attributes: dict[str, Any] = {"mode": spelled, "padding_mode": padding, "align_corners": int(align_corners)}
         return self._known("GridSample", [x, grid], shape, **attributes)
 
     def matmul(self, a: OnnxValue, b: OnnxValue) -> OnnxValue:
-        """See `Ops`."""
         return self._node("MatMul", [a, b])
 
     def unary(self, name: str, x: OnnxValue) -> OnnxValue:
-        """See `Ops`."""
         return self._node(name.capitalize(), [x])
 
     def binary(self, name: str, a: Operand, b: Operand) -> OnnxValue:
-        """See `Ops`."""
         known = a if isinstance(a, OnnxValue) else b
         assert isinstance(known, OnnxValue)
         if name == "floor_div":
@@ -174,19 +154,16 @@ class OnnxOps(Ops[OnnxValue]):
         return self._node(_BINARY.get(name, name.capitalize()), sides)
 
     def reduce(self, name: str, x: OnnxValue, axes: Sequence[int], *, keep: bool = False) -> OnnxValue:
-        """See `Ops`."""
         op_type = f"Reduce{name.capitalize()}"
         if self.opset >= _AXES_ARE_INPUT.get(op_type, 18):
             return self._node(op_type, [x, self._vector(axes)], keepdims=int(keep))
         return self._node(op_type, [x], axes=list(axes), keepdims=int(keep))
 
     def select(self, condition: OnnxValue, then: OnnxValue, otherwise: Operand) -> OnnxValue:
-        """See `Ops`."""
         other = otherwise if isinstance(otherwise, OnnxValue) else self._number(otherwise, then.dtype)
         return self._node("Where", [condition, then, other])
 
     def top_k(self, x: OnnxValue, k: int, axis: int = -1) -> tuple[OnnxValue, OnnxValue]:
-        """See `Ops`."""
         names = self._append("TopK", [x, self._vector([k])], 2, {"axis": axis})
         shape = tuple(k if index == axis % len(x.shape) else size for index, size in enumerate(x.shape))
         values, indices = (
@@ -195,18 +172,15 @@ class OnnxOps(Ops[OnnxValue]):
         return values, self.cast(indices, INT32)
 
     def softmax(self, x: OnnxValue, axis: int = -1) -> OnnxValue:
-        """See `Ops`."""
         return self._node("Softmax", [x], axis=axis)
 
     def size(self, x: OnnxValue, axis: int) -> Dim[OnnxValue]:
-        """See `Ops`."""
         if x.shape[axis] >= 0:
             return x.shape[axis]
         start = axis % len(x.shape)
         return self._known("Shape", [x], (1,), INT64, start=start, end=start + 1)
 
     def arange(self, size: Dim[OnnxValue], dtype: DType) -> OnnxValue:
-        """See `Ops`."""
         if isinstance(size, int):
             return self.constant(np.arange(size, dtype=dtype.numpy))
         zero, one = self._number(0, INT64), self._number(1, INT64)
@@ -253,7 +227,6 @@ class OnnxOps(Ops[OnnxValue]):
         return self.constant(np.array(values, np.int64))
 
     def _dims(self, dims: Sequence[Dim[OnnxValue]]) -> OnnxValue:
-        """Return sizes as one vector."""
         if all(isinstance(size, int) for size in dims):
             return self._vector([size for size in dims if isinstance(size, int)])
         return self.concat([self._vector([size]) if isinstance(size, int) else size for size in dims], 0)

@@ -76,7 +76,6 @@ class FeatureLevels:
 
     @property
     def length(self) -> int:
-        """Number of elements of all levels."""
         return sum(height * width for height, width in self.sizes)
 
 

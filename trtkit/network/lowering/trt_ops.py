@@ -32,23 +32,18 @@ class TrtOps(Ops[Tensor]):
         self._network = graph.network
 
     def scope(self, name: str) -> AbstractContextManager[None]:
-        """See `Ops`."""
         return self.graph.scope(name)
 
     def constant(self, array: np.ndarray[Any, Any], dtype: DType | None = None) -> Tensor:
-        """See `Ops`."""
         return self.graph.constant(array, dtype=dtype)
 
     def cast(self, x: Tensor, dtype: DType) -> Tensor:
-        """See `Ops`."""
         return arithmetic.cast(x, dtype)
 
     def dequantize(self, x: Tensor, scale: float, dtype: DType) -> Tensor:
-        """See `Ops`."""
         return quantize.dequantize(x, quantize.scale_constant(self.graph, scale, "scale", dtype), dtype)
 
     def reshape(self, x: Tensor, dims: Sequence[Dim[Tensor]]) -> Tensor:
-        """See `Ops`."""
         layer = self._network.add_shuffle(x.trt)
         if _is_static(dims):
             layer.reshape_dims = tuple(dims)
@@ -57,15 +52,12 @@ class TrtOps(Ops[Tensor]):
         return self.graph.add(layer, "reshape")
 
     def transpose(self, x: Tensor, order: Sequence[int]) -> Tensor:
-        """See `Ops`."""
         return shape.transpose(x, tuple(order))
 
     def unsqueeze(self, x: Tensor, *axes: int) -> Tensor:
-        """See `Ops`."""
         return shape.unsqueeze(x, *axes)
 
     def squeeze(self, x: Tensor, *axes: int) -> Tensor:
-        """See `Ops`."""
         axes_tensor = self.graph.constant(np.array(axes, dtype=np.int64), "axes")
         return self.graph.add(self._network.add_squeeze(x.trt, axes_tensor.trt), "squeeze")
 
@@ -80,11 +72,9 @@ class TrtOps(Ops[Tensor]):
         return self.graph.add(layer, "expand")
 
     def concat(self, parts: Sequence[Tensor], axis: int) -> Tensor:
-        """See `Ops`."""
         return shape.concat(list(parts), axis)
 
     def take(self, x: Tensor, axis: int, start: int, size: int) -> Tensor:
-        """See `Ops`."""
         return shape.take(x, axis, start, size)
 
     def pad(self, x: Tensor, axis: int, before: int, after: int, value: float = 0.0) -> Tensor:
@@ -102,30 +92,25 @@ class TrtOps(Ops[Tensor]):
         return self.graph.add(layer, "pad")
 
     def gather(self, x: Tensor, index: Tensor, axis: int) -> Tensor:
-        """See `Ops`."""
         return self.graph.add(self._network.add_gather(x.trt, index.trt, axis % x.rank), "gather")
 
     def gather_elements(self, x: Tensor, index: Tensor, axis: int) -> Tensor:
-        """See `Ops`."""
         layer = self._network.add_gather_v2(x.trt, index.trt, self._trt.GatherMode.ELEMENT)
         layer.axis = axis % x.rank
         return self.graph.add(layer, "gather_elements")
 
     def gather_nd(self, x: Tensor, index: Tensor, batch_dims: int = 0) -> Tensor:
-        """See `Ops`."""
         layer = self._network.add_gather_v2(x.trt, index.trt, self._trt.GatherMode.ND)
         layer.num_elementwise_dims = batch_dims
         return self.graph.add(layer, "gather_nd")
 
     def scatter_nd(self, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
-        """See `Ops`."""
         layer = self._network.add_scatter(x.trt, index.trt, updates.trt, self._trt.ScatterMode.ND)
         return self.graph.add(layer, "scatter_nd")
 
     def grid_sample(
         self, x: Tensor, grid: Tensor, *, mode: str = "linear", padding: str = "zeros", align_corners: bool = False
     ) -> Tensor:
-        """See `Ops`."""
         layer = self._network.add_grid_sample(x.trt, grid.trt)
         layer.interpolation_mode = getattr(self._trt.InterpolationMode, _GRID_MODES[mode])
         layer.sample_mode = getattr(self._trt.SampleMode, _GRID_PADDING[padding])
@@ -133,11 +118,9 @@ class TrtOps(Ops[Tensor]):
         return self.graph.add(layer, "grid_sample")
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """See `Ops`."""
         return linear.matmul(a, b)
 
     def unary(self, name: str, x: Tensor) -> Tensor:
-        """See `Ops`."""
         if name in _ACTIVATIONS:
             kind = getattr(self._trt.ActivationType, name.upper())
             return self.graph.add(self._network.add_activation(x.trt, kind), name)
@@ -145,24 +128,20 @@ class TrtOps(Ops[Tensor]):
         return self.graph.add(self._network.add_unary(x.trt, kind), name)
 
     def binary(self, name: str, a: Tensor | float, b: Tensor | float) -> Tensor:
-        """See `Ops`."""
         return self.graph.elementwise(_BINARY.get(name, name.upper()), a, b)
 
     def reduce(self, name: str, x: Tensor, axes: Sequence[int], *, keep: bool = False) -> Tensor:
-        """See `Ops`."""
         kind = getattr(self._trt.ReduceOperation, _REDUCTIONS.get(name, name.upper()))
         mask = sum(1 << (axis % x.rank) for axis in axes)
         return self.graph.add(self._network.add_reduce(x.trt, kind, mask, keep), name)
 
     def select(self, condition: Tensor, then: Tensor, otherwise: Tensor | float) -> Tensor:
-        """See `Ops`."""
         if isinstance(otherwise, Tensor):
             rank = max(condition.rank, then.rank, otherwise.rank)
             then, otherwise = self.graph.with_rank(then, rank), self.graph.with_rank(otherwise, rank)
         return arithmetic.select(condition, then, otherwise)
 
     def top_k(self, x: Tensor, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
-        """See `Ops`."""
         layer = self._network.add_topk(x.trt, self._trt.TopKOperation.MAX, k, 1 << (axis % x.rank))
         values = self.graph.add(layer, "top_k")
         indices = layer.get_output(1)
@@ -170,18 +149,15 @@ class TrtOps(Ops[Tensor]):
         return values, self.graph.tensor(indices)
 
     def softmax(self, x: Tensor, axis: int = -1) -> Tensor:
-        """See `Ops`."""
         return arithmetic.softmax(x, axis)
 
     def size(self, x: Tensor, axis: int) -> Dim[Tensor]:
-        """See `Ops`."""
         if x.shape[axis] >= 0:
             return x.shape[axis]
         sizes = self.graph.add(self._network.add_shape(x.trt), "shape")
         return shape.take(sizes, 0, axis % x.rank, 1)
 
     def arange(self, size: Dim[Tensor], dtype: DType) -> Tensor:
-        """See `Ops`."""
         if isinstance(size, int):
             return self.graph.constant(np.arange(size, dtype=dtype.numpy), "arange")
         trt_dtype = getattr(self._trt.DataType, dtype.tensorrt)
@@ -208,7 +184,6 @@ class TrtOps(Ops[Tensor]):
         return outputs
 
     def _dims(self, dims: Sequence[Dim[Tensor]]) -> Tensor:
-        """Return sizes as one shape tensor."""
         parts = [self.graph.constant(np.array([d], np.int64), "dim") if isinstance(d, int) else d for d in dims]
         return shape.concat(parts, 0)
 

@@ -1,13 +1,12 @@
 """Write precision into an ONNX model: TensorRT 11 and RTX take the network's types as they stand."""
 
-from __future__ import annotations
-
 import difflib
 import fnmatch
 import math
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -19,11 +18,6 @@ from trtkit.network.custom_op import DOMAIN
 from trtkit.network.onnx.care import all_nodes, opset_of
 from trtkit.network.onnx.function import placed
 from trtkit.network.onnx.io import random_inputs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 
 Shapes = dict[str, tuple[int, ...]]
 _FLOATS = ("fp32", "fp16", "bf16")

@@ -216,7 +216,6 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def _inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the branches or the body of a node."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g

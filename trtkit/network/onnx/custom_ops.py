@@ -1,10 +1,9 @@
 """Replace foreign nodes of an ONNX model by custom ops, whose function bodies any runtime can read."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx.inliner
 import onnx.version_converter
@@ -17,9 +16,6 @@ from trtkit.network.onnx.care import all_graphs, all_nodes, opset_of
 from trtkit.network.onnx.facts import Knowledge
 from trtkit.network.onnx.function import function_of, inline, mark_for_plugin
 from trtkit.network.plugin import refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 METADATA_KEY = "trtkit.custom_ops"
 """Where a model says which of its nodes were replaced."""
@@ -161,7 +157,6 @@ def _replace_node(rewrite: _CustomOpRewrite, node: onnx.NodeProto, op: CustomOp,
 
 
 def _read(rewrite: _CustomOpRewrite, node: onnx.NodeProto) -> ForeignNode:
-    """Return a node as plain data."""
     knowledge = rewrite.knowledge
     return ForeignNode(
         node.name,
@@ -201,7 +196,6 @@ def _body(
 
 
 def _write(node: onnx.NodeProto, function: str, replacement: Replacement) -> None:
-    """Make a node call a function."""
     inputs = [name for name in replacement.inputs if name]
     values = attribute_values(replacement.attributes)
     call = onnx.helper.make_node(function, inputs, list(replacement.outputs), node.name, domain=DOMAIN, **values)

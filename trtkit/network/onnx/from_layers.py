@@ -3,29 +3,21 @@
 A second program can then compute the network, and any tensor of it can be compared.
 """
 
-from __future__ import annotations
-
 import graphlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from trtkit.dtypes import E8M0, FP4, FP8, FP16, FP32, INT4, INT8
 from trtkit.errors import Problem, ProblemsError
 from trtkit.files import replace_file, replacing
-from trtkit.network.layer_graph import MISSING, LayerGraph, LayerNode, LayerWeights, TensorSpec
+from trtkit.network.layer_graph import MISSING, Bytes, LayerGraph, LayerNode, LayerWeights, TensorSpec
 from trtkit.network.onnx.care import NEWEST_IR_VERSION
 from trtkit.network.onnx.layers import FUNCTIONS, REFUSED, TAKE_STORED_TYPES, WRITERS, Write
-from trtkit.network.onnx.layers.layer import Emitter, NotInOnnxError, OnnxLayer, onnx_type
+from trtkit.network.onnx.layers.layer import Emitter, NotInOnnxError, OnnxLayer, Value, onnx_type
 from trtkit.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from trtkit.network.layer_graph import Bytes
-    from trtkit.network.onnx.layers.layer import Value
 
 OPSET = 26
 """The newest that ONNX Runtime 1.31 runs."""

@@ -46,7 +46,6 @@ class MethodChoice:
     pruned: tuple[LinearLayer, ...] = ()
 
     def of(self, layer: LinearLayer) -> Method:
-        """Return a layer's method."""
         return METHODS[self.methods[layer]]
 
     def without(self, names: Sequence[str], fallback: str | None = None) -> MethodChoice:
@@ -67,7 +66,6 @@ class MethodChoice:
 
     @property
     def needs_data(self) -> bool:
-        """Whether any method needs calibration."""
         return any(METHODS[method].needs_data for method in self.methods.values())
 
 
@@ -165,7 +163,6 @@ def _method(layer: LinearLayer, options: QuantizeOptions) -> str:
 
 
 def _problems(spec: DecoderSpec, options: QuantizeOptions) -> list[Problem]:
-    """Return what is wrong with what is requested."""
     names = [layer.name for layer in linear_layers(spec)]
     allowed = methods_for("llm")
     chosen = {"quantize.method": options.method} | {f"quantize.layers.{k}": v for k, v in options.layers.items()}

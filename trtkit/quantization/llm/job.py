@@ -70,7 +70,6 @@ def quantize_llm(request: QuantizeRequest, context: JobContext) -> QuantizedLlm:
 
 
 def _scored(scores: Scores) -> str:
-    """Return the scores in a line."""
     left = f"; {len(scores.kept)} of {len(scores.layers)} layers left" if scores.kept else ""
     return f"together {scores.loss:.4f} nats per token{left}"
 

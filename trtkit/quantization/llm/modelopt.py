@@ -108,7 +108,6 @@ def input_scales(model: Any, choice: MethodChoice) -> dict[str, float]:
 
 
 def _layers(choice: MethodChoice, algorithm: Algorithm) -> list[LinearLayer]:
-    """Return the layers that an algorithm quantizes."""
     return [layer for layer in choice.methods if choice.of(layer).algorithm == algorithm]
 
 

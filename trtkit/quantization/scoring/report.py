@@ -1,7 +1,5 @@
 """What quantizing each layer costs, as typed data; torch is not needed to read it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 ORIGINAL_BITS = 16.0

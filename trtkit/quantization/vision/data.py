@@ -112,7 +112,6 @@ class Range:
 
     @property
     def drawn(self) -> Array:
-        """The samples of all runs."""
         return np.concatenate(self.samples)
 
     @property
@@ -154,7 +153,6 @@ def measure(
 
 
 def _values(session: Any, tensors: Sequence[str], sample: Sample) -> dict[str, Array]:
-    """Return the tensors' values in one run."""
     missing = [name for name in tensors if name not in sample.inputs]
     outputs = dict(zip(missing, session.run(missing, dict(sample.inputs)) if missing else [], strict=True))
     return {name: outputs[name] if name in outputs else sample.inputs[name] for name in tensors}

@@ -252,5 +252,4 @@ class _SampleReader:
         return wrapped_sample("opt", self._place.shapes, self._samples[0]).inputs
 
     def rewind(self) -> None:
-        """Begin again."""
         self._left = self._place.steps.track("calibrate", self._samples)

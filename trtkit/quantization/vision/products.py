@@ -34,7 +34,6 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """The product's name."""
         return str(self.exact.name)
 
 

@@ -51,7 +51,6 @@ def least_error_scale(extent: Range, kind: Format) -> float:
 
 
 def _rounded(values: Array, kind: Format) -> Array:
-    """Return values as the format holds them."""
     import ml_dtypes
 
     if kind == "int8":

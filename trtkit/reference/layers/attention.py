@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from trtkit.reference.layer import Layer, Op, Tensor, sizes
 from trtkit.reference.layers.quantization import FP8_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 QKV = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values."""
@@ -148,7 +145,6 @@ def _attend(qkv: QKV, mask: Tensor | None, scale: Tensor | None, form: _Attentio
 
 
 def _scores_times_values(qkv: QKV, mask: Tensor | None, scale: Tensor | None, form: _AttentionForm) -> Tensor:
-    """Return normalized scores times values."""
     q, k, v = qkv
     if form.is_softmax and form.quantize is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)

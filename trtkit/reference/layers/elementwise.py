@@ -1,7 +1,5 @@
 """Operations element by element, activations, softmax and scale."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

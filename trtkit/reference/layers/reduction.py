@@ -1,7 +1,5 @@
 """Sums over axes: reductions, top-k, normalization, products of matrices, mixtures of experts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 
@@ -24,7 +22,6 @@ def reduce(layer: Layer) -> Op:
 
 
 def _average(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
-    """Return the mean."""
     if x.is_floating_point():
         return x.mean(axes, keep)
     total = x.sum(axes, keep)

@@ -1,7 +1,5 @@
 """Rearrange, pick and make elements: shuffle, slice, gather, scatter, fill."""
 
-from __future__ import annotations
-
 import math
 import os
 

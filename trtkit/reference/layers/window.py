@@ -1,18 +1,13 @@
 """Convolution, pooling and resizing of pictures, and non-maximum suppression of boxes."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from trtkit.network.layer_view import Window, window_of
 from trtkit.reference.layer import Layer, Op, Tensor, sizes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _DECONVOLVE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -353,7 +348,6 @@ def non_maximum_suppression(layer: Layer) -> Op:
 
 
 def _corners(boxes: Tensor, is_corners: bool) -> Tensor:
-    """Return boxes as low and high corners."""
     wide = boxes.double()
     first, second = wide[..., :2], wide[..., 2:]
     if not is_corners:

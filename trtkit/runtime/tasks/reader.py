@@ -83,7 +83,6 @@ class TaskReader:
         return Classes(ids, tuple(float(scores[index]) for index in ids), self._names(ids))
 
     def _boxes(self, detections: box_layouts.Detections, placed: PicturePlacement) -> DetectedBoxes:
-        """Return boxes on the picture."""
         corners = placed.on_picture(detections.boxes.reshape(-1, 2, 2)).reshape(-1, 4)
         points = detections.rest.reshape(len(corners), -1, 3) if self._is_pose else np.zeros((len(corners), 0, 3))
         on_picture = np.concatenate([placed.on_picture(points[..., :2]), points[..., 2:]], -1)

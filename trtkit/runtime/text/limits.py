@@ -1,7 +1,5 @@
 """How much one request may hold. Without limits a single request could take the memory, or the time, of all others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 MAX_ANSWERS = 1024

@@ -1,20 +1,15 @@
 """A bundle's tokenizer: transformers' own, from the files in the bundle, and the bytes of its tokens."""
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from trtkit.errors import GenerationError, RequestError
 from trtkit.runtime.text.limits import check_text
 from trtkit.runtime.text.trial import json_settings, load_tokenizer, try_patterns, try_template
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
 
 # Any of them holds a vocabulary.
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")

@@ -4,18 +4,17 @@ Both are programs of the model's author: a pattern may backtrack for ever, a tem
 trial finds those that do so on ordinary text; it cannot find one that waits for a certain word.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtkit.errors import GenerationError, SourceError
 from trtkit.files import recalled, remember
@@ -23,9 +22,6 @@ from trtkit.sources.digest import sha256_of
 from trtkit.sources.gguf.tokenizer import known_patterns
 from trtkit.sources.safetensors_file import read_json
 from trtkit.threads import import_paths
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LIMIT_S, LIMIT_GIB = 20, 6
 """CPU seconds and address space of the child; a sound tokenizer takes about two seconds and one GiB."""

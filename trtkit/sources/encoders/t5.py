@@ -1,18 +1,14 @@
 """T5's encoder, with the projections of every decoder layer that reads it."""
 
-from __future__ import annotations
-
 import importlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from trtkit.sources.huggingface.folder import open_config
 from trtkit.sources.vision_language.load import load_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _STACKS = {"t5": "T5Stack", "mt5": "MT5Stack", "umt5": "UMT5Stack"}
 

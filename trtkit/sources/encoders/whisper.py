@@ -1,7 +1,5 @@
 """Whisper's encoder, with the projections of every decoder layer that read it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -53,7 +53,6 @@ def share(count: int, whole: int) -> float:
 
 
 def _scaling(file: GgufFile, keys: Metadata, theta: float, rotated: int) -> Fields:
-    """Return the method and its numbers."""
     kind, factor = str(keys.get("rope.scaling.type", "none")), float(keys.get("rope.scaling.factor", 1.0))
     original = keys.get("rope.scaling.original_context_length")
     if "rope_factors_long.weight" in file.tensors:

@@ -114,7 +114,6 @@ class _TensorFinder:
                 yield f"{start}{hf}.{suffix}", part
 
     def _outside(self, name: str) -> Iterator[_Named]:
-        """Yield what a tensor outside of blocks holds."""
         module, _, suffix = name.rpartition(".")
         if module not in self.family.names:
             return
@@ -126,7 +125,6 @@ class _TensorFinder:
             yield hf, (self._kept if self.keep_quantized and module == "output" else self._restored)(name, module)
 
     def _experts(self, name: str, module: str) -> Iterator[_Named]:
-        """Yield the matrices of each expert."""
         experts = self.family.experts
         parts = _PARTS if module == _GATE_UP and set(_PARTS) <= experts.keys() else (module,)
         for expert in range(self.file.tensors[name].shape[0] if parts[0] in experts else 0):

@@ -1,7 +1,5 @@
 """Models that transformers' Auto classes do not find by themselves."""
 
-from __future__ import annotations
-
 
 def register() -> None:
     """Make transformers' Auto classes find Nemotron-NAS, and Mistral 4 without a vision tower."""

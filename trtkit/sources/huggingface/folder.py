@@ -67,6 +67,5 @@ def _is_stacked_oddly(weight: torch.Tensor) -> bool:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return the first names for a message."""
     listed = list(names)
     return ", ".join(f"`{name}`" for name in listed[:_SHOWN]) + (", ..." if len(listed) > _SHOWN else "")

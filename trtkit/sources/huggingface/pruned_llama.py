@@ -1,7 +1,5 @@
 """Nemotron-NAS for transformers, which has no class for it: its own Llama layers, each with a config of its own."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -126,7 +126,6 @@ def unstack_experts(arrays: Mapping[str, StoredArray], model_type: str) -> dict[
 
 
 def _without_bias(arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
-    """Return a bias of zeros for each router."""
     zeros = {}
     for start, router in [(name.removesuffix("weight"), arrays[name]) for name in arrays if _ROUTER.search(name)]:
         size = router.shape[:1]
@@ -162,7 +161,6 @@ def _oriented(stack: Stack, array: StoredArray, hidden_size: int) -> Stack:
 
 
 def _experts(name: str, array: StoredArray, stack: Stack) -> Iterator[tuple[str, StoredArray]]:
-    """Yield the arrays of each expert."""
     start, parts = name.removesuffix(stack.name), len(stack.parts)
     shape = (array.shape[0], *array.shape[:0:-1]) if stack.is_in_out else array.shape
     if len(shape) not in (2, 3) or shape[1] % parts:

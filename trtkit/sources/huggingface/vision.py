@@ -142,7 +142,6 @@ def _named_outputs(model: torch.nn.Module, outputs: Sequence[str]) -> torch.nn.M
             self.model = model
 
         def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            """Return the outputs in order."""
             answer = self.model(pixel_values=pixel_values, return_dict=True)
             return tuple(getattr(answer, name) for name in outputs)
 

@@ -73,12 +73,10 @@ def _scheme(module: str, groups: list[_Json]) -> _Json:
 
 
 def _matches(module: str, target: str) -> bool:
-    """Whether a target names a module."""
     return bool(re.match(target[3:], module)) if target.startswith("re:") else module == target
 
 
 def _matrix(parts: Parts, scheme: _Json) -> QuantizedMatrix:
-    """Return one layer's matrix."""
     if "weight_packed" not in parts:
         return _eight_bits(parts, scheme)
     return _fp4(parts) if "weight_global_scale" in parts else _packed(parts, scheme)

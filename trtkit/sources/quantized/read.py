@@ -230,7 +230,6 @@ _FP8_PARTS = ("weight", "weight_scale_inv", "activation_scale")
 
 
 def _fp8_matrix(parts: Parts, block: MatrixShape) -> QuantizedMatrix:
-    """Return one layer's matrix."""
     codes = part(parts, "weight")
     if codes.ndim != 2 or codes.dtype.name != "float8_e4m3fn":
         raise SourceError(f"codes are {codes.dtype.name} of {codes.ndim} axes, not float8_e4m3fn of 2", fix="use fp8")

@@ -4,21 +4,15 @@ They are those of its Hugging Face exports by other names, rank by rank. What Te
 wrote for weight-only kernels is laid out for one GPU's kernel, and is refused.
 """
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.quantized_matrix import KvQuantization, QuantizedMatrix
 from trtkit.sources.checkpoint import StoredArray
-from trtkit.sources.quantized.layers import Parts, layers, number, replaced
+from trtkit.sources.quantized.layers import Parts, Stored, layers, number, replaced
 from trtkit.sources.quantized.modelopt import modelopt_matrix
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from trtkit.sources.quantized.layers import Stored
 
 ALGORITHMS = (
     "W8A16",
@@ -62,7 +56,6 @@ def quantized_rank(stored: Stored, config: Mapping[str, Any]) -> Parts:
 
 
 def _matrix(parts: Parts, algorithm: str) -> QuantizedMatrix:
-    """Return one layer's matrix."""
     named = {_NAMES[name]: array for name, array in parts.items()}
     if algorithm.startswith("W4A16") and "weight" in named:  # packed into int8
         packed = named["weight"]

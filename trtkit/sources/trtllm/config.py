@@ -3,19 +3,13 @@
 Format: TensorRT-LLM's docs/source/architecture/checkpoint.md and its `models/*/config.py`, release 1.2.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from trtkit.errors import AGAIN, Problem, ProblemsError, SourceError
 from trtkit.sources.quantized.trtllm import ALGORITHMS, CACHES
 from trtkit.sources.trtllm.families import FAMILIES, family_of
-from trtkit.sources.trtllm.fields import head_size, inner_size, key_value_heads
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from trtkit.sources.trtllm.fields import Family, Fields
+from trtkit.sources.trtllm.fields import Family, Fields, head_size, inner_size, key_value_heads
 
 _MAX_RANKS = 4096
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings")

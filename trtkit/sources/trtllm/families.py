@@ -1,16 +1,9 @@
 """The architectures of TensorRT-LLM checkpoints that are read: layers of Llama and of GPT."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.sources.trtllm import fields
-from trtkit.sources.trtllm.fields import APART, GROUPED, SAME, SIZES, Experts, Family
-
-if TYPE_CHECKING:
-    from trtkit.sources.trtllm.fields import Fields
-
+from trtkit.sources.trtllm.fields import APART, GROUPED, SAME, SIZES, Experts, Family, Fields
 
 _ROOT = {"transformer.vocab_embedding": "model.embed_tokens", "transformer.ln_f": "model.norm", "lm_head": "lm_head"}
 _NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention_layernorm"}

@@ -7,12 +7,9 @@ Format: TensorRT-LLM's `models/*/config.py` and its conversion scripts, release 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, Literal
 
 QkvRows = Literal["apart", "joined", "by key head"]
 

@@ -1,7 +1,5 @@
 """Gemma 3's vision tower with its projector."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

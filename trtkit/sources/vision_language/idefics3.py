@@ -1,7 +1,5 @@
 """The vision tower of Idefics3 and SmolVLM with its connector."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """InternVL's vision tower with its projector."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Attention among the patches of one image, turned by rows and columns: what Qwen's towers share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The vision tower of Qwen2-VL and Qwen2.5-VL with its merger."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The vision tower of Qwen3-VL and Qwen3.5 with its mergers."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

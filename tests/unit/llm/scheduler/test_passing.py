@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trtkit.llm.adapters.adapters import Adapters, LoadedAdapter
 from trtkit.llm.scheduler import DEFAULT_SCHEDULING, SchedulingParams, Standing
-from trtkit.llm.scheduler.memory import SchedulerOptions
+from trtkit.llm.scheduler.options import SchedulerOptions
 from trtkit.llm.scheduler.request import Metrics
 from trtkit.llm.scheduler.scheduler import Scheduler
 from trtkit.llm.sequences import NO_ADAPTER, AdapterId
@@ -25,9 +25,6 @@ class NoCache:
     """A SequenceCache of slots that hold nothing."""
 
     pages, has_states, has_slot_memory = None, False, False
-
-    def blocks(self, _tokens: int) -> None:
-        return None
 
 
 @dataclass(eq=False)
@@ -62,7 +59,7 @@ class Queue:
     def __init__(self, slots: int) -> None:
         device: Any = SimpleNamespace(most=RANKS, dtype=None, write=lambda *_: None, erase=lambda *_: None)
         adapters = Adapters(device, cast("Any", None), frozenset())
-        options = SchedulerOptions(slots, 16, 16)
+        options = SchedulerOptions(slots, 16, 16, host_cache_bytes=0)
         self.scheduler: Scheduler[Any] = Scheduler(cast("Any", NoCache()), options, adapters=adapters)
         self.begun: list[str] = []
 

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtkit.errors import RequestError
-from trtkit.llm.cache.host.tier import HostOptions
 from trtkit.llm.cache.transfers import CopyPages, CopyTokens, LoadBlocks, SaveBlocks
 from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams
 from trtkit.llm.scheduler.batch import Batch, SlotTaken
-from trtkit.llm.scheduler.memory import SchedulerOptions
+from trtkit.llm.scheduler.options import SchedulerOptions
 from trtkit.llm.scheduler.scheduler import Scheduler
 from trtkit.simulation.cache import Clock, SimulatedCache
 from trtkit.simulation.replica_options import ReplicaOptions
@@ -80,10 +79,11 @@ class Machine:
             case.slots,
             LENGTH,
             16,
-            case.budget,
-            case.schedule,
+            token_budget=case.budget,
+            schedule=case.schedule,
             min_shared_tokens=1,
-            host=HostOptions(case.host_tokens, PAGE),
+            host_cache_bytes=case.host_tokens,
+            host_block_tokens=PAGE,
         )
         self.scheduler: Scheduler[SimulatedRequest] = Scheduler(self.cache, shared, self.clock)
 

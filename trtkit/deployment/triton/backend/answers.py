@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trtkit.deployment.answers import PLACEMENT, answer_tensors, reader_from
 from trtkit.deployment.triton.backend.requests import answer, arrays_of, read_settings, refusal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class AnswerModel:

@@ -15,6 +15,7 @@ import secrets
 import struct
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,6 +43,18 @@ class _Order(NamedTuple):
     key: bytes
     tokens: int
     data: bytes
+
+
+@dataclass(frozen=True)
+class CacheFolder:
+    """A folder for what host memory has, which outlives the process: at most `limit_bytes` of files.
+
+    model: says which model's caches they are; those of another one are never read.
+    """
+
+    path: Path
+    limit_bytes: int
+    model: str
 
 
 class FileTier:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -14,12 +13,13 @@ from trtkit.llm.sequences import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from trtkit.arrays import Array
+    from trtkit.llm.cache.host.files import CacheFolder
     from trtkit.llm.cache.transfers import CacheLayout, Transfer
     from trtkit.llm.execution.saved import CacheForm, SavedSequence
     from trtkit.llm.scheduler.costs import StepCosts
+    from trtkit.llm.scheduler.options import SharingOptions
     from trtkit.llm.scheduler.slots import Slots
     from trtkit.llm.sequences import Ints
     from trtkit.llm.soft_tokens import SoftTokens
@@ -42,33 +42,6 @@ class HostPrefix(NamedTuple):
     whole: int | None = None
 
 
-@dataclass(frozen=True)
-class CacheFolder:
-    """A folder for what host memory has, which outlives the process: at most `limit_bytes` of files.
-
-    model: says which model's caches they are; those of another one are never read.
-    """
-
-    path: Path
-    limit_bytes: int
-    model: str
-
-
-@dataclass(frozen=True)
-class HostOptions:
-    """Of host memory, at most limit_bytes; 0: none. block_tokens: of caches in slots that are kept as one.
-
-    folder: where all of it is written too.
-    """
-
-    limit_bytes: int = 0
-    block_tokens: int = 16
-    folder: CacheFolder | None = None
-
-
-NO_HOST = HostOptions()
-
-
 class HostTier:
     """Blocks of tokens by content; sequences as a whole, if they have recurrent states.
 
@@ -81,17 +54,18 @@ class HostTier:
         self,
         cache: CacheLayout,
         slots: Slots,
-        options: HostOptions,
+        options: SharingOptions,
         costs: StepCosts,
         transfers: list[Transfer],
     ) -> None:
-        self._cache, self._slots, limit_bytes = cache, slots, options.limit_bytes
+        self._cache, self._slots, limit_bytes = cache, slots, options.host_cache_bytes
         self._costs, self._transfers = costs, transfers
-        tokens = options.block_tokens if cache.pages is None else cache.pages.page_tokens
+        tokens = options.host_block_tokens if cache.pages is None else cache.pages.page_tokens
         size = cache.form(tokens).size_bytes if limit_bytes and not cache.has_slot_memory else 0
         has_blocks = 0 < size <= limit_bytes
         keeps = has_blocks or (cache.has_states and limit_bytes > 0)
-        self.files = _open_files(options.folder, cache, tokens) if keeps and options.folder is not None else None
+        folder = options.cache_folder if keeps else None
+        self.files = None if folder is None else _open_files(folder, cache, tokens)
         self.blocks = BlockTier(tokens, size, limit_bytes, self.files, transfers) if has_blocks else None
         self.sequences = SequenceTier(limit_bytes if cache.has_states else 0, self.files, self._of_bytes, transfers)
         if cache.pages is not None and self.blocks is not None:

@@ -1,7 +1,5 @@
 """From TensorRT's layer types to the functions that write them to ONNX."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from trtkit.network.onnx.layers import attention, elementwise, quantization, reduction, shape, window

@@ -3,16 +3,9 @@
 B sequences, S new tokens, T cached tokens, N query heads, K key/value heads, H head size.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from trtkit.dtypes import BOOL, FP32
-from trtkit.network.onnx.layers.layer import NotInOnnxError
+from trtkit.network.onnx.layers.layer import NotInOnnxError, OnnxLayer, Value
 from trtkit.network.onnx.layers.quantization import rounded
-
-if TYPE_CHECKING:
-    from trtkit.network.onnx.layers.layer import OnnxLayer, Value
 
 _MASK, _SCALE, _KEY_LENGTHS = 3, 4, 6
 
@@ -53,7 +46,6 @@ def _grouped(layer: OnnxLayer, value: Value, shared: int, group: int) -> Value:
 
 
 def _weights(layer: OnnxLayer, scores: Value, is_grouped: bool) -> Value:
-    """Return the masked and normalized scores."""
     e, nothing = layer.emitter, layer.emitter.constant(-float("inf"), "float32")
     is_softmax = layer.option("norm_op") == "SOFTMAX"
     mask, allowed = _mask(layer, is_grouped), _allowed(layer)

@@ -51,7 +51,6 @@ class Emitter:
         return self.emit("Constant", value=numpy_helper.from_array(np.asarray(value, dtype)))
 
     def cast(self, value: Value, dtype: DType) -> Value:
-        """Convert to a type."""
         return self.emit("Cast", value, to=onnx_type(dtype))
 
     def shape(self, value: Value, start: int = 0, end: int | None = None) -> Value:
@@ -118,7 +117,6 @@ class OnnxLayer(LayerView):
         return self.graph.spec(self.node.inputs[index])
 
     def output(self, index: int = 0) -> TensorSpec:
-        """Return what is known of an output."""
         return self.graph.spec(self.node.outputs[index])
 
     def input_shape(self, index: int = 0) -> tuple[int, ...]:

@@ -1,17 +1,11 @@
 """Quantize and dequantize as ONNX's QuantizeLinear and DequantizeLinear."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 from onnx import TensorProto
 
 from trtkit.dtypes import FP16, FP32
-from trtkit.network.onnx.layers.layer import NotInOnnxError, onnx_type
-
-if TYPE_CHECKING:
-    from trtkit.network.onnx.layers.layer import OnnxLayer, Value
+from trtkit.network.onnx.layers.layer import NotInOnnxError, OnnxLayer, Value, onnx_type
 
 
 def quantize(layer: OnnxLayer) -> Value:
@@ -61,7 +55,6 @@ def _scale(layer: OnnxLayer, scale: Value, index: int) -> tuple[Value, dict[str,
 
 
 def _repeated(layer: OnnxLayer, value: Value, axis: int, times: int) -> Value:
-    """Repeat each element along an axis."""
     e = layer.emitter
     index = e.emit("Div", e.ramp(e.emit("Mul", e.size(value, axis), e.constant(times))), e.constant(times))
     return e.emit("Gather", value, index, axis=axis)

@@ -1,14 +1,7 @@
 """Sums over axes: products of matrices, reductions, softmax, normalization, sorting."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from trtkit.dtypes import FP32, INT64
-from trtkit.network.onnx.layers.layer import NotInOnnxError
-
-if TYPE_CHECKING:
-    from trtkit.network.onnx.layers.layer import OnnxLayer, Value
+from trtkit.network.onnx.layers.layer import NotInOnnxError, OnnxLayer, Value
 
 
 def matrix_multiply(layer: OnnxLayer) -> Value:

@@ -1,16 +1,9 @@
 """Rearranging and picking elements: shuffle, slice, gather, scatter, fill."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from trtkit.dtypes import FP32, INT64
-from trtkit.network.onnx.layers.layer import NotInOnnxError
-
-if TYPE_CHECKING:
-    from trtkit.network.onnx.layers.layer import OnnxLayer, Value
+from trtkit.network.onnx.layers.layer import NotInOnnxError, OnnxLayer, Value
 
 
 def shuffle(layer: OnnxLayer) -> Value:

@@ -1,23 +1,15 @@
 """Convolution, pooling and resizing of pictures, and non-maximum suppression of boxes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from onnx import TensorProto
 
 from trtkit.dtypes import INT64
-from trtkit.network.layer_view import window_of
-from trtkit.network.onnx.layers.layer import NotInOnnxError
-
-if TYPE_CHECKING:
-    from trtkit.network.layer_view import Window
-    from trtkit.network.onnx.layers.layer import OnnxLayer, Value
+from trtkit.network.layer_view import Window, window_of
+from trtkit.network.onnx.layers.layer import NotInOnnxError, OnnxLayer, Value
 
 
 def _attributes(window: Window) -> dict[str, tuple[int, ...] | str]:
-    """Return a window as attributes of a node."""
     common: dict[str, tuple[int, ...] | str] = {
         "kernel_shape": window.size,
         "strides": window.stride,

@@ -42,7 +42,6 @@ def _weights(o: Writer, values: Array) -> OnnxValue:
 
 
 def _along(value: Array, axis: int, rank: int) -> Array:
-    """Return a vector along one axis."""
     if value.size == 1:
         return value.reshape(())
     return value.reshape([-1 if index == axis % rank else 1 for index in range(rank)])

@@ -368,7 +368,6 @@ def _whole_weights(o: Writer, node: Node, along: _Along) -> OnnxValue | None:
 
 
 def _quantized_by_arithmetic(along: _Along, scale: OnnxValue, node: Node) -> OnnxValue:
-    """Return QuantizeLinear as arithmetic."""
     o, zero_point = along.o, node.x(2)
     steps = o.unary("round", o.cast(along.x, FP32) / along.spread(o.cast(scale, FP32)))
     shifted = steps + along.spread(node.whole(o, 2))

@@ -1,11 +1,10 @@
 """Rewrite the nodes that rules know, until none is left; then quantized tensors as TensorRT needs them."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 import onnx.inliner
@@ -27,9 +26,6 @@ from trtkit.network.onnx.rewrites.quantized import casts_to_uint8, dequantize_ta
 from trtkit.network.onnx.rewrites.refused import RULES as REFUSED
 from trtkit.network.onnx.rewrites.rule import MICROSOFT, Node, Rule, Writer
 from trtkit.network.onnx.rewrites.scatter import RULES as SCATTER
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Key = tuple[str, str]
 _FAMILIES = (BITS, INTEGER_PRODUCTS, MISREAD, ORT_OPS, QUANTIZED, REFUSED, SCATTER)
@@ -76,7 +72,6 @@ def rewrite(model: onnx.ModelProto, *, is_final: bool = True) -> tuple[onnx.Mode
 
 
 def _rules() -> dict[tuple[str, str], Rule]:
-    """Return all rules by domain and type."""
     return {(rule.domain, rule.op_type): rule for family in _FAMILIES for rule in family}
 
 
@@ -194,7 +189,6 @@ def _rewritten(state: _Rewrite, knowledge: Knowledge, node: onnx.NodeProto, rule
 
 
 def _read(node: onnx.NodeProto, knowledge: Knowledge, writer: Writer) -> Node:
-    """Return a node as plain data."""
     facts = [knowledge.fact(name) if name else None for name in node.input]
     values = [
         None if fact is None else OnnxValue(writer, name, fact.shape, fact.dtype)
@@ -228,6 +222,5 @@ def _drop_unused(model: onnx.ModelProto) -> None:
 
 
 def _keep(values: Any, names: set[str]) -> None:
-    """Remove what has none of these names."""
     for index in [index for index, value in enumerate(values) if value.name not in names][::-1]:
         del values[index]

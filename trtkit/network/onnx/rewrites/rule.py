@@ -50,11 +50,9 @@ class Node(ForeignNode):
         return self.x(index) if self.input(index) else None
 
     def known(self, index: int) -> bool:
-        """Whether an input is a constant."""
         return index < len(self.constants) and self.constants[index] is not None
 
     def is_used(self, index: int) -> bool:
-        """Whether the node has that output."""
         return index < len(self.outputs) and bool(self.outputs[index])
 
 
@@ -95,7 +93,6 @@ class Writer(OnnxOps):
         return self._nodes(op_type, [missing if x is None else x for x in inputs], outputs, **attributes)
 
     def number(self, value: float, dtype: DType = FP32) -> OnnxValue:
-        """Return a scalar constant."""
         return self._number(value, dtype)
 
     def vector(self, values: Sequence[int]) -> OnnxValue:
@@ -120,7 +117,6 @@ class Writer(OnnxOps):
         return self.reshape(x, shape)
 
     def dims(self, x: OnnxValue) -> list[int | OnnxValue]:
-        """Return the sizes of all axes."""
         return [self.size(x, axis) for axis in range(len(x.shape))]
 
     def shape_of(self, x: OnnxValue) -> OnnxValue:

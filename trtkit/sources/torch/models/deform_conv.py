@@ -1,7 +1,5 @@
 """Modulated deformable convolution (DCNv2, arXiv:1811.11168) in torch, exported to ONNX as `DeformConv`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

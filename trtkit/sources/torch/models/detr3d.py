@@ -5,22 +5,18 @@ Source: arXiv:2110.06922, and the authors' code, https://github.com/WangYueFt/de
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 
 from trtkit.errors import SourceError
 from trtkit.sources.hybrid_source import open_hybrid_folder
 from trtkit.sources.torch.models.deform_conv import DeformConv2d
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
 
 _CODE_SIZE = 10  # cx, cy, w, l, cz, h, sin, cos, vx, vy; sizes as logarithms
 
@@ -52,7 +48,6 @@ class Detr3dConfig:
 
     @property
     def space(self) -> Space:
-        """What the decoder looks at."""
         return Space(self.pc_range, self.image, self.cameras, self.levels)
 
 
@@ -260,7 +255,6 @@ class ResNet(nn.Module):
         self._stages = len(blocks)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Return the maps of all stages."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         maps = []
         for stage in range(self._stages):

@@ -1,7 +1,5 @@
 """MobileNetV2 (Sandler et al., 2018, arXiv:1801.04381) with torchvision's parameter names."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,22 +1,18 @@
-"""Tables of `trtkit bench`: metrics, contenders, and figures against what the hardware allows."""
+"""The tables of a benchmark: what `trtkit bench` prints, of which the page shows most as well."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from trtkit.benchmarking.report import TextCase, TextResult
-from trtkit.cli.tables import listing, pairs
+from trtkit.report.tables import Column, Facts, Note, NumberCell, Table, named, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rich.console import RenderableType
-    from rich.table import Table
-
     from trtkit.benchmarking.ceiling_report import PhaseLayers
     from trtkit.benchmarking.report import Case, Ratio, Report, Result
+    from trtkit.report.tables import Part, Value
 
 
 _LOAD = ("time_to_first_token", "inter_token_latency", "request_latency")
@@ -31,66 +27,63 @@ _NO_ENGINE = (
 )
 
 
-def bench_tables(report: Report) -> Iterator[RenderableType]:
+def bench_tables(report: Report) -> Iterator[Part]:
     """Yield the tables of a report. What limits an engine is shown for engines; files have it for all that computes."""
     is_engine = not report.computes.startswith("reference executor")
-    yield _overview(report, is_engine=is_engine)
+    yield overview(report, is_engine=is_engine)
     if not is_engine:
-        yield Text(_NO_ENGINE.format(bundle=report.bundle.path))
+        yield Note(_NO_ENGINE.format(bundle=report.bundle.path))
     for case in report.cases:
         yield load_table(case) if isinstance(case, TextCase) else _latency_table(case)
         if case.ratios:
-            yield _ratios(case.ratios)
+            yield Note("\n".join(_ratio_text(ratio) for ratio in case.ratios))
         if is_engine:
             yield from ceiling_tables(case)
-    yield from _notes(report)
+    yield from notes(report)
 
 
-def _overview(report: Report, *, is_engine: bool) -> Table:
+def overview(report: Report, *, is_engine: bool = True) -> Facts:
+    """Return what computes, on what, and what limits an engine."""
     machine, bundle = report.provenance.machine, report.bundle
-    rows = pairs(f"bench {report.name}")
-    rows.add_row("runtime", report.computes)
-    rows.add_row("bundle", f"{bundle.path}, {bundle.verification}")
-    rows.add_row("inputs", report.inputs)
     gpus = "".join(f", {gpu.name}" for gpu in machine.gpus)
     load = machine.load_average[0]
-    rows.add_row("machine", f"{machine.processor}, {machine.usable_cores} cores{gpus}, load {load:.1f}")
+    rows: list[tuple[str, Value]] = [
+        ("runtime", report.computes),
+        ("bundle", f"{bundle.path}, {bundle.verification}"),
+        ("inputs", report.inputs),
+        ("machine", f"{machine.processor}, {machine.usable_cores} cores{gpus}, load {load:.1f}"),
+    ]
     if is_engine:
-        rows.add_row("ceiling", report.ceiling.said)
-        rows.add_row("CUDA graphs", report.cuda_graphs)
-    for state in report.gpu_state_after:
-        rows.add_row("GPU", ", ".join(f"{name} {value}" for name, value in state.items()))
-    return rows
+        rows += [("ceiling", report.ceiling.said), ("CUDA graphs", report.cuda_graphs)]
+    rows += [("GPU", ", ".join(f"{name} {value}" for name, value in state.items())) for state in report.gpu_state_after]
+    return Facts(f"bench {report.name}", rows)
 
 
 def _latency_table(case: Case) -> Table:
-    rows = listing(f"{case.name}: latency in ms", "runtime", *_STATISTICS, "samples/s", "runs")
-    for column in rows.columns[1:]:
-        column.justify, column.no_wrap = "right", True
+    rows: list[tuple[Value, ...]] = []
     for result in case.results:
         latency = result.distribution("latency")
         assert latency is not None
-        figures = [number_text(vars(latency)[name]) for name in _STATISTICS]
-        rate = number_text(result.metrics["throughput"].avg)
-        rows.add_row(result.computes, *figures, rate, f"{latency.count}{_mark(result)}")
-    return rows
+        figures = [_figure(vars(latency)[name]) for name in _STATISTICS]
+        rate = _figure(result.metrics["throughput"].avg)
+        rows.append((result.computes, *figures, rate, f"{latency.count}{_mark(result)}"))
+    columns = (Column("runtime"), *numbers(*_STATISTICS, "samples/s", "runs"))
+    return Table(f"{case.name}: latency in ms", columns, rows)
 
 
 def load_table(case: TextCase) -> Table:
     """Return a load's figures: medians and 99th percentiles in ms, rates a second; 80 columns hold them."""
     names = ("TTFT ms\np50/99", "ITL ms\np50/99", "E2E ms\np50/99", "tok/s", "req/s")
     goodput = any("goodput" in result.metrics for result in case.results)
-    rows = listing(case.name, "runtime", *names, *(["good/s"] if goodput else []), "done")
-    for column in rows.columns[1:]:
-        column.justify, column.no_wrap = "right", True
+    rows: list[tuple[Value, ...]] = []
     for result in case.results:
         metrics = result.metrics
         latencies = [_percentiles(result, name) for name in _LOAD]
-        rates = [number_text(metrics[name].avg) if name in metrics else "-" for name in _RATES[: 3 if goodput else 2]]
+        rates = [_figure(metrics[name].avg) if name in metrics else None for name in _RATES[: 3 if goodput else 2]]
         failed = metrics["error_request_count"].avg
         done = f"{metrics['request_count'].avg:.0f}{f', {failed:.0f} failed' if failed else ''}{_mark(result)}"
-        rows.add_row(result.computes, *latencies, *rates, done)
-    return rows
+        rows.append((result.computes, *latencies, *rates, done))
+    return Table(case.name, (Column("runtime"), *numbers(*names, *(["good/s"] if goodput else []), "done")), rows)
 
 
 def _percentiles(result: Result, metric: str) -> str:
@@ -101,11 +94,6 @@ def _percentiles(result: Result, metric: str) -> str:
 
 def _mark(result: Result) -> str:
     return "" if result.is_steady else " ~"
-
-
-def _ratios(ratios: Sequence[Ratio]) -> Text:
-    """Compare ours with the others, metric by metric."""
-    return Text("\n".join(_ratio_text(ratio) for ratio in ratios))
 
 
 def _ratio_text(ratio: Ratio) -> str:
@@ -119,17 +107,18 @@ def _ratio_text(ratio: Ratio) -> str:
     return f"{ratio.metric}: {ratio.numerator} is {texts[0]}x {how} than {ratio.denominator} ({interval})"
 
 
-def _notes(report: Report) -> Iterator[Text]:
+def notes(report: Report) -> Iterator[Note]:
+    """Yield what to know of the figures."""
     results = [result for case in report.cases for result in case.results]
     if not all(result.is_steady for result in results):
-        yield Text("~ not steady: the last third of the samples differs from the first by more than 10 %", "yellow")
+        yield Note("~ not steady: the last third of the samples differs from the first by more than 10 %", "warning")
     texts = [result for result in results if isinstance(result, TextResult)]
     reused, restored = sum(text.reused_tokens for text in texts), sum(text.restored_tokens for text in texts)
     if reused:
         from_host = f" ({restored} of them through host memory)" if restored else ""
-        yield Text(f"{reused} prompt tokens came from the KV cache{from_host} and were not recomputed")
+        yield Note(f"{reused} prompt tokens came from the KV cache{from_host} and were not recomputed")
     if report.bundle.is_unverified:
-        yield Text(report.bundle.verification, "bold red")
+        yield Note(report.bundle.verification, "bad")
 
 
 _NAMES = {
@@ -142,7 +131,7 @@ _NAMES = {
 }
 
 
-def ceiling_tables(case: Case) -> Iterator[RenderableType]:
+def ceiling_tables(case: Case) -> Iterator[Table]:
     """Yield a case's figures with their ceilings, and the layers that lose the most time."""
     if any(result.ceilings for result in case.results):
         yield _figures(case.results)
@@ -150,32 +139,34 @@ def ceiling_tables(case: Case) -> Iterator[RenderableType]:
         yield _gaps(phase)
 
 
-def _figures(results: Sequence[Result]) -> RenderableType:
-    rows = listing("", "ceiling of", "figure", "measured", "at best", "reached", "bound by")
-    for column in rows.columns[2:5]:
-        column.justify, column.no_wrap = "right", True
+def _figures(results: Sequence[Result]) -> Table:
+    rows: list[tuple[Value, ...]] = []
     for result in results:
         for metric, reached in result.ceilings.items():
             latency = result.distribution(metric)
             measured = result.metrics[metric].avg if latency is None else latency.p50
-            numbers = (number_text(measured), number_text(reached.ceiling), share_text(reached.reached))
+            figures = (_figure(measured), _figure(reached.ceiling), _share(reached.reached))
             name = _NAMES[metric] if latency is None else f"{_NAMES[metric]} p50, ms"
-            rows.add_row(result.contender, name, *numbers, reached.bound)
-    return rows
+            rows.append((result.contender, name, *figures, reached.bound))
+    columns = (*named("ceiling of", "figure"), *numbers("measured", "at best", "reached"), Column("bound by"))
+    return Table("", columns, rows)
 
 
-def _gaps(phase: PhaseLayers) -> RenderableType:
+def _gaps(phase: PhaseLayers) -> Table:
     total = sum(layer.ms for layer in phase.layers)
-    rows = listing(
-        f"largest gaps of a {phase.name}, {number_text(total)} ms in layers",
-        "layer", "layers", "ms", "at best", "reached", "bound by",
-    )  # fmt: skip
-    for column in rows.columns[1:5]:
-        column.justify, column.no_wrap = "right", True
+    rows: list[tuple[Value, ...]] = []
     for gap in phase.gaps:
-        numbers = (number_text(gap.ms), number_text(gap.floor_ms), share_text(gap.reached))
-        rows.add_row(gap.layer, str(gap.layers), *numbers, gap.bound)
-    return rows
+        rows.append((gap.layer, gap.layers, _figure(gap.ms), _figure(gap.floor_ms), _share(gap.reached), gap.bound))
+    columns = (Column("layer"), *numbers("layers", "ms", "at best", "reached"), Column("bound by"))
+    return Table(f"largest gaps of a {phase.name}, {number_text(total)} ms in layers", columns, rows)
+
+
+def _figure(value: float) -> NumberCell:
+    return NumberCell(value, number_text(value))
+
+
+def _share(share: float) -> NumberCell:
+    return NumberCell(share, share_text(share))
 
 
 def number_text(value: float) -> str:

@@ -1,17 +1,12 @@
-"""The language model of Qwen 3.5: gated delta nets, and layers of gated attention. HF: `Qwen3_5ForCausalLM`."""
+"""The language model of Qwen 3.5: gated delta nets, and layers of gated attention."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import mlp_part
 from trtkit.models.recurrent_parts import DELTA_NAMES, delta_net_decoder, delta_net_part
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Qwen3_5ForCausalLM"
 DEFAULTS = {
     "head_dim": 256,
     "intermediate_size": 12288,
@@ -22,5 +17,4 @@ SECTIONS = (11, 11, 10)
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     return delta_net_decoder(config, mlp_part(config), delta_net_part(config), llama_names({}, DELTA_NAMES), SECTIONS)

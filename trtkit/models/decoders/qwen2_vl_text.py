@@ -1,17 +1,12 @@
-"""The language model of Qwen2-VL and Qwen2.5-VL: Qwen 2 with M-RoPE. HF: `Qwen2VLTextModel`, `Qwen2_5_VLTextModel`."""
+"""The language model of Qwen2-VL and Qwen2.5-VL: Qwen 2 with M-RoPE."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, late_windows, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = {"qwen2_vl_text": "Qwen2VLTextModel", "qwen2_5_vl_text": "Qwen2_5_VLTextModel"}
 # What HF's `Qwen2VLTextConfig` says where a file says nothing.
 DEFAULTS = {
     "max_position_embeddings": 32768,
@@ -24,7 +19,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     attention = attention_part(config, has_qkv_bias=True)
     rope = rope_spec(config, attention.head_dim, has_sections=True)
     layers = layers_part(config, attention, mlp_part(config), rope, late_windows(config))

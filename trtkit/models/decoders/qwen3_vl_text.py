@@ -1,10 +1,8 @@
-"""The language model of Qwen3-VL: Qwen 3 with interleaved M-RoPE. HF: `Qwen3VLTextModel`."""
-
-from __future__ import annotations
+"""The language model of Qwen3-VL: Qwen 3 with interleaved M-RoPE."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import llama_names
 from trtkit.models.parts import (
     biased_attention_part,
@@ -15,17 +13,14 @@ from trtkit.models.parts import (
     rms_norm_part,
 )
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Qwen3VLTextModel"
 DEFAULTS = {"head_dim": 128, "max_position_embeddings": 128000, "num_key_value_heads": 32}
 SECTIONS = (24, 20, 20)
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("use_sliding_window", False)
     norm = rms_norm_part(config)
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="head")

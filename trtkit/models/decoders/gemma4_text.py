@@ -1,9 +1,6 @@
-"""Gemma 4, text: two head sizes, shared caches, layers' own vectors. HF: `Gemma4ForCausalLM`."""
-
-from __future__ import annotations
+"""Gemma 4, text: two head sizes, shared caches, layers' own vectors."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 from trtkit.models.gemma_parts import (
@@ -15,14 +12,12 @@ from trtkit.models.gemma_parts import (
     unused_weights,
     with_experts,
 )
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import SANDWICH_NORMS, llama_names
 from trtkit.models.parts import decoder_part, gemma_mlp_part, rms_norm_part
-from trtkit.models.spec import BlockSpec, EmbeddingSpec, LayerSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec, EmbeddingSpec, LayerSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Gemma4ForCausalLM"
 DEFAULTS = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,

@@ -1,9 +1,6 @@
-"""The language model of Qwen 3.5 with experts: gated delta nets, gated attention. HF: `Qwen3_5MoeForCausalLM`."""
+"""The language model of Qwen 3.5 with experts: gated delta nets, gated attention."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import shared_expert_mixture
 from trtkit.models.names import QWEN_EXPERT_NAMES, llama_names
 from trtkit.models.recurrent_parts import (
@@ -11,11 +8,9 @@ from trtkit.models.recurrent_parts import (
     delta_net_decoder,
     delta_net_part,
 )
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Qwen3_5MoeForCausalLM"
 DEFAULTS = {
     "head_dim": 256,
     "max_position_embeddings": 32768,
@@ -27,7 +22,6 @@ SECTIONS = (11, 11, 10)
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     moe = shared_expert_mixture(config, norm_topk_prob=True, count=256, top_k=8)
     names = llama_names({}, {**DELTA_NAMES, **QWEN_EXPERT_NAMES})
     return delta_net_decoder(config, moe, delta_net_part(config), names, SECTIONS)

@@ -1,11 +1,9 @@
-"""The language model of Qwen3-VL mixtures: Qwen 3's mixture with interleaved M-RoPE. HF: `Qwen3VLMoeTextModel`."""
-
-from __future__ import annotations
+"""The language model of Qwen3-VL mixtures: Qwen 3's mixture with interleaved M-RoPE."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import EXPERT_NAMES, llama_names
 from trtkit.models.parts import (
@@ -17,18 +15,15 @@ from trtkit.models.parts import (
     with_dense_layers,
 )
 from trtkit.models.rope import rope_spec
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Qwen3VLMoeTextModel"
 ALIASES = {"num_experts": "num_local_experts"}
 DEFAULTS = {"max_position_embeddings": 128000, "moe_intermediate_size": 1408, "num_key_value_heads": 16}
 SECTIONS = (24, 20, 20)
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.refuse("norm_topk_prob", True)
     norm = rms_norm_part(config)
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="head")

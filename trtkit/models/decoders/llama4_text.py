@@ -1,23 +1,14 @@
-"""Llama 4's language model: attention in chunks, layers without rotation, experts whose inputs are scaled.
-
-HF: `Llama4ForCausalLM`.
-"""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+"""Llama 4's language model: attention in chunks, layers without rotation, experts whose inputs are scaled."""
 
 from trtkit.models.family_parts import chunked_attentions
 from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import llama_names
 from trtkit.models.parts import decoder_part, mlp_part, rms_norm_part
-from trtkit.models.spec import LayerSpec
+from trtkit.models.spec import DecoderSpec, LayerSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Llama4ForCausalLM"
 DEFAULTS = {
     "head_dim": 128,
     "num_key_value_heads": 8,
@@ -36,7 +27,6 @@ INSIDE = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     count, expert, top_k = int(config.need("num_hidden_layers")), mlp_part(config), config.get("num_experts_per_tok", 1)
     routing = RoutingSpec(int(top_k), "sigmoid", norm_topk_prob=False, scales_inputs=True)
     moe = mixture_part(config, int(config.get("num_local_experts", 16)), routing, expert, expert)

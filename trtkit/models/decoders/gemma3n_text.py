@@ -1,20 +1,15 @@
-"""Gemma 3n, text: several hidden states, layers' own vectors, shared caches. HF: `Gemma3nForCausalLM`."""
-
-from __future__ import annotations
+"""Gemma 3n, text: several hidden states, layers' own vectors, shared caches."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.feed_forward import StreamsSpec
 from trtkit.models.gemma_parts import INSIDE, NAMES, OUTSIDE, STREAMS, layers_of, per_layer_spec, unused_weights
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import SANDWICH_NORMS, llama_names
 from trtkit.models.parts import decoder_part, rms_norm_part
-from trtkit.models.spec import BlockSpec, EmbeddingSpec
+from trtkit.models.spec import BlockSpec, DecoderSpec, EmbeddingSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Gemma3nForCausalLM"
 DEFAULTS = {
     "vocab_size": 262400,
     "num_attention_heads": 8,
@@ -30,7 +25,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     config.get("altup_coef_clip")  # of training
     norm, layers = rms_norm_part(config), layers_of(config)
     names = llama_names({**OUTSIDE, **STREAMS}, {**INSIDE, **NAMES})

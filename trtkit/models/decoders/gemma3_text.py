@@ -1,11 +1,9 @@
-"""Gemma 3, text: norms on heads, five sliding layers for each full one. HF: `Gemma3ForCausalLM`."""
-
-from __future__ import annotations
+"""Gemma 3, text: norms on heads, five sliding layers for each full one."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trtkit.models.gemma_parts import normed_part
+from trtkit.models.hf_config import HfConfig
 from trtkit.models.names import SANDWICH_NORMS
 from trtkit.models.parts import (
     alternating_types,
@@ -16,11 +14,9 @@ from trtkit.models.parts import (
     sliding_windows,
 )
 from trtkit.models.rope import ropes_by_layer_type
+from trtkit.models.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
-
+HF_CLASS = "Gemma3ForCausalLM"
 ALIASES = {"sliding_window_pattern": "_sliding_window_pattern"}
 # The published models leave out what is as in HF's `Gemma3TextConfig`.
 DEFAULTS = {
@@ -39,7 +35,6 @@ DEFAULTS = {
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
     norm = gemma_norm_part(config)
     config.refuse("attn_logit_softcapping")  # transformers does not apply it
     scale = float(config.need("query_pre_attn_scalar")) ** -0.5
