@@ -82,8 +82,17 @@ test-docs: $(STAMPS)/dev ## Build the site of the docs, strictly as `make docs`,
 test-install: $(STAMPS)/dev ## Test the wheel, its extra `onnx` and the constraints.
 	$(PYTEST) -m "$(QUICK) and install" tests/integration/test_install.py
 
+# One run collects once, shares servers, and has both processes busy to the end.
+test-ci: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Run the tests of those four at once, as CI does.
+	$(PYTEST) -m "$(QUICK)"
+
 slow: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Run all that `make test` leaves out: every shipped config is built.
 	$(PYTEST) -m "(slow or $(APART)) and not conformance"
+
+mutants: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Plant 100 small faults, and list those that no test of `make test` notices.
+	@rm -rf build/statements
+	$(PYTEST) -p tests.statements --statements build/statements -m "$(QUICK) and not ($(APART))"
+	$(BIN)/python -m tests.mutants build/statements build/mutants.json
 
 # In an environment on top of .venv: it brings some forty packages that nothing else here needs.
 $(STAMPS)/harness: $(STAMPS)/dev
@@ -136,4 +145,4 @@ gpu-report: $(STAMPS)/demo ## Write docs/gpu.md from benchmarks/gpu/, what the k
 clean: ## Remove the environment and what was built.
 	rm -rf $(VENV) bundles build dist
 
-.PHONY: help install demo triton unit test test-servers test-docs test-install slow conformance harness lint types layers docs check format bench ops-report gpu-kit gpu-report clean
+.PHONY: help install demo triton unit test test-servers test-docs test-install test-ci slow mutants conformance harness lint types layers docs check format bench ops-report gpu-kit gpu-report clean

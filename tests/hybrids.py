@@ -65,7 +65,7 @@ _RT_DETR = {
     "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
     "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "num_queries": 9, "num_labels": 5, "decoder_n_points": 3,
 }  # fmt: skip
-_DISCRETE = {**_RT_DETR, "decoder_method": "discrete"}
+_DISCRETE = {**_RT_DETR, "decoder_method": "discrete", "decoder_offset_scale": 0.7}
 _HIDDEN = ("last_hidden_state", "pooler_output")
 CASES = (
     Case("ViTForImageClassification", "vit", ("logits",), {**_SMALL, "intermediate_size": 56, "num_labels": 7}),

@@ -81,6 +81,11 @@ def _cases() -> Iterator[Case]:
 CASES = tuple(_cases())
 
 
+def has_new_blocks_or_head(case: Case) -> bool:
+    """Whether a case is a model without a head, or has a head on blocks that no earlier family has."""
+    return case.architecture.endswith("Model") or case.model_type in {"bert", "distilbert", "modernbert"}
+
+
 def config_of(folder: Path, **more: Any) -> ModelConfig:
     """Return a config of the model in a folder."""
     fields = {"name": "m", "source": {"hf": str(folder)}, "precision": "fp32", **more}

@@ -119,6 +119,7 @@ def vlms() -> list[Vlm]:
     qwen_2_5 |= {"window_size": 16, "fullatt_block_indexes": [1]}
     cropped = GotOcr2ImageProcessorPil(**CROPPED)
     turned = {**TEXT, "head_dim": 12, "attention_bias": True, "rope_parameters": INTERLEAVED}
+    shallow = {**_deep(2, 0), "depth": 3}
     patches, mrope = Qwen2VLImageProcessorPil(**PATCHES), {**TEXT, "rope_parameters": MROPE}
     return [
         Vlm("llava", "llava", {"vision_config": CLIP}, clip, LLAMA),
@@ -137,10 +138,10 @@ def vlms() -> list[Vlm]:
         Vlm("gemma3-odd", "gemma3", _pooled(35, 5, 9), _pictures(35), GEMMA | GEMMA_ODD),
         Vlm("qwen2-vl", "qwen2_vl", {"vision_config": qwen}, patches, mrope),
         Vlm("qwen2.5-vl", "qwen2_5_vl", {"vision_config": qwen_2_5}, patches, mrope),
-        Vlm("qwen3-vl", "qwen3_vl", {"vision_config": _deep(2, 0)}, patches, {**turned, "num_hidden_layers": 3}),
+        Vlm("qwen3-vl", "qwen3_vl", {"vision_config": shallow}, patches, {**turned, "num_hidden_layers": 3}),
         Vlm("qwen3-vl-plain", "qwen3_vl", {"vision_config": _deep()}, patches, turned),
         Vlm("qwen3-vl-deep", "qwen3_vl", {"vision_config": _deep(3, 1, 2, 1, 9)}, patches, turned),
-        Vlm("qwen3.5", "qwen3_5", {"vision_config": QWEN3}, patches, DELTA),
+        Vlm("qwen3.5", "qwen3_5", {"vision_config": {**QWEN3, "depth": 2}}, patches, DELTA),
         Vlm("qwen3.5-moe", "qwen3_5_moe", {"vision_config": QWEN3}, patches, DELTA_EXPERTS),
         Vlm("qwen3-vl-moe", "qwen3_vl_moe", {"vision_config": _deep(1, 3)}, patches, {**turned, **EXPERTS}),
     ]

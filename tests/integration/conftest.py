@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trtkit.files import replace_file
+from trtkit.jobs.runner import inline_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def bundle(workspace: Path, trtkit: Callable[..., Ran]) -> Path:
-    """The bundle `b` of an ONNX file that holds one product of matrices."""
+    """The bundle `b` of an ONNX file that holds one product of matrices, built in this process for every test."""
     from tests import models
 
     models.save(models.matmul(), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    assert trtkit("build", "m.yaml", "-o", "b").code == 0
+    with inline_jobs():
+        assert trtkit("build", "m.yaml", "-o", "b").code == 0
     return workspace / "b"
 
 
@@ -44,7 +46,9 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-CACHES = ["linear", "paged", "packed", "packed, paged", pytest.param("in-place", marks=pytest.mark.slow)]
+SEPARATE = ["linear", "paged", pytest.param("in-place", marks=pytest.mark.slow)]
+"""Caches of models whose prompts are computed in calls of their own: those with recurrent states or heads."""
+CACHES = [*SEPARATE, "packed", "packed, paged"]
 
 
 @pytest.fixture(scope="module", params=CACHES)

@@ -11,6 +11,7 @@ import torch
 from tests.assistants import assistant, decoder_with_assistant
 from tests.decoders import model_of, relative_rms
 from tests.generation import PAGE_TOKENS, SLOTS, Asked, _caches, alone, case_of, is_clean, run
+from tests.integration.conftest import SEPARATE
 from trtkit.llm.engine import EngineOptions, LLMEngine
 from trtkit.llm.engine.heads import AssistantProposer
 from trtkit.verification.speculators.gemma4_assistant import what_assistants_read
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from trtkit.llm.sampling.settings import Settings
     from trtkit.llm.sequences import Ints, Sequences
 
-pytestmark = pytest.mark.usefixtures("caches")
+pytestmark = [
+    pytest.mark.usefixtures("caches"),
+    pytest.mark.parametrize("caches", SEPARATE, indirect=True),
+]
 PROMPTS = [tuple([5, 6, 7, 8] * 3), (11, 12, 13), tuple(range(20, 50)), (9,) * 10, tuple(range(3, 55)), (1,)]
 PROMPTS += [(*range(20, 45), 7), (5, 6, 7, 8, 5, 6)]
 # So hot that both draw almost evenly: with the same random numbers, most guesses come true.

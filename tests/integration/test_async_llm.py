@@ -194,17 +194,18 @@ def guessing_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     }
 
 
+@pytest.mark.parametrize("count", [50, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["linear", "paged", "heads"])
-def test_200_requests_whose_tokens_are_guessed_have_the_answers_they_have_alone(
-    guessing_bundles: dict[str, Path], kind: str
+def test_requests_whose_tokens_are_guessed_have_the_answers_they_have_alone(
+    guessing_bundles: dict[str, Path], kind: str, count: int
 ) -> None:
     bundle = guessing_bundles[kind]
     words = ["the sky", "a sea", "any fire", "one and one and one and one"]
-    prompts = [f"{words[index % 4]} {words[index % 3]} is {index % 20} is" for index in range(200)]
+    prompts = [f"{words[index % 4]} {words[index % 3]} is {index % 20} is" for index in range(count)]
     heats = (0.0, 0.8, 2.0)
     params = [
         SamplingParams(temperature=heats[index % 3], seed=index % 7, max_tokens=tokens, ignore_eos=True)
-        for index in range(200)
+        for index in range(count)
         for tokens in [4 + index % 13 if index % 3 else 50]  # greedy ones repeat themselves in the end
     ]
     with LLM(bundle, speculate=0 if kind == "heads" else None) as llm:
@@ -219,12 +220,12 @@ def test_200_requests_whose_tokens_are_guessed_have_the_answers_they_have_alone(
         running = AsyncLLM(bundle, **({"speculate": 2} if kind == "heads" else {"lookup": 4}))
         try:
             work = [collect(running, prompt, each) for prompt, each in zip(prompts, params, strict=True)]
-            leaving = [leave(running, index) for index in range(0, 200, 10)]
+            leaving = [leave(running, index) for index in range(0, count, 10)]
             outputs = await asyncio.gather(*work, *leaving)
             async with asyncio.timeout(60):
                 while (after := await asyncio.wrap_future(running.thread.run(counts))).has_work:
                     await asyncio.sleep(0.01)
-            return outputs[:200], after
+            return outputs[:count], after
         finally:
             running.close()
 

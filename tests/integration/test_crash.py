@@ -29,7 +29,7 @@ def config(workspace: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("command", ["build", "inspect"])
+@pytest.mark.parametrize("command", ["build", pytest.param("inspect", marks=pytest.mark.slow)])
 def test_unsupported_operators_are_reported_all_at_once_with_advice(
     command: str, workspace: Path, config: Path, refuses: Callable[..., str]
 ) -> None:
@@ -145,6 +145,7 @@ def test_death_while_an_llm_is_built_names_signal_and_phase(
     assert message.endswith(NARROW_DOWN)
 
 
+@pytest.mark.slow
 def test_death_while_a_hybrid_is_built_names_the_last_node_of_its_onnx_part(
     workspace: Path, own_cache: Path, dies_while_building: None, refuses: Callable[..., str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,11 +75,12 @@ def test_every_form_of_a_volume_verifies(form: str, samples: int, trtkit: Callab
     assert trtkit("verify", form).code == 0
 
 
-@pytest.mark.parametrize(("form", "samples"), [pytest.param("grid_sample", 6, marks=pytest.mark.slow), ("gather", 0)])
+@pytest.mark.parametrize(("form", "samples"), [pytest.param("grid_sample", 3, marks=pytest.mark.slow), ("gather", 0)])
 def test_both_forms_of_a_written_decoder_are_those_of_transformers(
     form: str, samples: int, trtkit: Callable[..., Ran], workspace: Path
 ) -> None:
-    case = case_of("RTDetrForObjectDetection")
+    whole = case_of("RTDetrForObjectDetection")
+    case = replace(whole, config={**whole.config, "decoder_layers": 1})
     model = saved(case, workspace / "model")
     (workspace / "m.yaml").write_text(f"source: {{hf: model}}\nimage_size: {list(case.size)}\n")
     assert built(trtkit, form).get("GRID_SAMPLE", 0) == samples

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from tests.covering import CACHED, STEPPED, in_covering_set_of
+from tests.covering import SEEN, STEPPED, in_covering_set_of
 from tests.decoder_case import Case, case
 from tests.decoder_cases import CASES
 from tests.decoders import Runner, T, builds, executor_of, graph_of, model_of, relative_rms
@@ -29,7 +29,7 @@ CHUNKS = slow_unless(in_covering_set, itertools.product(CASES, (1, 4, 8)))
 is_stepped, types = in_covering_set_of(CASES, STEPPED), itertools.cycle((FP16, BF16))
 TURNS = {case: next(types) for case in CASES if in_covering_set(case) and not is_stepped(case)}
 BUILDS = slow_unless(lambda case, dtype: TURNS.get(case) is dtype, itertools.product(CASES, (FP16, BF16, FP32)))
-WINDOWED = slow_unless(in_covering_set_of(CASES, CACHED), CASES)
+WINDOWED = slow_unless(in_covering_set_of(CASES, SEEN), CASES)
 MIXTURES = [case for case in CASES if {"num_experts_per_tok", "top_k_experts"} & case.config.keys()]
 FEW_HEADS = [
     case(f"{heads}-heads-{groups}", "llama", head_dim=16, num_attention_heads=heads, num_key_value_heads=groups)

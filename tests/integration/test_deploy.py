@@ -158,8 +158,9 @@ def killed_deployment(models: Sequence[DeployedModel], repository: Path, step: i
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-def test_a_deployment_killed_at_any_step_leaves_what_loads(bundle: Path, workspace: Path) -> None:
-    """First deployment and second one, each killed at every change: what is there is whole, and the next one works."""
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_deployment_killed_at_any_step_leaves_what_loads(bundle: Path, workspace: Path, stride: int) -> None:
+    """First deployment and second one, killed at changes: what is there is whole, and the next one works."""
     repository, kept = workspace / "models", workspace / "kept"
     models, steps = served_models(DeployRequest(open_bundle(bundle)), DeployOptions()), {}
     for round_ in ("first", "second"):
@@ -171,7 +172,7 @@ def test_a_deployment_killed_at_any_step_leaves_what_loads(bundle: Path, workspa
             shutil.rmtree(repository, ignore_errors=True)
             if round_ == "second":
                 shutil.copytree(kept, repository)
-            step += 1
+            step += stride
         assert is_whole(repository) == sorted(STEPS)
         steps[round_] = step
         shutil.rmtree(kept, ignore_errors=True)

@@ -59,6 +59,7 @@ def test_commands_on_language_models_run(tmp_path: Path) -> None:
     run_page(DOCS / "llm.md", tmp_path, changes)
 
 
+@pytest.mark.slow
 def test_programs_on_adapters_run(tmp_path: Path) -> None:
     """A small Llama with random adapters stands for the shipped one; the page's commands are those of other tests."""
     tiny_chat.build(tmp_path, "llm.lora.max_rank_sum=8")

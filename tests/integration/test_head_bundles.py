@@ -62,7 +62,14 @@ def config_of(folder: Path, head: Path | None = None, **changes: Any) -> ModelCo
     )
 
 
-@pytest.mark.parametrize(("kv", "tree"), [("linear", None), ("paged", None), ("linear", 12), ("paged", 12)])
+@pytest.mark.parametrize(
+    ("kv", "tree"),
+    [
+        ("paged", None),
+        ("linear", 12),
+        *(pytest.param(kv, tree, marks=pytest.mark.slow) for kv, tree in (("linear", None), ("paged", 12))),
+    ],
+)
 def test_bundle_with_a_head_answers_as_without(kv: str, tree: int | None, folder: Path) -> None:
     config = config_of(folder, llm={"kv": kv, "tree_tokens": tree})
     bundle = build_bundle(config, folder / f"{kv}-{tree}", new_runner(), use_cache=False).bundle

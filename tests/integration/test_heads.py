@@ -10,6 +10,7 @@ import torch
 from tests.decoders import model_of, relative_rms
 from tests.generation import PAGE_TOKENS, SLOTS, Asked, _caches, alone, case_of, is_clean, run
 from tests.heads import LAYERS, decoder_with_head, saved_head, torch_head
+from tests.integration.conftest import SEPARATE
 from trtkit.builder.speculators.head import open_speculator
 from trtkit.llm.engine import HEAD_PROPOSERS, Eagle3Proposer, EngineOptions, LLMEngine
 from trtkit.llm.engine.heads import MedusaProposer
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from trtkit.llm.sampling.settings import Settings
     from trtkit.llm.sequences import Ints, Sequences
 
-pytestmark = pytest.mark.usefixtures("caches")
+pytestmark = [
+    pytest.mark.usefixtures("caches"),
+    pytest.mark.parametrize("caches", SEPARATE, indirect=True),
+]
 PROMPTS = [tuple([5, 6, 7, 8] * 3), (11, 12, 13), tuple(range(20, 50)), (9,) * 10, tuple(range(3, 55)), (1,)]
 PROMPTS += [(*range(20, 45), 7), (5, 6, 7, 8, 5, 6)]
 
@@ -77,7 +81,7 @@ HOT = {"temperature": 40.0, "seed": 4}
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "medusa"])
-@pytest.mark.parametrize("tree", [None, 3, 12])
+@pytest.mark.parametrize("tree", [None, pytest.param(3, marks=pytest.mark.slow), 12])
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 0.9, "seed": 3}, HOT])
 def test_head_changes_no_token(kind: str, tree: int | None, params: dict[str, Any]) -> None:
     host = {"host_cache_bytes": 10**6, "host_block_tokens": PAGE_TOKENS}

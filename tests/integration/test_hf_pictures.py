@@ -59,8 +59,9 @@ def test_a_classifier_names_its_classes(route: str, tmp_path: Path) -> None:
 
 def test_a_map_of_classes_is_that_of_transformers(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    sizes = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32], "decoder_hidden_size": 16}
-    config = transformers.SegformerConfig(**sizes, image_size=64, num_attention_heads=[1, 1, 2, 2], **LABELS)
+    sizes = {"depths": [1, 1], "hidden_sizes": [8, 16], "decoder_hidden_size": 16, "num_encoder_blocks": 2}
+    heads = {"num_attention_heads": [1, 2], "sr_ratios": [4, 1]}
+    config = transformers.SegformerConfig(**sizes, **heads, image_size=64, **LABELS)
     model = transformers.SegformerForSemanticSegmentation(config)
     processor = transformers.SegformerImageProcessorPil(size={"height": 64, "width": 64})
     folder = saved(model, processor, tmp_path / "segformer")

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from tests.covering import CACHED, in_covering_set_of, spec_of
 from tests.decoder_case import LATENT, NO_HEAD_DIM, Case, case
 from tests.decoder_cases import CASES
 from tests.decoders import Runner, T, builds, graph_of, model_of, relative_rms
 from tests.engine_decoders import config_of
 from tests.generation import network_of
 from tests.integration.test_latent_attention import FIELDS, HEADS, LAYERS
+from tests.selection import slow_unless
 from tests.unit.planning.planned import counted
 from trtkit.builder.build import build_bundle
 from trtkit.dtypes import FP16, FP32
@@ -31,7 +33,7 @@ IDS = torch.randint(3, 67, (6, 21), generator=torch.Generator().manual_seed(1))
 EXPANDED = DecoderOptions(FP32, T, has_all_logits=True, expands_latent=True)
 MINICPM = {**LATENT, "scale_emb": 3, "scale_depth": 1.2, "dim_model_base": 16}
 VALUES = [case(f"values-of-{size}", "minicpm3", *NO_HEAD_DIM, **{**MINICPM, "v_head_dim": size}) for size in (16, 18)]
-FAMILIES = [*(each for each in CASES if any(own.latent for own in model_of(each).spec.attentions)), *VALUES]
+FAMILIES = [*(each for each in CASES if any(own.latent for own in spec_of(each).attentions)), *VALUES]
 families = pytest.mark.parametrize("case", FAMILIES, ids=str)
 
 
@@ -79,7 +81,7 @@ def test_what_one_form_has_cached_the_other_reads(page_tokens: int | None) -> No
         assert relative_rms(logits[0], want) <= 1e-5
 
 
-@families
+@pytest.mark.parametrize("case", slow_unless(in_covering_set_of(FAMILIES, CACHED), FAMILIES), ids=str)
 def test_networks_build_in_fp16(case: Case) -> None:
     """With caches in slots, of which a step reads a part, and in pages."""
     for options in ({"has_kv_window": True}, {"page_tokens": 8}):

@@ -293,6 +293,7 @@ def test_commands_of_the_page_run(tmp_path: Path) -> None:
     assert (tmp_path / "plan.html").is_file()
 
 
+@pytest.mark.usefixtures("one_export")
 @pytest.mark.parametrize("compose", ["fused", "chained"])
 def test_a_hybrid_is_planned_for_at_the_batch_that_was_described(
     workspace: Path, trtkit: Callable[..., Ran], refuses: Callable[..., str], compose: str

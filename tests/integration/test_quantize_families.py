@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests import recurrent_cases, tiny_llm
-from tests.covering import CACHED, in_covering_set_of
+from tests.covering import CACHED, STEPPED, in_covering_set_of
 from tests.decoder_cases import CASES
 from tests.decoders import model_of, read_network
 from tests.selection import slow_unless
@@ -60,7 +60,12 @@ RECURRENT = {family for _, family, _, _ in recurrent_cases.RECURRENT}
 # Other caches are not quantized.
 OTHER_CACHES = {"kv_lora_rank", "num_kv_shared_layers", "block_configs"}
 PER_HEAD = [case for case in DENSE if not OTHER_CACHES & case.config.keys() and case.model_type not in RECURRENT]
-METHODS = slow_unless(in_covering_set_of(DENSE), itertools.product(DENSE, ("int8_sq", "int4_gptq")))
+# Smoothing reaches into norms and blocks, rounding by GPTQ into nothing but linear layers.
+is_smoothed, is_rounded = in_covering_set_of(DENSE), in_covering_set_of(DENSE, STEPPED)
+METHODS = slow_unless(
+    lambda case, method: is_smoothed(case) if method == "int8_sq" else is_rounded(case),
+    itertools.product(DENSE, ("int8_sq", "int4_gptq")),
+)
 
 
 def saved(case: Case, folder: Path) -> Path:

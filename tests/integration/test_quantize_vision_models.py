@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # ImageNet: 281 tabby, 282 tiger cat and 285 Egyptian cat, 967 espresso, 665 moped and 670 motor scooter.
 CLASSES = {"chelsea.png": {281, 282, 285}, "coffee.png": {967}, "motorcycle_left.png": {665, 670}}
 LINE = (0, 44, 384, 68)
-VIT = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 128, "image_size": 64}
+VIT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128, "image_size": 64}
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 from tests.decoders import builds
 from tests.generation import case_of
 from tests.integration.test_quantize_families import config_of, network_logits, quantized, saved, transformers_logits
+from tests.selection import slow_unless
 from trtkit.llm.execution import config_network
 
 if TYPE_CHECKING:
@@ -18,8 +20,13 @@ if TYPE_CHECKING:
 SIZES = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "shared_intermediate_size": 64}
 
 
-@pytest.mark.parametrize("method", ["int8_wo", "int4_wo"])
-@pytest.mark.parametrize("family", ["qwen3_next", "granitemoehybrid", "kimi_linear"])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    slow_unless(
+        lambda family, method: (family == "kimi_linear") == (method == "int4_wo"),
+        itertools.product(("qwen3_next", "granitemoehybrid", "kimi_linear"), ("int8_wo", "int4_wo")),
+    ),
+)
 def test_a_quantized_mixture_computes_what_transformers_does(family: str, method: str, tmp_path: Path) -> None:
     case = case_of(family)
     sizes = {name: SIZES.get(name, value) for name, value in case.config.items()}

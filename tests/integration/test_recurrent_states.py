@@ -12,7 +12,8 @@ import torch
 
 from tests.decoders import executor_of, graph_of, model_of
 from tests.generation import SLOTS, Asked, alone, answer, case_of, decoder, engine, is_clean, run
-from tests.integration.test_generate_parity import RECURRENT
+from tests.integration.conftest import SEPARATE
+from tests.integration.test_generate_parity import RECURRENT, STATES
 from tests.integration.test_in_flight_batching import draw
 from tests.selection import slow_unless
 from trtkit.config.quantize import QuantizeOptions
@@ -29,7 +30,6 @@ GREEDY = ("max_tokens", 6), ("temperature", 0)
 DRAFT = "qwen3_5_text"
 GUESSED = {"lookup": {"temperature": 0}, "draft": {"temperature": 0.9, "seed": 3}}
 REQUESTS = 32
-ONE_OF_EACH = ("lfm2", "qwen3_5_text", "mamba2")  # kinds of states
 WORK: dict[str, dict[str, Any]] = {
     "plain": {},
     "small budget": {"token_budget": 3},
@@ -37,9 +37,14 @@ WORK: dict[str, dict[str, Any]] = {
     "overlap, small budget": {"overlap": True, "token_budget": 3},
     "speculation": {"proposer": LookupProposer(4, shortest=1)},
 }
+LAST = "overlap, small budget"
+EVERY_TIME = set(zip(("small budget", "overlap", "plain"), STATES, strict=True))
 families = pytest.mark.parametrize("model_type", RECURRENT)
 
-pytestmark = pytest.mark.usefixtures("caches")
+pytestmark = [
+    pytest.mark.usefixtures("caches"),
+    pytest.mark.parametrize("caches", SEPARATE, indirect=True),
+]
 
 
 def continued(r: random.Random, asked: Asked, tokens: list[int]) -> Asked:
@@ -53,7 +58,7 @@ def continued(r: random.Random, asked: Asked, tokens: list[int]) -> Asked:
 @pytest.mark.parametrize(
     ("kind", "model_type"),
     slow_unless(
-        lambda kind, family: kind == "overlap, small budget" or (family in ONE_OF_EACH and kind != "speculation"),
+        lambda kind, family: (kind, family) in EVERY_TIME or (kind == LAST and family in STATES),
         itertools.product(WORK, RECURRENT),
     ),
 )
@@ -87,8 +92,10 @@ def test_requests_that_come_and_go_get_what_each_gets_alone(kind: str, model_typ
     assert is_clean(tested)
 
 
-@families
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("model_type", "overlap"),
+    slow_unless(lambda family, overlap: family in STATES or not overlap, itertools.product(RECURRENT, (False, True))),
+)
 def test_a_prompt_reuses_only_what_it_begins_with_all_of(model_type: str, overlap: bool) -> None:
     tested, greedy = engine(1, model_type, min_shared_tokens=4, overlap=overlap), {"temperature": 0, "max_tokens": 9}
     first = answer(tested, PROMPT, **greedy, ignore_eos=True)
@@ -198,7 +205,7 @@ def test_quantized_caches_are_refused(model_type: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "model_type"),
-    slow_unless(lambda kind, family: kind == "lookup" or family in ONE_OF_EACH, itertools.product(GUESSED, RECURRENT)),
+    slow_unless(lambda _, family: family in STATES, itertools.product(GUESSED, RECURRENT)),
 )
 def test_speculation_changes_no_token(kind: str, model_type: str) -> None:
     """Rows accept different numbers of guesses; a draft model has states of its own, too."""

@@ -48,7 +48,7 @@ def token_ids(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> lis
     return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)]
 
 
-@pytest.mark.parametrize("count", [50, pytest.param(1500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [25, pytest.param(1500, marks=pytest.mark.slow)])
 def test_rows_caches_and_ranks_change_no_seeded_answer(bundles: dict[str, Path], count: int) -> None:
     prompts = [{"prompt_token_ids": [5 + number % 300, 7, 11 + number % 13]} for number in range(count)]
     params = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.hybrids import Case, saved
-from tests.text_encoders import CASES, builds, make_encoder, texts
+from tests.text_encoders import CASES, builds, has_new_blocks_or_head, make_encoder, texts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,4 +28,5 @@ def test_outputs_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
         largest = max(float(getattr(wanted, name).norm()) for name in case.outputs)  # one number may be near zero
         for name in case.outputs:
             assert (found[name] - getattr(wanted, name)).norm() <= 1e-5 * largest, (rows, tokens, name)
-    assert builds(encoder, most)
+    if has_new_blocks_or_head(case):
+        assert builds(encoder, most)

@@ -27,7 +27,7 @@ def block_with(words: str) -> str:
 
 
 @pytest.mark.children
-@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize("is_dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_onnx_file_of_a_detector_to_boxes_on_a_picture(is_dynamic: bool, tmp_path: Path) -> None:
     model = models.exported_by_ultralytics(models.detector(96, is_dynamic=is_dynamic), "[96, 96]")
     if not is_dynamic:  # Ultralytics' default: the batch is fixed too

@@ -33,7 +33,7 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     """Return the folder of the model's bundle for a grid, built when it is first needed."""
     folder = tmp_path_factory.mktemp("ranks")
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
-    tiny_llm.save(folder / "model", num_hidden_layers=4, **heads)
+    tiny_llm.save(folder / "model", num_hidden_layers=3, **heads)  # stages of two layers and of one
 
     @cache
     def bundle(grid: str) -> Path:

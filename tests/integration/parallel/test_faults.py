@@ -92,7 +92,7 @@ def test_ranks_end_with_the_process_that_started_them(bundle_of: BundleOf) -> No
         "execution = open_execution(open_bundle(sys.argv[1]), 'reference', 1)\n"
         "print(*execution.member_pids.values(), flush=True); time.sleep(600)"
     )
-    command = [sys.executable, "-c", code, str(bundle_of("both"))]
+    command = [sys.executable, "-c", code, str(bundle_of("tensor"))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pids = [int(word) for word in process.stdout.readline().split()]

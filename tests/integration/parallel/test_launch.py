@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.conftest import Ran
+
 PROMPT = ("the quick brown", "--no-chat", "--runtime", "reference", "--max-tokens", "8")
 
 
-def test_torchrun_prints_what_one_process_prints(bundle_of: Callable[[str], Path]) -> None:
-    one = [sys.executable, "-m", "trtkit", "generate", str(bundle_of("one")), *PROMPT]
-    expected = subprocess.run(one, check=True, capture_output=True, text=True).stdout
+def test_torchrun_prints_what_one_process_prints(bundle_of: Callable[[str], Path], trtkit: Callable[..., Ran]) -> None:
+    expected = trtkit("generate", bundle_of("one"), *PROMPT).out
     done = launch(2, "-m", "trtkit", "generate", str(bundle_of("tensor")), *PROMPT)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout == expected

@@ -52,11 +52,18 @@ def answers(execution: DecoderExecution) -> tuple[list[list[int]], list[list[int
     return first, second
 
 
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[int]], list[list[int]]]:
+    """What one rank answers."""
+    return answers(opened(tmp_path_factory.mktemp("one"), None))
+
+
 @pytest.mark.parametrize(
     ("grid", "kv"), [({"tensor": 2}, "linear"), ({"pipeline": 2}, "linear"), ({"pipeline": 2}, "paged")], ids=str
 )
-def test_ranks_answer_as_one_does(grid: dict[str, int], kv: str, tmp_path: Path) -> None:
-    expected = answers(opened(tmp_path / "one", None))
+def test_ranks_answer_as_one_does(
+    grid: dict[str, int], kv: str, expected: tuple[list[list[int]], list[list[int]]], tmp_path: Path
+) -> None:
     execution = opened(tmp_path / "ranks", grid, kv=kv)
     try:
         assert answers(execution) == expected

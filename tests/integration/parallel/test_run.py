@@ -57,8 +57,7 @@ def answers(execution: DecoderExecution, count: int, *, restores: bool = False) 
 @pytest.mark.parametrize(
     ("grid", "count"),
     [
-        ("tensor", 30),
-        ("both", 30),
+        ("both", 20),
         pytest.param("tensor", 200, marks=pytest.mark.slow),
         pytest.param("pipeline", 200, marks=pytest.mark.slow),
     ],

@@ -1,4 +1,4 @@
-"""One server for the tests of this folder: a chat model, a classifier in two forms, hybrids, plans of full TensorRT."""
+"""Two servers for this folder: of a chat model; of a classifier in two forms, hybrids, and plans of full TensorRT."""
 
 from __future__ import annotations
 
@@ -37,23 +37,36 @@ def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def served(vision_folder: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server of all these models. A test that changes a server or a repository starts its own."""
-    from trtkit.cli.main import main
+def served(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server of the chat model. A test that changes a server or a repository starts its own."""
+    words = (tiny_folder / "bundle", "--name", "chat", "--set", "llm.max_queue=8")
+    with serving(deployed(tmp_path_factory.mktemp("models"), words)) as running:
+        yield running
 
-    repository = tmp_path_factory.mktemp("models")
-    for words in (
-        [tiny_folder / "bundle", "--name", "chat", "--set", "llm.max_queue=8"],
-        [vision_folder / "tiny"],
-        [vision_folder / "tiny", "--as", "tensors", "--name", "plain"],
-        [vision_folder / "fused"],
-        [vision_folder / "chained"],
-        [vision_folder / "native_tiny", "--name", "native_tiny", "--set", "cuda_graphs=true", "--instances", "2"],
-        [vision_folder / "native_chained", "--name", "native_chained"],
-    ):
-        main(["deploy", *map(str, words), "--repository", str(repository), "-q"])
+
+@pytest.fixture(scope="session")
+def served_vision(vision_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server of all vision models, apart from the chat model's so that `make test` need not start it."""
+    repository = deployed(
+        tmp_path_factory.mktemp("models"),
+        (vision_folder / "tiny",),
+        (vision_folder / "tiny", "--as", "tensors", "--name", "plain"),
+        (vision_folder / "fused",),
+        (vision_folder / "chained",),
+        (vision_folder / "native_tiny", "--name", "native_tiny", "--set", "cuda_graphs=true", "--instances", "2"),
+        (vision_folder / "native_chained", "--name", "native_chained"),
+    )
     with serving(repository) as running:
         yield running
+
+
+def deployed(repository: Path, *models: tuple[object, ...]) -> Path:
+    """Deploy models, each given as the words of `trtkit deploy`; return their repository."""
+    from trtkit.cli.main import main
+
+    for words in models:
+        main(["deploy", *map(str, words), "--repository", str(repository), "-q"])
+    return repository
 
 
 @pytest.fixture(scope="session")

@@ -51,8 +51,10 @@ def test_a_language_model_has_the_same_metrics_at_a_rate(tiny_folder: Path, serv
     assert found["computes"] == result["computes"]
 
 
-def test_a_network_over_the_wire_beside_the_bundle_in_process(vision_folder: Path, served: Served, trtkit: Run) -> None:
-    words = ["--url", url(served), "--model", "plain", "--batch", 2, "--unverified", "--json", *QUICK]
+def test_a_network_over_the_wire_beside_the_bundle_in_process(
+    vision_folder: Path, served_vision: Served, trtkit: Run
+) -> None:
+    words = ["--url", url(served_vision), "--model", "plain", "--batch", 2, "--unverified", "--json", *QUICK]
     case = trtkit("bench", vision_folder / "tiny", *words, "--compare", vision_folder / "tiny").json()["cases"][0]
     wire, here = case["results"]
     assert wire["computes"].startswith("Triton 2.51.0 at grpc://")
@@ -63,9 +65,9 @@ def test_a_network_over_the_wire_beside_the_bundle_in_process(vision_folder: Pat
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize(("words", "peak"), [(("--concurrency", "1,3"), 3), (("--request-rate", 200), None)])
 def test_a_load_on_a_network_counts_requests_and_samples(
-    vision_folder: Path, served: Served, trtkit: Run, protocol: str, words: tuple[Any, ...], peak: int | None
+    vision_folder: Path, served_vision: Served, trtkit: Run, protocol: str, words: tuple[Any, ...], peak: int | None
 ) -> None:
-    common = ("--url", url(served, protocol), "--model", "plain", "--batch", 2, "--unverified", "--json", "-q")
+    common = ("--url", url(served_vision, protocol), "--model", "plain", "--batch", 2, "--unverified", "--json", "-q")
     found = trtkit("bench", vision_folder / "tiny", *common, "--requests", 12, "--goodput", "e2e:1e6", *words).json()
     for case in found["cases"]:
         (result,) = case["results"]
@@ -97,18 +99,20 @@ def test_python_measures_a_served_model_by_its_name_there(tiny_folder: Path, ser
     assert result.metrics["good_request_count"].avg == 3
 
 
-def test_a_load_needs_a_server_and_has_nobody_beside_it(vision_folder: Path, served: Served, trtkit: Run) -> None:
+def test_a_load_needs_a_server_and_has_nobody_beside_it(
+    vision_folder: Path, served_vision: Served, trtkit: Run
+) -> None:
     words = ("bench", vision_folder / "tiny", "--unverified", "--concurrency", 2)
     for more, text in (
         ((), "--concurrency applies to language models, or to a server (--url)"),
         (
-            ("--url", url(served), "--model", "plain", "--compare", "onnxruntime"),
+            ("--url", url(served_vision), "--model", "plain", "--compare", "onnxruntime"),
             "--compare cannot be combined with --url",
         ),
     ):
         ran = trtkit(*words, *more)
         assert (ran.code, text in ran.err) == (2, True), ran.err
-    ran = trtkit(*words[:3], "--url", url(served), "--model", "plain", "--goodput", "e2e:5")
+    ran = trtkit(*words[:3], "--url", url(served_vision), "--model", "plain", "--goodput", "e2e:5")
     assert (ran.code, "`goodput` describes a load, and none is set" in ran.err) == (1, True), ran.err
 
 
@@ -121,18 +125,18 @@ def test_a_request_that_the_server_refuses_is_counted(served: Served, protocol: 
 
 
 def test_what_is_no_endpoint_or_model_is_refused(
-    vision_folder: Path, served: Served, refuses: Callable[..., str]
+    vision_folder: Path, served_vision: Served, refuses: Callable[..., str]
 ) -> None:
     words = ["bench", vision_folder / "tiny", "--unverified", "-q"]
     assert refuses(*words, "--url", "localhost") == (
         "`localhost` is not a server address\nfix: use http://HOST:PORT, grpc://HOST:PORT or HOST:PORT"
     )
     assert refuses(*words, "--url", "grpc://127.0.0.1:9").startswith("grpc://127.0.0.1:9: no Triton server answers")
-    assert refuses(*words, "--url", url(served), "--model", "nobody") == (
-        f"{url(served)}: the server has no ready model `nobody`\n"
+    assert refuses(*words, "--url", url(served_vision), "--model", "nobody") == (
+        f"{url(served_vision)}: the server has no ready model `nobody`\n"
         "fix: give the model's name in the repository: --model NAME"
     )
-    assert refuses(*words, "--url", url(served)) == (
-        f"{url(served)}: `tiny` takes `image`, and the network `images`: it is an ensemble around the network\n"
+    assert refuses(*words, "--url", url(served_vision)) == (
+        f"{url(served_vision)}: `tiny` takes `image`, and the network `images`: it is an ensemble around the network\n"
         "fix: give the network's model: --model tiny_engine"
     )

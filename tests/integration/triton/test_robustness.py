@@ -30,6 +30,12 @@ GROWTH_MIB = 8
 MODELS = {"tiny": ("image", "BYTES", [1, 1]), "plain": ("images", "FP32", [1, 3, 16, 16])}
 
 
+@pytest.fixture
+def served(served_vision: Served) -> Served:
+    """The server of vision models, not of the chat model."""
+    return served_vision
+
+
 def memory_mib(served: Served) -> float:
     """Return what the server and all processes that it started hold, each shared page once among them."""
     session = served.server.pid

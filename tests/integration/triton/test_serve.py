@@ -138,7 +138,6 @@ def test_a_repository_is_served_again_after_it_was_stopped_or_killed(
     repository = tmp_path / "models"
     for words in (
         [vision_folder / "tiny"],  # an ensemble: pictures, then tensors
-        [vision_folder / "tiny", "--as", "tensors", "--name", "plain"],
         [vision_folder / "chained"],
         [tiny_folder / "bundle", "--name", "chat"],
     ):

@@ -36,6 +36,12 @@ MISSING = "unable to find backend library for backend 'tensorrt'"
 
 
 @pytest.fixture
+def served(served_vision: Served) -> Served:
+    """The server of vision models, not of the chat model."""
+    return served_vision
+
+
+@pytest.fixture
 def client(served: Served) -> Iterator[Any]:
     client = connect(served, "http")
     yield client

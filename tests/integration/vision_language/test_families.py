@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SIZES = {"square": (30, 30), "wide": (90, 33), "high": (21, 64), "small": (9, 11)}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 TOLERANCE = 2e-5
-VARIANTS = {"gemma3-odd", "qwen3-vl-plain", "qwen3-vl-deep", "qwen3-vl-moe", "qwen3.5-moe"}
+VARIANTS = {"internvl-shallow", "gemma3-odd", "qwen3-vl-plain", "qwen3-vl-deep", "qwen3-vl-moe", "qwen3.5-moe"}
 families = pytest.mark.parametrize(
     "vlm",
     [

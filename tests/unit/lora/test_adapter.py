@@ -195,7 +195,7 @@ BACKTRACKING = "((.)|(..)|(...))*(?(3)X|Y)"
     [
         {"target_modules": BACKTRACKING},
         {"rank_pattern": {BACKTRACKING: 3}},
-        {"alpha_pattern": {BACKTRACKING: 3}},
+        pytest.param({"alpha_pattern": {BACKTRACKING: 3}}, marks=pytest.mark.slow),
         {"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": [BACKTRACKING]},
     ],
     ids=str,

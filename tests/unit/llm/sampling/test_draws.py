@@ -15,7 +15,7 @@ from trtkit.llm.sampling.settings import sequence_seed
 ROWS, STEPS = 100, 200
 
 
-@pytest.mark.parametrize("vocab_size", [13, 2003])
+@pytest.mark.parametrize("vocab_size", [13, pytest.param(2003, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "setting",
     [
