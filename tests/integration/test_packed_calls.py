@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.covering import CACHED, in_covering_set_of, spec_of
 from tests.decoder_cases import CASES
 from tests.decoders import graph_of, model_of, read_network
+from tests.selection import slow_unless
 from trtkit.dtypes import FP32
 from trtkit.llm.execution import Call, ReferenceDecoder
 from trtkit.llm.execution.network import DecoderNetwork
@@ -24,7 +27,7 @@ LENGTH, SLOTS, TOKENS, STEPS = 32, 5, 26, 30
 LINEAR: dict[str, Any] = {}
 WINDOW = {"has_kv_window": True}
 PAGED = {"page_tokens": 4}
-PACKED = [case for case in CASES if not model_of(case).spec.states]
+PACKED = [case for case in CASES if not spec_of(case).states]
 
 
 def decoder_of(case: Case, **options: Any) -> ReferenceDecoder:
@@ -97,7 +100,16 @@ def check_steps(decoder: ReferenceDecoder, case: Case, seed: int = 0, atol: floa
     assert (read == TOKENS).any()
 
 
-@pytest.mark.parametrize("options", [LINEAR, WINDOW, PAGED], ids=["linear", "window", "paged"])
-@pytest.mark.parametrize("case", PACKED, ids=str)
-def test_mixed_steps_give_what_transformers_gives(case: Case, options: dict[str, Any]) -> None:
-    check_steps(decoder_of(case, **options), case)
+CACHES = {"linear": LINEAR, "window": WINDOW, "paged": PAGED}
+_covers = in_covering_set_of(PACKED, CACHED)
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    slow_unless(
+        lambda case, kind: kind == "paged" or (kind == "linear" and _covers(case)), itertools.product(PACKED, CACHES)
+    ),
+    ids=str,
+)
+def test_mixed_steps_give_what_transformers_gives(case: Case, kind: str) -> None:
+    check_steps(decoder_of(case, **CACHES[kind]), case)
