@@ -22,6 +22,7 @@ from trtkit.errors import ConfigError, ProblemsError
 from trtkit.jobs.job import JobContext
 from trtkit.llm.adapters import prepared_matrices
 from trtkit.llm.execution import Call, ReferenceDecoder, decoder_network
+from trtkit.llm.execution.packed import PackedCall
 from trtkit.lora.adapter import model_modules, open_adapter
 from trtkit.lora.targets import check_adapter
 from trtkit.models.feed_forward import MoeSpec
@@ -75,9 +76,10 @@ def logits_of(decoder: ReferenceDecoder, ids: np.ndarray, adapters: np.ndarray) 
     return decoder.forward(Call(0, ids, np.zeros(rows, np.int64), np.full(rows, size), adapters=adapters)).clone()
 
 
-def test_eight_adapters_in_one_batch_of_sixteen_are_peft_s(tmp_path: Path) -> None:
+@pytest.mark.parametrize("batching", ["separate", "packed"])
+def test_eight_adapters_in_one_batch_of_sixteen_are_peft_s(batching: str, tmp_path: Path) -> None:
     case = CASES[0]
-    opened = opened_of(case, tmp_path)
+    opened = opened_of(case, tmp_path, batching=batching)
     decoder = ReferenceDecoder(decoder_network(rtx(), opened), 16)
     hf, targets = model_of(case).hf, [("q_proj", "v_proj"), ("o_proj", "gate_proj", "up_proj", "down_proj")]
     folders = [
@@ -93,6 +95,19 @@ def test_eight_adapters_in_one_batch_of_sixteen_are_peft_s(tmp_path: Path) -> No
         of_row = ids[row : row + 1]
         want = peft_logits(hf, folders[number - 1], of_row) if number else model_of(case).logits(of_row)
         assert relative_rms(got[row], want[0]) <= 1e-5
+    if batching == "packed":
+        assert relative_rms(mixed_logits(decoder, adapters), got[:, -1]) <= 1e-5
+
+
+def mixed_logits(decoder: ReferenceDecoder, adapters: np.ndarray) -> torch.Tensor:
+    """Return the logits of each row's last token, which the first rows decode; the others read all of theirs again."""
+    rows, size = IDS.shape
+    assert decoder.packed is not None
+    first, rest = np.arange(5), np.arange(5, rows)
+    decode = Call(0, IDS[:5, -1:], 0 * first + size - 1, first**0, adapters=adapters[:5])
+    prompts = Call(5, IDS[5:], 0 * rest, 0 * rest + size, scattered=rest, adapters=adapters[5:])
+    last = 5 + size * (1 + np.arange(len(rest))) - 1
+    return decoder.packed.forward_packed(PackedCall(decode, prompts, np.append(first, last))).clone()
 
 
 @pytest.mark.parametrize("case", slow_unless(in_covering_set_of(ADAPTED), ADAPTED), ids=str)

@@ -13,14 +13,21 @@ import torch
 from tests.covering import CACHED, in_covering_set_of, spec_of
 from tests.decoder_cases import CASES
 from tests.decoders import graph_of, model_of, read_network
+from tests.engine_decoders import config_of
 from tests.selection import slow_unless
+from trtkit.builder.decoders import open_decoder
 from trtkit.dtypes import FP32
+from trtkit.errors import ConfigError
 from trtkit.llm.execution import Call, ReferenceDecoder
 from trtkit.llm.execution.network import DecoderNetwork
 from trtkit.llm.execution.packed import PackedCall
 from trtkit.network.decoder_options import DecoderOptions
+from trtkit.quantized_matrix import KvQuantization
+from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.decoder_case import Case
 
 LENGTH, SLOTS, TOKENS, STEPS = 32, 5, 26, 30
@@ -30,10 +37,10 @@ PAGED = {"page_tokens": 4}
 PACKED = [case for case in CASES if not spec_of(case).states]
 
 
-def decoder_of(case: Case, **options: Any) -> ReferenceDecoder:
-    """Return the case's packed network, read from a file, with caches for SLOTS sequences."""
+def decoder_of(case: Case, *, is_packed: bool = True, **options: Any) -> ReferenceDecoder:
+    """Return the case's network, read from a file, with caches for SLOTS sequences."""
     model = model_of(case)
-    graph = graph_of(model, DecoderOptions(FP32, LENGTH, is_packed=True, **options))
+    graph = graph_of(model, DecoderOptions(FP32, LENGTH, has_all_logits=True, is_packed=is_packed, **options))
     network = DecoderNetwork(
         graph.layers(),
         graph.inputs,
@@ -41,7 +48,7 @@ def decoder_of(case: Case, **options: Any) -> ReferenceDecoder:
         LENGTH,
         LENGTH,
         True,
-        has_read_only_caches=bool(options.get("page_tokens")),
+        has_read_only_caches=bool(options.get("page_tokens") or options.get("kv_cache")),
     )
     return ReferenceDecoder(read_network(network), SLOTS)
 
@@ -76,17 +83,15 @@ def random_call(r: random.Random, ids: np.ndarray, read: np.ndarray, *, is_paged
     return PackedCall(decoding, reading, np.arange(len(rows) + int(new.sum())))
 
 
-def check_steps(decoder: ReferenceDecoder, case: Case, seed: int = 0, atol: float = 2e-4) -> None:
-    """Compare the logits of every token of random mixed steps with transformers'."""
-    r, rng = random.Random(seed), np.random.default_rng(seed)
-    ids = rng.integers(3, 67, (SLOTS, TOKENS))
-    expected = model_of(case).logits(torch.from_numpy(ids))
-    read = np.zeros(SLOTS, np.int64)
+def check_steps(decoder: ReferenceDecoder, expected: torch.Tensor, seed: int = 0, atol: float = 2e-4) -> None:
+    """Compare the logits of every token of random mixed steps with those of `ids_of(seed)` at once [SLOTS, S, V]."""
+    r, ids, read = random.Random(seed), ids_of(seed), np.zeros(SLOTS, np.int64)
+    assert decoder.packed is not None
     for _ in range(STEPS):
         if (read == TOKENS).all():
             break
         call = random_call(r, ids, read, is_paged=decoder.cache.pages is not None)
-        logits = decoder.forward_packed(call)
+        logits = decoder.packed.forward_packed(call)
         for row, slot in enumerate(call.decode.slots.tolist()):
             if call.decode.counts[row]:
                 torch.testing.assert_close(logits[row], expected[slot, read[slot]], atol=atol, rtol=1e-3)
@@ -98,6 +103,16 @@ def check_steps(decoder: ReferenceDecoder, case: Case, seed: int = 0, atol: floa
         read[call.decode.slots] += call.decode.counts
         read[call.prompts.slots] += call.prompts.counts
     assert (read == TOKENS).any()
+
+
+def ids_of(seed: int) -> np.ndarray:
+    """Return random sequences [SLOTS, TOKENS]."""
+    return np.random.default_rng(seed).integers(3, 67, (SLOTS, TOKENS))
+
+
+def logits_of(case: Case, seed: int = 0) -> torch.Tensor:
+    """Return transformers' logits of them."""
+    return model_of(case).logits(torch.from_numpy(ids_of(seed)))
 
 
 CACHES = {"linear": LINEAR, "window": WINDOW, "paged": PAGED}
@@ -112,4 +127,36 @@ _covers = in_covering_set_of(PACKED, CACHED)
     ids=str,
 )
 def test_mixed_steps_give_what_transformers_gives(case: Case, kind: str) -> None:
-    check_steps(decoder_of(case, **CACHES[kind]), case)
+    check_steps(decoder_of(case, **CACHES[kind]), logits_of(case))
+
+
+@pytest.mark.parametrize("kind", ["linear", "paged"])
+@pytest.mark.parametrize("stored", ["int8", "fp8"])
+def test_mixed_steps_read_caches_in_8_bits_as_separate_calls_do(stored: str, kind: str) -> None:
+    """Rows of a quantized cache round alike, so that nothing depends on who shares a call."""
+    case = next(each for each in PACKED if each.name == "llama")
+    scales = (0.05,) * len(spec_of(case).layers)
+    kv = KvQuantization(stored, scales, scales)
+    alone = decoder_of(case, is_packed=False, kv_cache=kv, **CACHES[kind])
+    none, all_tokens = np.zeros(SLOTS, np.int64), np.full(SLOTS, TOKENS)
+    expected = alone.forward(Call(0, ids_of(0), none, all_tokens)).clone()
+    check_steps(decoder_of(case, kv_cache=kv, **CACHES[kind]), expected)
+    assert (expected - logits_of(case)).abs().max() > 1e-3  # the caches do round
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "obstacle"),
+    [
+        ("mamba2", {}, "recurrent layers"),
+        ("qwen3_5", {}, "recurrent layers"),
+        ("llama", {"hidden_states": True}, "`llm.hidden_states`"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(name: str, options: dict[str, Any], obstacle: str, tmp_path: Path) -> None:
+    config = config_of(next(case for case in CASES if case.name == name), tmp_path, batching="packed", **options)
+    with pytest.raises(ConfigError) as error:
+        open_decoder(resolve(config))
+    assert [problem.what for problem in error.value.problems] == [
+        f"`packed` does not work with {obstacle} yet: decoding and prompts have a call each"
+    ]
+    assert error.value.problems[0].fix == "use `separate`"

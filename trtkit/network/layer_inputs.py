@@ -176,7 +176,7 @@ class RowInputs:
         self._in_place, self._prefix = in_place, inputs.rows.prefix
         self._is_appended = options.has_read_only_caches or inputs.rows.is_padded
         self._row_axis = PROMPTS if inputs.rows.is_padded else BATCH
-        self._caches: dict[int, Mapping[str, Tensor]] = dict(others[0]._caches) if others else {}
+        self._caches: dict[int, Mapping[str, Tensor]] = {}
         self._others = others
         self._masks: dict[_MaskKind, Tensor] = {}
         self._encoded_mask: Tensor | None = None

@@ -9,7 +9,7 @@ import pytest
 from tests.engine_decoders import bundle_of
 from tests.generation import case_of
 from tests.integration.engines.test_decoders import assert_same
-from tests.integration.test_packed_calls import LENGTH, SLOTS, check_steps
+from tests.integration.test_packed_calls import LENGTH, SLOTS, check_steps, logits_of
 from trtkit.llm.execution import open_execution
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def test_mixed_steps_of_an_engine_give_what_transformers_gives(
     case = case_of(model_type)
     bundle = bundle_of(case, tmp_path, **SIZES, **CACHES[kind], logits="all")
     gpu.plans.add(bundle)
-    check_steps(open_execution(bundle, "tensorrt"), case)
+    check_steps(open_execution(bundle, "tensorrt"), logits_of(case))
 
 
 @pytest.mark.parametrize("kind", CACHES)

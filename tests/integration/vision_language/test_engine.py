@@ -118,6 +118,20 @@ def test_text_and_image_requests_share_a_batch(vlm: Vlm) -> None:
     assert found == [alone[0], fresh_answer(vlm), alone[1], fresh_answer(vlm, 1)]
 
 
+@pytest.mark.parametrize("caches", [(), ("llm.kv=paged", "llm.page_tokens=16")], ids=["linear", "paged"])
+@pytest.mark.parametrize("vlm", [VLMS["llava"], VLMS["qwen2-vl"], VLMS["gemma3"]], ids=str)
+def test_images_are_read_in_calls_in_which_others_decode(vlm: Vlm, caches: tuple[str, ...]) -> None:
+    """Vectors, M-RoPE's positions, and images whose tokens see each other, in packed calls."""
+    texts: list[Any] = ["Gravity is", "The capital of France is"]
+    with LLM(bundle_of(vlm), runtime="reference") as llm:
+        alone = [llm.generate(text, GREEDY)[0].outputs[0].token_ids for text in texts]
+    with LLM(bundle_of(vlm, "llm.batching=packed", *caches), runtime="reference") as llm:
+        outputs = llm.generate([texts[0], asked(vlm), texts[1], asked(vlm, 1)], GREEDY)
+        assert llm.statistics.network_calls <= llm.statistics.steps
+    found = [output.outputs[0].token_ids for output in outputs]
+    assert found == [alone[0], fresh_answer(vlm), alone[1], fresh_answer(vlm, 1)]
+
+
 @some
 def test_a_preempted_request_keeps_its_image(vlm: Vlm) -> None:
     with LLM(bundle_of(vlm), runtime="reference", slots=1) as llm:

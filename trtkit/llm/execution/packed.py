@@ -38,6 +38,8 @@ class PackedCall:
 
         Logits are of each row's last token, or of all tokens; see `shaped`.
         """
+        assert call.tree is None
+        assert call.hidden is None
         if call.ids.shape[1] == 1:
             return cls(call, no_rows(), np.arange(len(call.starts)))
         prompts = replace(call, scattered=call.slots)
