@@ -35,6 +35,12 @@ class Translator:
         self.model = tiny_t5.save(self.folder, fields, **changes)
         library.build(str(self.folder), precision="fp32", llm={"logits": "all"}, out=self.bundle)
 
+    def packed(self, **llm: Any) -> Path:
+        """Return a bundle in whose calls texts are read while others are translated."""
+        folder = self.folder.parent / "-".join(["packed", *llm])
+        library.build(str(self.folder), precision="fp32", llm={"batching": "packed", **llm}, out=folder)
+        return folder
+
     def wanted(self, ids: list[int], **how: Any) -> list[int]:
         """Return transformers' tokens up to the end, which trtkit's leave out.
 
@@ -89,6 +95,17 @@ def test_beams_are_those_of_transformers(translator: Translator) -> None:
         for text in TEXTS[:3]:
             found = tokens(llm, [text], num_beams=3, max_tokens=9, temperature=1.0)[0]
             assert found == translator.wanted(encoded(text), num_beams=3, max_new_tokens=9)
+
+
+PAGED = {"kv": "paged", "max_sequence_length": 64, "max_prefill_length": 16}
+
+
+@pytest.mark.parametrize("llm", [{}, PAGED], ids=["linear", "paged"])
+def test_texts_are_read_in_calls_in_which_others_decode(translator: Translator, llm: dict[str, Any]) -> None:
+    with library.LLM(translator.packed(**llm), slots=4) as model:
+        assert tokens(model, TEXTS) == [translator.wanted(encoded(text)) for text in TEXTS]
+        found = tokens(model, [TEXTS[0]], num_beams=3, max_tokens=9, temperature=1.0)[0]
+    assert found == translator.wanted(encoded(TEXTS[0]), num_beams=3, max_new_tokens=9)
 
 
 def test_guesses_change_no_tokens(translator: Translator) -> None:

@@ -215,7 +215,6 @@ def _obstacle_to_packing(spec: DecoderSpec, config: ModelConfig) -> str:
     options = llm_options(config)
     obstacles = {
         "recurrent layers": bool(spec.states),
-        "an encoder": spec.reads_encoder,
         "a draft head": options.speculator is not None,
         "`llm.hidden_states`": options.hidden_states,
         "several ranks": grid_of(config) != SINGLE,

@@ -77,9 +77,10 @@ class Scheduler(Generic[T]):
         self.memory = SequenceMemory(self.layout, options, self.costs, self.statistics)
         self.slots = self.memory.slots
         self._budget = options.token_budget or options.max_chunk
-        is_packed, has_pages = options.is_packed, self.memory.pages is not None
+        is_packed = options.is_packed
+        takes_any_slots = is_packed and self.memory.finds_by_content
         most_tokens = options.max_chunk if is_packed else None
-        self._call_form = CallForm(options.max_length, most_tokens, needs_neighbors=not (is_packed and has_pages))
+        self._call_form = CallForm(options.max_length, most_tokens, needs_neighbors=not takes_any_slots)
         self._in_flight = False
         self._preempted: list[int] = []
         self._service: Service[T] | None = None

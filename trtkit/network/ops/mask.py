@@ -10,7 +10,7 @@ import numpy as np
 from trtkit.dtypes import FP16, FP32, INT32
 from trtkit.network.ops.arithmetic import cast, maximum, minimum, select
 from trtkit.network.ops.gather import embedding
-from trtkit.network.ops.shape import concat, reshape, take, take_as_many, transpose, unsqueeze
+from trtkit.network.ops.shape import concat, squeeze, take, take_as_many, transpose, unsqueeze
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
@@ -93,7 +93,7 @@ def relative_mask(allowed: Tensor, position_ids: Tensor, scores: Tensor, keys: T
     with allowed.graph.scope("relative_bias"):
         distance = unsqueeze(position_ids, 1, 3) - keys
         back = minimum(maximum(distance, 0), scores.shape[0] - 1)
-        by_head = reshape(transpose(embedding(back, scores), (0, 4, 2, 3, 1)), (0, 0, 0, -1))
+        by_head = squeeze(transpose(embedding(back, scores), (0, 4, 2, 3, 1)), 4)
         return select(allowed, by_head, lowest(scores.dtype))
 
 

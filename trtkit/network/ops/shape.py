@@ -44,6 +44,12 @@ def unsqueeze(x: Tensor, *axes: int) -> Tensor:
     return x.graph.add(x.graph.network.add_unsqueeze(x.trt, axes_tensor.trt), "unsqueeze")
 
 
+def squeeze(x: Tensor, *axes: int) -> Tensor:
+    """Remove these axes, which have size 1."""
+    axes_tensor = x.graph.constant(np.array(axes, dtype=np.int64), "axes")
+    return x.graph.add(x.graph.network.add_squeeze(x.trt, axes_tensor.trt), "squeeze")
+
+
 def take(x: Tensor, axis: int, start: int, size: int) -> Tensor:
     """Return `size` elements of one axis, starting at `start`."""
     layer = x.graph.network.add_slice(x.trt, (start,), (size,), (1,))
