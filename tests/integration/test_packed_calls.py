@@ -16,6 +16,7 @@ from tests.decoders import graph_of, model_of, read_network
 from tests.engine_decoders import config_of
 from tests.selection import slow_unless
 from trtkit.builder.decoders import open_decoder
+from trtkit.config.llm import ParallelOptions
 from trtkit.dtypes import FP32
 from trtkit.errors import ConfigError
 from trtkit.llm.execution import Call, ReferenceDecoder
@@ -150,10 +151,14 @@ def test_mixed_steps_read_caches_in_8_bits_as_separate_calls_do(stored: str, kin
         ("mamba2", {}, "recurrent layers"),
         ("qwen3_5", {}, "recurrent layers"),
         ("llama", {"hidden_states": True}, "`llm.hidden_states`"),
+        ("llama", {"speculator": "heads"}, "a draft head"),
+        ("llama", {"parallel": {"pipeline": 2}}, "pipeline stages"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(name: str, options: dict[str, Any], obstacle: str, tmp_path: Path) -> None:
-    config = config_of(next(case for case in CASES if case.name == name), tmp_path, batching="packed", **options)
+    llm = {key: value for key, value in options.items() if key != "parallel"}
+    config = config_of(next(case for case in CASES if case.name == name), tmp_path, batching="packed", **llm)
+    config = config.model_copy(update={"parallel": ParallelOptions(**options.get("parallel", {}))})
     with pytest.raises(ConfigError) as error:
         open_decoder(resolve(config))
     assert [problem.what for problem in error.value.problems] == [

@@ -217,7 +217,7 @@ def _obstacle_to_packing(spec: DecoderSpec, config: ModelConfig) -> str:
         "recurrent layers": bool(spec.states),
         "a draft head": options.speculator is not None,
         "`llm.hidden_states`": options.hidden_states,
-        "several ranks": grid_of(config) != SINGLE,
+        "pipeline stages": grid_of(config).pipeline > 1,
     }
     return next((name for name, is_there in obstacles.items() if is_there), "")
 

@@ -24,6 +24,8 @@ GRIDS = {
     "pipeline": {"pipeline": 2},
     "both": {"tensor": 2, "pipeline": 2},
     "both, paged": {"tensor": 2, "pipeline": 2},
+    "tensor, packed": {"tensor": 2},
+    "tensor, packed, paged": {"tensor": 2},
 }
 SIZES = {"max_batch_size": 8, "max_sequence_length": 128, "max_prefill_length": 64}
 
@@ -38,6 +40,7 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     @cache
     def bundle(grid: str) -> Path:
         sizes = {**SIZES, "kv": "paged", "page_tokens": 16} if "paged" in grid else SIZES
+        sizes = {**sizes, "batching": "packed"} if "packed" in grid else sizes
         config = {"source": {"hf": str(folder / "model")}, "precision": "fp32", "llm": sizes, "parallel": GRIDS[grid]}
         return build_bundle(ModelConfig.model_validate(config), folder / grid, new_runner()).bundle.path
 

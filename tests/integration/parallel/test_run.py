@@ -58,6 +58,8 @@ def answers(execution: DecoderExecution, count: int, *, restores: bool = False) 
     ("grid", "count"),
     [
         ("both", 20),
+        ("tensor, packed", 20),
+        ("tensor, packed, paged", 20),
         pytest.param("tensor", 200, marks=pytest.mark.slow),
         pytest.param("pipeline", 200, marks=pytest.mark.slow),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import ExecutionError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trtkit.llm.distributed.stage import PipelineSteps, StageRunner
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.execution import Draw
+    from trtkit.llm.execution.packed import PackedCall
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class DistributedDecoder:
     """
 
     is_asynchronous = takes_ids = False
-    head = next_hidden = packed = None
+    head = next_hidden = None
 
     def __init__(self, group: RankGroup, runner: StageRunner, facts: Sequence[RankFacts]) -> None:
         local, last = runner.execution, facts[-1]
@@ -72,6 +73,28 @@ class DistributedDecoder:
         if draw is not None:
             draw(logits.view(-1, self.vocab_size), call.first_slot)
         return logits
+
+    @property
+    def packed(self) -> DistributedDecoder | None:
+        """This, if every rank's network is packed."""
+        return None if self._runner.execution.packed is None else self
+
+    def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
+        """Run slots that decode and slots that read prompts on every rank at once; see PackedCalls."""
+        packed = replace(packed, decode=self._placed(packed.decode), prompts=self._placed(packed.prompts))
+        with self._group.guarded():
+            self._group.channel.tell(self._writer.packed(packed))
+            logits = self._runner.forward_packed(packed)
+        assert logits is not None
+        if draw is not None:
+            draw(logits, packed.decode.first_slot)
+        return logits
+
+    def _placed(self, call: Call) -> Call:
+        if not len(call.starts):
+            return call
+        call.check(self.slots, self.max_length)
+        return self.cache.prepare(call)
 
     def check(self, call: Call) -> torch.Tensor:
         """Run a call at the start. Raises RankError where the ranks' logits differ, or are not finite."""

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from safetensors.torch import load, save
 
 from trtkit.llm.cache import PageCopies
 from trtkit.llm.execution.call import Call, CallPages
+from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.soft_tokens import SoftTokens
+from trtkit.network.input_spec import LOGIT_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+T = TypeVar("T")
 MessageName = Literal[
     "close",
     "forward",
+    "packed",
     "check",
     "time",
     "copy",
@@ -85,7 +89,8 @@ class CallWriter:
         assert call.tree is None  # heads, which alone guess trees, work on one rank
         tensors = {part: torch.from_numpy(getattr(call, part)) for part in ("ids", "starts", "counts")}
         fields: dict[str, int | Sequence[int]] = {"first_slot": call.first_slot}
-        rows = call.rows
+        if call.scattered is not None:
+            tensors["scattered"] = torch.from_numpy(call.scattered)
         if call.pages is not None:
             tensors["table"] = torch.from_numpy(call.pages.table)
             if call.pages.groups is not None:
@@ -93,12 +98,26 @@ class CallWriter:
             fields |= {"page_tokens": call.pages.page_tokens, **call.pages.copies._asdict()}
         if call.adapters is not None:
             tensors["adapters"] = torch.from_numpy(call.adapters)
-        of_rows = {slot: soft for slot, soft in call.soft.items() if rows.start <= slot < rows.stop}
+        slots = set(call.slots.tolist())
+        of_rows = {slot: soft for slot, soft in call.soft.items() if slot in slots}
         for slot, soft in of_rows.items():
             if self._sent.get(slot) is not soft:
                 self._sent[slot] = soft
                 tensors |= {f"{slot}.{part}": value for part, value in _soft_tensors(soft).items()}
         return Message(name, {**fields, "soft_slots": list(of_rows)}, tensors)
+
+    def packed(self, packed: PackedCall) -> Message:
+        """Return a packed call as a message."""
+        fields: dict[str, int | Sequence[int]] = {}
+        tensors = {LOGIT_INDEX: torch.from_numpy(packed.logit_index)}
+        for part in _PARTS:
+            message = self.message("packed", getattr(packed, part))
+            fields |= {f"{part}.{name}": value for name, value in message.fields.items()}
+            tensors |= {f"{part}.{name}": value for name, value in message.tensors.items()}
+        return Message("packed", fields, tensors)
+
+
+_PARTS = ("decode", "prompts")
 
 
 class CallReader:
@@ -116,8 +135,23 @@ class CallReader:
                 self._soft[slot] = _soft_tokens(message.tensors, slot)
         soft = {slot: self._soft[slot] for slot in slots}
         adapters = message.tensors["adapters"].numpy() if "adapters" in message.tensors else None
+        scattered = message.tensors["scattered"].numpy() if "scattered" in message.tensors else None
         first_slot, pages = message.number("first_slot"), _pages(message)
-        return Call(first_slot, ids, starts, counts, soft, pages=pages, adapters=adapters)
+        return Call(first_slot, ids, starts, counts, soft, pages=pages, scattered=scattered, adapters=adapters)
+
+    def packed(self, message: Message) -> PackedCall:
+        """Return the packed call of a message."""
+        decode, prompts = (self.call(_part(message, part)) for part in _PARTS)
+        return PackedCall(decode, prompts, message.tensors[LOGIT_INDEX].numpy())
+
+
+def _part(message: Message, part: str) -> Message:
+    """Return what a message says under names that begin with a part's."""
+    return Message(message.name, _named(message.fields, f"{part}."), _named(message.tensors, f"{part}."))
+
+
+def _named(values: Mapping[str, T], prefix: str) -> dict[str, T]:
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 def _pages(message: Message) -> CallPages | None:

@@ -46,6 +46,8 @@ class _Server:
         match message.name:
             case "forward" | "check":
                 self._run(message)
+            case "packed":
+                self._runner.forward_packed(self._reader.packed(message))
             case "time":
                 execution.layer_seconds(self._reader.call(message))
             case "copy" | "copy_pages" | "move" | "mark" | "rewind" | "table":

@@ -13,13 +13,14 @@ from trtkit.llm.distributed.micro_batches import join, parts_of, split
 from trtkit.reference.ranks import COLLECTIVE_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch._C._distributed_c10d import Work
 
     from trtkit.llm.distributed.channel import Channel
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.execution import RankExecution
+    from trtkit.llm.execution.packed import PackedCall
     from trtkit.models.parallel import Grid
     from trtkit.reference import GlooRank
 
@@ -77,10 +78,20 @@ class StageRunner:
 
     def forward(self, call: Call) -> torch.Tensor | None:
         """Run the stage; return fp32 logits on the last one. Raises RankError where ranks choose different tokens."""
+        return self._compared(lambda: self._run(call))
+
+    def forward_packed(self, packed: PackedCall) -> torch.Tensor | None:
+        """Run a packed call, which no pipeline does; see `forward`."""
+        runs = self.execution.packed
+        assert runs is not None
+        return self._compared(lambda: runs.forward_packed(packed))
+
+    def _compared(self, run: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
+        """Return the logits of a call, compared with the other ranks' now and then."""
         members = self._place.members
         if members is not None and self._calls == 0:
             members.timeout_s = COLLECTIVE_TIMEOUT_S  # the start may take longer: weights are read then
-        logits = self._run(call)
+        logits = run()
         if logits is not None and members is not None and self._calls % COMPARE_EVERY == 0:
             check_choices(logits, members, self._first_rank)
         self._calls += 1
