@@ -131,6 +131,33 @@ def test_mixed_steps_give_what_transformers_gives(case: Case, kind: str) -> None
     check_steps(decoder_of(case, **CACHES[kind]), logits_of(case))
 
 
+def test_prompts_read_nothing_that_decoding_rows_may_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both groups of rows share linear caches, and TensorRT may write for one before or after it reads for the other.
+
+    Prompts are given caches as they were before the call, with large numbers after the cached tokens.
+    """
+    case = next(each for each in PACKED if each.name == "llama")
+    decoder = decoder_of(case)
+    view, run = decoder._own.view_of_prompts, decoder._run_packed
+    starts: list[np.ndarray] = []
+
+    def poisoned(rows: slice) -> dict[str, torch.Tensor]:
+        views = {name: array.clone() for name, array in view(rows).items()}
+        for array in views.values():
+            for row, start in enumerate(starts[-1].tolist()):
+                array[row, :, start:] = 1e4
+        return views
+
+    def noted(packed: PackedCall) -> torch.Tensor:
+        starts.append(packed.prompts.starts)
+        return run(packed)
+
+    monkeypatch.setattr(decoder._own, "view_of_prompts", poisoned)
+    monkeypatch.setattr(decoder, "_run_packed", noted)
+    check_steps(decoder, logits_of(case))
+    assert len(starts) > 5
+
+
 @pytest.mark.parametrize("kind", ["linear", "paged"])
 @pytest.mark.parametrize("stored", ["int8", "fp8"])
 def test_mixed_steps_read_caches_in_8_bits_as_separate_calls_do(stored: str, kind: str) -> None:
