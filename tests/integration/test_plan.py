@@ -77,6 +77,16 @@ def test_llm_is_planned_for_without_its_weights(tiny: Path, trtkit: Callable[...
     assert plan["gpus"][0]["largest_context_is_the_models"]
 
 
+def test_steps_of_one_kind_are_counted_alike_if_decoding_and_prompts_share_calls(
+    tiny: Path, trtkit: Callable[..., Ran]
+) -> None:
+    separate, packed = (
+        trtkit("plan", tiny, "--set", f"llm.batching={batching}", "--gpu", "h100", "--json").json()
+        for batching in ("separate", "packed")
+    )
+    assert packed == separate
+
+
 def test_llm_plan_says_what_attention_is_given_to_read(tiny: Path, trtkit: Callable[..., Ran]) -> None:
     slot = ("--set", "llm.max_sequence_length=256", "--set", "llm.max_prefill_length=64")
     words = ("plan", tiny, "--gpu", "l4", "--input-len", 60, "--output-len", 12, "--concurrency", 3, *slot)
