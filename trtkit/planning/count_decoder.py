@@ -69,7 +69,9 @@ def count_decoder(request: CountRequest, context: JobContext) -> NetworkCounts:
     options, first = network_options(resolve(request.config)), _first_length(spec, request.length)
     lora = llm_options(request.config).lora
     adapted, ranks = (frozenset[str](), 0) if lora is None else (adapted_layers(spec, lora), lora.max_rank_sum)
-    plain = replace(options, experts="all", adapted=adapted, page_tokens=None, is_packed=False)  # counts are multilinear
+    plain = replace(
+        options, experts="all", adapted=adapted, page_tokens=None, is_packed=False
+    )  # counts are multilinear
     most = spec.most_new_tokens
     points = sample_points((1, 1, first), _STEP, 1 if most is None else most - 1)
     check = (3, 5 if most is None else most, first + _STEP)

@@ -124,15 +124,15 @@ def _sizes(q: Tensor, k: Tensor, form: _AttentionForm) -> MaskSizes:
 
 def _padded(qkv: QKV, blocks: list[Block], scale: Tensor | None, form: _AttentionForm) -> Tensor:
     """Attend over [B, heads, tokens, H], block by block."""
+    if len(blocks) == 1 or any(block.picked is not None for block in blocks):
+        parts = []
+        for block in blocks:
+            q, k, v = (item.to(form.compute) for item in block.of(qkv))
+            parts.append(_attend((q, k, v), block.mask, scale, form))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
     longest = max(block.columns for block in blocks)
     q, k, v = (item.to(form.compute) for item in (qkv[0], qkv[1][:, :, :longest], qkv[2][:, :, :longest]))
-    if len(blocks) == 1:
-        return _attend((q, k, v), blocks[0].mask, scale, form)
-    parts = [
-        _attend((q[:, :, block.rows], k[:, :, : block.columns], v[:, :, : block.columns]), block.mask, scale, form)
-        for block in blocks
-    ]
-    return torch.cat(parts, 2)
+    return torch.cat([_attend(block.of((q, k, v)), block.mask, scale, form) for block in blocks], 2)
 
 
 def _attend(qkv: QKV, mask: Tensor | None, scale: Tensor | None, form: _AttentionForm) -> Tensor:
@@ -161,6 +161,8 @@ def _scores_times_values(qkv: QKV, mask: Tensor | None, scale: Tensor | None, fo
 
 # Shapes: B sequences, S new tokens, T cached tokens, N query heads, K key/value heads.
 
+_FEW = 2
+"""Columns are picked, which copies them, if no more than one in so many is needed."""
 _BLOCK_ROWS = 128
 """Rows of a block: fewer make too many small products, more read columns that only some rows need; measured."""
 
@@ -180,11 +182,21 @@ class MaskSizes:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of the queries, the first columns of the keys that they may attend to, and the mask for both."""
+    """Rows of the queries, the first columns of the keys that they may attend to, and the mask for both.
+
+    picked: the columns that they may attend to, if most others are not among them; None for all of the first.
+    """
 
     rows: slice
     columns: int
     mask: Tensor | None
+    picked: Tensor | None = None
+
+    def of(self, qkv: QKV) -> QKV:
+        """Return the block's part of queries, keys and values."""
+        q, k, v = qkv
+        columns = slice(self.columns) if self.picked is None else self.picked
+        return q[:, :, self.rows], k[:, :, columns], v[:, :, columns]
 
 
 def visible_blocks(mask: Tensor | None, lengths: Tensor | None, to: MaskSizes) -> list[Block]:
@@ -209,10 +221,12 @@ def visible_blocks(mask: Tensor | None, lengths: Tensor | None, to: MaskSizes) -
 
 def _block(mask: Tensor, rows: slice, to: MaskSizes) -> Block:
     """Return a block of rows without the columns after the last that is true in any of them; one at least stays."""
-    used = mask.flatten(0, -2).any(0).nonzero()
+    used = mask.flatten(0, -2).any(0).nonzero().flatten()
     columns = int(used[-1]) + 1 if len(used) else 1
     count = min(rows.stop, to.rows) - rows.start
-    return Block(rows, columns, _rows_of_groups(mask[..., :columns], count, to))
+    picked = used if 0 < len(used) < columns // _FEW else None
+    seen = mask[..., :columns] if picked is None else mask[..., picked]
+    return Block(rows, columns, _rows_of_groups(seen, count, to), picked)
 
 
 def _rows_of_groups(mask: Tensor, rows: int, to: MaskSizes) -> Tensor:
