@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from tests import tiny_llm
 from tests.integration.engines.planted import planted
@@ -14,6 +16,9 @@ from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import Bundle, open_bundle
 from trtkit.config.load import load_config
 from trtkit.jobs.runner import new_runner
+from trtkit.llm.execution.host_blocks import LocalBlocks
+from trtkit.llm.execution.saved import CacheArray, CacheForm
+from trtkit.runtime.host_device import HostDevice
 
 if TYPE_CHECKING:
     from tests.simulated_tensorrt import Simulated
@@ -22,8 +27,9 @@ COPIES = "trtkit.llm.execution.host_blocks"
 MISTAKES = {
     "a copy to the host before the block is packed": "self._copies.wait(stream.record())",
     "a block unpacked before it has come": "stream.wait(self._copies.record())",
-    "a buffer filled while it is emptied": "user.wait(free)",
 }
+UNFREED = "user.wait(free)"
+"""Without it, a buffer is filled while it is emptied."""
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +93,22 @@ def test_a_missing_wait_is_seen(name: str, linear: Bundle, gpu: Simulated) -> No
             gpu.device.hurries = hurries
             seen.append(answers(linear, "tensorrt", 3)[0] != expected)
     assert any(seen)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_a_buffer_that_is_filled_while_it_is_emptied_is_seen(is_planted: bool) -> None:
+    """More blocks than there are buffers, saved at once: copies to the host are late."""
+    with planted(COPIES, UNFREED, "pass") if is_planted else nullcontext():
+        device, count = HostDevice(), 8
+        stream = device.stream()
+        array = stream.empty((1, 1, count, 2, 1), torch.float32)
+        array.copy_(torch.arange(2.0 * count).view(array.shape))
+        form = CacheForm("", 2, (CacheArray("key", "float32", 1, 1),))
+        blocks = LocalBlocks(form, {"key": array}, stream)
+        blocks._staged = 1
+        host = blocks.memory(count)
+        blocks.save(list(range(count)), list(host))
+        stream.synchronize()
+        blocks.settle()
+    saved = torch.cat([form.block_views(host)["key"][block].flatten() for block in range(count)])
+    assert torch.equal(saved, torch.arange(2.0 * count)) is not is_planted

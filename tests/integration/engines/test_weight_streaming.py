@@ -130,7 +130,7 @@ def test_a_budget_comes_before_the_contexts_and_a_graph_holds_no_stream(bundle: 
         llm.generate("do not", tiny_llm.GREEDY)
         decoder = llm.frontend.execution
         with pytest.raises(BackendError, match="cannot be captured: it streams its weights"):
-            decoder._stream.capture(lambda: decoder._context(1).enqueue())  # type: ignore[attr-defined]
+            decoder._stream.capture(lambda: decoder.engine.context(1).enqueue())  # type: ignore[attr-defined]
 
 
 def test_budgets_that_are_refused(
