@@ -27,7 +27,7 @@ from trtkit.llm.sampling.settings import Settings, Vocabulary
 if TYPE_CHECKING:
     from trtkit.llm.execution import DecoderNetwork
 
-REQUESTS, SLOTS, PER_SECOND, ROUNDS = 12, 8, 2.0, 3
+REQUESTS, SLOTS, PER_SECOND, ROUNDS = 12, 8, 2.0, 1
 BUDGETS = (64, 128, 512)
 CACHES = {"linear": ["llm.kv=linear"], "paged": ["llm.kv=paged"]}
 MODEL = "llama"
