@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from tests.engine_decoders import bundle_of
 from tests.generation import case_of
 from tests.integration.engines.test_decoders import assert_same
 from tests.integration.test_packed_calls import LENGTH, SLOTS, check_steps, logits_of
+from trtkit import LLM, SamplingParams
 from trtkit.llm.execution import open_execution
 
 if TYPE_CHECKING:
@@ -42,3 +44,18 @@ def test_calls_of_one_kind_give_what_the_reference_decoder_gives(kind: str, gpu:
     bundle = bundle_of(case_of("llama"), tmp_path, batching="packed", logits="all", **CACHES[kind])
     gpu.plans.add(bundle)
     assert_same([open_execution(bundle, runtime) for runtime in ("tensorrt", "reference")], 14)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_requests_get_the_tokens_of_the_reference_decoder(kind: str, gpu: Simulated, tmp_path: Path) -> None:
+    """Steps overlap, prompts are read in small pieces, and engines give as many logits as there are slots."""
+    bundle = bundle_of(case_of("llama"), tmp_path, **SIZES, **CACHES[kind])
+    gpu.plans.add(bundle)
+    prompts = [np.random.default_rng(size).integers(3, 60, size).tolist() for size in (13, 2, 9, 17, 1, 6, 11, 5)]
+    params = SamplingParams(temperature=0.9, seed=3, max_tokens=7, ignore_eos=True)
+    found = []
+    for runtime in ("tensorrt", "reference"):
+        with LLM(bundle.path, runtime=runtime, slots=3, prefill_budget=4) as llm:
+            found.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
+            assert llm.statistics.network_calls <= llm.statistics.steps
+    assert found[0] == found[1]

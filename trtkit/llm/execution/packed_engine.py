@@ -61,7 +61,7 @@ class PackedEngineDecoder(EngineDecoder):
         """Run slots that decode and slots that read prompts at once; see DecoderExecution."""
         self._stream.wait_for_current()  # which may read the last call's logits, or write what this one reads
         decode, prompts = self._placed(packed.decode), self._placed(packed.prompts)
-        packed, is_joined = replace(packed, decode=decode, prompts=prompts), False
+        packed, is_joined, count = replace(packed, decode=decode, prompts=prompts), False, len(packed.logit_index)
         if prompts.counts.any():
             packed = self._filled(packed)
             step = self._mixed_step(packed)
@@ -75,12 +75,10 @@ class PackedEngineDecoder(EngineDecoder):
             is_joined = True
         self._stream.hold_current()
         is_mixed = bool(packed.places.size)
-        count = len(packed.logit_index) if is_mixed else packed.rows
-        logits = self._outputs.of(self._outputs.main, count, 1, is_joined=is_joined)
+        given = count if is_mixed else packed.rows
+        logits = self._outputs.of(self._outputs.main, given, 1, is_joined=is_joined)
         assert logits is not None
-        if is_mixed or len(packed.logit_index) == count:
-            return logits
-        return logits[to_device(packed.logit_index, logits.device)]
+        return logits if count == given else logits[to_device(packed.logit_index, logits.device)]
 
     def tokens_to_run(self, tokens: int, _most: int) -> int:
         """Return `tokens`: guesses are checked in rows of prompts, which are not captured."""
@@ -149,6 +147,8 @@ class PackedEngineDecoder(EngineDecoder):
             pages = None if prompts.pages is None else prompts.pages.of(np.array([row]), start)
             idle = Call(int(prompts.slots[row]), none[:, None], start, none, pages=pages)
             packed = replace(packed, decode=idle, logit_index=packed.logit_index + 1)
+        if not packed.logit_index.size:  # no prompt is complete; the network gives logits of one token at least
+            packed = replace(packed, logit_index=np.zeros(1, np.int64))
         missing = -packed.tokens % TOKEN_TILE
         return replace(packed, idle=min(missing, self._most_tokens - len(packed.places)))
 
