@@ -21,6 +21,7 @@ from benchmarks.measure import interleaved, ratio, summary, write
 from trtkit.config.load import load_config
 from trtkit.llm.engine import EngineOptions, LLMEngine, Request
 from trtkit.llm.execution import Call, ReferenceDecoder, config_network
+from trtkit.llm.execution.pool_size import PoolSize
 from trtkit.llm.sampling.params import SamplingParams
 from trtkit.llm.sampling.settings import Settings, Vocabulary
 
@@ -31,6 +32,7 @@ REQUESTS, SLOTS, PER_SECOND, ROUNDS = 12, 8, 2.0, 1
 BUDGETS = (64, 128, 512)
 CACHES = {"linear": ["llm.kv=linear"], "paged": ["llm.kv=paged"]}
 MODEL = "llama"
+POOL = PoolSize(weight_bytes=538_000_000)  # by which rows of unlike lengths share calls on pages, as in a bundle
 
 
 def network_of(batching: str, caches: list[str]) -> DecoderNetwork:
@@ -54,7 +56,7 @@ def load(vocabulary: int) -> list[tuple[float, Request]]:
 
 def tokens_per_second(network: DecoderNetwork, budget: int) -> dict[str, float]:
     """Answer the load; return tokens of answers a second, and what was computed."""
-    engine = LLMEngine(ReferenceDecoder(network, SLOTS), EngineOptions(token_budget=budget))
+    engine = LLMEngine(ReferenceDecoder(network, SLOTS, pool=POOL), EngineOptions(token_budget=budget))
     waiting, tokens, started_s = load(network.vocab_size), 0, time.perf_counter()
     while waiting or engine.has_work:
         while waiting and (waiting[0][0] <= time.perf_counter() - started_s or not engine.has_work):
@@ -72,7 +74,7 @@ def tokens_per_second(network: DecoderNetwork, budget: int) -> dict[str, float]:
 
 def decode_s(network: DecoderNetwork) -> float:
     """Return the seconds of a step in which all slots decode with 300 cached tokens."""
-    decoder, one = ReferenceDecoder(network, SLOTS), np.ones(SLOTS, np.int64)
+    decoder, one = ReferenceDecoder(network, SLOTS, pool=POOL), np.ones(SLOTS, np.int64)
     ids = np.full((SLOTS, 300), 1000)
     decoder.forward(Call(0, ids, 0 * one, 300 * one))
     times = []
