@@ -75,10 +75,10 @@ class PackedEngineDecoder(EngineDecoder):
             is_joined = True
         self._stream.hold_current()
         is_mixed = bool(packed.places.size)
-        given = count if is_mixed else packed.rows
-        logits = self._outputs.of(self._outputs.main, given, 1, is_joined=is_joined)
+        rows = count if is_mixed else packed.rows
+        logits = self._outputs.of(self._outputs.main, rows, 1, is_joined=is_joined)
         assert logits is not None
-        return logits if count == given else logits[to_device(packed.logit_index, logits.device)]
+        return logits if count == rows else logits[to_device(packed.logit_index, logits.device)]
 
     def tokens_to_run(self, tokens: int, _most: int) -> int:
         """Return `tokens`: guesses are checked in rows of prompts, which are not captured."""
