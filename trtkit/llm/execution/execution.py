@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from trtkit.llm.cache.transfers import CacheLayout
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
-    from trtkit.llm.cache import PageCopies, PageTables
+    from trtkit.llm.cache import PageCopies
     from trtkit.llm.execution.adapters import AdapterMemory, Matrices
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.host_blocks import CacheBlocks
@@ -29,29 +31,10 @@ class Draw(Protocol):
         ...
 
 
-class SequenceCache(Protocol):
-    """What is done with cached sequences between calls.
-
-    model: digest of the model that computes them. positions: [slots], how many tokens each slot's states have read.
-    """
+class SequenceCache(CacheLayout, Protocol):
+    """What is done with cached sequences between calls. model: digest of the model that computes them."""
 
     model: str
-    positions: Ints
-
-    @property
-    def pages(self) -> PageTables | None:
-        """Which pages hold which slot's tokens; None if each slot has memory of its own."""
-        ...
-
-    @property
-    def has_slot_memory(self) -> bool:
-        """Whether a slot holds parts of its sequence besides keys and values."""
-        ...
-
-    @property
-    def has_states(self) -> bool:
-        """Whether layers keep recurrent states, with which a sequence can only go on after all tokens they read."""
-        ...
 
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens of slot `source` to slot `target`."""

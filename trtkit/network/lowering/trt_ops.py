@@ -58,8 +58,7 @@ class TrtOps(Ops[Tensor]):
         return shape.unsqueeze(x, *axes)
 
     def squeeze(self, x: Tensor, *axes: int) -> Tensor:
-        axes_tensor = self.graph.constant(np.array(axes, dtype=np.int64), "axes")
-        return self.graph.add(self._network.add_squeeze(x.trt, axes_tensor.trt), "squeeze")
+        return shape.squeeze(x, *axes)
 
     def expand(self, x: Tensor, dims: Sequence[Dim[Tensor]]) -> Tensor:
         """See `Ops`. A slice that stays at the one element of an axis of size 1."""
