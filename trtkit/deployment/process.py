@@ -1,14 +1,13 @@
 """A server's process, started, read and stopped without leaving anything running; and the ports of this machine."""
 
 import contextlib
-import ctypes
 import ipaddress
 import os
 import random
-import resource
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -17,7 +16,25 @@ from collections.abc import Callable, Mapping, Sequence
 from trtkit.errors import DeployError
 
 POLL_S = 0.05
-_SET_PARENT_DEATH_SIGNAL = 1
+_FIRST = """
+import ctypes, os, resource, signal, sys
+parent, stack, *command = sys.argv[1:]
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() != int(parent):
+    sys.exit("the process that started this one is gone")
+soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+infinite, wanted = resource.RLIM_INFINITY, int(stack)
+if soft != infinite and soft < wanted and (hard == infinite or hard >= wanted):
+    resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+try:
+    os.execv(command[0], command)
+except OSError as error:
+    sys.exit(f"{command[0]}: {error.strerror}")
+"""
+"""What a process does before it becomes its command: it is to end with the one that started it.
+
+It is a program, not a function between fork and exec: a process that holds more memory than is free cannot be forked.
+"""
 
 
 class ServerProcess:
@@ -35,7 +52,7 @@ class ServerProcess:
     ) -> None:
         self._on_line = on_line
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-I", "-S", "-c", _FIRST, str(os.getpid()), str(stack_bytes), *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -43,7 +60,7 @@ class ServerProcess:
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=_first_calls(stack_bytes),  # noqa: PLW1509 (three system calls, looked up before)
+            umask=0o077,  # prompts and answers pass through its shared memory
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -92,21 +109,6 @@ class ServerProcess:
         for line in self._process.stdout:
             with contextlib.suppress(OSError):  # who reads the log may be gone; the server must not wait for them
                 self._on_line(line.rstrip("\n"))
-
-
-def _first_calls(stack_bytes: int) -> Callable[[], None]:
-    """Return what a new process calls first: it is to end when the one that started it is gone."""
-    prctl, (soft, hard) = ctypes.CDLL(None).prctl, resource.getrlimit(resource.RLIMIT_STACK)
-    is_small = soft != resource.RLIM_INFINITY and soft < stack_bytes
-    is_allowed = hard == resource.RLIM_INFINITY or hard >= stack_bytes
-    stack = (stack_bytes, hard) if is_small and is_allowed else (soft, hard)
-
-    def call() -> None:
-        prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-        os.umask(0o077)  # prompts and answers pass through its shared memory
-        resource.setrlimit(resource.RLIMIT_STACK, stack)
-
-    return call
 
 
 open_local = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
