@@ -11,7 +11,6 @@ import numpy as np
 
 from trtkit.llm.scheduler.batch import Batch, PrefixMatched, SlotLeft, SlotMoved, SlotTaken
 from trtkit.llm.scheduler.options import SchedulerOptions
-from trtkit.llm.scheduler.request import Metrics
 from trtkit.llm.scheduler.scheduler import Scheduler
 from trtkit.simulation.cache import Clock, SimulatedCache
 from trtkit.simulation.recorder import ReplicaState
@@ -102,8 +101,7 @@ class Replica:
         if request.prompt_tokens > min(self.options.slot_tokens, self.scheduler.memory.longest(request)):
             self._recorder.drop(request, now_s)
             return
-        request.metrics = Metrics(now_s)
-        request.is_unread = True
+        request.metrics.arrived_s = now_s
         self._arrived.append(request)
         self._unread_tokens += request.prompt_tokens
         if self._run is None:
@@ -207,14 +205,14 @@ class Replica:
             return
         if steps > 1 and self._cache.pages is not None:  # the pages of the first are reserved
             self.scheduler.memory.reserve(slots, np.full(len(slots), steps))
-        self._slots.cached[slots] += steps
-        self._lengths[slots] += steps
+        lengths = self._lengths[slots] + steps
+        self._lengths[slots], self._slots.cached[slots] = lengths, lengths - 1
         if self._silent:
             first_s = run.decode_s if run.batch.prefill else decode_s(run.lines, slots.size, run.cached, 1)
             for request in self._silent:
                 self._note_first_token(request, run.begin_s + first_s)
             self._silent = []
-        for slot in slots[self._lengths[slots] >= self.scheduler.running.ends[slots]].tolist():
+        for slot in slots[lengths >= self.scheduler.running.ends[slots]].tolist():
             self.scheduler.finish(slot, "length")
 
     def _end_group(self, group: list[Chunk]) -> None:
@@ -256,12 +254,9 @@ class Replica:
 
     def _note_costs(self, run: _Run) -> None:
         """Note what the latest steps have taken, by which the scheduler chooses what the host keeps."""
-        (base, slope), (other_base, other_slope) = run.lines
         rows, noted = run.batch.decode.size, min(run.steps, _NOTED_STEPS)
-        first_s, last_s = (
-            max(base + slope * cached, other_base + other_slope * cached)
-            for cached in (run.cached + (run.steps - noted) * rows, run.cached + (run.steps - 1) * rows)
-        )
+        first_s = decode_s(run.lines, rows, run.cached + (run.steps - noted) * rows, 1)
+        last_s = decode_s(run.lines, rows, run.cached + (run.steps - 1) * rows, 1)
         self.scheduler.costs.note_decoding(first_s, last_s, noted)
 
     def _state(self, run: _Run) -> ReplicaState:

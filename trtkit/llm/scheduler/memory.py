@@ -250,8 +250,9 @@ class SequenceMemory:
 
     def release(self, request: Schedulable) -> None:
         """Let go of what the host keeps for a request."""
-        self.host.release(request.retained)
-        request.retained = []
+        if request.retained:
+            self.host.release(request.retained)
+            request.retained = []
 
     def _take_slot(self, request: Schedulable, ids: Ints) -> tuple[int, int]:
         """Return a free slot, and how many of a request's tokens `ids` its cache begins with."""
