@@ -75,8 +75,8 @@ class Fleet:
         handing_on = _HandOn(recorder, self._hand_on)
         self._prefill = [Replica(own, handing_on) for _ in range(options.prefill_replicas)]
         self._prefill_router = make_router(options.router, self._prefill)
-        self._routers = {replica: self._router for replica in self.replicas}
-        self._routers |= {replica: self._prefill_router for replica in self._prefill}
+        self._routers = dict.fromkeys(self.replicas, self._router)
+        self._routers |= dict.fromkeys(self._prefill, self._prefill_router)
         self._events: list[tuple[float, int, Replica | SimulatedRequest]] = []
         self._entries = 0
 
