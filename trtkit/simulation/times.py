@@ -32,8 +32,11 @@ class StepTimes(Protocol):
     def prefill_s(self, rows: int, tokens: int, length: int) -> float:
         """Return the seconds of a call of `rows` prompts' next `tokens`, after which `length` tokens are cached."""
 
-    def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece]) -> float:
-        """Return the seconds of a packed call: `rows` decode, with `cached` tokens in all, and others read pieces."""
+    def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece], idle: int = 0) -> float:
+        """Return the seconds of a packed call: `rows` decode, with `cached` tokens in all, and others read pieces.
+
+        idle: tokens that are computed besides and that nobody reads.
+        """
 
     @property
     def copy_s_per_token(self) -> float:
@@ -81,11 +84,11 @@ class MeasuredTimes:
         new = rows * tokens
         return self.prefill_call_s + new * (self.prefill_token_s + self.prefill_pair_s * length)
 
-    def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece]) -> float:
+    def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece], idle: int = 0) -> float:
         """Return the seconds of a packed call, whose rows and tokens add up; see StepTimes."""
         call_s = max(self.decode_step_s, self.prefill_call_s) if rows else self.prefill_call_s
-        decoding_s = self.decode_row_s * rows + self.decode_cached_token_s * cached
-        return call_s + decoding_s + sum(self.prefill_s(1, *piece) - self.prefill_call_s for piece in pieces)
+        call_s += self.decode_row_s * rows + self.decode_cached_token_s * cached + self.prefill_token_s * idle
+        return call_s + sum(self.prefill_s(1, *piece) - self.prefill_call_s for piece in pieces)
 
     @property
     def copy_s_per_token(self) -> float:
@@ -159,9 +162,9 @@ class RooflineTimes:
             self._prefill[call] = (computed_s + links_s) / self.efficiency + self.overhead_s
         return self._prefill[call]
 
-    def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece]) -> float:
+    def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece], idle: int = 0) -> float:
         """Return the seconds of a packed call, whose rows and pieces read weights together; see StepTimes."""
-        parts = [*_decoding(rows, cached), *((1, *piece) for piece in pieces)]
+        parts = [*_decoding(rows, cached), *((1, *piece) for piece in pieces), *([(1, idle, 0)] if idle else [])]
         tokens = sum(batch * new for batch, new, _ in parts)
         links_s = self.links_s(tokens, rows + len(pieces))
         return (mixed_floor(self.counts, parts, self.gpu).seconds + links_s) / self.efficiency + self.overhead_s

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.planning.planned import published_counts, question
 from trtkit.planning.gpus import find_gpus
 from trtkit.planning.llm import mixed_steps
-from trtkit.simulation.times import RooflineTimes, decode_s
+from trtkit.simulation.times import MeasuredTimes, RooflineTimes, decode_s
 
 (H100,) = find_gpus(["h100"])
 MODELS = ("llama-3.1-8b", "mixtral-8x7b")
@@ -37,6 +37,18 @@ def test_a_packed_call_reads_weights_once_and_computes_meanwhile() -> None:
     least_s = max(memory_s, products / 989.4e12)
     expected = (least_s + 1e-6 * (640 + 41)) / 0.5 + 1e-3
     assert times("llama-3.1-8b").mixed_s(40, 24_000, [(600, 1_000)]) == pytest.approx(expected, rel=5e-3)
+
+
+def test_idle_tokens_of_a_packed_call_compute_and_read_no_cache() -> None:
+    """All layers but attention compute them; of 24 more tokens, the last has logits."""
+    embedding = 128_256 * 4096
+    dense = 8_030_261_248 - 2 * embedding
+    call = 40, 24_000, [(600, 1_000)]
+    found = times("llama-3.1-8b")
+    more_s = found.mixed_s(*call, 24) - found.mixed_s(*call)
+    assert more_s == pytest.approx((2 * (dense * 24 + embedding) / 989.4e12 + 24e-6) / 0.5, rel=1e-2)
+    measured = MeasuredTimes(0.01, 1e-4, 1e-7, 2e-3, 1e-4)
+    assert measured.mixed_s(*call, 24) - measured.mixed_s(*call) == pytest.approx(24e-4)
 
 
 def test_the_simulator_and_the_plan_time_a_mixed_step_alike() -> None:
