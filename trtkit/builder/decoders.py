@@ -210,6 +210,11 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     return spec
 
 
+def can_pack(spec: DecoderSpec, config: ModelConfig) -> bool:
+    """Whether decoding and prompts can share a call."""
+    return not _obstacle_to_packing(spec, config)
+
+
 def _obstacle_to_packing(spec: DecoderSpec, config: ModelConfig) -> str:
     """Return what keeps decoding and prompts from sharing a call; empty if nothing does."""
     options = llm_options(config)
