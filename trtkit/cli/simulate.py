@@ -158,7 +158,7 @@ def _planned(
     path: str, longest: int, options: Mapping[str, Any], runner: Runner
 ) -> tuple[ReplicaOptions, tuple[str, ...]]:
     """Return replicas that run a model on a GPU, with the times of its roofline."""
-    from trtkit.builder.decoders import llm_options
+    from trtkit.builder.decoders import is_packed
     from trtkit.errors import SimulationError
     from trtkit.llm.scheduler import ScheduleOptions
     from trtkit.models.parallel import grid_of
@@ -194,7 +194,8 @@ def _planned(
         token_bytes=machine.token_bytes,
         schedule=ScheduleOptions(options["schedule"]),
         gpus=machine.gpus,
-        is_packed=(options["batching"] or llm_options(model.config).batching) == "packed",
+        is_packed=options["batching"] == "packed"
+        or (not options["batching"] and is_packed(model.config, question.spec)),
     )
     holds = "each with room for the longest" if kv == "linear" else f"{pages} pages of {page_tokens} tokens"
     hardware = gpu.name if machine.gpus == 1 else f"{machine.gpus} {gpu.name}"
