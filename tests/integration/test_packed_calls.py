@@ -192,3 +192,14 @@ def test_what_cannot_be_packed_is_refused(name: str, options: dict[str, Any], ob
         f"`packed` does not work with {obstacle} yet: decoding and prompts have a call each"
     ]
     assert error.value.problems[0].fix == "use `separate`"
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_a_step_without_prompts_computes_nothing_for_them(kind: str) -> None:
+    decoder = decoder_of(next(case for case in PACKED if case.name == "llama"), **CACHES[kind])
+    ids, none = ids_of(0), np.zeros(SLOTS, np.int64)
+    reading, decoding = (decoder.layer_seconds(Call(0, ids[:, :width], none, none + width)).keys() for width in (2, 1))
+    of_prompts = "layers.0/attention/attention_1"
+    assert of_prompts in reading
+    assert of_prompts not in decoding
+    assert len(decoding) < 0.7 * len(reading)

@@ -296,7 +296,7 @@ def _packed_sizes(
     """
     most = {**prefill, "max": most_prompt_tokens(options)}
     tokens = {kind: batch[kind] + most[kind] for kind in batch}
-    logits = tokens if options.logits == "all" else batch
+    logits = {**tokens, "min": 1} if options.logits == "all" else batch
     pages = sizes.get("row_pages", prefill)
     mixed: dict[Role, _Sizes] = {"prompts": batch, "prompt_length": prefill, "prompt_tokens": most, "tokens": tokens}
     yield mixed | {"prompt_window": sizes["kv_window"], "prompt_pages": pages, "logit_rows": logits}

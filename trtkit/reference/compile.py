@@ -14,7 +14,7 @@ from trtkit.network.layer_graph import MISSING, LayerGraph, LayerNode
 from trtkit.reference.control_flow import Construct, conditional_op, live_nodes, loop_op, outermost
 from trtkit.reference.layer import CompileSettings, Layer, Lowered, Op
 from trtkit.reference.layers import LOWERINGS, OWNING
-from trtkit.reference.program import Instruction, Program, failed
+from trtkit.reference.program import Instruction, Program, failed, with_frees
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,7 +87,7 @@ class Compiler:
         written = {slot for unit in units for slot in unit.outputs}
         once = {slot for slot in written if read_by.get(slot) == 1}
         drafts = [step for unit in units if (step := self._step(unit, once)) is not None]
-        steps = _with_frees(without_unread(drafts, outputs), outputs)
+        steps = with_frees(without_unread(drafts, outputs), outputs)
         initial: list[Any] = [None] * len(self.graph.specs)
         for slot in {slot for step in steps for slot in step.inputs}.union(outputs):
             initial[slot] = self.known.get(slot)
@@ -271,17 +271,6 @@ def _count_readers(units: list[_Unit], outputs: tuple[int, ...]) -> dict[int, in
         for slot in slots:
             count[slot] = count.get(slot, 0) + 1
     return count
-
-
-def _with_frees(steps: list[Instruction], outputs: tuple[int, ...]) -> list[Instruction]:
-    """Return the steps, each freeing what none after it reads."""
-    needed = set(outputs)
-    finished = []
-    for step in reversed(steps):
-        touched = {*step.inputs, *step.outputs} - needed - {MISSING}
-        needed.update(touched)
-        finished.append(replace(step, frees=tuple(sorted(touched))))
-    return finished[::-1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,14 +12,14 @@ from trtkit.errors import ExecutionError
 from trtkit.reference.compile import Compiler
 from trtkit.reference.layer import CompileSettings, Tensor
 from trtkit.reference.precision import Precision, to_tensor
-from trtkit.reference.program import execute, observe, timed
+from trtkit.reference.program import execute, observe, shortened, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from trtkit.dtypes import DType
     from trtkit.network.layer_graph import LayerGraph
-    from trtkit.reference.program import LayerTimer
+    from trtkit.reference.program import LayerTimer, Program
     from trtkit.reference.ranks import Rank
 
 
@@ -70,6 +70,7 @@ class Executor:
         compiler = Compiler(self._graph, settings)
         with torch.inference_mode():
             self._program = compiler.network()
+        self._shortened: dict[tuple[frozenset[int], tuple[str, ...]], Program] = {}
         self._slots = {spec.name: compiler.slot(spec.index) for spec in self._graph.specs if spec is not None}
         self._known = compiler.known
         self.inputs = tuple(self._input_spec(slot) for slot in self._graph.inputs)
@@ -81,29 +82,33 @@ class Executor:
         keep: Iterable[str] | None = None,
         on_tensor: Callable[[str, Tensor], None] | None = None,
         on_layer: LayerTimer | None = None,
+        outputs: Sequence[str] | None = None,
     ) -> dict[str, Tensor]:
         """Return the outputs by name for arrays or tensors by input name.
 
         keep: names of further tensors to return, or "all"; those inside loops and branches are not seen.
         on_tensor: told each tensor's name and value as it is computed; the value is valid during the call.
         on_layer: told each layer's name and seconds as it has run, where no tensor is requested.
+        outputs: of the network that are computed where no tensor is requested; all if None.
         Raises ExecutionError for inputs that the network does not take and for layers that fail.
         """
         values = list(self._program.initial)
         for slot, value in zip(self._graph.inputs, self._checked(inputs), strict=True):
             values[slot] = value
-        wanted = self._wanted(keep)
+        wanted, program, names = self._wanted(keep), self._program, self.output_names
         kept: dict[int, Tensor] = {slot: values[slot] for slot in wanted.values() if values[slot] is not None}
         with torch.inference_mode(), self._memo:
             if wanted or on_tensor is not None:
-                observe(self._program, values, self._observer(set(wanted.values()), kept, on_tensor))
+                observe(program, values, self._observer(set(wanted.values()), kept, on_tensor))
             else:
-                execute(self._program if on_layer is None else timed(self._program, on_layer), values)
+                names = tuple(names if outputs is None else outputs)
+                program = self._program_for(values, names)
+                execute(program if on_layer is None else timed(program, on_layer), values)
         tensors = {
             name: self._known.get(slot) if kept.get(slot) is None else kept[slot] for name, slot in wanted.items()
         }
-        outputs = {name: values[slot] for name, slot in zip(self.output_names, self._program.outputs, strict=True)}
-        return {name: value for name, value in tensors.items() if value is not None} | outputs
+        results = {name: values[slot] for name, slot in zip(names, program.outputs, strict=True)}
+        return {name: value for name, value in tensors.items() if value is not None} | results
 
     @property
     def tensor_names(self) -> set[str]:
@@ -119,6 +124,18 @@ class Executor:
         """Let the other ranks fail instead of waiting for this one."""
         if self._ranks is not None:
             self._ranks.leave()
+
+    def _program_for(self, values: Sequence[Any], outputs: tuple[str, ...]) -> Program:
+        """Return the steps that give some outputs of inputs like these."""
+        is_on_cpu = self._precision.device.type == "cpu"  # elsewhere a step's inputs have fixed places
+        empty = frozenset(slot for slot in self._graph.inputs if is_on_cpu and not values[slot].numel())
+        if not empty and outputs == self.output_names:
+            return self._program
+        if (empty, outputs) not in self._shortened:
+            slots = dict(zip(self.output_names, self._program.outputs, strict=True))
+            chosen = tuple(slots[name] for name in outputs)
+            self._shortened[empty, outputs] = shortened(self._program, empty, chosen)
+        return self._shortened[empty, outputs]
 
     def _observer(
         self, wanted: set[int], kept: dict[int, Tensor], on_tensor: Callable[[str, Tensor], None] | None

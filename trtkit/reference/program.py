@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import ExecutionError
+from trtkit.network.layer_graph import MISSING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from trtkit.reference.layer import Op
 
 Observer = Callable[[int, Any], None]
@@ -46,6 +49,45 @@ class Program:
     steps: tuple[Instruction, ...]
     initial: list[Any]
     outputs: tuple[int, ...]
+
+
+def with_frees(steps: Sequence[Instruction], outputs: tuple[int, ...]) -> list[Instruction]:
+    """Return the steps, each freeing what none after it reads."""
+    needed = set(outputs)
+    finished = []
+    for step in reversed(steps):
+        touched = {*step.inputs, *step.outputs} - needed - {MISSING}
+        needed.update(touched)
+        finished.append(replace(step, frees=tuple(sorted(touched))))
+    return finished[::-1]
+
+
+_HANDS_ON = {
+    "ATTENTION": (0,), "CAST": (0,), "ELEMENTWISE": (0, 1), "GATHER": (1,), "SELECT": (0, 1, 2), "SHUFFLE": (0,),
+    "UNARY": (0,), "UNSQUEEZE": (0,),
+}  # fmt: skip
+"""Inputs of which one without elements leaves the output without any: all that rows of prompts go through."""
+_HAS_EFFECTS = ("ASSERTION", "DIST_COLLECTIVE", "KV_CACHE_UPDATE")
+
+
+def shortened(program: Program, inputs: Iterable[int], outputs: tuple[int, ...]) -> Program:
+    """Return what some outputs need if `inputs` have no elements, as those of a packed call without prompts.
+
+    What has none is not joined to what has some, and what nothing reads then is not computed.
+    """
+    empty = set(inputs)
+    for step in program.steps:
+        is_joined = step.kind == "CONCATENATION" and empty.issuperset(step.inputs)
+        if is_joined or any(step.inputs[index] in empty for index in _HANDS_ON.get(step.kind, ())):
+            empty.update(step.outputs)
+    steps, needed = [], set(outputs)
+    for step in reversed(program.steps):
+        if needed.isdisjoint(step.outputs) and step.kind not in _HAS_EFFECTS:
+            continue
+        read = tuple(slot for slot in step.inputs if slot not in empty) if step.kind == "CONCATENATION" else ()
+        steps.append(replace(step, inputs=read or step.inputs))
+        needed.update(steps[-1].inputs)
+    return replace(program, steps=tuple(with_frees(steps[::-1], outputs)), outputs=outputs)
 
 
 def execute(program: Program, values: list[Any]) -> None:

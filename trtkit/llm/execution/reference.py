@@ -55,6 +55,8 @@ class ReferenceDecoder:
             network.inputs, slots, network.max_length, lambda spec: hold(DTYPES[spec.dtype]), pool=pool
         )
         self._own = self.cache.part(network.inputs)  # without a head's
+        of_prompts = {output_of_prompts(spec) for spec in self._own.specs if spec.updated}
+        self._outputs_of_decoding = [name for name in self._executor.output_names if name not in of_prompts]
         self.head: RankExecution | None = None
         self.next_hidden: torch.Tensor | None = None
         self.adapters = adapter_memory(network.inputs, network.max_ranks, lambda spec: hold(DTYPES[spec.dtype]))
@@ -94,9 +96,10 @@ class ReferenceDecoder:
 
     def _run_packed(self, packed: PackedCall) -> torch.Tensor:
         """Return logits [N, V] in fp32. Prompts' new keys and values are appended when the network has run."""
-        outputs = self._executor.run(self.packed_inputs(packed))
-        self.calls.add(packed.tokens, packed.used_tokens)
         decode, kept = packed.decode, [spec for spec in self._own.specs if spec.updated]
+        names = None if len(packed.places) else self._outputs_of_decoding
+        outputs = self._executor.run(self.packed_inputs(packed), outputs=names)
+        self.calls.add(packed.tokens, packed.used_tokens)
         if self._appends and packed.rows:
             self.cache.append(_places_of(decode), {spec.name: outputs[spec.updated] for spec in kept})
         if len(packed.places):
