@@ -50,12 +50,14 @@ class PackedEngineDecoder(EngineDecoder):
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution. Prompts that are too long for one call have several."""
         call.check(self.slots, self.max_length)
+        parts = list(_parts(call.counts, self.max_prefill_length)) if call.ids.shape[1] > 1 else [slice(None)]
         outputs = []
-        for rows in _parts(call.counts, self.max_prefill_length) if call.ids.shape[1] > 1 else [slice(None)]:
+        for rows in parts:
             part = replace(call.with_rows(rows), first_slot=call.first_slot + (rows.start or 0))
             packed = PackedCall.of(part, has_all_logits=self.has_all_logits)
-            outputs.append(packed.shaped(self.forward_packed(packed, draw), has_all_logits=self.has_all_logits))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+            logits = packed.shaped(self.forward_packed(packed, draw), has_all_logits=self.has_all_logits)
+            outputs.append(logits if len(parts) == 1 else logits.clone())  # the next call's take their place
+        return outputs[0] if len(parts) == 1 else torch.cat(outputs)
 
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
         """Run slots that decode and slots that read prompts at once; see DecoderExecution."""
