@@ -17,7 +17,15 @@ from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.plan import dtype_of
 from trtkit.llm.execution.step import PromptSizes
 from trtkit.network.decoder import EMBEDS
-from trtkit.network.input_spec import ADAPTER_IDS, LOGIT_INDEX, PROMPT, TOKEN_TILE, kv_window, output_of_prompts
+from trtkit.network.input_spec import (
+    ADAPTER_IDS,
+    LOGIT_INDEX,
+    PROMPT,
+    TOKEN_TILE,
+    kv_window,
+    output_of_prompts,
+    takes_packed_calls,
+)
 from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
@@ -214,6 +222,14 @@ class PackedEngineDecoder(EngineDecoder):
     def _unpack(self, rows: int) -> None:
         super()._unpack(rows)
         self._inputs[LOGIT_INDEX][:rows].copy_(self._numbers[:rows])
+
+
+def open_engine(
+    backend: Backend, plan: DecoderPlan, size: CacheSize, device: Device, *, has_cuda_graphs: bool = True
+) -> EngineDecoder:
+    """Open the engine of a decoder as its network takes calls: packed, or of one kind each."""
+    opened = PackedEngineDecoder if takes_packed_calls(plan.inputs) else EngineDecoder
+    return opened(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
 
 
 def _parts(counts: Ints, most: int) -> Iterator[slice]:
