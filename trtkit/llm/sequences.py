@@ -89,8 +89,9 @@ class Sequences:
 
     def known(self, slot: int) -> list[int]:
         """Return the tokens after the prompt that the host knows."""
-        tokens: list[int] = self.generated(slot).tolist()
-        return [token for token in tokens if token != UNKNOWN] if UNKNOWN in tokens else tokens
+        ids = self.generated(slot)
+        known: list[int] = ids[ids != UNKNOWN].tolist()
+        return known
 
     def keyed(self, slot: int, ids: Ints) -> Ints:
         """Return tokens of a slot's sequence as they are compared with others': those of other adapters are others."""

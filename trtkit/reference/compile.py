@@ -109,7 +109,8 @@ class Compiler:
         node = unit.nodes[0]
         layer = self.layer(node)
         lowered = self._lower(node, layer)
-        step = Instruction(lowered.run, lowered.run, node.inputs, node.outputs, (), node.kind, node.name)
+        optional = self._optional_inputs(node, layer)
+        step = Instruction(lowered.run, lowered.run, node.inputs, node.outputs, (), node.kind, node.name, optional)
         if self._fold(step):
             return None
         if (joined := joined_constants(step, layer, self.known)) is not None:
@@ -121,6 +122,16 @@ class Compiler:
         if lowered.overwrite and node.inputs[0] in self.owned & once:
             step = replace(step, fast=lowered.overwrite)
         return step
+
+    def _optional_inputs(self, node: LayerNode, layer: Layer) -> frozenset[int]:
+        """Return the inputs of a concatenation whose other axes have sizes that are known and not 0, by their place."""
+        if node.kind != "CONCATENATION" or not self._is_on_cpu:  # elsewhere a step's inputs have fixed places
+            return frozenset()
+        shapes = [_spec(self.graph.specs[slot]).shape or (-1,) for slot in node.inputs]
+        axis = layer.number("axis") % len(shapes[0])
+        return frozenset(
+            place for place, shape in enumerate(shapes) if min((*shape[:axis], *shape[axis + 1 :]), default=1) > 0
+        )
 
     def _lower(self, node: LayerNode, layer: Layer) -> Lowered:
         """Return the node as torch code. layer: what lowerings read of it."""

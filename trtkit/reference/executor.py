@@ -127,8 +127,7 @@ class Executor:
 
     def _program_for(self, values: Sequence[Any], outputs: tuple[str, ...]) -> Program:
         """Return the steps that give some outputs of inputs like these."""
-        is_on_cpu = self._precision.device.type == "cpu"  # elsewhere a step's inputs have fixed places
-        empty = frozenset(slot for slot in self._graph.inputs if is_on_cpu and not values[slot].numel())
+        empty = frozenset(slot for slot in self._graph.inputs if not values[slot].numel())
         if not empty and outputs == self.output_names:
             return self._program
         if (empty, outputs) not in self._shortened:

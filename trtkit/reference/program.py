@@ -27,7 +27,8 @@ class Instruction:
     """One layer ready to run.
 
     run: leaves its inputs as they are. fast: may reuse the memory of an input that nothing else needs.
-    frees: slots that no later step reads.
+    frees: slots that no later step reads. optional: inputs of a concatenation that add nothing to it if they have no
+    elements, by their place: only along its axis can their size be 0.
     """
 
     run: Op
@@ -37,6 +38,7 @@ class Instruction:
     frees: tuple[int, ...]
     kind: str
     name: str
+    optional: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +86,7 @@ def shortened(program: Program, inputs: Iterable[int], outputs: tuple[int, ...])
     for step in reversed(program.steps):
         if needed.isdisjoint(step.outputs) and step.kind not in _HAS_EFFECTS:
             continue
-        read = tuple(slot for slot in step.inputs if slot not in empty) if step.kind == "CONCATENATION" else ()
+        read = tuple(slot for place, slot in enumerate(step.inputs) if place not in step.optional or slot not in empty)
         steps.append(replace(step, inputs=read or step.inputs))
         needed.update(steps[-1].inputs)
     return replace(program, steps=tuple(with_frees(steps[::-1], outputs)), outputs=outputs)

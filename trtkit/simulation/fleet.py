@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
+from trtkit.llm.scheduler.request import Metrics
 from trtkit.simulation.record import Record
 from trtkit.simulation.replica import Replica
 from trtkit.simulation.routing import make_router
@@ -75,6 +75,8 @@ class Fleet:
         handing_on = _HandOn(recorder, self._hand_on)
         self._prefill = [Replica(own, handing_on) for _ in range(options.prefill_replicas)]
         self._prefill_router = make_router(options.router, self._prefill)
+        self._routers = dict.fromkeys(self.replicas, self._router)
+        self._routers |= dict.fromkeys(self._prefill, self._prefill_router)
         self._events: list[tuple[float, int, Replica | SimulatedRequest]] = []
         self._entries = 0
 
@@ -93,8 +95,7 @@ class Fleet:
                 self._give(self._router, item, at_s)
             elif item.event_s == at_s:  # else it was put off or moved up, and there is another entry
                 item.advance()
-                self._router.update(item)
-                self._prefill_router.update(item)
+                self._routers[item].update(item)
                 self._expect(item)
 
     def _give(self, router: Router, request: SimulatedRequest, at_s: float) -> None:
@@ -109,13 +110,14 @@ class Fleet:
         """Send a computed prompt to a replica that decodes; it arrives after the transfer."""
         request.is_prompt_alone = False
         request.imported = request.prompt_tokens - 1
-        request.is_handed_on, request.generated = True, []
+        request.is_handed_on, request.is_unread, request.metrics, request.generated = True, True, Metrics(), []
         request.first_token_s = float("nan")
         self._push(now_s + request.prompt_tokens * self._options.transfer_s_per_token, request)
 
     def _expect(self, replica: Replica) -> None:
-        if replica.event_s < np.inf:
-            self._push(replica.event_s, replica)
+        at_s = replica.event_s
+        if at_s < math.inf:
+            self._push(at_s, replica)
 
     def _push(self, at_s: float, item: Replica | SimulatedRequest) -> None:
         self._entries += 1

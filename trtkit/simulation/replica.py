@@ -11,7 +11,6 @@ import numpy as np
 
 from trtkit.llm.scheduler.batch import Batch, PrefixMatched, SlotLeft, SlotMoved, SlotTaken
 from trtkit.llm.scheduler.options import SchedulerOptions
-from trtkit.llm.scheduler.request import Metrics
 from trtkit.llm.scheduler.scheduler import Scheduler
 from trtkit.simulation.cache import Clock, SimulatedCache
 from trtkit.simulation.recorder import ReplicaState
@@ -35,7 +34,8 @@ _NOTED_STEPS = 8
 class _Run:
     """A batch that runs now, decode steps alone many times.
 
-    started_s: before copies. cached: of those that decode. groups_s: what each call for prompts takes.
+    started_s: before copies. cached: of those that decode. left: steps until the first of them is complete.
+    groups_s: what each call for prompts takes.
     """
 
     batch: Batch
@@ -45,6 +45,7 @@ class _Run:
     steps: int
     decode_s: float = 0.0
     cached: int = 0
+    left: int = 0
     lines: tuple[Line, Line] = ((0.0, 0.0), (0.0, 0.0))
     groups_s: Sequence[float] = ()
 
@@ -102,8 +103,7 @@ class Replica:
         if request.prompt_tokens > min(self.options.slot_tokens, self.scheduler.memory.longest(request)):
             self._recorder.drop(request, now_s)
             return
-        request.metrics = Metrics(now_s)
-        request.is_unread = True
+        request.metrics.arrived_s = now_s
         self._arrived.append(request)
         self._unread_tokens += request.prompt_tokens
         if self._run is None:
@@ -147,22 +147,18 @@ class Replica:
                 self._end(ended.request, now_s, is_late=True)
             self._run = None
             return
-        begin_s, cached = self._clock.now_s, int(self._slots.cached[batch.decode].sum())
-        run = self._run = _Run(batch, now_s, begin_s, math.inf, int(batch.decode.size > 0), cached=cached)
+        rows = 0  # with idle ones between those that decode
+        run = self._run = _Run(batch, now_s, self._clock.now_s, math.inf, int(batch.decode.size > 0))
         if batch.decode.size:
-            run.lines = self.options.times.decode_lines(int(batch.decode[-1] - batch.decode[0]) + 1)
-        if batch.prefill and self.options.is_packed:
-            rows = int(batch.decode[-1] - batch.decode[0]) + 1 if batch.decode.size else 0
-            first, *others = ([(chunk.count, chunk.start + chunk.count) for chunk in group] for group in batch.prefill)
-            run.decode_s = self.options.times.mixed_s(rows, cached, first)  # with the first group
-            run.groups_s = [0.0, *(self.options.times.mixed_s(0, 0, group) for group in others)]
-        elif batch.prefill:
-            run.decode_s = decode_s(run.lines, batch.decode.size, cached, 1) if batch.decode.size else 0.0
-            run.groups_s = [self._group_s(group) for group in batch.prefill]
+            rows = int(batch.decode[-1] - batch.decode[0]) + 1
+            left = self.scheduler.running.ends[batch.decode] - self._lengths[batch.decode]
+            run.cached, run.left = int(self._slots.cached[batch.decode].sum()), int(left.min())
+            run.lines = self.options.times.decode_lines(rows)
         if batch.prefill:
-            run.end_s = begin_s + run.decode_s + sum(run.groups_s)
+            self._time_prompts(run, rows)
             return
-        self._set_steps(run, self.scheduler.steps_alike(batch))
+        most = 1 if batch.preempted else run.left
+        self._set_steps(run, max(1, self.scheduler.memory.steps_that_fit(batch.decode, most)))
         queue = self.scheduler.queue
         if len(queue):
             self._cut(run, queue.next_alarm_s)
@@ -171,6 +167,18 @@ class Replica:
                 self._cut(
                     run, now_s + min(queue.policy.left_s(requests[slot].standing) for slot in batch.decode.tolist())
                 )
+
+    def _time_prompts(self, run: _Run, rows: int) -> None:
+        """Set when a step ends that decodes `rows`, idle ones included, and reads prompts."""
+        batch, times = run.batch, self.options.times
+        if self.options.is_packed:
+            first, *others = ([(chunk.count, chunk.start + chunk.count) for chunk in group] for group in batch.prefill)
+            run.decode_s = times.mixed_s(rows, run.cached, first)  # with the first group
+            run.groups_s = [0.0, *(times.mixed_s(0, 0, group) for group in others)]
+        else:
+            run.decode_s = decode_s(run.lines, batch.decode.size, run.cached, 1) if rows else 0.0
+            run.groups_s = [self._group_s(group) for group in batch.prefill]
+        run.end_s = run.begin_s + run.decode_s + sum(run.groups_s)
 
     def _apply_changes(self, batch: Batch, now_s: float) -> None:
         """Record who has got a slot; their answers are known already."""
@@ -207,15 +215,16 @@ class Replica:
             return
         if steps > 1 and self._cache.pages is not None:  # the pages of the first are reserved
             self.scheduler.memory.reserve(slots, np.full(len(slots), steps))
-        self._slots.cached[slots] += steps
-        self._lengths[slots] += steps
+        lengths = self._lengths[slots] + steps
+        self._lengths[slots], self._slots.cached[slots] = lengths, lengths - 1
         if self._silent:
             first_s = run.decode_s if run.batch.prefill else decode_s(run.lines, slots.size, run.cached, 1)
             for request in self._silent:
                 self._note_first_token(request, run.begin_s + first_s)
             self._silent = []
-        for slot in slots[self._lengths[slots] >= self.scheduler.running.ends[slots]].tolist():
-            self.scheduler.finish(slot, "length")
+        if steps >= run.left:
+            for slot in slots[lengths >= self.scheduler.running.ends[slots]].tolist():
+                self.scheduler.finish(slot, "length")
 
     def _end_group(self, group: list[Chunk]) -> None:
         """Let prompts be read; those that are complete have their first token."""
@@ -256,12 +265,9 @@ class Replica:
 
     def _note_costs(self, run: _Run) -> None:
         """Note what the latest steps have taken, by which the scheduler chooses what the host keeps."""
-        (base, slope), (other_base, other_slope) = run.lines
         rows, noted = run.batch.decode.size, min(run.steps, _NOTED_STEPS)
-        first_s, last_s = (
-            max(base + slope * cached, other_base + other_slope * cached)
-            for cached in (run.cached + (run.steps - noted) * rows, run.cached + (run.steps - 1) * rows)
-        )
+        first_s = decode_s(run.lines, rows, run.cached + (run.steps - noted) * rows, 1)
+        last_s = decode_s(run.lines, rows, run.cached + (run.steps - 1) * rows, 1)
         self.scheduler.costs.note_decoding(first_s, last_s, noted)
 
     def _state(self, run: _Run) -> ReplicaState:

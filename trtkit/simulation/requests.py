@@ -65,7 +65,7 @@ class SimulatedRequest:
     hashes: tuple[int, ...] = ()
     scheduling: SchedulingParams = DEFAULT_SCHEDULING
     block_tokens: int = BLOCK_TOKENS
-    standing: Standing = field(default_factory=Standing)
+    standing: Standing = field(init=False)
     metrics: Metrics = field(default_factory=Metrics)
     generated: list[int] = field(default_factory=list)
     imported: int = 0

@@ -24,7 +24,7 @@ class Router(Protocol):
         """Return a replica."""
 
     def update(self, replica: Replica) -> None:
-        """Note that a replica has moved on, or has one request more."""
+        """Note that one of its replicas has moved on, or has one request more."""
 
 
 def make_router(name: str, replicas: Sequence[Replica]) -> Router:
@@ -55,7 +55,7 @@ class LeastLoaded:
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
-        self._places = {id(replica): place for place, replica in enumerate(replicas)}
+        self._places = {replica: place for place, replica in enumerate(replicas)}
         self._loads: Array = np.zeros(len(replicas), np.int64)
 
     def choose(self, request: SimulatedRequest) -> Replica:  # noqa: ARG002
@@ -64,8 +64,7 @@ class LeastLoaded:
 
     def update(self, replica: Replica) -> None:
         """Note how many requests a replica has."""
-        if id(replica) in self._places:
-            self._loads[self._places[id(replica)]] = replica.load
+        self._loads[self._places[replica]] = replica.load
 
 
 class ByPrefix:
@@ -76,7 +75,7 @@ class ByPrefix:
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
-        self._places = {id(replica): place for place, replica in enumerate(replicas)}
+        self._places = {replica: place for place, replica in enumerate(replicas)}
         self._work: Array = np.zeros(len(replicas), np.int64)
         self._visited: dict[int, set[int]] = {}  # where prompts went that began with a block
 
@@ -99,5 +98,4 @@ class ByPrefix:
 
     def update(self, replica: Replica) -> None:
         """Note the tokens that a replica has in work."""
-        if id(replica) in self._places:
-            self._work[self._places[id(replica)]] = replica.work_tokens
+        self._work[self._places[replica]] = replica.work_tokens

@@ -68,16 +68,17 @@ class SequenceMemory:
 
         is_alone: whether nobody else runs; if not, a few pages stay free for those that run.
         """
-        pages, tokens = self.pages, len(request.known_ids())
+        pages = self.pages
         if pages is None:
             return True
         self.register_running()
+        ids = request.known_ids()
         matched: list[int] = []
         if self.finds_by_content and not len(self.imports) and self._is_looked_up(request):
-            matched = self._matched(pages, request, request.known_ids())
+            matched = self._matched(pages, request, ids)
             if len(matched) * pages.page_tokens < self._options.min_shared_tokens:
                 matched = []
-        needed = -(-(tokens + 1) // pages.page_tokens) - len(matched)
+        needed = -(-(len(ids) + 1) // pages.page_tokens) - len(matched)
         unused = int((pages.references[matched] == 0).sum())  # free pages that would not be free any longer
         return self.make_free(needed + unused + (0 if is_alone else int(_SPARE_SHARE * pages.pages)))
 
@@ -250,8 +251,9 @@ class SequenceMemory:
 
     def release(self, request: Schedulable) -> None:
         """Let go of what the host keeps for a request."""
-        self.host.release(request.retained)
-        request.retained = []
+        if request.retained:
+            self.host.release(request.retained)
+            request.retained = []
 
     def _take_slot(self, request: Schedulable, ids: Ints) -> tuple[int, int]:
         """Return a free slot, and how many of a request's tokens `ids` its cache begins with."""

@@ -180,13 +180,6 @@ class Scheduler(Generic[T]):
         ready: Ints = (self.slots.is_running & is_ready).nonzero()[0]
         return ready
 
-    def steps_alike(self, batch: Batch) -> int:
-        """Return how many decode steps like this one can follow each other before a sequence ends or pages run out."""
-        if batch.prefill or batch.preempted:
-            return 1
-        left = self.running.ends[batch.decode] - self.slots.sequences.lengths[batch.decode]
-        return max(1, self.memory.steps_that_fit(batch.decode, int(left.min())))
-
     def read(self, chunk: Chunk) -> bool:
         """Note that a chunk is in the cache; return whether its prompt is complete."""
         self.statistics.prompt_tokens += chunk.count

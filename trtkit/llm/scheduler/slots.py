@@ -43,7 +43,7 @@ class Slots:
     @property
     def free(self) -> int:
         """Slots that nobody runs in."""
-        return self.count - int(self.is_running.sum())
+        return self.count - int(np.count_nonzero(self.is_running))
 
     def shared_prefix(
         self, prompt_ids: Sequence[int] | Ints, soft: SoftTokens | None = None, adapter_key: int = 0
