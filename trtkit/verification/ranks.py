@@ -105,7 +105,7 @@ def rank_errors(ranks: RankNetworks, whole: DecoderNetwork, call: Call) -> list[
     kept = wide.run(widened(inputs, type_of), keep={name for name in counterparts.values() if name})
     errors: dict[str, LayerError] = {}
     for values in _values(ranks, call, [name for name, whole_name in counterparts.items() if whole_name]):
-        for tensor, value in values.items():
+        for tensor, value in ((tensor, value) for tensor, value in values.items() if value.numel()):
             name = names[counterparts[tensor]]
             error = measure(replace(name, layer=tensor), tensor, value, kept[counterparts[tensor]], None)
             if tensor not in errors or error.relative_rms_error > errors[tensor].relative_rms_error:
