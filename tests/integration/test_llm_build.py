@@ -105,9 +105,8 @@ def test_a_stored_head_that_differs_from_a_tied_embedding_is_built_and_verified(
 
 def test_kv_bytes_are_those_of_the_cache_inputs(llama: Path, trtkit: Callable[..., Ran]) -> None:
     network = trtkit("inspect", "m.yaml", "--json").json()
-    caches = [
-        tensor for tensor in network["network"]["inputs"] if tensor["name"].startswith(("past_key", "past_value"))
-    ]
+    names = ("past_key", "past_value")  # rows of prompts read the same memory as `past_prompt_key`
+    caches = [tensor for tensor in network["network"]["inputs"] if tensor["name"].startswith(names)]
     elements = sum(tensor["shape"][1] * tensor["shape"][2] * tensor["shape"][3] for tensor in caches)
     assert network["decoder"]["kv_bytes_per_slot"] == 4 * elements
     assert network["decoder"]["kv_bytes_per_token"] * 32 == 4 * elements
@@ -126,9 +125,8 @@ def test_inputs_say_what_their_axes_are_and_who_feeds_them(llama: Path, trtkit: 
         "kv_lengths": ("scheduler", batch),
         "last_token_index": ("scheduler", batch),
     }
-    used = trtkit("build", "m.yaml", *separate, "--set", "llm.kv_window=used", "--output", "used", "--json").json()[
-        "manifest"
-    ]
+    words = (*separate, "--set", "llm.kv_window=used", "--output", "used")
+    used = trtkit("build", "m.yaml", *words, "--json").json()["manifest"]
     window = {each["name"]: each for each in used["inputs"]}["key_positions"]
     assert (window["feeder"], window["axes"], window["shape"]) == ("scheduler", ["kv_window"], [-1])
     shapes = [{"min": [1], "opt": [16], "max": [32]}] * 2

@@ -87,6 +87,20 @@ def test_steps_of_one_kind_are_counted_alike_if_decoding_and_prompts_share_calls
     assert packed == separate
 
 
+def test_a_plan_has_the_time_of_a_step_that_also_reads_a_prompt(tiny: Path, trtkit: Callable[..., Ran]) -> None:
+    words = ("plan", tiny, "--gpu", "h100", "--input-len", 100, "--output-len", 12, "--concurrency", 3)
+    (gpu,) = trtkit(*words, "--json").json()["gpus"]
+    assert [step["prompt_tokens"] for step in gpu["mixed_steps"]] == [64, 100]
+    whole = gpu["mixed_steps"][-1]
+    assert whole["packed"].keys() == {"ms", "bound", "compute_ms", "memory_ms"}
+    assert whole["separate_ms"] == pytest.approx(gpu["ttft"]["ms"] + gpu["tpot"]["ms"])
+    assert whole["packed"]["ms"] < whole["separate_ms"]
+    table = trtkit(*words).out.split("h100: steps that also read a prompt")[1].split("h100: other formats")[0]
+    assert [line.split()[0] for line in table.splitlines() if line.strip()] == ["prompt", "64", "100"]
+    apart = trtkit(*words, "--set", "llm.hidden_states=true", "--json").json()
+    assert apart["gpus"][0]["mixed_steps"] == []  # `packed` does not work with them
+
+
 def test_llm_plan_says_what_attention_is_given_to_read(tiny: Path, trtkit: Callable[..., Ran]) -> None:
     slot = ("--set", "llm.max_sequence_length=256", "--set", "llm.max_prefill_length=64")
     words = ("plan", tiny, "--gpu", "l4", "--input-len", 60, "--output-len", 12, "--concurrency", 3, *slot)

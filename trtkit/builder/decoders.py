@@ -219,7 +219,12 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
 def is_packed(config: ModelConfig, spec: DecoderSpec) -> bool:
     """Whether a model's decoding and prompts share a call: if the config does not say, whenever they can."""
     batching = llm_options(config).batching
-    return not _obstacle_to_packing(spec, config) if batching is None else batching == "packed"
+    return can_pack(spec, config) if batching is None else batching == "packed"
+
+
+def can_pack(spec: DecoderSpec, config: ModelConfig) -> bool:
+    """Whether decoding and prompts can share a call."""
+    return not _obstacle_to_packing(spec, config)
 
 
 def _obstacle_to_packing(spec: DecoderSpec, config: ModelConfig) -> str:

@@ -134,6 +134,7 @@ def read_fleet(
 
 def _measured(longest: int, options: Mapping[str, Any]) -> tuple[ReplicaOptions, tuple[str, ...]]:
     from trtkit.llm.scheduler import ScheduleOptions
+    from trtkit.network.input_spec import TOKEN_TILE
     from trtkit.simulation.replica_options import ReplicaOptions
     from trtkit.simulation.times import read_times
 
@@ -150,6 +151,7 @@ def _measured(longest: int, options: Mapping[str, Any]) -> tuple[ReplicaOptions,
         host_tokens=_LONGEST,
         schedule=ScheduleOptions(options["schedule"]),
         is_packed=options["batching"] == "packed",
+        token_tile=TOKEN_TILE,
     )
     return replica, (f"step times: {options['times']}", f"the host has room for {_LONGEST:,} tokens")
 
@@ -162,6 +164,7 @@ def _planned(
     from trtkit.errors import SimulationError
     from trtkit.llm.scheduler import ScheduleOptions
     from trtkit.models.parallel import grid_of
+    from trtkit.network.input_spec import TOKEN_TILE
     from trtkit.planning.gpus import find_gpus
     from trtkit.planning.plan import PlanRequest, llm_question
     from trtkit.planning.source import find_model
@@ -195,6 +198,7 @@ def _planned(
         schedule=ScheduleOptions(options["schedule"]),
         gpus=machine.gpus,
         is_packed=is_packed(model.config, question.spec) if batching is None else batching == "packed",
+        token_tile=TOKEN_TILE,
     )
     holds = "each with room for the longest" if kv == "linear" else f"{pages} pages of {page_tokens} tokens"
     hardware = gpu.name if machine.gpus == 1 else f"{machine.gpus} {gpu.name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,11 +31,12 @@ class Multilinear:
 
     coefficients: tuple[int, ...] = (0,) * 8
 
-    def at(self, point: Point) -> int:
-        """Return the value at (B, S, T)."""
-        B, S, T = point
-        factors = (1, T, S, S * T, B, B * T, B * S, B * S * T)
-        return sum(c * factor for c, factor in zip(self.coefficients, factors, strict=True))
+    def at(self, *points: Point) -> int:
+        """Return the value at (B, S, T), or that of a step with several such parts: what does not grow counts once."""
+        value, t, s, s_t, b, b_t, b_s, b_s_t = self.coefficients
+        for B, S, T in points:
+            value += t * T + s * S + s_t * S * T + B * (b + b_t * T + b_s * S + b_s_t * S * T)
+        return value
 
     def scaled(self, factor: Fraction) -> Multilinear:
         """Return the count times a factor, each coefficient rounded."""
@@ -121,9 +123,13 @@ class Mixture:
     copied_bytes: int
     growth: float = 1.0
 
-    def share(self, point: Point) -> Fraction:
-        """Return which share of the experts a step at (B, S, T) reads: one for each choice, all at most."""
-        return Fraction(min(point[0] * point[1] * self.top_k, self.num_experts), self.num_experts)
+    def share(self, *points: Point) -> Fraction:
+        """Return which share of the experts a step reads, at (B, S, T) or with several such parts.
+
+        As many as its tokens have choices, at most all: the network reads an expert again for each that chooses it.
+        """
+        choices = self.top_k * sum(B * S for B, S, _ in points)
+        return Fraction(min(choices, self.num_experts), self.num_experts)
 
 
 @dataclass(frozen=True)
@@ -167,11 +173,11 @@ class NetworkCounts:
     copied_bytes: Multilinear = NOTHING
     largest_copy: Multilinear = NOTHING
 
-    def of_step(self, point: Point) -> NetworkCounts:
-        """Return what a step at (B, S, T) costs, which reads chosen experts only."""
+    def of_step(self, *points: Point) -> NetworkCounts:
+        """Return what a step costs that reads chosen experts only, at (B, S, T) or with several such parts."""
         if self.mixture is None:
             return self
-        share = self.mixture.share(point)
+        share = self.mixture.share(*points)
         experts = sum(group.weight_bytes for group in self.groups if group.has_experts)
         first, *rest = self.fused_bytes.coefficients
         fused = Multilinear((first - experts + round(experts * share), *rest))
@@ -188,7 +194,7 @@ class NetworkCounts:
         largest = self.cache_bytes.scaled(pages.largest)
         return replace(self, groups=groups, copied_bytes=copied, largest_copy=largest)
 
-    @property
+    @cached_property
     def moved_bytes(self) -> Multilinear:
         """The fewest bytes that a step can move: copies of pages are written and read besides."""
         return total([self.fused_bytes, self.copied_bytes, self.copied_bytes])
@@ -198,7 +204,7 @@ class NetworkCounts:
         """All operations."""
         return total([group.flops for group in self.groups])
 
-    @property
+    @cached_property
     def products(self) -> dict[str, Multilinear]:
         """Operations on tensor cores, by type."""
         types = dict.fromkeys(name for group in self.groups for name in group.products)

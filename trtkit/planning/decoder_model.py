@@ -70,6 +70,10 @@ class Workload:
         """Return the (B, S, T) of a decode step at the mean length, of all requests unless their number is given."""
         return self.concurrency if batch is None else batch, 1, self._read(self.mean_length)
 
+    def last_chunk(self, tokens: int) -> Point:
+        """Return the (B, S, T) of a step that reads the last `tokens` of one prompt."""
+        return 1, tokens, self._read(self.input_len)
+
     def _read(self, tokens: int) -> int:
         """Return how many tokens of a sequence attention reads at least."""
         return whole_pages(tokens, self.page_tokens) * self.page_tokens if self.copies_pages else tokens

@@ -9,8 +9,8 @@ from trtkit.planning.formats import FORMATS, in_format, quantized_bytes
 from trtkit.planning.grids import plan_grids, tensor_pays_up_to
 from trtkit.planning.memory import Footprint
 from trtkit.planning.question import NO_DEMAND
-from trtkit.planning.report import FormatPlan, LlmGpu, LlmSpeed
-from trtkit.planning.roofline import compute_bound_batch, floor, unfused_s
+from trtkit.planning.report import FormatPlan, LlmGpu, LlmSpeed, MixedStep
+from trtkit.planning.roofline import compute_bound_batch, floor, mixed_floor, unfused_s
 from trtkit.planning.streaming import plan_streaming
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _NO_LIMIT = 2**24
 """Where the search for a context ends, for models without a limit of their own."""
+_LEAST_CHUNK = 64
+"""Tokens of the smallest chunk of a prompt that is planned for, unless the prompt is shorter."""
 
 
 def plan_llm(question: PlanningQuestion, gpu: PlannedGpu, demand: Demand = NO_DEMAND) -> LlmGpu:
@@ -50,6 +52,7 @@ def plan_llm(question: PlanningQuestion, gpu: PlannedGpu, demand: Demand = NO_DE
         tpot_by_kv_window={
             window: floor(counts, (work.concurrency, 1, tokens), gpu) for window, tokens in work.read_lengths.items()
         },
+        mixed_steps=mixed_steps(question, gpu) if question.can_pack else (),
         load=demand.plan(speed.output_tokens_per_second / work.output_len, fits=fits and takes),
         curve=tuple(speeds(question, gpu, size, price) for size in _batches(batch)),
         formats=tuple(_in_format(question, gpu, form) for form in formats if form.fits(gpu) and model.takes(form)),
@@ -80,6 +83,17 @@ def speeds(question: PlanningQuestion, gpu: PlannedGpu, batch: int, price_per_ho
     )
 
 
+def mixed_steps(question: PlanningQuestion, gpu: PlannedGpu) -> tuple[MixedStep, ...]:
+    """Return steps that decode and read a chunk of a prompt, of 64 tokens, twice as many, and up to the workload's."""
+    work, counts = question.work, question.counts
+    steps = []
+    for tokens in sorted({*(size for size in _powers(work.chunk) if size >= _LEAST_CHUNK), work.chunk}):
+        parts = work.decode(), work.last_chunk(tokens)
+        separate_ms = sum(1e3 * floor(counts, part, gpu).seconds for part in parts)
+        steps.append(MixedStep(tokens, mixed_floor(counts, parts, gpu), separate_ms))
+    return tuple(steps)
+
+
 def cost_per_million(price_per_hour: float | None, per_second: float) -> float | None:
     """Return the price of a million results at `per_second` of them, None without a price."""
     return None if price_per_hour is None else price_per_hour / 3600 / per_second * 1e6
@@ -96,8 +110,11 @@ def footprint_of(model: DecoderModel, counts: NetworkCounts, chunk: int) -> Foot
 
 def _batches(most: int) -> list[int]:
     """Return powers of two up to the largest batch, and that one."""
-    powers = [2**power for power in range(most.bit_length())]
-    return sorted({*powers, *([most] if most else [])})
+    return sorted({*_powers(most), *([most] if most else [])})
+
+
+def _powers(most: int) -> list[int]:
+    return [2**power for power in range(most.bit_length())]
 
 
 def _in_format(question: PlanningQuestion, gpu: PlannedGpu, form: Format) -> FormatPlan:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trtkit.builder.decoders import llm_options
+from trtkit.builder.decoders import can_pack, llm_options
 from trtkit.builder.speculators.head import head_size, open_head
 from trtkit.dtypes import dtype_of
 from trtkit.errors import PlanError
@@ -107,7 +107,7 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
     if grid != SINGLE:
         check_grid(spec, grid, planned.where)
     counts = _count(planned, quantized, work.length, runner)
-    return PlanningQuestion(model, counts, work, spec, grid, options.lora)
+    return PlanningQuestion(model, counts, work, spec, grid, options.lora, can_pack(spec, planned.config))
 
 
 def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> LlmReport:

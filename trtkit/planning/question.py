@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanningQuestion:
-    """A model with its counts, and the work it is to do. grid: the ranks of its config. lora: its adapters."""
+    """A model with its counts, and the work it is to do.
+
+    grid: the ranks of its config. lora: its adapters. can_pack: whether `llm.batching: packed` works with it.
+    """
 
     model: DecoderModel
     counts: NetworkCounts
@@ -29,6 +32,7 @@ class PlanningQuestion:
     spec: DecoderSpec
     grid: Grid = SINGLE
     lora: LoraOptions | None = None
+    can_pack: bool = True
 
     @cached_property
     def shares(self) -> tuple[GridShare, ...]:

@@ -103,6 +103,18 @@ class FormatPlan:
     tpot: Floor
 
 
+@dataclass(frozen=True)
+class MixedStep:
+    """A step in which all requests decode and one reads the last `prompt_tokens` of its prompt.
+
+    packed: in one call. separate_ms: in a call for each.
+    """
+
+    prompt_tokens: int
+    packed: Floor
+    separate_ms: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class GridPlan:
     """What a grid of GPUs gives, with the time of its links.
@@ -129,6 +141,7 @@ class LlmGpu:
     """A language model on one GPU model. Times are floors: nothing that runs this network there can be faster.
 
     tpot_by_kv_window: a decode step where kernels read all that attention is given, by `llm.kv_window`.
+    mixed_steps: by the size of the chunk; none for a model that `llm.batching: packed` does not work with.
     load: None without a load, or if the model does not fit.
     """
 
@@ -143,6 +156,7 @@ class LlmGpu:
     compute_bound_batch_without_caches: int | None
     speed: LlmSpeed
     tpot_by_kv_window: dict[str, Floor]
+    mixed_steps: tuple[MixedStep, ...]
     load: LoadPlan | None
     curve: tuple[LlmSpeed, ...]
     formats: tuple[FormatPlan, ...]

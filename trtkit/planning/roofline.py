@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from trtkit.planning.counts import GroupCounts, Multilinear, NetworkCounts, Point
 
@@ -46,14 +46,19 @@ class Floor:
 
 def floor(counts: NetworkCounts, point: Point, gpu: Roof) -> Floor:
     """Return the least time of a network that is fused as well as can be, at (B, S, T)."""
-    counts = counts.of_step(point)
-    memory_s = counts.moved_bytes.at(point) / gpu.bandwidth_bytes_per_s
-    return Floor(_compute_s(counts.products, point, gpu), memory_s)
+    return mixed_floor(counts, (point,), gpu)
+
+
+def mixed_floor(counts: NetworkCounts, parts: Sequence[Point], gpu: Roof) -> Floor:
+    """Return the least time of a packed call, whose parts at (B, S, T) read weights, and experts, together."""
+    counts = counts.of_step(*parts)
+    memory_s = counts.moved_bytes.at(*parts) / gpu.bandwidth_bytes_per_s
+    return Floor(_compute_s(counts.products, parts, gpu), memory_s)
 
 
 def group_floor(group: GroupCounts, point: Point, gpu: Roof) -> Floor:
     """Return the least time of a group's layers on their own, each reading and writing its tensors."""
-    return Floor(_compute_s(group.products, point, gpu), group.bytes.at(point) / gpu.bandwidth_bytes_per_s)
+    return Floor(_compute_s(group.products, (point,), gpu), group.bytes.at(point) / gpu.bandwidth_bytes_per_s)
 
 
 def unfused_s(counts: NetworkCounts, point: Point, gpu: Roof) -> float:
@@ -89,12 +94,12 @@ def _is_compute_bound(counts: NetworkCounts, point: Point, gpu: Roof) -> bool:
     return (least.compute_s or 0.0) > least.memory_s
 
 
-def _compute_s(products: Mapping[str, Multilinear], point: Point, gpu: Roof) -> float | None:
+def _compute_s(products: Mapping[str, Multilinear], parts: Sequence[Point], gpu: Roof) -> float | None:
     """Return the time of the tensor cores, None if a rate is not known."""
     total = 0.0
     for dtype, operations in products.items():
         rate = gpu.rate(dtype)
         if rate is None:
             return None
-        total += operations.at(point) / rate
+        total += operations.at(*parts) / rate
     return total

@@ -241,11 +241,23 @@ def detail_tables(plan: LlmGpu | VisionGpu) -> Iterator[Part]:
     if plan.curve:
         yield _curve(plan)
     if isinstance(plan, LlmGpu):
+        if plan.mixed_steps:
+            yield _mixed_steps(plan)
         yield _formats(plan)
         if plan.grids:
             yield _grids(plan)
         if plan.streaming:
             yield _streaming(plan)
+
+
+def _mixed_steps(gpu: LlmGpu) -> Table:
+    """Return the time of steps that decode and read a chunk of a prompt."""
+    rows: list[tuple[Value, ...]] = [
+        (str(step.prompt_tokens), _ms(step.packed), _bound(step.packed), _figure(step.separate_ms))
+        for step in gpu.mixed_steps
+    ]
+    columns = (_name("prompt tokens"), *numbers("packed ms", "bound", "separate ms"))
+    return Table(f"{gpu.gpu.key}: steps that also read a prompt", columns, rows)
 
 
 def _formats(gpu: LlmGpu) -> Table:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.llm.scheduler.batch import Batch, PrefixMatched, SlotLeft, SlotMoved, SlotTaken
+from trtkit.llm.scheduler.batch import Batch, PrefixMatched, SlotLeft, SlotMoved, SlotTaken, idle_tokens, rows_between
 from trtkit.llm.scheduler.options import SchedulerOptions
 from trtkit.llm.scheduler.scheduler import Scheduler
 from trtkit.simulation.cache import Clock, SimulatedCache
@@ -67,6 +67,7 @@ class Replica:
             host_cache_bytes=options.host_tokens * options.token_bytes,
             host_block_tokens=options.host_block_tokens,
             is_packed=options.is_packed,
+            token_tile=options.token_tile,
             shares_prefixes=options.block_tokens > 0,
         )
         self.scheduler: Scheduler[SimulatedRequest] = Scheduler(self._cache, shared, self._clock)
@@ -150,7 +151,7 @@ class Replica:
         rows = 0  # with idle ones between those that decode
         run = self._run = _Run(batch, now_s, self._clock.now_s, math.inf, int(batch.decode.size > 0))
         if batch.decode.size:
-            rows = int(batch.decode[-1] - batch.decode[0]) + 1
+            rows = rows_between(batch.decode)
             left = self.scheduler.running.ends[batch.decode] - self._lengths[batch.decode]
             run.cached, run.left = int(self._slots.cached[batch.decode].sum()), int(left.min())
             run.lines = self.options.times.decode_lines(rows)
@@ -170,11 +171,11 @@ class Replica:
 
     def _time_prompts(self, run: _Run, rows: int) -> None:
         """Set when a step ends that decodes `rows`, idle ones included, and reads prompts."""
-        batch, times = run.batch, self.options.times
+        batch = run.batch
         if self.options.is_packed:
-            first, *others = ([(chunk.count, chunk.start + chunk.count) for chunk in group] for group in batch.prefill)
-            run.decode_s = times.mixed_s(rows, run.cached, first)  # with the first group
-            run.groups_s = [0.0, *(times.mixed_s(0, 0, group) for group in others)]
+            first, *others = batch.prefill
+            run.decode_s = self._mixed_s(rows, run.cached, first)
+            run.groups_s = [0.0, *(self._mixed_s(0, 0, group) for group in others)]
         else:
             run.decode_s = decode_s(run.lines, batch.decode.size, run.cached, 1) if rows else 0.0
             run.groups_s = [self._group_s(group) for group in batch.prefill]
@@ -262,6 +263,12 @@ class Replica:
             return self.options.times.prefill_s(1, group[0].count, group[0].start + group[0].count)
         tokens, length = max(chunk.count for chunk in group), max(chunk.start + chunk.count for chunk in group)
         return self.options.times.prefill_s(len(group), tokens, length)
+
+    def _mixed_s(self, rows: int, cached: int, group: list[Chunk]) -> float:
+        """Return the seconds of a packed call, in which `rows` decode."""
+        pieces = [(chunk.count, chunk.start + chunk.count) for chunk in group]
+        idle = idle_tokens(rows, sum(chunk.count for chunk in group), self.options.token_tile)
+        return self.options.times.mixed_s(rows, cached, pieces, idle)
 
     def _note_costs(self, run: _Run) -> None:
         """Note what the latest steps have taken, by which the scheduler chooses what the host keeps."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from trtkit.errors import SimulationError
 from trtkit.planning.grids import passed_s
-from trtkit.planning.roofline import floor
+from trtkit.planning.roofline import floor, mixed_floor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,8 +32,11 @@ class StepTimes(Protocol):
     def prefill_s(self, rows: int, tokens: int, length: int) -> float:
         """Return the seconds of a call of `rows` prompts' next `tokens`, after which `length` tokens are cached."""
 
-    def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece]) -> float:
-        """Return the seconds of a packed call: `rows` decode, with `cached` tokens in all, and others read pieces."""
+    def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece], idle: int = 0) -> float:
+        """Return the seconds of a packed call: `rows` decode, with `cached` tokens in all, and others read pieces.
+
+        idle: tokens that are computed besides and that nobody reads.
+        """
 
     @property
     def copy_s_per_token(self) -> float:
@@ -81,11 +84,11 @@ class MeasuredTimes:
         new = rows * tokens
         return self.prefill_call_s + new * (self.prefill_token_s + self.prefill_pair_s * length)
 
-    def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece]) -> float:
+    def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece], idle: int = 0) -> float:
         """Return the seconds of a packed call, whose rows and tokens add up; see StepTimes."""
         call_s = max(self.decode_step_s, self.prefill_call_s) if rows else self.prefill_call_s
-        decoding_s = self.decode_row_s * rows + self.decode_cached_token_s * cached
-        return call_s + decoding_s + sum(self.prefill_s(1, *piece) - self.prefill_call_s for piece in pieces)
+        call_s += self.decode_row_s * rows + self.decode_cached_token_s * cached + self.prefill_token_s * idle
+        return call_s + sum(self.prefill_s(1, *piece) - self.prefill_call_s for piece in pieces)
 
     @property
     def copy_s_per_token(self) -> float:
@@ -111,6 +114,12 @@ def read_times(path: Path) -> MeasuredTimes:
     return times
 
 
+def _decoding(rows: int, cached: int) -> list[Point]:
+    """Return the (B, S, T) of rows that decode, as even as can be. cached: tokens of all, before their new ones."""
+    shortest, longer = divmod(cached + rows, rows) if rows else (0, 0)
+    return [(count, 1, shortest + more) for count, more in ((rows - longer, 0), (longer, 1)) if count]
+
+
 def no_links(tokens: int, rows: int) -> float:  # noqa: ARG001
     """Return 0: one GPU exchanges nothing."""
     return 0.0
@@ -133,7 +142,6 @@ class RooflineTimes:
     links_s: Callable[[int, int], float] = no_links
     _lines: dict[int, tuple[Line, Line]] = field(default_factory=dict, repr=False, compare=False)
     _prefill: dict[tuple[int, int, int], float] = field(default_factory=dict, repr=False, compare=False)
-    _pieces: dict[Piece, tuple[float, float, float]] = field(default_factory=dict, repr=False, compare=False)
 
     def decode_lines(self, batch: int) -> tuple[Line, Line]:
         """Return the lines of memory and of compute; see StepTimes. Both are exact: counts are linear in the length."""
@@ -154,33 +162,12 @@ class RooflineTimes:
             self._prefill[call] = (computed_s + links_s) / self.efficiency + self.overhead_s
         return self._prefill[call]
 
-    def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece]) -> float:
-        """Return the seconds of a packed call, whose rows and pieces read weights together; see StepTimes.
-
-        Of a mixture, as many experts are read as the part with the most tokens reads.
-        """
-        memory_s = compute_s = self.overhead_s
-        shared_s = 0.0
-        if rows:
-            memory_s, compute_s = (base + slope * cached for base, slope in self.decode_lines(rows))
-            shared_s = self._weights_s((rows, 1, 1))
-            memory_s -= shared_s / self.efficiency
-        for piece in pieces:
-            if piece not in self._pieces:
-                point = (1, *piece)
-                least, weights_s = floor(self.counts, point, self.gpu), self._weights_s(point)
-                self._pieces[piece] = least.memory_s - weights_s, least.compute_s or 0.0, weights_s
-            more_memory_s, more_compute_s, weights_s = self._pieces[piece]
-            memory_s, compute_s = (
-                memory_s + more_memory_s / self.efficiency,
-                compute_s + more_compute_s / self.efficiency,
-            )
-            shared_s = max(shared_s, weights_s)
-        return max(memory_s + shared_s / self.efficiency, compute_s)
-
-    def _weights_s(self, point: Point) -> float:
-        """Return the seconds to read what a step at (B, S, T) reads of weights."""
-        return self.counts.of_step(point).moved_bytes.at((0, 0, 0)) / self.gpu.bandwidth_bytes_per_s
+    def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece], idle: int = 0) -> float:
+        """Return the seconds of a packed call, whose rows and pieces read weights together; see StepTimes."""
+        parts = [*_decoding(rows, cached), *((1, *piece) for piece in pieces), *([(1, idle, 0)] if idle else [])]
+        tokens = sum(batch * new for batch, new, _ in parts)
+        links_s = self.links_s(tokens, rows + len(pieces))
+        return (mixed_floor(self.counts, parts, self.gpu).seconds + links_s) / self.efficiency + self.overhead_s
 
     def _line(self, batch: int, at_1: float, at_1025: float) -> Line:
         """Return the line through two steps, of one and of 1,025 cached tokens a row, the new one among them."""

@@ -13,6 +13,8 @@ from tests.integration.engines.test_decoders import assert_same
 from tests.integration.test_packed_calls import LENGTH, SLOTS, check_steps, logits_of
 from trtkit import LLM, SamplingParams
 from trtkit.llm.execution import open_execution
+from trtkit.llm.execution.execution import CallCounts
+from trtkit.llm.execution.packed_engine import PackedEngineDecoder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +46,32 @@ def test_calls_of_one_kind_give_what_the_reference_decoder_gives(kind: str, gpu:
     bundle = bundle_of(case_of("llama"), tmp_path, batching="packed", logits="all", **CACHES[kind])
     gpu.plans.add(bundle)
     assert_same([open_execution(bundle, runtime) for runtime in ("tensorrt", "reference")], 14)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_prompts_are_cut_so_that_large_calls_have_no_idle_tokens(
+    kind: str, gpu: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles have 3 tokens instead of 64, so calls of 12 are large; three rows that decode are not run as four."""
+    monkeypatch.setattr(PackedEngineDecoder, "token_tile", 3)
+    calls: list[tuple[int, int]] = []
+    count = CallCounts.add
+    monkeypatch.setattr(CallCounts, "add", lambda self, *call: (calls.append(call), count(self, *call)))
+    bundle = bundle_of(case_of("llama"), tmp_path, **SIZES, **CACHES[kind])
+    gpu.plans.add(bundle)
+    prompts = [np.random.default_rng(size).integers(3, 60, size).tolist() for size in (2, 3, 4, 25, 24)]
+    params = SamplingParams(temperature=0.9, seed=3, max_tokens=6, ignore_eos=True)
+    found, padded = [], dict[str, list[tuple[int, int]]]()
+    for runtime in ("tensorrt", "reference"):
+        calls.clear()
+        with LLM(bundle.path, runtime=runtime, slots=5, prefill_budget=13) as llm:
+            found.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
+        padded[runtime] = [(computed, used) for computed, used in calls if computed > 3]  # with tokens of prompts
+    assert found[0] == found[1]
+    *large, last = padded["tensorrt"]
+    assert large == [(12, 11)] + [(12, 12)] * (len(large) - 1)  # one row is idle before any decodes
+    assert last[0] % 3 == 0
+    assert (13, 13) in padded["reference"]
 
 
 @pytest.mark.parametrize("kind", CACHES)

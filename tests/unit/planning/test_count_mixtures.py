@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,11 +18,14 @@ from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.describe import describe
 from trtkit.network.graph import Graph
 from trtkit.planning.count_decoder import _network, group_of
-from trtkit.planning.roofline import compute_bound_batch, floor
+from trtkit.planning.roofline import compute_bound_batch, floor, mixed_floor
 from trtkit.planning.traffic import network_cost
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.quantized_model import EXPERTS_PATH, LayerForm, QuantizedModel
+
+if TYPE_CHECKING:
+    from trtkit.network.input_spec import Role
 
 EXPERTS, TOP_K = 24, 3
 MIXTURE = case("mixture", "qwen3_moe", num_experts=EXPERTS, num_experts_per_tok=TOP_K, moe_intermediate_size=40)
@@ -41,6 +44,31 @@ def test_a_step_costs_what_the_network_that_is_built_does(batch: int, new: int) 
     assert {name: poly.at(point) for name, poly in experts.products.items()} == found.products
     assert experts.bytes.at(point) == pytest.approx(found.bytes, rel=0.01)
     assert step.fused_bytes.at(point) == pytest.approx(cost.fused_bytes, abs=400)  # where slices begin and end
+
+
+@pytest.mark.parametrize(("rows", "chunk"), [(2, 1), (3, 4), (2, 6), (9, 40)])
+def test_a_mixed_step_reads_the_experts_that_the_packed_network_reads(rows: int, chunk: int) -> None:
+    """Rows and a prompt choose experts together: 2 and 6 tokens read all of them, which neither part alone does."""
+    model, tokens = model_of(MIXTURE), rows + chunk
+    graph = _network(rtx(), model.spec, DecoderOptions(FP16, T, experts="auto", is_packed=True), QuantizedModel({}))
+    sizes: dict[Role, int] = {"batch": rows, "tokens": tokens, "prompt_tokens": chunk, "prompts": 1, "logit_rows": rows}
+    sizes |= {"prompt_length": chunk, "new_tokens": 1, "kv_window": T, "prompt_window": T}
+    record = describe(rtx(), graph.network, {spec.name: spec.shape_at(sizes) for spec in graph.inputs})
+    parts = (rows, 1, T), (1, chunk, T)
+    counts = counted(model.config)
+    step, built = counts.of_step(*parts), network_cost(record, group_of).groups["experts"]
+    experts = next(group for group in step.groups if group.name == "experts")
+    assert experts.flops.at(*parts) == built.flops
+    assert {name: poly.at(*parts) for name, poly in experts.products.items()} == built.products
+    assert experts.bytes.at(*parts) == pytest.approx(built.bytes, rel=0.01)
+    weights = 2 * sum(array.numel() for name, array in model.checkpoint.items() if ".experts." in name)
+    assert experts.weight_bytes == weights * min(tokens * TOP_K, EXPERTS) // EXPERTS
+    slow = Roof(1e9)  # memory decides
+    apart_s = sum(floor(counts, part, slow).seconds for part in parts)
+    saved_s = apart_s - mixed_floor(counts, parts, slow).seconds
+    each = [weights * min(batch * new * TOP_K, EXPERTS) // EXPERTS for batch, new, _ in parts]
+    shared = counts.fused_bytes.at() - weights
+    assert saved_s == pytest.approx((shared + sum(each) - experts.weight_bytes) / slow.bandwidth_bytes_per_s)
 
 
 def test_a_decode_step_reads_the_chosen_experts_share() -> None:

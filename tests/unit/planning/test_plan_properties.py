@@ -16,9 +16,9 @@ from trtkit.models.parallel import Grid
 from trtkit.planning.formats import FORMATS, Format, in_format, quantized_bytes
 from trtkit.planning.gpus import PlannedGpu, find_gpus, planned_gpus
 from trtkit.planning.grids import link_seconds
-from trtkit.planning.llm import cost_per_million, plan_llm, speeds
+from trtkit.planning.llm import cost_per_million, mixed_steps, plan_llm, speeds
 from trtkit.planning.memory import Footprint, largest
-from trtkit.planning.roofline import compute_bound_batch, floor, group_floor, unfused_s
+from trtkit.planning.roofline import compute_bound_batch, floor, group_floor, mixed_floor, unfused_s
 from trtkit.planning.shares import GridShare, rank_bytes, tensor_share
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def made_once() -> None:
     """Count before any property is timed."""
     published_counts(LLAMA)
     published_counts("llama-3.1-8b")
+    published_counts("mixtral-8x7b")
 
 
 def footprint(chunk: int = 512) -> Footprint:
@@ -131,6 +132,56 @@ def test_prefill_floor_is_operations_over_rate() -> None:
     attention = 32 * 32 * 512 * 512 * (4 * 128 + 5)
     assert found.compute_s == pytest.approx((dense + attention) / 989.5e12, rel=1e-3)
     assert found.bound == "compute"
+
+
+@pytest.mark.parametrize("reached", [1.0, 0.6])
+@pytest.mark.parametrize("tokens", [128, 512])
+def test_a_mixed_step_reads_weights_once_and_computes_meanwhile(tokens: int, reached: float) -> None:
+    """Llama 3.1 8B on an H100 by hand: at 60 % of its rate, 512 prompt tokens take longer than reading the weights."""
+    asked = question("llama-3.1-8b")
+    rate, bandwidth = reached * 989.4e12, 3.35e12
+    gpu = replace(find_gpus(["h100"])[0], rates={"bf16": rate})
+    embedding, kv_token, layers = 128_256 * 4096, 131_072, 32
+    weights = 8_030_261_248 - embedding
+    read_s = 2 * weights / bandwidth
+    caches_s = [kv_token * cached / bandwidth for cached in (576, 512)]
+    scores = 4 * 32 * 128 * layers
+    decode_s, chunk_s = (
+        (2 * ((weights - embedding) * new + embedding) + scores * new * cached) / rate
+        for new, cached in ((1, 576), (tokens, 512))
+    )
+    step = next(step for step in mixed_steps(asked, gpu) if step.prompt_tokens == tokens)
+    assert step.packed.seconds == pytest.approx(max(read_s + sum(caches_s), decode_s + chunk_s), rel=0.01)
+    assert step.packed.bound == ("compute" if tokens == 512 else "memory")
+    separate_s = max(read_s + caches_s[0], decode_s) + max(read_s + caches_s[1], chunk_s)
+    assert step.separate_ms == pytest.approx(1e3 * separate_s, rel=0.01)
+
+
+def test_mixed_steps_are_planned_for_chunks_up_to_the_workloads() -> None:
+    asked = question(LLAMA, concurrency=8)
+    assert [step.prompt_tokens for step in plan_llm(asked, H200).mixed_steps] == [64, 128, 256, 512]
+    short = replace(asked, work=replace(asked.work, chunk=20))
+    assert [step.prompt_tokens for step in plan_llm(short, H200).mixed_steps] == [20]
+    assert plan_llm(replace(asked, can_pack=False), H200).mixed_steps == ()
+
+
+parts = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 300), lengths), min_size=1, max_size=4)
+
+
+@given(parts, gpus, st.sampled_from([LLAMA, "mixtral-8x7b"]))
+def test_one_call_takes_no_longer_than_one_for_each_part_and_no_less_than_any(
+    parts: list[tuple[int, int, int]], gpu: PlannedGpu, name: str
+) -> None:
+    counts = published_counts(name)
+    packed = mixed_floor(counts, parts, gpu)
+    each = [floor(counts, part, gpu) for part in parts]
+    assert packed.memory_s <= sum(part.memory_s for part in each) * (1 + 1e-12)
+    assert packed.seconds >= max(part.seconds for part in each)
+    if counts.mixture is None:  # of a mixture, the network computes more for a token if others have chosen more
+        assert packed.seconds <= sum(part.seconds for part in each) * (1 + 1e-12)
+    (batch, new, length), *others = parts
+    split = [(batch - 1, new, length), (1, new, length)] if batch > 1 else [(batch, new, length)]
+    assert mixed_floor(counts, [*split, *others], gpu).seconds == pytest.approx(packed.seconds, rel=1e-3)
 
 
 def share_of(asked: PlanningQuestion, grid: Grid) -> GridShare:

@@ -37,6 +37,13 @@ def serve(traffic: Traffic, *, replicas: int = 1, slots: int = 8, **options: obj
     return simulate(traffic, FleetOptions(ReplicaOptions(TIMES, slots, 1024, **options), replicas))  # type: ignore[arg-type]
 
 
+def test_a_packed_engine_reads_whole_tiles_and_computes_idle_tokens() -> None:
+    """A prompt of 700 tokens with a budget of 512: a call of 511 and an idle row, and one of 189 and 3 idle tokens."""
+    record = serve(Traffic(np.array([3.0]), np.array([700]), np.array([5])), is_packed=True, token_tile=64)
+    calls_s = TIMES.prefill_s(1, 511, 511) + TIMES.prefill_s(1, 189, 700) + (1 + 3) * 1e-4
+    assert record.first_token_s[0] == pytest.approx(3.0 + calls_s)
+
+
 @pytest.mark.parametrize("load", [0.5, 0.8])
 def test_the_mean_wait_of_m_d_1_is_that_of_pollaczek_and_khinchine(load: float) -> None:
     """One slot, every request takes one step of 10 ms: W = load * service / (2 * (1 - load))."""

@@ -79,6 +79,12 @@ class DistributedDecoder:
         """This, if every rank's network is packed."""
         return None if self._runner.execution.packed is None else self
 
+    @property
+    def token_tile(self) -> int:
+        """That of every rank; see PackedCalls."""
+        packed = self._runner.execution.packed
+        return 1 if packed is None else packed.token_tile
+
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
         """Run slots that decode and slots that read prompts on every rank at once; see PackedCalls."""
         packed = replace(packed, decode=self._placed(packed.decode), prompts=self._placed(packed.prompts))

@@ -43,9 +43,12 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
         proposer.observe(state.slots.sequences, call, np.clip(read, 0, call.counts))
 
 
-def decode_call(state: State, ready: Ints, drafts: Drafts | None = None) -> Call:
-    """Return the call for `ready` and idle slots between and after them: what those write lies after their tokens."""
-    sequences, rows = state.slots.sequences, _rows(state, ready)
+def decode_call(state: State, ready: Ints, drafts: Drafts | None = None, *, is_captured: bool = True) -> Call:
+    """Return the call for `ready` and idle slots between and after them: what those write lies after their tokens.
+
+    is_captured: whether it may run as a CUDA graph, for which there may be more slots after them.
+    """
+    sequences, rows = state.slots.sequences, _rows(state, ready, is_captured=is_captured)
     starts, at = state.slots.cached[rows], ready - rows.start
     width, tree = (1, None) if drafts is None else (1 + drafts.tokens.shape[1], drafts.tree())
     ids, counts = np.zeros((len(starts), width), np.int64), np.zeros(len(starts), np.int64)
@@ -59,10 +62,10 @@ def decode_call(state: State, ready: Ints, drafts: Drafts | None = None) -> Call
     return Call(rows.start, ids, starts, counts, sequences.soft, adapters=sequences.adapters[rows], tree=tree)
 
 
-def _rows(state: State, ready: Ints) -> slice:
+def _rows(state: State, ready: Ints, *, is_captured: bool = True) -> slice:
     """Return the slots that a call for `ready` covers."""
-    first = int(ready[0])
-    return slice(first, first + state.execution.rows_to_run(first, int(ready[-1]) + 1 - first))
+    first, count = int(ready[0]), int(ready[-1] - ready[0]) + 1
+    return slice(first, first + (state.execution.rows_to_run(first, count) if is_captured else count))
 
 
 def _drafts(state: State, ready: Ints, proposer: Proposer) -> Drafts | None:

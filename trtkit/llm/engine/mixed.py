@@ -36,7 +36,7 @@ class MixedCall:
 
 def mixed_call(state: State, ready: Ints, chunks: Sequence[Chunk]) -> MixedCall:
     """Return the call in which `ready`, sorted slots, decode and others read chunks; there may be none of either."""
-    decode = decode_call(state, ready) if ready.size else no_rows()
+    decode = decode_call(state, ready, is_captured=not chunks) if ready.size else no_rows()
     wanted, spans, first, count = [ready - decode.first_slot], [], len(decode.starts), len(ready)
     for chunk in chunks:
         tokens = np.arange(first, first + chunk.count)

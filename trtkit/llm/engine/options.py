@@ -36,7 +36,9 @@ class EngineOptions(SharingOptions):
         shared = {item.name: getattr(self, item.name) for item in fields(SharingOptions)}
         guesses = 0 if self.proposer is None else self.proposer.most_guesses
         sizes = execution.slots, execution.max_length, execution.max_prefill_length
-        return SchedulerOptions(*sizes, guesses, execution.packed is not None and self.proposer is None, **shared)
+        packed = execution.packed if self.proposer is None else None
+        tile = 1 if packed is None else packed.token_tile
+        return SchedulerOptions(*sizes, guesses, packed is not None, tile, **shared)
 
 
 def check_options(options: EngineOptions, execution: DecoderExecution) -> None:

@@ -126,6 +126,11 @@ class CallCounts:
 class PackedCalls(Protocol):
     """A decoder whose network is packed."""
 
+    @property
+    def token_tile(self) -> int:
+        """A call with prompts computes a multiple of so many tokens, of which the last may be idle; 1 if none are."""
+        ...
+
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
         """Run slots that decode and slots that read prompts at once; return fp32 logits [N, V] of the requested tokens.
 

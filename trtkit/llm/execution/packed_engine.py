@@ -49,6 +49,8 @@ _BY_ROW = ("write_indices", "kv_lengths", "key_positions", f"{PROMPT}key_positio
 class PackedEngineDecoder(EngineDecoder):
     """An EngineDecoder of a packed network. A mixed step has a row that decodes, if only an idle one."""
 
+    token_tile = TOKEN_TILE
+
     def __init__(
         self, backend: Backend, plan: DecoderPlan, size: CacheSize, device: Device, *, has_cuda_graphs: bool = True
     ) -> None:
@@ -159,7 +161,7 @@ class PackedEngineDecoder(EngineDecoder):
             packed = replace(packed, decode=idle, logit_index=packed.logit_index + 1)
         if not packed.logit_index.size:  # no prompt is complete; the network gives logits of one token at least
             packed = replace(packed, logit_index=np.zeros(1, np.int64))
-        missing = -packed.tokens % TOKEN_TILE
+        missing = -packed.tokens % self.token_tile
         return replace(packed, idle=min(missing, self._most_tokens - len(packed.places)))
 
     def _step(self, call: Call, draw: Draw | None = None) -> StreamStep:

@@ -36,6 +36,8 @@ class ReferenceDecoder:
     ranks: those of a network with collectives. pool: of paged caches.
     """
 
+    token_tile = 1
+
     def __init__(
         self,
         network: DecoderNetwork,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic
 
 import numpy as np
@@ -21,6 +21,8 @@ MOST_PADDING = 1.25
 """Tokens that a call for prompts computes, for each that it is for: more costs more than a call of its own."""
 MOST_ATTENTION_PADDING, FREE_PLACES = 4, 512
 """The same of a packed call, whose padding only attention computes; so many places cost less than reading weights."""
+FREE_TILES = 4
+"""Of a packed call: so many take no longer than reading weights, so that idle tokens among theirs cost nothing."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,36 @@ def group_chunks(chunks: Sequence[Chunk], form: CallForm) -> list[list[Chunk]]:
         else:
             groups.append([chunk])
     return groups
+
+
+def idle_tokens(rows: int, prompt_tokens: int, tile: int) -> int:
+    """Return the idle tokens of a packed call: they fill its last tile, and one is the row that an engine's call needs.
+
+    rows: that decode. tile: tokens that are computed together; 1 on the reference executor, where none are idle.
+    """
+    return 0 if tile == 1 else -(max(rows, 1) + prompt_tokens) % tile + (rows == 0)
+
+
+def in_whole_tiles(chunks: list[Chunk], rows: int, tile: int, slots: Slots) -> list[Chunk]:
+    """Return a packed call's chunks, the last that does not end its prompt cut so that no token of the call is idle.
+
+    Unless the call is small, or would read fewer tokens of prompts per tile. rows: that decode.
+    """
+    prompt_tokens = sum(chunk.count for chunk in chunks)
+    tiles, excess = divmod(max(rows, 1) + prompt_tokens, tile)
+    if not excess or tiles < FREE_TILES or excess * (tiles + 1) > prompt_tokens:
+        return chunks
+    lengths, soft = slots.sequences.lengths, slots.sequences.soft
+    for place, chunk in reversed(list(enumerate(chunks))):
+        goes_on = chunk.start + chunk.count < lengths[chunk.slot]
+        if goes_on and chunk.count > excess and chunk.slot not in soft:  # images are read whole
+            return [*chunks[:place], replace(chunk, count=chunk.count - excess), *chunks[place + 1 :]]
+    return chunks
+
+
+def rows_between(decode: Ints) -> int:
+    """Return how many rows a call for sorted slots has, those of slots between them too."""
+    return int(decode[-1] - decode[0]) + 1 if decode.size else 0
 
 
 def are_scattered(slots: Ints) -> bool:

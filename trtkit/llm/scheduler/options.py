@@ -117,8 +117,9 @@ class SchedulerOptions(SharingOptions):
     """What a scheduler shares out: `slots` of `max_length` tokens.
 
     max_chunk: new tokens of a slot in one call. guesses: tokens that a decoding slot may write after its own, which are
-    guessed. is_packed: whether prompts share the calls of decoding slots. shares_prefixes: whether requests find what
-    others have cached; if not, only their own work after a preemption.
+    guessed. is_packed: whether prompts share the calls of decoding slots. token_tile: tokens that such a call
+    computes together; its last tile may have idle ones. shares_prefixes: whether requests find what others have cached;
+    if not, only their own work after a preemption.
     """
 
     slots: int
@@ -126,4 +127,5 @@ class SchedulerOptions(SharingOptions):
     max_chunk: int
     guesses: int = 0
     is_packed: bool = False
+    token_tile: int = 1
     shares_prefixes: bool = True

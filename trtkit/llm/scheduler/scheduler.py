@@ -19,7 +19,9 @@ from trtkit.llm.scheduler.batch import (
     SlotTaken,
     are_scattered,
     group_chunks,
+    in_whole_tiles,
     next_chunk,
+    rows_between,
 )
 from trtkit.llm.scheduler.costs import Statistics, StepCosts
 from trtkit.llm.scheduler.memory import SequenceMemory
@@ -162,7 +164,7 @@ class Scheduler(Generic[T]):
         self._note_service(decode, chunks)
         if launched is None and self._preempted:
             decode = decode[self.slots.is_running[decode]]
-        return self._batch(decode, group_chunks(chunks, self._call_form))
+        return self._batch(decode, self._in_whole_tiles(decode, group_chunks(chunks, self._call_form)))
 
     def schedule_ahead(self, *, in_flight: bool = False) -> Batch:
         """Return a step of those who decode already. Raises as `schedule` does."""
@@ -208,6 +210,13 @@ class Scheduler(Generic[T]):
         """Return a step with all that was decided since the last one."""
         preempted, self._preempted = tuple(self._preempted), []
         return Batch(decode, prefill or [], preempted, *self.memory.take())
+
+    def _in_whole_tiles(self, decode: Ints, groups: list[list[Chunk]]) -> list[list[Chunk]]:
+        """Return the chunks of each call, cut to whole tiles; slots decode in the first."""
+        tile, rows = self.options.token_tile, rows_between(decode)
+        if not self.options.is_packed or tile == 1:
+            return groups
+        return [in_whole_tiles(group, 0 if number else rows, tile, self.slots) for number, group in enumerate(groups)]
 
     def _note_service(self, decode: Ints, chunks: list[Chunk]) -> None:
         """Note whom a step serves, if turns depend on it: some of them will have ended when it is over."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trtkit.errors import RequestError
 from trtkit.llm.cache.transfers import CopyPages, CopyTokens, LoadBlocks, SaveBlocks
 from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams
-from trtkit.llm.scheduler.batch import Batch, SlotTaken
+from trtkit.llm.scheduler.batch import Batch, SlotTaken, rows_between
 from trtkit.llm.scheduler.options import SchedulerOptions
 from trtkit.llm.scheduler.scheduler import Scheduler
 from trtkit.simulation.cache import Clock, SimulatedCache
@@ -38,7 +38,10 @@ SCHEDULES = (
 
 @dataclass(frozen=True)
 class Case:
-    """A machine, and requests by the step in which they come: prompt, answer, shared block, priority and user."""
+    """A machine, and requests by the step in which they come: prompt, answer, shared block, priority and user.
+
+    tile: of packed calls; None if decoding and prompts have a call each.
+    """
 
     slots: int
     pages: int | None
@@ -46,6 +49,7 @@ class Case:
     schedule: ScheduleOptions
     host_tokens: int
     requests: tuple[tuple[int, int, int, int, int, str], ...]
+    tile: int | None = None
 
 
 requests = st.tuples(
@@ -60,10 +64,11 @@ cases = st.builds(
     Case,
     st.integers(1, 5),
     st.sampled_from([None, 16, 40]),
-    st.sampled_from([1, 5, 16]),
+    st.sampled_from([1, 5, 16, 25]),
     st.sampled_from(SCHEDULES),
     st.sampled_from([0, 30, 1000]),
     st.lists(requests, min_size=1, max_size=12).map(tuple),
+    st.sampled_from([None, 1, 2, 3]),
 )
 
 
@@ -84,6 +89,8 @@ class Machine:
             min_shared_tokens=1,
             host_cache_bytes=case.host_tokens,
             host_block_tokens=PAGE,
+            is_packed=case.tile is not None,
+            token_tile=case.tile or 1,
         )
         self.scheduler: Scheduler[SimulatedRequest] = Scheduler(self.cache, shared, self.clock)
 
@@ -180,6 +187,12 @@ def check_pages(scheduler: Scheduler[SimulatedRequest]) -> None:
     assert pages.free + int((pages.references[1:] > 0).sum()) == pages.pages - 1
 
 
+def check_tile(tile: int, rows: int, count: int) -> None:
+    """A prompt that goes on fills whole tiles of a large call, unless fewer of its tokens would be read per tile."""
+    tiles, excess = divmod(max(rows, 1) + count, tile)
+    assert not excess or tiles < 4 or (count - excess) / tiles < count / (tiles + 1)
+
+
 @settings(max_examples=150, deadline=None)
 @given(cases)
 def test_batches_keep_the_budget_and_every_request_ends_once(case: Case) -> None:
@@ -196,9 +209,13 @@ def test_batches_keep_the_budget_and_every_request_ends_once(case: Case) -> None
             assert 0 < chunk.count <= 16
             assert chunk.start == slots.cached[chunk.slot]
             assert chunk.start + chunk.count <= slots.sequences.lengths[chunk.slot]
-        for group in batch.prefill:
+        for number, group in enumerate(batch.prefill):
             numbers = [chunk.slot for chunk in group]
-            assert numbers == list(range(numbers[0], numbers[0] + len(group)))
+            is_in_place = numbers == list(range(numbers[0], numbers[0] + len(group)))
+            assert is_in_place or (case.tile is not None and case.pages is not None)
+            ends = [chunk.start + chunk.count == slots.sequences.lengths[chunk.slot] for chunk in group]
+            if case.tile is not None and ends == [False]:
+                check_tile(case.tile, 0 if number else rows_between(batch.decode), group[0].count)
         assert busy or not scheduler.running.requests
         check_pages(scheduler)
         assert machine.step < 2000, "somebody starves"
