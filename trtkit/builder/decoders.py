@@ -222,6 +222,12 @@ def is_packed(config: ModelConfig, spec: DecoderSpec) -> bool:
     return can_pack(spec, config) if batching is None else batching == "packed"
 
 
+def calls_note(config: ModelConfig, spec: DecoderSpec) -> str:
+    """Say why decoding and prompts have a call each, where the config does not ask for that; empty otherwise."""
+    obstacle = "" if llm_options(config).batching else _obstacle_to_packing(spec, config)
+    return obstacle and f"one for decoding and one for prompts: they cannot share one with {obstacle} yet"
+
+
 def can_pack(spec: DecoderSpec, config: ModelConfig) -> bool:
     """Whether decoding and prompts can share a call."""
     return not _obstacle_to_packing(spec, config)
