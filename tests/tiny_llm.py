@@ -83,9 +83,9 @@ def config_of(folder: Path, *overrides: str) -> ModelConfig:
     return load_config(str(folder / "m.yaml"), overrides)
 
 
-def build(folder: Path, name: str, **changes: int) -> Path:
-    """Build a bundle that gives all logits."""
+def build(folder: Path, name: str, options: str = "", **changes: int) -> Path:
+    """Build a bundle that gives all logits. options: more of `llm`, as YAML. changes: of the model."""
     save(folder / f"{name}-hf", **changes)
-    sizes = "max_batch_size: 4, max_sequence_length: 96, max_prefill_length: 16, logits: all"
+    sizes = f"max_batch_size: 4, max_sequence_length: 96, max_prefill_length: 16, logits: all, {options}"
     (folder / f"{name}.yaml").write_text(f"source: {{hf: {folder}/{name}-hf}}\nllm: {{{sizes}}}\n")
     return build_bundle(load_config(str(folder / f"{name}.yaml")), folder / name, new_runner()).bundle.path

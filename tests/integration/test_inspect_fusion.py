@@ -50,14 +50,14 @@ def test_a_step_of_a_language_model_multiplies_by_quantized_weights(
     (workspace / "errors.json").write_text(verified.out)
     ran = trtkit("inspect", "b", "--fusion", "--html", "page.html", "--measured", "errors.json")
     assert ran.code == 0, ran.err
-    prefill, decode = trtkit("inspect", "b", "--fusion", "--json").json()["fusions"]
-    assert (prefill["shapes"]["input_ids"], decode["shapes"]["input_ids"]) == ([1, 24], [1, 1])
-    for fusion in (prefill, decode):
+    mixed, decode = trtkit("inspect", "b", "--fusion", "--json").json()["fusions"]
+    assert (mixed["shapes"]["input_ids"], decode["shapes"]["input_ids"]) == ([25, 1], [1, 1])
+    for fusion in (mixed, decode):
         fused = [kernel["layers"] for kernel in fusion["kernels"] if "layers.1/mlp/up/matmul" in kernel["layers"]]
         assert fused == [["layers.1/mlp/up/dequantize", "layers.1/mlp/up/matmul"]]
         assert not {name for kernel in fusion["kernels"] for name in kernel["layers"]} & set(fusion["absent"])
         assert fusion["confirmed_kernels"] == fusion["generated_kernels"] > 5
-    assert (prefill["phase"], decode["phase"]) == ("prefill", "decode")
+    assert (mixed["phase"], decode["phase"]) == ("mixed", "decode")
     assert "kernels per token" in ran.out
     _check_page(workspace / "page.html", decode)
 
@@ -70,7 +70,7 @@ def test_kernels_of_several_ranks_are_those_of_the_first(workspace: Path, trtkit
     assert trtkit("build", "m.yaml", "-o", "b").code == 0
     ran = trtkit("inspect", "b", "--fusion")
     assert ran.code == 0, ran.err
-    assert re.findall(r"kernels of (.*\S)", ran.out) == ["m, prefill, rank 0 of 2", "m, decode, rank 0 of 2"]
+    assert re.findall(r"kernels of (.*\S)", ran.out) == ["m, mixed, rank 0 of 2", "m, decode, rank 0 of 2"]
     assert "comm_allreduce" in ran.out
 
 

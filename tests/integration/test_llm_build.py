@@ -17,6 +17,7 @@ from tests.decoders import model_of
 from trtkit.builder.decoders import checked_spec, llm_options, rope_note
 from trtkit.config.llm import LlmOptions
 from trtkit.config.load import load_config
+from trtkit.network.input_spec import TOKEN_TILE
 from trtkit.sources.decoder_source import open_hf_folder
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def test_shipped_llm_config_builds_a_folder_of_its_family(
     counted = sum(weight.numel() for weight in model_of(case).hf.parameters())
     assert manifest["decoder"]["parameters"] == counted
     tokens = [profile["input_ids"]["max"] for profile in manifest["profiles"]]
-    assert tokens == [[3, 16], [3, 1]]
+    assert tokens == [[3 + 16 + TOKEN_TILE - 1, 1], [3, 1]]  # a mixed step's, with idle ones, and a decode step's
 
 
 def test_llm_bundle_is_verified_against_transformers(llama: Path, workspace: Path, trtkit: Callable[..., Ran]) -> None:
@@ -80,6 +81,7 @@ def test_llm_bundle_is_verified_against_transformers(llama: Path, workspace: Pat
         "chunks of 1",
         "chunks of 5",
         "slots of different lengths",
+        "decoding and prompts in one call",
     ]
     manifest = json.loads((workspace / "bundles/m/manifest.json").read_text())
     assert manifest["verify"]["passed"] is True
@@ -103,14 +105,16 @@ def test_a_stored_head_that_differs_from_a_tied_embedding_is_built_and_verified(
 
 def test_kv_bytes_are_those_of_the_cache_inputs(llama: Path, trtkit: Callable[..., Ran]) -> None:
     network = trtkit("inspect", "m.yaml", "--json").json()
-    caches = [tensor for tensor in network["network"]["inputs"] if tensor["name"].startswith("past_")]
+    names = ("past_key", "past_value")  # rows of prompts read the same memory as `past_prompt_key`
+    caches = [tensor for tensor in network["network"]["inputs"] if tensor["name"].startswith(names)]
     elements = sum(tensor["shape"][1] * tensor["shape"][2] * tensor["shape"][3] for tensor in caches)
     assert network["decoder"]["kv_bytes_per_slot"] == 4 * elements
     assert network["decoder"]["kv_bytes_per_token"] * 32 == 4 * elements
 
 
 def test_inputs_say_what_their_axes_are_and_who_feeds_them(llama: Path, trtkit: Callable[..., Ran]) -> None:
-    manifest = trtkit("build", "m.yaml", "--json").json()["manifest"]
+    separate = ("--set", "llm.batching=separate")
+    manifest = trtkit("build", "m.yaml", *separate, "--json").json()["manifest"]
     inputs = {each["name"]: each for each in manifest["stages"][0]["inputs"]}
     assert manifest["inputs"] == list(inputs.values())
     tokens, batch = ["batch", "new_tokens"], ["batch"]
@@ -121,7 +125,8 @@ def test_inputs_say_what_their_axes_are_and_who_feeds_them(llama: Path, trtkit: 
         "kv_lengths": ("scheduler", batch),
         "last_token_index": ("scheduler", batch),
     }
-    used = trtkit("build", "m.yaml", "--set", "llm.kv_window=used", "--output", "used", "--json").json()["manifest"]
+    words = (*separate, "--set", "llm.kv_window=used", "--output", "used")
+    used = trtkit("build", "m.yaml", *words, "--json").json()["manifest"]
     window = {each["name"]: each for each in used["inputs"]}["key_positions"]
     assert (window["feeder"], window["axes"], window["shape"]) == ("scheduler", ["kv_window"], [-1])
     shapes = [{"min": [1], "opt": [16], "max": [32]}] * 2

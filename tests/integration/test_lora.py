@@ -132,7 +132,8 @@ def test_rows_of_every_family_have_their_own_adapters(case: Case, tmp_path: Path
 def test_engines_in_fp16_take_adapters(name: str, tmp_path: Path) -> None:
     """For prompts and for steps, from no ranks at all to the most."""
     case = next(case for case in CASES if case.name == name)
-    opened = open_decoder(resolve(config_of(case, tmp_path, "fp16", lora={"max_rank_sum": 24})))
+    options = {"lora": {"max_rank_sum": 24}, "batching": "separate"}
+    opened = open_decoder(resolve(config_of(case, tmp_path, "fp16", **options)))
     assert builds(opened.write(Graph(rtx()), opened.weights()), has_decode=True)
 
 

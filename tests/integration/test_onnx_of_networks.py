@@ -128,7 +128,7 @@ def test_command_writes_what_the_original_model_computes(workspace: Path, trtkit
 def test_language_model_of_a_bundle_computes_what_its_source_does(workspace: Path, trtkit: Callable[..., Ran]) -> None:
     tiny_llm.save(workspace / "hf")
     (workspace / "m.yaml").write_text(LLM)
-    assert trtkit("build", "m.yaml", "-o", "b").code == 0
+    assert trtkit("build", "m.yaml", "--set", "llm.batching=separate", "-o", "b").code == 0
     assert trtkit("inspect", "b", "--onnx", "llm.onnx").code == 0
     ids = np.array([[5, 9, 30, 12, 7], [8, 3, 1, 1, 1]], np.int32)
     feed = {

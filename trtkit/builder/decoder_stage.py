@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.builder.decoders import (
+    calls_note,
     converted_bytes,
     decoder_profiles,
     decoder_size,
@@ -80,6 +81,8 @@ def _describe_source(opened: OpenedDecoder, size: DecoderSize, steps: Steps) -> 
     steps.add("source", f"{spec.model_type}, {len(spec.layers)} layers, {parameters}{note}")
     if rotary := rope_note(spec, llm_options(opened.config)):
         steps.add("rope", rotary)
+    if calls := calls_note(opened.config, spec):
+        steps.add("calls", calls)
 
 
 def _experts_note(opened: OpenedDecoder) -> str:

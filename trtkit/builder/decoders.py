@@ -23,7 +23,7 @@ from trtkit.models.rope import original_length
 from trtkit.models.weights import find_weights, model_weights, stored_spec
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
-from trtkit.network.input_spec import LOGIT_INDEX, TOKEN_TILE, ProfileShapes, kv_window
+from trtkit.network.input_spec import TOKEN_TILE, ProfileShapes, kv_window, takes_packed_calls
 from trtkit.network.speculators.registry import build_speculator
 from trtkit.sources import decoder_source
 from trtkit.sources.checkpoint import converted_elements
@@ -64,6 +64,11 @@ class OpenedDecoder:
         return takes_embeddings(self.model)
 
     @property
+    def is_packed(self) -> bool:
+        """Whether decoding and prompts share a call."""
+        return is_packed(self.config, self.spec)
+
+    @property
     def rank_spec(self) -> DecoderSpec:
         """What the rank computes of the model."""
         return rank_spec(self.spec, grid_of(self.config), self.rank)
@@ -102,6 +107,7 @@ class OpenedDecoder:
         fusion = None if self.head is None else self.head.spec.fusion
         return replace(
             network_options(self.model, logits),
+            is_packed=self.is_packed,
             kv_cache=self.source.kv_cache,
             adapted=self.adapted,
             has_pages_in_place=in_place,
@@ -210,6 +216,18 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     return spec
 
 
+def is_packed(config: ModelConfig, spec: DecoderSpec) -> bool:
+    """Whether a model's decoding and prompts share a call: if the config does not say, whenever they can."""
+    batching = llm_options(config).batching
+    return can_pack(spec, config) if batching is None else batching == "packed"
+
+
+def calls_note(config: ModelConfig, spec: DecoderSpec) -> str:
+    """Say why decoding and prompts have a call each, where the config does not ask for that; empty otherwise."""
+    obstacle = "" if llm_options(config).batching else _obstacle_to_packing(spec, config)
+    return obstacle and f"one for decoding and one for prompts: they cannot share one with {obstacle} yet"
+
+
 def can_pack(spec: DecoderSpec, config: ModelConfig) -> bool:
     """Whether decoding and prompts can share a call."""
     return not _obstacle_to_packing(spec, config)
@@ -253,7 +271,6 @@ def network_options(model: StagedModel, logits: Literal["all", "last"] | None = 
         has_visible_lengths=model.images is not None and model.images.has_whole_images,
         expands_latent=options.latent_attention == "expanded",
         experts=options.experts,
-        is_packed=options.batching == "packed",
     )
 
 
@@ -273,7 +290,7 @@ def decoder_profiles(inputs: Sequence[InputSpec], options: LlmOptions) -> tuple[
     if options.lora is not None:
         most = options.lora.max_rank_sum
         sizes["adapter_rank"] = {"min": 0, "opt": max(1, most // 2), "max": most}
-    if any(spec.name == LOGIT_INDEX for spec in inputs):
+    if takes_packed_calls(inputs):
         return tuple(_profile(inputs, {**sizes, **own}) for own in _packed_sizes(batch, prefill, sizes, options))
     return tuple(_profile(inputs, {**sizes, "new_tokens": new}) for new in (prefill, decode))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtkit.builder.decoders import llm_options
 from trtkit.builder.jobs import DIGEST, LIST_KERNELS
 from trtkit.builder.stages import bundle_stages
 from trtkit.builder.write_stages import stage_request
 from trtkit.errors import BuildError
 from trtkit.files import scratch_folder
 from trtkit.network.fusion import Fusion, compare_with_plan, fuse
+from trtkit.network.input_spec import LOGIT_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ def bundle_fusions(bundle: Bundle, runner: Runner) -> Iterator[tuple[Fusion, Net
             raise BuildError(what, stage.name, "leave out `--fusion`")
         for profile, record in enumerate(listed.records):
             kernels = [kernel for kernel in listed.kernels if kernel.profile == profile]
-            phases = _PACKED_PHASES if llm_options(manifest.config).batching == "packed" else _PHASES
+            phases = _PACKED_PHASES if LOGIT_INDEX in stage.profiles[profile] else _PHASES
             phase = phases[profile] if stage.writer in ("decoder", "speculator") else ""
             ranks = manifest.grid.ranks if stage.writer == "decoder" else 1
             fusion = replace(fuse(stage.name, record, kernels, phase), ranks=ranks)

@@ -160,7 +160,7 @@ def _planned(
     path: str, longest: int, options: Mapping[str, Any], runner: Runner
 ) -> tuple[ReplicaOptions, tuple[str, ...]]:
     """Return replicas that run a model on a GPU, with the times of its roofline."""
-    from trtkit.builder.decoders import llm_options
+    from trtkit.builder.decoders import is_packed
     from trtkit.errors import SimulationError
     from trtkit.llm.scheduler import ScheduleOptions
     from trtkit.models.parallel import grid_of
@@ -180,7 +180,7 @@ def _planned(
     question = llm_question(model, PlanRequest([gpu], longest - 1, 1, 1), runner)
     kv, own_page_tokens = _caches(model, question, options["kv"])
     page_tokens = options["page_tokens"] or own_page_tokens
-    share, overhead_s = options["efficiency"], options["overhead_ms"] / 1e3
+    share, overhead_s, batching = options["efficiency"], options["overhead_ms"] / 1e3, options["batching"]
     machine_options = MachineOptions(share, overhead_s, 1e9 * options["host_gb_per_s"], _slots(model, options["slots"]))
     machine = machine_of(question, gpu, machine_options, kv)
     pages = options["pages"] or machine.cache_tokens // page_tokens
@@ -197,7 +197,7 @@ def _planned(
         token_bytes=machine.token_bytes,
         schedule=ScheduleOptions(options["schedule"]),
         gpus=machine.gpus,
-        is_packed=(options["batching"] or llm_options(model.config).batching) == "packed",
+        is_packed=is_packed(model.config, question.spec) if batching is None else batching == "packed",
         token_tile=TOKEN_TILE,
     )
     holds = "each with room for the longest" if kv == "linear" else f"{pages} pages of {page_tokens} tokens"

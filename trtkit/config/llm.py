@@ -46,10 +46,10 @@ class LlmOptions(StrictModel):
     page_tokens: Literal[16, 32, 64, 128] | None = Field(
         None, description="Tokens per page with `kv: paged`; 16 if unset."
     )
-    batching: Literal["packed", "separate"] = Field(
-        "separate",
+    batching: Literal["packed", "separate"] | None = Field(
+        None,
         description="Calls of a step in which some sequences decode and others read prompts: one, in which only "
-        "attention sees padding, or one of each kind.",
+        "attention sees padding (the default, where the model allows it), or one of each kind.",
     )
     lora: LoraOptions | None = Field(None, description="LoRA adapters as inputs of the engine; none if unset.")
     latent_attention: Literal["absorbed", "expanded"] = Field(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 Role = Literal[
     "batch",
@@ -92,6 +92,11 @@ class InputSpec:
     def size_of(self, role: Role) -> int:
         """Return the size of the axis of a role."""
         return next(axis.size for axis in self.axes if axis.role == role)
+
+
+def takes_packed_calls(inputs: Iterable[InputSpec]) -> bool:
+    """Whether a network with these inputs lets decoding and prompts share a call."""
+    return any(spec.name == LOGIT_INDEX for spec in inputs)
 
 
 def output_of_prompts(cache: InputSpec) -> str:

@@ -49,7 +49,7 @@ def layer_errors(
     inputs: Mapping[str, Any],
     reference: TensorsByName = lambda _: {},
 ) -> list[LayerError]:
-    """Run a network widened and as it is on the same inputs and compare every float tensor, in execution order.
+    """Run a network widened and as it is on the same inputs; compare every float tensor with elements, in order.
 
     Networks of fp16 and bf16 widen to fp32, those of fp32 to fp64. In as many passes as it takes for the widened
     tensors of one to stay within a GiB. reference: returns tensors of these names from elsewhere.
@@ -61,7 +61,7 @@ def layer_errors(
     sizes: dict[str, int] = {}
 
     def note(tensor: str, value: Any) -> None:
-        if tensor in names and isinstance(value, torch.Tensor) and value.is_floating_point():
+        if tensor in names and isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
             sizes[tensor] = value.numel() * _WIDE_BYTES
 
     executor.run(inputs, on_tensor=note)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from trtkit.builder.decoders import llm_options
 from trtkit.llm.execution import ReferenceDecoder, decoder_network
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.network.decoder import NEXT_HIDDEN_STATES
@@ -78,8 +79,10 @@ def rank_networks(
 
 
 def single(opened: OpenedDecoder) -> OpenedDecoder:
-    """Return the same model as one rank computes it."""
-    config = opened.config.model_copy(update={"parallel": None})
+    """Return the same model as one rank computes it, with calls of the same kind."""
+    calls = "packed" if opened.is_packed else "separate"
+    llm = llm_options(opened.config).model_copy(update={"batching": calls})
+    config = opened.config.model_copy(update={"parallel": None, "llm": llm})
     return replace(opened, model=replace(opened.model, config=config), rank=0)
 
 
@@ -105,7 +108,7 @@ def rank_errors(ranks: RankNetworks, whole: DecoderNetwork, call: Call) -> list[
     kept = wide.run(widened(inputs, type_of), keep={name for name in counterparts.values() if name})
     errors: dict[str, LayerError] = {}
     for values in _values(ranks, call, [name for name, whole_name in counterparts.items() if whole_name]):
-        for tensor, value in values.items():
+        for tensor, value in ((tensor, value) for tensor, value in values.items() if value.numel()):
             name = names[counterparts[tensor]]
             error = measure(replace(name, layer=tensor), tensor, value, kept[counterparts[tensor]], None)
             if tensor not in errors or error.relative_rms_error > errors[tensor].relative_rms_error:

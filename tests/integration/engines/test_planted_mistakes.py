@@ -35,6 +35,22 @@ MISTAKES = {
     "inputs that are not copied": (ENGINE, "target = self._inputs[name][: value.numel()]", "target = value.clone()"),
     "the last profile's context": (LOADED, "if profile not in self._contexts:", "if not self._contexts:"),
 }
+PACKED = "trtkit.llm.execution.packed_engine"
+MISTAKES_OF_PACKED_CALLS = {
+    "a missing wait": (PACKED, "self._stream.hold_current()", "pass"),
+    "inputs that are not copied": (
+        PACKED,
+        "target = self._inputs[name][start : start + values.numel()]",
+        "target = values.clone()",
+    ),
+    "prompts that are not kept": (PACKED, "self._stream.run(partial(self._append_prompts, packed))", "pass"),
+    "logits of another row": (
+        PACKED,
+        "self._inputs[LOGIT_INDEX][:rows].copy_(self._numbers[:rows])",
+        "self._inputs[LOGIT_INDEX][:rows].zero_()",
+    ),
+    "logits of another token": (PACKED, "logit_index=packed.logit_index + 1", "logit_index=packed.logit_index"),
+}
 PARAMS = [
     tiny_llm.GREEDY,
     SamplingParams(temperature=1.3, top_p=0.9, seed=3, max_tokens=9),
@@ -46,7 +62,12 @@ PROMPTS = ["the quick brown fox jumps", "do not", "1, 2, 3!", "the quick brown f
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return open_bundle(tiny_llm.build(tmp_path_factory.mktemp("mistakes"), "m"))
+    return open_bundle(tiny_llm.build(tmp_path_factory.mktemp("mistakes"), "m", "batching: separate"))
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return open_bundle(tiny_llm.build(tmp_path_factory.mktemp("mistakes"), "m", "batching: packed"))
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +84,34 @@ def tokens(bundle: Bundle, runtime: str) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def test_without_a_mistake_engines_generate_the_same(bundle: Bundle, expected: list[list[int]], gpu: Simulated) -> None:
+def is_seen(mistake: tuple[str, str, str], bundle: Bundle, expected: list[list[int]], gpu: Simulated) -> bool:
+    """Whether engines give other tokens with a mistake, or an error."""
     gpu.plans.add(bundle)
-    assert tokens(bundle, "tensorrt") == expected
+    with planted(*mistake):
+        try:
+            return tokens(bundle, "tensorrt") != expected
+        except Exception:
+            return True
+
+
+def test_without_a_mistake_engines_generate_the_same(
+    bundle: Bundle, packed: Bundle, expected: list[list[int]], gpu: Simulated
+) -> None:
+    for each in (bundle, packed):
+        gpu.plans.add(each)
+        assert tokens(each, "tensorrt") == expected
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_planted_mistake_is_seen(name: str, bundle: Bundle, expected: list[list[int]], gpu: Simulated) -> None:
-    gpu.plans.add(bundle)
-    with planted(*MISTAKES[name]):
-        try:
-            is_seen = tokens(bundle, "tensorrt") != expected
-        except Exception:  # an error shows it too
-            is_seen = True
-    assert is_seen
+    assert is_seen(MISTAKES[name], bundle, expected, gpu)
+
+
+@pytest.mark.parametrize("name", MISTAKES_OF_PACKED_CALLS)
+def test_a_mistake_in_packed_calls_is_seen(
+    name: str, packed: Bundle, expected: list[list[int]], gpu: Simulated
+) -> None:
+    assert is_seen(MISTAKES_OF_PACKED_CALLS[name], packed, expected, gpu)
 
 
 def test_graphs_that_hold_the_addresses_of_smaller_buffers_are_seen(bundle: Bundle, gpu: Simulated) -> None:

@@ -111,7 +111,7 @@ def run(bundle: Bundle, runtime: Any, *, kernel: bool) -> tuple[dict[str, Any], 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return open_bundle(tiny_llm.build(tmp_path_factory.mktemp("graphs"), "m"))
+    return open_bundle(tiny_llm.build(tmp_path_factory.mktemp("graphs"), "m", "batching: separate"))
 
 
 @pytest.fixture(scope="module")

@@ -145,7 +145,7 @@ def test_a_bundle_holds_both_engines_and_what_runs_them(vlm: Vlm) -> None:
     assert decoder is not None
     assert decoder.embeddings is not None
     names = {tensor.name for tensor in bundle.manifest.inputs}
-    assert ("visible_lengths" in names) == (vlm.model_type == "gemma3")
+    assert ("prompt_visible_lengths" in names) == (vlm.model_type == "gemma3")
     assert ("rope_position_ids" in names) == vision.has_grid_positions == vlm.model_type.startswith("qwen")
     assert "input_ids" not in names
     assert (folder_of(vlm) / "preprocessor_config.json").read_bytes() == (

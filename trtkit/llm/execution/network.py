@@ -13,6 +13,7 @@ from trtkit.llm.execution.embeddings import TokenEmbeddings, bundle_embeddings
 from trtkit.models.model import SPECULATOR
 from trtkit.network.decoder import EMBEDS
 from trtkit.network.graph import Graph
+from trtkit.network.input_spec import takes_packed_calls
 from trtkit.resolve import resolve
 from trtkit.sources.digest import digest_model
 
@@ -69,7 +70,7 @@ def decoder_network(
         opened.spec.vocab_size,
         options.max_sequence_length,
         options.max_prefill_length,
-        (logits or options.logits) == "all" or options.batching == "packed",
+        (logits or options.logits) == "all" or opened.is_packed,
         embeddings,
         has_read_only_caches(opened),
         0 if options.lora is None else options.lora.max_rank_sum,
@@ -106,12 +107,12 @@ def bundle_network(bundle: Bundle, rank: int = 0, *, has_all_logits: bool = Fals
     manifest = bundle.manifest
     layers, options, decoder = None, llm_options(manifest.config), manifest.decoder
     assert decoder is not None
-    gives_all = options.logits == "all" or options.batching == "packed"  # of any tokens that a call names
+    inputs = [record.spec for record in manifest.stages[-1].networks[rank].inputs]
+    gives_all = options.logits == "all" or takes_packed_calls(inputs)  # of any tokens that a call names
     if not has_all_logits or gives_all:
         layers = bundle.layers(rank=rank)
     if layers is None:
         return written_network(bundle, rank, "all" if has_all_logits else None)
-    inputs = [record.spec for record in manifest.stages[-1].networks[rank].inputs]
     return DecoderNetwork(
         layers,
         inputs,

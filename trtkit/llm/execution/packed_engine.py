@@ -17,7 +17,15 @@ from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.plan import dtype_of
 from trtkit.llm.execution.step import PromptSizes
 from trtkit.network.decoder import EMBEDS
-from trtkit.network.input_spec import ADAPTER_IDS, LOGIT_INDEX, PROMPT, TOKEN_TILE, kv_window, output_of_prompts
+from trtkit.network.input_spec import (
+    ADAPTER_IDS,
+    LOGIT_INDEX,
+    PROMPT,
+    TOKEN_TILE,
+    kv_window,
+    output_of_prompts,
+    takes_packed_calls,
+)
 from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
@@ -52,12 +60,14 @@ class PackedEngineDecoder(EngineDecoder):
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution. Prompts that are too long for one call have several."""
         call.check(self.slots, self.max_length)
+        parts = list(_parts(call.counts, self.max_prefill_length)) if call.ids.shape[1] > 1 else [slice(None)]
         outputs = []
-        for rows in _parts(call.counts, self.max_prefill_length) if call.ids.shape[1] > 1 else [slice(None)]:
+        for rows in parts:
             part = replace(call.with_rows(rows), first_slot=call.first_slot + (rows.start or 0))
             packed = PackedCall.of(part, has_all_logits=self.has_all_logits)
-            outputs.append(packed.shaped(self.forward_packed(packed, draw), has_all_logits=self.has_all_logits))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+            logits = packed.shaped(self.forward_packed(packed, draw), has_all_logits=self.has_all_logits)
+            outputs.append(logits if len(parts) == 1 else logits.clone())  # the next call's take their place
+        return outputs[0] if len(parts) == 1 else torch.cat(outputs)
 
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
         """Run slots that decode and slots that read prompts at once; see DecoderExecution."""
@@ -214,6 +224,14 @@ class PackedEngineDecoder(EngineDecoder):
     def _unpack(self, rows: int) -> None:
         super()._unpack(rows)
         self._inputs[LOGIT_INDEX][:rows].copy_(self._numbers[:rows])
+
+
+def open_engine(
+    backend: Backend, plan: DecoderPlan, size: CacheSize, device: Device, *, has_cuda_graphs: bool = True
+) -> EngineDecoder:
+    """Open the engine of a decoder as its network takes calls: packed, or of one kind each."""
+    opened = PackedEngineDecoder if takes_packed_calls(plan.inputs) else EngineDecoder
+    return opened(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
 
 
 def _parts(counts: Ints, most: int) -> Iterator[slice]:

@@ -16,7 +16,6 @@ from trtkit.models.model import SPECULATOR
 from trtkit.models.parallel import rank_spec
 from trtkit.models.rank_weights import RankWeights
 from trtkit.models.spec_file import read_spec
-from trtkit.network.input_spec import LOGIT_INDEX
 from trtkit.runtime import device as devices
 from trtkit.runtime.weight_budget import weight_budget_bytes
 from trtkit.serving_options import Runtime  # noqa: TC001  # ranks read OpenOptions from JSON by its types
@@ -117,7 +116,7 @@ def _shares(bundle: Bundle, rank: int) -> Callable[[str], MatrixShare]:
 def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Device) -> EngineDecoder:
     """Open a rank's engine. Steps with collectives are not captured: no GPU has shown that this works."""
     from trtkit.llm.execution.engine import EngineDecoder
-    from trtkit.llm.execution.packed_engine import PackedEngineDecoder
+    from trtkit.llm.execution.packed_engine import open_engine
     from trtkit.llm.execution.plan import DecoderPlan
 
     devices.check_device(device, bundle.manifest)
@@ -125,9 +124,7 @@ def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Dev
     backend, plan = load_backend(bundle.manifest.backend.name), DecoderPlan.of(bundle, peers.rank)
     has_cuda_graphs = options.how.has_cuda_graphs and peers.members is None
     size = CacheSize(options.slots, _pool(bundle, options, peers.rank))
-    is_packed = any(spec.name == LOGIT_INDEX for spec in plan.inputs)
-    opened = PackedEngineDecoder if is_packed else EngineDecoder
-    engine = opened(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
+    engine = open_engine(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
     if options.how.has_head:
         head, size = DecoderPlan.of(bundle, name=SPECULATOR), CacheSize(options.slots, PoolSize(model=engine.cache))
         engine.head = EngineDecoder(backend, head, size, device, has_cuda_graphs=has_cuda_graphs)
