@@ -1,8 +1,10 @@
 """Packed calls beside separate ones: SmolLM2 on the reference executor in fp32, and Llama 3.1 8B simulated.
 
-Requests arrive at random (Poisson), with prompts of 40 to 900 tokens and answers of 8 to 200; the load is the same for
-both, and so are the tokens. `decode_s` is a step of eight sequences without prompts. Rounds are interleaved.
-`python -m benchmarks.packed`
+`decode_s` is a step of eight sequences without prompts; `mixed_s` one in which seven decode and one reads a prompt, up
+to the budget: in one call, or in two. Rounds are interleaved. `python -m benchmarks.packed` measures these.
+
+`python -m benchmarks.packed load` answers requests, too, which takes an hour: they arrive at random (Poisson), with
+prompts of 40 to 900 tokens and answers of 8 to 200; the load is the same for both, and so are the tokens.
 """
 
 from __future__ import annotations
@@ -12,23 +14,28 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.measure import interleaved, ratio, summary, write
+from benchmarks.measure import interleaved, ratio, seconds, summary, write
 from trtkit.config.load import load_config
 from trtkit.llm.engine import EngineOptions, LLMEngine, Request
 from trtkit.llm.execution import Call, ReferenceDecoder, config_network
+from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.pool_size import PoolSize
 from trtkit.llm.sampling.params import SamplingParams
 from trtkit.llm.sampling.settings import Settings, Vocabulary
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trtkit.llm.execution import DecoderNetwork
 
-REQUESTS, SLOTS, PER_SECOND, ROUNDS = 12, 8, 2.0, 1
+REQUESTS, SLOTS, PER_SECOND, ROUNDS, STEPS = 12, 8, 2.0, 3, 9
+CACHED = 300  # tokens of each sequence
 BUDGETS = (64, 128, 512)
 CACHES = {"linear": ["llm.kv=linear"], "paged": ["llm.kv=paged"]}
 MODEL = "llama"
@@ -73,26 +80,60 @@ def tokens_per_second(network: DecoderNetwork, budget: int) -> dict[str, float]:
 
 
 def decode_s(network: DecoderNetwork) -> float:
-    """Return the seconds of a step in which all slots decode with 300 cached tokens."""
+    """Return the seconds of a step in which all slots decode."""
+    decoder, one = filled(network), np.ones(SLOTS, np.int64)
+    return median_s(lambda step: decoder.forward(decoding(SLOTS, CACHED + step, one)))
+
+
+def mixed_s(network: DecoderNetwork, budget: int) -> float:
+    """Return the seconds of a step in which all slots but the last decode, and that one reads a piece of a prompt."""
+    decoder, one, rows = filled(network), np.ones(SLOTS, np.int64), SLOTS - 1
+    new = budget - rows
+    ids, last = np.full((1, new), 1000), np.array([rows])
+
+    def run(step: int) -> None:
+        decode, piece = decoding(rows, CACHED + step, one), Call(rows, ids, one[:1] * CACHED, np.array([new]))
+        decoder.cache.positions[rows] = CACHED  # the piece is read again
+        if decoder.packed is None:
+            decoder.forward(decode)
+            decoder.forward(piece)
+        else:
+            logits = np.append(np.arange(rows), budget - 1)
+            decoder.packed.forward_packed(PackedCall(decode, replace(piece, scattered=last), logits))
+
+    return median_s(run)
+
+
+def filled(network: DecoderNetwork) -> ReferenceDecoder:
+    """Return a decoder whose slots have CACHED tokens."""
     decoder, one = ReferenceDecoder(network, SLOTS, pool=POOL), np.ones(SLOTS, np.int64)
-    ids = np.full((SLOTS, 300), 1000)
-    decoder.forward(Call(0, ids, 0 * one, 300 * one))
-    times = []
-    for step in range(12):
-        started_s = time.perf_counter()
-        decoder.forward(Call(0, ids[:, :1], (300 + step) * one, one))
-        times.append(time.perf_counter() - started_s)
-    return float(np.median(times[2:]))
+    decoder.forward(Call(0, np.full((SLOTS, CACHED), 1000), 0 * one, CACHED * one))
+    return decoder
 
 
-def simulated(batching: str) -> Any:
-    """Return what `trtkit simulate` says of Llama 3.1 8B on an H100."""
+def decoding(rows: int, cached: int, one: np.ndarray) -> Call:
+    """Return the call of a decode step."""
+    return Call(0, np.full((rows, 1), 1000), cached * one[:rows], one[:rows])
+
+
+def median_s(run: Callable[[int], Any]) -> float:
+    """Return the median of the seconds of STEPS runs, after two that are not counted."""
+    return float(np.median([seconds(partial(run, step)) for step in range(STEPS + 2)][2:]))
+
+
+def simulated(batching: str) -> dict[str, float]:
+    """Return what `trtkit simulate` says of Llama 3.1 8B on an H100, in milliseconds."""
     words = ["simulate", "llama-3.1-8b", "--gpu", "h100", "--rate", "22", "--batching", batching, "--json"]
     command = [sys.executable, "-c", "from trtkit.cli.main import main; main()", *words]
-    return json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    result = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)["result"]
+    return {
+        f"{name}_{kind}_ms": round(result[name][f"{kind}_ms"], 2)
+        for name in ("ttft", "tpot")
+        for kind in ("mean", "p99")
+    }
 
 
-def main() -> None:
+def main(parts: list[str]) -> None:
     """Measure and write the results."""
     figures: dict[str, Any] = {"requests": REQUESTS, "slots": SLOTS, "requests_per_second": PER_SECOND}
     figures["simulated"] = {batching: simulated(batching) for batching in ("separate", "packed")}
@@ -102,11 +143,19 @@ def main() -> None:
         figures[kind] = {"decode_s": {name: summary(times) for name, times in steps.items()}}
         figures[kind]["decode_ratio"] = ratio(steps["packed"], steps["separate"])
         for budget in BUDGETS:
+            steps = interleaved(
+                {name: partial(mixed_s, network, budget) for name, network in networks.items()}, ROUNDS, 0
+            )
+            figures[kind][f"budget {budget}"] = {
+                "mixed_s": {name: summary(times) for name, times in steps.items()},
+                "mixed_ratio": ratio(steps["packed"], steps["separate"]),
+            }
+        for budget in BUDGETS if "load" in parts else ():
             runs = interleaved(
                 {name: partial(tokens_per_second, network, budget) for name, network in networks.items()}, ROUNDS, 0
             )
             rates = {name: [run["tokens_per_second"] for run in each] for name, each in runs.items()}
-            figures[kind][f"budget {budget}"] = {
+            figures[kind][f"load at budget {budget}"] = {
                 **{name: {**runs[name][-1], "tokens_per_second": summary(rates[name])} for name in runs},
                 "speedup": ratio(rates["packed"], rates["separate"]),
             }
@@ -114,4 +163,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -78,11 +78,13 @@ EIGHT_B = Shape("llama-8b", 32, 4096, 32, 8, 14336, 128256)
 SHAPES = {shape.name: shape for shape in (TINY, SMOLLM2, ONE_B, EIGHT_B)}
 
 
-def decoder(place: Place, name: str, precision: str = "fp16", kv_window: str = "full") -> tuple[Shape, Bundle]:
+def decoder(
+    place: Place, name: str, precision: str = "fp16", kv_window: str = "full", batching: str = "packed"
+) -> tuple[Shape, Bundle]:
     """Return a bundle of a shape; of the tiny one if the place is simulated."""
     shape = TINY if place.is_simulated else SHAPES[name]
-    key = f"{shape.name}-{precision}-{kv_window}"
-    return shape, place.bundle(key, lambda: _config(place, shape, precision, kv_window))
+    key = f"{shape.name}-{precision}-{kv_window}-{batching}"
+    return shape, place.bundle(key, lambda: _config(place, shape, precision, kv_window, batching))
 
 
 def weights_folder(place: Place, shape: Shape, precision: str) -> Path:
@@ -98,12 +100,13 @@ def weights_folder(place: Place, shape: Shape, precision: str) -> Path:
     return folder
 
 
-def _config(place: Place, shape: Shape, precision: str, kv_window: str) -> ModelConfig:
+def _config(place: Place, shape: Shape, precision: str, kv_window: str, batching: str) -> ModelConfig:
     sizes = {
         "max_batch_size": shape.batch,
         "max_sequence_length": shape.length,
         "max_prefill_length": min(512, shape.length // 2),
         "kv_window": kv_window,
+        "batching": batching,
     }
     source = {"hf": str(weights_folder(place, shape, precision))}
     fields = {"source": source, "precision": "fp16", "target": "sm80"} if precision == "int4" else {}

@@ -161,7 +161,9 @@ def test_a_language_model_has_ceilings_of_prefill_and_decode(tmp_path: Path, wor
     assert (prefill["at"], decode["at"]["batch"]) == ({"batch": 1, "new_tokens": 12, "cached_tokens": 12}, 2)
     layers = {row["layer"]: row for row in prefill["layers"]}
     assert layers["layers.*/mlp/up/matmul"]["layers"] == 2
-    assert {row["layer"] for row in decode["layers"]} == set(layers)
+    of_prompts = set(layers) - {row["layer"] for row in decode["layers"]}  # a step without prompts has none of them
+    assert len(of_prompts) < len(layers) / 2
+    assert {row["layer"] for row in decode["layers"]} <= set(layers)
     assert layers["layers.*/attention/attention"]["flops"] > 0
     floors = [sum(row["flops"] for row in phase["layers"]) for phase in (prefill, decode)]
     assert floors == pytest.approx([prefill["flops"], decode["flops"]], rel=0.02)  # the rest is folded by torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -139,23 +140,30 @@ CHANGES = {"os.rename", "os.mkdir", "os.link", "os.remove", "os.rmdir", "open"}
 
 def killed_deployment(models: Sequence[DeployedModel], repository: Path, step: int) -> bool:
     """Deploy in a process that is killed before its `step`-th change to a file; whether it was."""
-    child = os.fork()
-    if child == 0:
-        done = 0
+    context = multiprocessing.get_context("forkserver")  # a test's own process may be too large to be forked
+    context.set_forkserver_preload([__name__])
+    child = context.Process(target=deploy_up_to, args=(models, repository, step))
+    child.start()
+    child.join()
+    return child.exitcode == -signal.SIGKILL
 
-        def kill(event: str, arguments: tuple[Any, ...]) -> None:
-            nonlocal done
-            is_read = event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax"))
-            if event in CHANGES and not is_read:
-                done += 1
-                if done == step:
-                    os.kill(os.getpid(), signal.SIGKILL)
 
-        sys.addaudithook(kill)
-        with writing(repository):
-            write(place_models(models, repository, 1), repository, lambda _: None)
-        os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+def deploy_up_to(models: Sequence[DeployedModel], repository: Path, step: int) -> None:
+    """Deploy, and kill this process before its `step`-th change to a file."""
+    done = 0
+
+    def kill(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal done
+        is_read = event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax"))
+        if event in CHANGES and not is_read:
+            done += 1
+            if done == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(kill)
+    with writing(repository):
+        write(place_models(models, repository, 1), repository, lambda _: None)
+    os._exit(0)
 
 
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])

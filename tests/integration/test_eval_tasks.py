@@ -142,7 +142,7 @@ def test_an_engine_of_last_logits_is_read_by_the_reference_executor(
 ) -> None:
     from tests import tiny_chat
 
-    bundle = tiny_chat.build(tmp_path, "llm.logits=last")
+    bundle = tiny_chat.build(tmp_path, "llm.logits=last", "llm.batching=separate")
     pair = ScoredContinuation([5, 6, 7], [8, 9])
     with LLM(bundle, needs_all_logits=True) as llm:
         assert score(llm, [pair])[0].log == pytest.approx(score(tiny, [pair])[0].log, rel=1e-5)

@@ -71,7 +71,7 @@ def opened_with(folder: Path, case: Case, **options: Any) -> OpenedDecoder:
     """Return the case's model with a random adapter, which lies in the folder `adapter`."""
     base = save_base(folder / "base", case)
     adapter = save_adapter(folder / "adapter", model_of(case).hf, **options)
-    llm = {"max_sequence_length": T, "max_prefill_length": T, "logits": "all"}
+    llm = {"max_sequence_length": T, "max_prefill_length": T, "logits": "all", "batching": "separate"}
     return open_decoder(
         resolve(ModelConfig.model_validate({"source": {"hf": str(base), "lora": str(adapter)}, "llm": llm}))
     )

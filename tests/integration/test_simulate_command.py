@@ -93,11 +93,12 @@ def test_a_model_on_a_gpu_takes_the_times_of_its_plan(trtkit: Callable[..., Ran]
     """One request on an idle GPU: TTFT and TPOT are the floors that `plan` shows, twice that at half the efficiency."""
     lengths = ("--input-len", 500, "--output-len", 41)
     words = (shallow, "--gpu", "h200", *lengths)
-    result = simulated(trtkit, *words, "--rate", 1, "--requests", 1, "--prefill-budget", 4096)["result"]
+    load = ("--rate", 1, "--requests", 1, "--prefill-budget", 4096, "--batching", "separate")  # without idle tokens
+    result = simulated(trtkit, *words, *load)["result"]
     plan = json.loads(trtkit("plan", *words, "--json").out)["gpus"][0]
     assert result["ttft"]["mean_ms"] == pytest.approx(plan["ttft"]["ms"], rel=0.01)
     assert result["tpot"]["mean_ms"] == pytest.approx(plan["tpot"]["ms"], rel=0.01)
-    half = simulated(trtkit, *words, "--rate", 1, "--requests", 1, "--efficiency", 0.5, "--prefill-budget", 4096)
+    half = simulated(trtkit, *words, *load, "--efficiency", 0.5)
     assert half["result"]["latency"]["mean_ms"] == pytest.approx(2 * result["latency"]["mean_ms"], rel=0.01)
 
 
@@ -133,7 +134,7 @@ def test_pages_that_are_copied_are_read_again_and_written(trtkit: Callable[..., 
 def test_a_plan_counts_copies_of_pages_as_the_simulation_does(trtkit: Callable[..., Ran], shallow: Path) -> None:
     """512 + 33 tokens are 528.5 on average while decoding: 529, in whole pages 544."""
     words = (shallow, "--gpu", "h200", "--input-len", 512, "--output-len", 33)
-    one = ("--rate", 1, "--requests", 1, "--prefill-budget", 4096, "--kv", "paged")
+    one = ("--rate", 1, "--requests", 1, "--prefill-budget", 4096, "--kv", "paged", "--batching", "separate")
     result = simulated(trtkit, *words, *one)["result"]
     plan = trtkit("plan", *words, "--set", "llm.kv=paged", "--concurrency", 1, "--json").json()["gpus"][0]
     linear = trtkit("plan", *words, "--json").json()["gpus"][0]

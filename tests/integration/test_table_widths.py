@@ -84,7 +84,7 @@ def test_a_network_with_long_names(printed: Callable[..., str]) -> None:
 
 
 def test_a_language_model(printed: Callable[..., str]) -> None:
-    assert "input_ids int32 [?, ?]" in printed("inspect bundle --layers")
+    assert "input_ids int32 [?, 1]" in printed("inspect bundle --layers")
     printed("verify bundle --no-corners -q")
     printed(f"eval bundle --perplexity {ROOT}/LICENSE --windows 1 -q")
 

@@ -57,7 +57,7 @@ def caches_are_updated_in_place(place: Place) -> Seen:
     """6: `present_*` is an alias of `past_*`, and a launch with another address is refused."""
     from trtkit.runtime.loaded_engine import LoadedEngine
 
-    _, bundle = decoder(place, "tiny", "fp32")
+    _, bundle = decoder(place, "tiny", "fp32", batching="separate")
     stream = place.device.stream()
     engine = LoadedEngine(place.backend, bundle.engine_path(), stream)
     aliases = {name: output.aliases for name, output in engine.outputs.items() if name != "logits"}

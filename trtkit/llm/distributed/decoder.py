@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.errors import ExecutionError
@@ -87,7 +87,7 @@ class DistributedDecoder:
 
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
         """Run slots that decode and slots that read prompts on every rank at once; see PackedCalls."""
-        packed = replace(packed, decode=self._placed(packed.decode), prompts=self._placed(packed.prompts))
+        packed = packed.placed(self._placed)
         with self._group.guarded():
             self._group.channel.tell(self._writer.packed(packed))
             logits = self._runner.forward_packed(packed)
@@ -97,8 +97,6 @@ class DistributedDecoder:
         return logits
 
     def _placed(self, call: Call) -> Call:
-        if not len(call.starts):
-            return call
         call.check(self.slots, self.max_length)
         return self.cache.prepare(call)
 

@@ -14,6 +14,8 @@ from trtkit.llm.execution.call import Call
 from trtkit.network.input_spec import ADAPTER_IDS, LOGIT_INDEX, PROMPT, kv_window
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trtkit.llm.sequences import Ints
 
 
@@ -45,6 +47,11 @@ class PackedCall:
         prompts = replace(call, scattered=call.slots)
         packed = cls(no_rows(), prompts, np.arange(int(call.counts.sum())))
         return packed if has_all_logits else replace(packed, logit_index=packed.last_tokens)
+
+    def placed(self, place: Callable[[Call], Call]) -> PackedCall:
+        """Return the call with what `place` makes of the calls that have rows."""
+        decode, prompts = (place(call) if len(call.starts) else call for call in (self.decode, self.prompts))
+        return replace(self, decode=decode, prompts=prompts)
 
     @property
     def rows(self) -> int:

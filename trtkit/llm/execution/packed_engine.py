@@ -72,9 +72,9 @@ class PackedEngineDecoder(EngineDecoder):
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
         """Run slots that decode and slots that read prompts at once; see DecoderExecution."""
         self._stream.wait_for_current()  # which may read the last call's logits, or write what this one reads
-        decode, prompts = self._placed(packed.decode), self._placed(packed.prompts)
-        packed, is_joined, count = replace(packed, decode=decode, prompts=prompts), False, len(packed.logit_index)
-        if prompts.counts.any():
+        packed, is_joined, count = packed.placed(self._placed), False, len(packed.logit_index)
+        decode = packed.decode
+        if packed.prompts.counts.any():
             packed = self._filled(packed)
             step = self._mixed_step(packed)
             self.calls.add(packed.tokens, packed.used_tokens)
@@ -143,8 +143,6 @@ class PackedEngineDecoder(EngineDecoder):
 
     def _placed(self, call: Call) -> Call:
         """Return a call with where its rows' tokens lie."""
-        if not len(call.starts):
-            return call
         call.check(self.slots, self.max_length)
         call = self.cache.prepare(call)
         self.cache.advance(call)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,14 +85,13 @@ class ReferenceDecoder:
 
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
         """Run slots that decode and slots that read prompts at once; see DecoderExecution."""
-        decode, prompts = (self._placed(call) if len(call.starts) else call for call in (packed.decode, packed.prompts))
-        packed = replace(packed, decode=decode, prompts=prompts)
-        for call in (decode, prompts):
+        packed = packed.placed(self._placed)
+        for call in (packed.decode, packed.prompts):
             self.cache.advance(call)
             self.cache.begin(call)
         logits = self._run_packed(packed)
         if draw is not None:
-            draw(logits, decode.first_slot)
+            draw(logits, packed.decode.first_slot)
         return logits
 
     def _run_packed(self, packed: PackedCall) -> torch.Tensor:
