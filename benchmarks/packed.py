@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from trtkit.llm.execution import DecoderNetwork
 
-REQUESTS, SLOTS, PER_SECOND, ROUNDS, STEPS = 12, 8, 2.0, 3, 9
+REQUESTS, SLOTS, PER_SECOND, ROUNDS, STEPS = 12, 8, 2.0, 3, 5
 CACHED = 300  # tokens of each sequence
 BUDGETS = (64, 128, 512)
 CACHES = {"linear": ["llm.kv=linear"], "paged": ["llm.kv=paged"]}
