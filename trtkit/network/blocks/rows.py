@@ -9,6 +9,7 @@ Source: selective batching, https://www.usenix.org/conference/osdi22/presentatio
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ from trtkit.dtypes import INT32
 from trtkit.network.input_spec import PROMPT
 from trtkit.network.ops.arithmetic import cast
 from trtkit.network.ops.gather import entries
-from trtkit.network.ops.shape import concat, reshape, size_of, slice_of, take, take_as_many, transpose, unsqueeze
+from trtkit.network.ops.shape import concat, reshape, size_of, slice_of, take, transpose, unsqueeze
 
 if TYPE_CHECKING:
     from trtkit.network.graph import Tensor
@@ -59,7 +60,7 @@ class FirstRows:
     is_padded: bool = False
 
     def new(self, x: Tensor) -> Tensor:
-        return x if self.like is None else take_as_many(x, 0, self.like)
+        return x if self.like is None else slice_of(x, 0, self._count)
 
     def unpadded(self, x: Tensor) -> Tensor:
         return self.new(x)
@@ -75,6 +76,11 @@ class FirstRows:
     def outputs(self, attended: Tensor, fold: int) -> Tensor:
         assert fold == 1
         return attended
+
+    @cached_property
+    def _count(self) -> Tensor:
+        assert self.like is not None
+        return size_of(self.like)
 
 
 class PromptRows:
@@ -95,7 +101,7 @@ class PromptRows:
         return _heads_first(entries(reshape(x, (0, x.shape[1], x.shape[3])), 0, self._tokens))
 
     def unpadded(self, x: Tensor) -> Tensor:
-        return slice_of(x, size_of(self._decoding), size_of(self._places))
+        return slice_of(x, *self._start_and_size)
 
     def queries(self, q: Tensor, fold: int) -> Tensor:
         heads, size = q.shape[1] // fold, q.shape[3]
@@ -114,6 +120,11 @@ class PromptRows:
         by_place = reshape(_heads_first(attended), (-1, heads, size))
         by_token = _heads_first(entries(by_place, 0, self._fold(fold)[1]))  # [P, N / fold, fold, H]
         return reshape(by_token, (0, heads * fold, 1, size))
+
+    @cached_property
+    def _start_and_size(self) -> tuple[Tensor, Tensor]:
+        """Where the prompts' tokens begin among all, and how many they are."""
+        return size_of(self._decoding), size_of(self._places)
 
     def _fold(self, fold: int) -> tuple[Tensor, Tensor]:
         """Return which token and head lies at each place [B, fold * S], and the places of each token's heads [P, fold].

@@ -71,11 +71,12 @@ def size_of(x: Tensor) -> Tensor:
     return x.graph.add(x.graph.network.add_shape(x.trt), "shape")
 
 
-def slice_of(x: Tensor, start: Tensor, size: Tensor) -> Tensor:
-    """Return elements of the first axis from `start` on, as many as `size`: both int64 [1], known at run time only."""
-    layer = x.graph.network.add_slice(x.trt, (0,), (1,), (1,))
+def slice_of(x: Tensor, start: Tensor | int, size: Tensor) -> Tensor:
+    """Return elements of the first axis from `start` on, as many as `size`. Tensors: int64 [1], known at run time."""
+    layer = x.graph.network.add_slice(x.trt, (start if isinstance(start, int) else 0,), (1,), (1,))
     layer.axes = (0,)
-    layer.set_input(1, start.trt)
+    if not isinstance(start, int):
+        layer.set_input(1, start.trt)
     layer.set_input(2, size.trt)
     return x.graph.add(layer, "slice")
 
