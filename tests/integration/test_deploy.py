@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import shutil
 import signal
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.conftest import tree
+from tests.deployed_up_to import deploy_up_to
 from tests.deployments import as_tensorrt, deployed
 from trtkit.bundle.bundle import open_bundle
 from trtkit.deployment.triton.deploy import DeployRequest, served_models
 from trtkit.deployment.triton.options import DeployOptions
-from trtkit.deployment.triton.repository import place_models, write, writing
 from trtkit.deployment.triton.repository_check import check_repository
 from trtkit.deployment.triton.server_files import find_server
 
@@ -135,35 +133,14 @@ def test_a_bundle_of_a_library_that_is_not_here_has_a_known_request(
     assert "model.plan" in tree(workspace / "models/tiny/1")
 
 
-CHANGES = {"os.rename", "os.mkdir", "os.link", "os.remove", "os.rmdir", "open"}
-
-
 def killed_deployment(models: Sequence[DeployedModel], repository: Path, step: int) -> bool:
     """Deploy in a process that is killed before its `step`-th change to a file; whether it was."""
     context = multiprocessing.get_context("forkserver")  # a test's own process may be too large to be forked
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(["trtkit.cli.main", "trtkit.deployment.triton.deploy"])
     child = context.Process(target=deploy_up_to, args=(models, repository, step))
     child.start()
     child.join()
     return child.exitcode == -signal.SIGKILL
-
-
-def deploy_up_to(models: Sequence[DeployedModel], repository: Path, step: int) -> None:
-    """Deploy, and kill this process before its `step`-th change to a file."""
-    done = 0
-
-    def kill(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal done
-        is_read = event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax"))
-        if event in CHANGES and not is_read:
-            done += 1
-            if done == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(kill)
-    with writing(repository):
-        write(place_models(models, repository, 1), repository, lambda _: None)
-    os._exit(0)
 
 
 @pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.slow)])
