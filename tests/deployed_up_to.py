@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.deployment.triton.repository import place_models, write, writing
 
@@ -22,7 +22,7 @@ def deploy_up_to(models: Sequence[DeployedModel], repository: Path, step: int) -
     """Deploy, and kill this process before its `step`-th change to a file."""
     done = 0
 
-    def kill(event: str, arguments: tuple[Any, ...]) -> None:
+    def kill(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal done
         is_read = event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax"))
         if event in CHANGES and not is_read:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @contextmanager
@@ -36,3 +36,12 @@ def planted(module_name: str, text: str, mistake: str) -> Iterator[None]:
     finally:
         for value, key, member in undo:
             setattr(value, key, member)
+
+
+def is_seen(mistake: tuple[str, str, str], run: Callable[[], object], expected: object) -> bool:
+    """Whether a run answers otherwise than expected with a mistake planted; an error shows it too."""
+    with planted(*mistake):
+        try:
+            return run() != expected
+        except Exception:
+            return True
