@@ -199,7 +199,7 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     if options.kv == "paged" and not spec.attentions:
         what = "`llm.kv: paged` does not apply to a model without attention: it has no KV caches"
         problems.append(Problem(what, "llm.kv", "leave it out"))
-    if options.batching == "packed" and (obstacle := _obstacle_to_packing(spec, config)):
+    if options.batching == "packed" and (obstacle := _obstacle_to_packing(config, spec)):
         what = f"`packed` does not work with {obstacle} yet: decoding and prompts have a call each"
         problems.append(Problem(what, "llm.batching", "use `separate`"))
     if problems:
@@ -219,21 +219,21 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
 def is_packed(config: ModelConfig, spec: DecoderSpec) -> bool:
     """Whether a model's decoding and prompts share a call: if the config does not say, whenever they can."""
     batching = llm_options(config).batching
-    return can_pack(spec, config) if batching is None else batching == "packed"
+    return can_pack(config, spec) if batching is None else batching == "packed"
 
 
 def calls_note(config: ModelConfig, spec: DecoderSpec) -> str:
     """Say why decoding and prompts have a call each, where the config does not ask for that; empty otherwise."""
-    obstacle = "" if llm_options(config).batching else _obstacle_to_packing(spec, config)
+    obstacle = "" if llm_options(config).batching else _obstacle_to_packing(config, spec)
     return obstacle and f"one for decoding and one for prompts: they cannot share one with {obstacle} yet"
 
 
-def can_pack(spec: DecoderSpec, config: ModelConfig) -> bool:
+def can_pack(config: ModelConfig, spec: DecoderSpec) -> bool:
     """Whether decoding and prompts can share a call."""
-    return not _obstacle_to_packing(spec, config)
+    return not _obstacle_to_packing(config, spec)
 
 
-def _obstacle_to_packing(spec: DecoderSpec, config: ModelConfig) -> str:
+def _obstacle_to_packing(config: ModelConfig, spec: DecoderSpec) -> str:
     """Return what keeps decoding and prompts from sharing a call; empty if nothing does."""
     options = llm_options(config)
     obstacles = {

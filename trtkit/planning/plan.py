@@ -107,7 +107,7 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
     if grid != SINGLE:
         check_grid(spec, grid, planned.where)
     counts = _count(planned, quantized, work.length, runner)
-    return PlanningQuestion(model, counts, work, spec, grid, options.lora, can_pack(spec, planned.config))
+    return PlanningQuestion(model, counts, work, spec, grid, options.lora, can_pack(planned.config, spec))
 
 
 def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> LlmReport:
