@@ -13,7 +13,7 @@ from rich.text import Text
 
 from trtkit.bundle.manifest import Manifest
 from trtkit.cli import visible
-from trtkit.network.input_spec import RANK_OWNERS
+from trtkit.network.input_spec import RANK_OWNERS, output_of_prompts
 from trtkit.report import tables
 from trtkit.report.tables import count_text, plural, shape_text, size_text
 
@@ -156,27 +156,38 @@ def bundle_summary(bundle: Bundle) -> Table:
 
 
 def _add_tensors(table: Table, model: ModelRecord) -> None:
-    """Add inputs and outputs; the caches of all layers as one row, and the adapters'."""
-    adapters = [tensor for tensor in model.inputs if tensor.feeder == "adapter"]
-    held = {
-        name
-        for tensor in model.inputs
-        if tensor.feeder in ("cache", "state", "encoder")
-        for name in (tensor.name, tensor.updated)
-    }
-    for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
-        caches = [tensor for tensor in tensors if tensor.name in held]
-        for tensor in tensors:
-            if tensor not in caches and tensor not in adapters:
-                table.add_row(kind, f"{tensor.name} {tensor.dtype} {shape_text(tensor.shape)}")
-        if caches:
-            names = f"{caches[0].name} .. {caches[-1].name}"
-            shapes = dict.fromkeys(shape_text(cache.shape) for cache in caches)
-            table.add_row(kind, f"{names} {caches[0].dtype} {', '.join(shapes)}")
-    if adapters:
+    """Add inputs and outputs: those that the runtime makes, the caches of all layers and adapters as one row each."""
+    specs = [tensor.spec for tensor in model.inputs if tensor.feeder and tensor.axes]
+    kept = [spec for spec in specs if spec.is_kept]
+    groups = [
+        {spec.name for spec in kept} | {spec.updated for spec in kept},
+        {spec.name for spec in specs if spec.feeder == "slots"} | {output_of_prompts(spec) for spec in kept},
+    ]
+    grouped = set().union(*groups)
+    for tensor in model.inputs:
+        if tensor.feeder not in ("scheduler", "adapter") and tensor.name not in grouped:
+            table.add_row("input", f"{tensor.name} {tensor.dtype} {shape_text(tensor.shape)}")
+    if runtime := [tensor for tensor in model.inputs if tensor.feeder == "scheduler"]:
+        dtypes = ", ".join(dict.fromkeys(tensor.dtype for tensor in runtime))
+        table.add_row("input", f"{', '.join(tensor.name for tensor in runtime)} {dtypes}, from the runtime")
+    for names in groups:
+        _add_group(table, "input", [tensor for tensor in model.inputs if tensor.name in names])
+    if adapters := [tensor for tensor in model.inputs if tensor.feeder == "adapter"]:
         matrices = [tensor for tensor in adapters if tensor.name != RANK_OWNERS]
         names = f"{matrices[0].name} .. {matrices[-1].name}"
         table.add_row("input", f"{names} {matrices[0].dtype}, of LoRA adapters; {RANK_OWNERS} {adapters[0].dtype}")
+    for tensor in model.outputs:
+        if tensor.name not in grouped:
+            table.add_row("output", f"{tensor.name} {tensor.dtype} {shape_text(tensor.shape)}")
+    for names in groups:
+        _add_group(table, "output", [tensor for tensor in model.outputs if tensor.name in names])
+
+
+def _add_group(table: Table, kind: str, tensors: Sequence[IoRecord]) -> None:
+    """Add tensors of all layers as one row, if there are any."""
+    if tensors:
+        shapes = dict.fromkeys(shape_text(tensor.shape) for tensor in tensors)
+        table.add_row(kind, f"{tensors[0].name} .. {tensors[-1].name} {tensors[0].dtype} {', '.join(shapes)}")
 
 
 def _engines_text(engines: list[Json]) -> str:
@@ -334,12 +345,10 @@ def _tensors(layers: Sequence[LayerRecord]) -> Table:
 def profiles_text(profiles: list[Json], inputs: Sequence[IoRecord] = ()) -> str:
     """Return one line an input and profile: `x: 1x3x48x32 | 1x3x48x320 | 8x3x48x960`.
 
-    Of an LLM's profiles, `prefill` and `decode`, the new tokens say it all.
+    Of an LLM's profiles, the new tokens tell the rest.
     """
-    lines, implied = (
-        [],
-        {tensor.name for tensor in inputs if tensor.feeder in ("scheduler", "cache", "state", "encoder", "adapter")},
-    )
+    implied = {tensor.name for tensor in inputs if tensor.feeder not in (None, "request", "stage")}
+    lines = []
     for profile in profiles:
         for name in (name for name in profile if name not in implied):
             triple = " | ".join("x".join(str(dim) for dim in profile[name][kind]) for kind in ("min", "opt", "max"))

@@ -96,10 +96,15 @@ class DecoderVerifier:
             return _ROUNDED_IN_FP32
         return max((FORMATS[kind].tolerance for kind in formats), default=0.0)
 
+    @property
+    def _gives_all_logits(self) -> bool:
+        """Whether the engine gives logits of every token: a packed one, of those that a call names."""
+        return self._decoder.is_packed or llm_options(self.config).logits == "all"
+
     @cached_property
     def engine_network(self) -> DecoderNetwork:
         """The network exactly as the engine of one rank has it: its own kind of logits."""
-        if llm_options(self.config).logits == "all":
+        if self._gives_all_logits and self.ranks is None:
             return self.network
         return decoder_network(self.backend, self._decoder)
 
@@ -109,7 +114,7 @@ class DecoderVerifier:
 
     def engine_stepper(self) -> Stepper:
         """Return what steps that network, or those of all ranks."""
-        if llm_options(self.config).logits == "all":
+        if self._gives_all_logits:
             return self.stepper
         return Stepper(reference_decoder(self.backend, self._decoder, 1))
 
