@@ -29,7 +29,7 @@ from trtkit.simulation.machine import Caches, MachineOptions, machine_of
 from trtkit.simulation.replica_options import ReplicaOptions
 from trtkit.simulation.requests import BLOCK_TOKENS, Traffic
 from trtkit.simulation.summary import summarize
-from trtkit.simulation.times import RooflineTimes
+from trtkit.simulation.machine import RooflineTimes
 from trtkit.simulation.traffic import read_traffic
 
 if TYPE_CHECKING:

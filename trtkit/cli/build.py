@@ -78,7 +78,8 @@ def _render(result: BuildResult) -> None:
     from rich.text import Text
 
     from trtkit.backends import list_gpus, refused_gpus
-    from trtkit.cli.tables import bundle_summary, console
+    from trtkit.cli.model_tables import bundle_summary
+    from trtkit.cli.tables import console
 
     words = {
         "built": "built",

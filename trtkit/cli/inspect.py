@@ -90,7 +90,8 @@ def command(
     if fusion:
         _show_fusion(read_model(path, overrides, target), html, measured, as_json=as_json, quiet=quiet)
         return
-    from trtkit.cli.tables import Inspected, inspect_tables, show
+    from trtkit.cli.model_tables import Inspected, inspect_tables
+    from trtkit.cli.tables import show
 
     kind, backend, model, network = _record(read_model(path, overrides, target), quiet=quiet or as_json)
     quantized = _quantized(model.config.quantize, network)

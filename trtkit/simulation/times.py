@@ -1,21 +1,16 @@
-"""How long the steps of an engine take: by the roofline of a GPU, or by coefficients that were measured."""
+"""How long the steps of an engine take, and coefficients of them that were measured."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
 from trtkit.errors import SimulationError
-from trtkit.planning.grids import passed_s
-from trtkit.planning.roofline import floor, mixed_floor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
-
-    from trtkit.planning.counts import NetworkCounts, Point
-    from trtkit.planning.roofline import Roof
 
 Piece = tuple[int, int]
 """New tokens of a prompt, and how many of it are cached after them."""
@@ -112,64 +107,3 @@ def read_times(path: Path) -> MeasuredTimes:
         what = f"`{bad or 'decode_step_s'}` is {values.get(bad or 'decode_step_s', 0.0):g}"
         raise SimulationError(what, str(path), "give seconds, 0 or more; a decode step takes some")
     return times
-
-
-def _decoding(rows: int, cached: int) -> list[Point]:
-    """Return the (B, S, T) of rows that decode, as even as can be. cached: tokens of all, before their new ones."""
-    shortest, longer = divmod(cached + rows, rows) if rows else (0, 0)
-    return [(count, 1, shortest + more) for count, more in ((rows - longer, 0), (longer, 1)) if count]
-
-
-def no_links(tokens: int, rows: int) -> float:  # noqa: ARG001
-    """Return 0: one GPU exchanges nothing."""
-    return 0.0
-
-
-@dataclass(frozen=True)
-class RooflineTimes:
-    """The least times of a network on its GPUs, divided by the share of their rates that steps are assumed to reach.
-
-    counts: of one GPU, as if it did the layers of all pipeline `stages`. overhead_s: of each call, besides.
-    copy_s_per_token: see StepTimes. links_s: what a step of new tokens, and logits of rows, takes to exchange.
-    """
-
-    counts: NetworkCounts
-    gpu: Roof
-    efficiency: float = 1.0
-    overhead_s: float = 0.0
-    copy_s_per_token: float = 0.0
-    stages: int = 1
-    links_s: Callable[[int, int], float] = no_links
-    _lines: dict[int, tuple[Line, Line]] = field(default_factory=dict, repr=False, compare=False)
-    _prefill: dict[tuple[int, int, int], float] = field(default_factory=dict, repr=False, compare=False)
-
-    def decode_lines(self, batch: int) -> tuple[Line, Line]:
-        """Return the lines of memory and of compute; see StepTimes. Both are exact: counts are linear in the length."""
-        if batch not in self._lines:
-            low, high = (floor(self.counts, (batch, 1, length), self.gpu) for length in (1, 1025))
-            self._lines[batch] = (
-                self._line(batch, low.memory_s, high.memory_s),
-                self._line(batch, low.compute_s or 0.0, high.compute_s or 0.0),
-            )
-        return self._lines[batch]
-
-    def prefill_s(self, rows: int, tokens: int, length: int) -> float:
-        """Return the seconds of a call for prompts; see StepTimes."""
-        call = rows, tokens, length
-        if call not in self._prefill:
-            computed_s = passed_s(floor(self.counts, call, self.gpu), self.stages, rows * tokens)
-            links_s = self.links_s(rows * tokens, rows)
-            self._prefill[call] = (computed_s + links_s) / self.efficiency + self.overhead_s
-        return self._prefill[call]
-
-    def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece], idle: int = 0) -> float:
-        """Return the seconds of a packed call, whose rows and pieces read weights together; see StepTimes."""
-        parts = [*_decoding(rows, cached), *((1, *piece) for piece in pieces), *([(1, idle, 0)] if idle else [])]
-        tokens = sum(batch * new for batch, new, _ in parts)
-        links_s = self.links_s(tokens, rows + len(pieces))
-        return (mixed_floor(self.counts, parts, self.gpu).seconds + links_s) / self.efficiency + self.overhead_s
-
-    def _line(self, batch: int, at_1: float, at_1025: float) -> Line:
-        """Return the line through two steps, of one and of 1,025 cached tokens a row, the new one among them."""
-        slope = (at_1025 - at_1) / 1024 / batch / self.efficiency
-        return (at_1 + self.links_s(batch, batch)) / self.efficiency + self.overhead_s, slope

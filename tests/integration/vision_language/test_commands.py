@@ -18,7 +18,8 @@ from trtkit import LLM
 from trtkit.builder.vision_language import open_vision
 from trtkit.builder.write_stages import vision_language_load
 from trtkit.bundle.bundle import open_bundle
-from trtkit.cli.tables import bundle_summary, show
+from trtkit.cli.model_tables import bundle_summary
+from trtkit.cli.tables import show
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import RequestError
 from trtkit.resolve import resolve

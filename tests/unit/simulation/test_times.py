@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.unit.planning.planned import published_counts, question
 from trtkit.planning.gpus import find_gpus
 from trtkit.planning.llm import mixed_steps
-from trtkit.simulation.times import MeasuredTimes, RooflineTimes, decode_s
+from trtkit.simulation.machine import RooflineTimes
+from trtkit.simulation.times import MeasuredTimes, decode_s
 
 (H100,) = find_gpus(["h100"])
 MODELS = ("llama-3.1-8b", "mixtral-8x7b")
