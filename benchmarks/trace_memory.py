@@ -25,11 +25,10 @@ from trtkit.planning.gpus import find_gpus
 from trtkit.planning.plan import PlanRequest, llm_question
 from trtkit.planning.source import find_model
 from trtkit.simulation.fleet import FleetOptions, simulate
-from trtkit.simulation.machine import Caches, MachineOptions, machine_of
+from trtkit.simulation.machine import Caches, MachineOptions, RooflineTimes, machine_of
 from trtkit.simulation.replica_options import ReplicaOptions
 from trtkit.simulation.requests import BLOCK_TOKENS, Traffic
 from trtkit.simulation.summary import summarize
-from trtkit.simulation.machine import RooflineTimes
 from trtkit.simulation.traffic import read_traffic
 
 if TYPE_CHECKING:
