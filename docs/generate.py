@@ -27,6 +27,7 @@ from trtkit.config.schema import (
 from trtkit.config.targets import Target
 from trtkit.config.task import Boxes, Preprocess, Resize, Task, VerifyOptions
 from trtkit.deployment.triton.options import DeployOptions, LlmServing, QueueOptions
+from trtkit.llm.sampling.generation_config import ALIASES, NO_EFFECT, REFUSED, SAME_NAME
 from trtkit.quantization_methods import BLOCKS, FORMATS, METHODS, Method, Use, methods_for
 from trtkit.serving_options import ServingOptions, default_of, flag_of, option_of
 
@@ -117,12 +118,27 @@ def _shown(item: ServingField, surface: Surface) -> str:
 
 def quantization() -> str:
     """Return docs/quantization.md with its tables of methods."""
-    text = (DOCS / "quantization.md").read_text(encoding="utf-8")
     tables = {
         "methods of language models": _methods("llm", "text", _llm_weights),
         "methods of vision models": _methods("vision", "data", _vision_weights),
         "methods of parts": _parts(),
     }
+    return _with_tables("quantization.md", tables)
+
+
+def generation_settings() -> str:
+    """Return docs/generate.md with its table of the fields of transformers' GenerationConfig."""
+    no_openai = {old: new for old, new in ALIASES.items() if old not in {"max_completion_tokens", "json_schema"}}
+    rows = {name: f"works, as `{no_openai.get(name, name)}`" for name in (*SAME_NAME, *no_openai)}
+    rows |= dict.fromkeys(NO_EFFECT, "changes no token")
+    rows |= {name: f"refused: {field.fix}" for name, field in REFUSED.items()}
+    table = ["| field | here |", "| --- | --- |", *(f"| `{name}` | {rows[name]} |" for name in sorted(rows))]
+    return _with_tables("generate.md", {"fields of GenerationConfig": "\n".join(table)})
+
+
+def _with_tables(file: str, tables: dict[str, str]) -> str:
+    """Return a page with its tables, each between two comments that name it."""
+    text = (DOCS / file).read_text(encoding="utf-8")
     for mark, table in tables.items():
         first, last = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
         before, rest = text.split(first)
@@ -230,6 +246,7 @@ def main() -> None:
     (DOCS / "deploy-options.md").write_text(deploy_options(), encoding="utf-8")
     (DOCS / "serving-options.md").write_text(serving_options(), encoding="utf-8")
     (DOCS / "quantization.md").write_text(quantization(), encoding="utf-8")
+    (DOCS / "generate.md").write_text(generation_settings(), encoding="utf-8")
     (DOCS / "manifest.schema.json").write_text(manifest_schema(), encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tests import recurrent_cases
 from tests.decoders import model_of
-from tests.generation import EOS, case_of, decoder, settings
+from tests.generation import EOS, case_of, decoder, run, settings
 from tests.selection import slow_unless
 from trtkit.llm.engine import EngineOptions, LLMEngine, LookupProposer, Request
 
@@ -110,6 +110,63 @@ def test_beams_equal_transformers(family: str, name: str) -> None:
     params = BEAMS[name]
     got = ours(engine_of(family), params, count=2)
     assert got == [theirs(family, prompt, 2, **params) for prompt in PROMPTS]
+
+
+DRAWN_BEAMS: dict[str, dict[str, Any]] = {
+    "beams": {"num_beams": 3},
+    "hot": {"num_beams": 4, "temperature": 1.7},
+    "filters": {"num_beams": 3, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    "filters that leave one token": {"num_beams": 3, "top_k": 1, "min_p": 0.9},
+    "early": {"num_beams": 2, "early_stopping": True, "length_penalty": 0.5},
+    "repetition": {"num_beams": 2, "repetition_penalty": 1.2},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), slow_unless(lambda family, _: family == "llama", itertools.product(FAMILIES, DRAWN_BEAMS))
+)
+def test_drawn_beams_equal_transformers(family: str, name: str) -> None:
+    params, wanted = DRAWN_BEAMS[name], []
+    for seed, prompt in enumerate(PROMPTS):
+        torch.manual_seed(seed)
+        wanted.append(theirs(family, prompt, 2, **{"top_k": 0, "do_sample": True, **params}))
+    drawn = [settings(max_tokens=NEW_TOKENS, do_sample=True, seed=seed, **params) for seed in range(len(PROMPTS))]
+    requests = (Request(str(seed), prompt, drawn[seed]) for seed, prompt in enumerate(PROMPTS))
+    finished = run(engine_of(family), requests)
+    got = [[beam.token_ids for beam in finished[str(seed)].beams[:2]] for seed in range(len(PROMPTS))]
+    assert got == wanted
+    assert got != [theirs(family, prompt, 2, num_beams=params["num_beams"]) for prompt in PROMPTS]
+
+
+def diverse(prompt: list[int], *, beams: int, groups: int, penalty: float) -> list[list[int]]:
+    """Return the answers of diverse beam search (arXiv:1610.02424, algorithm 1) by Llama, written as it is there."""
+    sets: list[list[tuple[float, list[int]]]] = [[(0.0, [])] for _ in range(groups)]
+    for _ in range(NEW_TOKENS):
+        chosen: list[int] = []
+        for index, group in enumerate(sets):
+            ids = torch.tensor([[*prompt, *tokens] for _, tokens in group])
+            with torch.inference_mode():
+                logs = transformers_model("llama")(ids).logits[:, -1].float().log_softmax(-1)
+            candidates = [
+                (score + float(logs[row, token]) - penalty * chosen.count(token), [*tokens, token])
+                for row, (score, tokens) in enumerate(group)
+                for token in range(logs.shape[1])
+            ]
+            sets[index] = sorted(candidates, key=lambda candidate: -candidate[0])[: beams // groups]
+            chosen += [tokens[-1] for _, tokens in sets[index]]
+    return [tokens for _, tokens in sorted(itertools.chain(*sets), key=lambda candidate: -candidate[0])]
+
+
+@pytest.mark.parametrize(("beams", "groups", "penalty"), [(4, 2, 0.5), (3, 3, 1.5), (6, 2, 5.0)])
+def test_groups_of_beams_are_those_of_diverse_beam_search(beams: int, groups: int, penalty: float) -> None:
+    sizes = {"num_beams": beams, "num_beam_groups": groups, "diversity_penalty": penalty}
+    grouped = settings(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, **sizes)
+    requests = (Request(str(index), prompt, grouped) for index, prompt in enumerate(PROMPTS))
+    finished = run(engine_of("llama"), requests)
+    for index, prompt in enumerate(PROMPTS):
+        got = [beam.token_ids for beam in finished[str(index)].beams]
+        assert got == diverse(prompt, beams=beams, groups=groups, penalty=penalty)
+        assert len(set(map(tuple, got))) == beams
 
 
 STATES = ("lfm2", "qwen3_5_text", "mamba2")

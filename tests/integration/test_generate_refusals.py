@@ -68,7 +68,7 @@ def test_bad_lines_are_told_before_anything_runs(tiny_bundle: Path, workspace: P
             2,
             "the options cannot be used\n"
             "  --temperature: `0.5` with `num_beams=2`: beam search does not sample\n"
-            "    fix: leave out `temperature`, or `num_beams`",
+            "    fix: leave out `temperature`, or set `do_sample`",
         ),
         (
             ["--eos-token-id", "<|end|>"],

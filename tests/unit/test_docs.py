@@ -15,6 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs"
     [
         ("config.md", "config_reference"),
         ("deploy-options.md", "deploy_options"),
+        ("generate.md", "generation_settings"),
         ("manifest.schema.json", "manifest_schema"),
         ("quantization.md", "quantization"),
     ],

@@ -73,6 +73,8 @@ GROUPS = {
     ),
     "Beam search": (
         Flag("--num-beams", "num_beams", int, "Number of beams; 1 for no beam search.", "N"),
+        Flag("--num-beam-groups", "num_beam_groups", int, "Groups of beams, for answers that differ.", "N"),
+        Flag("--diversity-penalty", "diversity_penalty", float, "Penalize tokens of earlier groups.", "X"),
         Flag("--length-penalty", "length_penalty", float, "Beam search: above 0 prefers longer answers.", "X"),
         Flag(
             "--early-stopping", "early_stopping", click.Choice(["true", "false", "never"]), "Beam search: when to stop."

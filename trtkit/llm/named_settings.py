@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import Problem, RequestError
 from trtkit.llm.sampling.checks import SettingsError, raise_problems
-from trtkit.llm.sampling.params import ALIASES, SamplingParams
+from trtkit.llm.sampling.generation_config import ALIASES
+from trtkit.llm.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

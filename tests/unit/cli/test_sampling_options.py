@@ -55,9 +55,7 @@ def params(*words: str, line: dict[str, Any] | None = None) -> SamplingParams:
 
 
 def test_every_setting_has_an_option() -> None:
-    assert {flag.name for flag in FLAGS} - {"do_sample"} == {item.name for item in fields(SamplingParams)} - {
-        "logits_processors"
-    }
+    assert {flag.name for flag in FLAGS} == {item.name for item in fields(SamplingParams)} - {"logits_processors"}
 
 
 def test_without_options_an_answer_is_greedy_and_short() -> None:
@@ -67,12 +65,17 @@ def test_without_options_an_answer_is_greedy_and_short() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--do-sample"], {}),
+        (["--do-sample"], {"do_sample": True}),
         (["--no-do-sample"], {"temperature": 0}),
         (["--top-k", "5"], {"top_k": 5}),
         (["--seed", "1"], {"seed": 1}),
         (["--temperature", "0"], {"temperature": 0}),
         (["--num-beams", "3", "--num-return-sequences", "2"], {"temperature": 0, "num_beams": 3, "n": 2}),
+        (
+            ["--num-beams", "4", "--num-beam-groups", "2", "--diversity-penalty", "0.5"],
+            {"temperature": 0, "num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+        ),
+        (["--num-beams", "3", "--do-sample"], {"num_beams": 3, "do_sample": True}),
         (["--early-stopping", "true", "--num-beams", "2"], {"temperature": 0, "num_beams": 2, "early_stopping": True}),
         (["--early-stopping", "never"], {"temperature": 0, "early_stopping": "never"}),
         (["--max-tokens", "7", "--min-tokens", "2"], {"temperature": 0, "max_tokens": 7, "min_tokens": 2}),

@@ -27,24 +27,22 @@ class Continuation:
 
 
 class BeamSearch:
-    """One request's beams. Scores are sums of log probabilities in fp32.
+    """One request's beams, in groups of one size. Scores are sums of log probabilities in fp32.
 
     The candidates kept at each step, the length penalty and the three kinds of early stopping are those of
-    transformers' `GenerationMixin._beam_search` (5.x), so that the same tokens come out.
+    transformers' `GenerationMixin._beam_search` (5.x), so that the same tokens come out. Beams of several groups are
+    searched one group after another (diverse beam search, arXiv:1610.02424).
     """
 
     def __init__(self, settings: Settings, max_new_tokens: int) -> None:
-        self._params, self._max_length = settings.params, max_new_tokens
-        self._stops = torch.tensor(settings.stop_ids, dtype=torch.int64)
-        self._kept = max(2, 1 + len(settings.stop_ids)) * settings.params.num_beams
-        self._scores = torch.zeros(1)
-        self._finished: list[Hypothesis] = []
-        self._length = 0
+        self._penalty = settings.params.diversity_penalty
+        self._groups = [_BeamGroup(settings, max_new_tokens) for _ in range(settings.params.num_beam_groups)]
 
     @property
     def hypotheses(self) -> tuple[Hypothesis, ...]:
         """The answers so far, best first."""
-        return tuple(self._finished)
+        answers = [answer for group in self._groups for answer in group.finished]
+        return tuple(sorted(answers, key=lambda answer: -answer.score))
 
     def advance(self, log_probs: torch.Tensor, histories: Sequence[Sequence[int]]) -> Continuation | None:
         """Take the next tokens' processed log probabilities [beams, V]; return how to go on, None at the end.
@@ -53,42 +51,95 @@ class BeamSearch:
 
         histories: what each beam has generated. At the first step there is one beam, the prompt.
         """
-        count, vocab_size = self._params.num_beams, log_probs.shape[1]
+        scores, chosen = log_probs.cpu(), torch.zeros(log_probs.shape[1])
+        parents: list[int] = []
+        tokens: list[int] = []
+        for group in self._groups:
+            rows, first = group.rows, len(tokens)
+            if group.is_done:
+                continue
+            step = group.advance(scores[rows] - self._penalty * chosen, [histories[row] for row in rows])
+            chosen += torch.bincount(torch.tensor(step.tokens, dtype=torch.int64), minlength=len(chosen))
+            if not group.is_done:
+                parents += [rows[parent] for parent in step.parents]
+                tokens += step.tokens
+                group.rows = list(range(first, len(tokens)))
+        return Continuation(parents, tokens) if tokens else None
+
+
+class _BeamGroup:
+    """Beams that compete with each other. rows: where they are among all beams of the request.
+
+    finished: the answers so far, best first. is_done: whether no better ones can come.
+    """
+
+    def __init__(self, settings: Settings, max_new_tokens: int) -> None:
+        self._params, self._max_length = settings.params, max_new_tokens
+        self._count = settings.params.num_beams // settings.params.num_beam_groups
+        self._stops = torch.tensor(settings.stop_ids, dtype=torch.int64)
+        self._kept = candidates_of_each(settings) * self._count
+        self._scores = torch.zeros(1)
+        self._length = 0
+        self._generator = torch.Generator().manual_seed(settings.seed) if settings.params.draws else None
+        self.rows, self.is_done = [0], False
+        self.finished: list[Hypothesis] = []
+
+    def advance(self, log_probs: torch.Tensor, histories: Sequence[Sequence[int]]) -> Continuation:
+        """Return how the beams go on, or would but for the end, given log probabilities [beams, V]."""
+        vocab_size = log_probs.shape[1]
         self._length += 1
-        totals = (log_probs.cpu() + self._scores[:, None]).flatten()
-        best = totals.topk(min(self._kept, totals.numel()))
-        parents, tokens = best.indices // vocab_size, best.indices % vocab_size
-        can = torch.isfinite(best.values)  # a guide may leave fewer ways to go on than there are beams
-        ends = torch.isin(tokens, self._stops) | (self._length >= self._max_length)
-        running = (best.values + ends * _NEVER).topk(min(count, int(can.sum())))
+        totals, indices = self._candidates((log_probs + self._scores[:, None]).flatten(), self._count * vocab_size)
+        parents, tokens = indices // vocab_size, indices % vocab_size
+        can = torch.isfinite(totals)  # a guide may leave fewer ways to go on than there are beams
+        stops = torch.isin(tokens, self._stops)
+        ends = stops | (self._length >= self._max_length)
+        running = (totals + stops * _NEVER).topk(min(self._count, int(can.sum())))
         self._collect(
             Hypothesis(
                 [*histories[int(parents[index])], int(tokens[index])],
-                float(best.values[index] / self._length**self._params.length_penalty),
+                float(totals[index] / self._length**self._params.length_penalty),
             )
-            for index in torch.nonzero((ends & can)[:count]).flatten().tolist()
+            for index in torch.nonzero((ends & can)[: self._count]).flatten().tolist()
         )
         self._scores = running.values
-        if not len(self._scores) or self._is_done() or bool(ends[can].all()):
-            return None
+        self.is_done = not len(self._scores) or bool(ends[can].all()) or self._is_beaten()
         return Continuation(parents[running.indices].tolist(), tokens[running.indices].tolist())
+
+    def _candidates(self, totals: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return scores of continuations and their places: the best ones, best first, or as they are drawn.
+
+        most: continuations of all beams. As many numbers are drawn, so that a seed's tokens are those of transformers.
+        """
+        if self._generator is None:
+            best = totals.topk(min(self._kept, totals.numel()))
+            return best.values, best.indices
+        chances = torch.nn.functional.pad(totals, (0, most - totals.numel()), value=_NEVER).softmax(0).nan_to_num(0.0)
+        count = min(self._kept, int(torch.count_nonzero(chances)))
+        if not count:
+            return totals[:0], torch.zeros(0, dtype=torch.int64)
+        drawn = torch.multinomial(chances, count, generator=self._generator)
+        return totals[drawn], drawn
 
     def _collect(self, hypotheses: Iterable[Hypothesis]) -> None:
         """Keep the answers of one step that are among the best; none more where early stopping has enough."""
-        count = self._params.num_beams
-        if self._params.early_stopping is not True or len(self._finished) < count:
-            self._finished = sorted([*self._finished, *hypotheses], key=lambda item: -item.score)[:count]
+        if self._params.early_stopping is not True or len(self.finished) < self._count:
+            self.finished = sorted([*self.finished, *hypotheses], key=lambda item: -item.score)[: self._count]
 
-    def _is_done(self) -> bool:
+    def _is_beaten(self) -> bool:
         """Whether no running beam can better the answers, as `early_stopping` judges that."""
         params = self._params
-        if len(self._finished) < params.num_beams:
+        if len(self.finished) < self._count:
             return False
         if params.early_stopping is True:
             return True
         is_open = params.early_stopping == "never" and params.length_penalty > 0
         length = self._max_length if is_open else self._length
-        return float(self._scores[0] / length**params.length_penalty) <= self._finished[-1].score
+        return float(self._scores[0] / length**params.length_penalty) <= self.finished[-1].score
+
+
+def candidates_of_each(settings: Settings) -> int:
+    """Return how many tokens of each beam are looked at: enough for one that does not end the answer."""
+    return max(2, 1 + len(settings.stop_ids))
 
 
 def place(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from trtkit.llm.engine.beams import place
+from trtkit.llm.engine.beams import candidates_of_each, place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,7 +111,8 @@ def advance_beams(state: State, group: BeamGroup[Request], logits: torch.Tensor)
     state.slots.cached[slots] = sequences.lengths[slots]
     metrics = group.request.metrics
     metrics.first_token_s = metrics.first_token_s or state.scheduler.clock()
-    scores = state.sampler.process(torch.log_softmax(logits, -1), slots)
+    least = candidates_of_each(group.request.settings)
+    scores = state.sampler.process(torch.log_softmax(logits, -1), slots, least)
     assert group.search is not None
     following = group.search.advance(scores, [sequences.generated(slot).tolist() for slot in group.slots])
     if following is None:

@@ -250,6 +250,7 @@ def read_grammar(value: Any) -> str | None:
 # Each returns the value as it is kept, or raises ValueError with the fault.
 RULES: dict[str, Callable[[Any], Any]] = {
     "n": NumberRange(1, most=MAX_ANSWERS),
+    "do_sample": lambda value: None if value is None else _flag(value),
     "temperature": NumberRange(0, integer=False, most=MAX_FLOAT),
     "top_k": _top_k,
     "top_p": NumberRange(0, 1, integer=False, above=True),
@@ -277,6 +278,8 @@ RULES: dict[str, Callable[[Any], Any]] = {
     "guided_grammar": read_grammar,
     "guided_choice": read_choice,
     "num_beams": NumberRange(1, most=MAX_ANSWERS),
+    "num_beam_groups": NumberRange(1, most=MAX_ANSWERS),
+    "diversity_penalty": NumberRange(0, integer=False, most=MAX_FLOAT),
     "length_penalty": NumberRange(integer=False, most=MAX_EXPONENT),
     "early_stopping": _early_stopping,
     "skip_special_tokens": _flag,

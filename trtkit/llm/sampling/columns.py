@@ -101,7 +101,7 @@ def _uses(settings: Settings) -> Iterator[Use]:
         Use.LOGPROBS: params.logprobs is not None,
     }
     yield from (use for use, used in conditions.items() if used)
-    if not params.greedy and params.num_beams == 1:
+    if params.draws:
         yield Use.SAMPLE
         yield from _filters(settings)
 

@@ -45,9 +45,15 @@ def drawn(scores: Tensor, slots: Array, columns: Columns, uniform: Array) -> Ten
     return torch.from_numpy(tokens)
 
 
-def filtered(scores: Tensor, slots: Array, columns: Columns) -> Tensor:
-    """Return scores [R, V] of `slots` divided by their temperatures, -inf where the filters remove a token."""
+def filtered(scores: Tensor, slots: Array, columns: Columns, least: int = 1) -> Tensor:
+    """Return scores [R, V] of `slots` divided by their temperatures, -inf where the filters remove a token.
+
+    least: how many of the most likely tokens top_k, top_p and min_p keep at least.
+    """
     tempered = scores / to_device(columns["temperature"][slots, None], scores.device)
+    if least > 1:
+        best = tempered.topk(min(least, tempered.shape[1]))
+        return filtered(scores, slots, columns).scatter(-1, best.indices, best.values)
     if _is_sorted(scores):
         return _all_at_once(tempered, slots, columns)
     host, space = scores.numpy(), Workspace(scores.shape[1])

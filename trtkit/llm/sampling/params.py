@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.errors import Problem
 from trtkit.llm.sampling.checks import raise_problems, read_fields
+from trtkit.llm.sampling.generation_config import read_mapping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 Ids = tuple[int, ...]
 Word = str | Ids
@@ -19,20 +19,6 @@ GREEDY_BELOW = 1e-5
 GUIDED = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
 # What leaves the distribution as it is.
 _NEUTRAL = {"temperature": (0.0, 1.0), "top_k": (0,), "top_p": (1.0,), "min_p": (0.0,), "typical_p": (1.0,)}
-# transformers' (and OpenAI's) names of what is called otherwise here.
-ALIASES = {
-    "max_new_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "eos_token_id": "stop_token_ids",
-    "stop_strings": "stop",
-    "num_return_sequences": "n",
-    "bad_words_ids": "bad_words",
-    "force_words_ids": "force_words",
-    "json_schema": "guided_json",
-    "sequence_bias": "logit_bias",
-}
-_NOT_DATA = "logits_processors"
 
 
 @dataclass(frozen=True)
@@ -62,12 +48,16 @@ class SamplingParams:
     guided_json: a schema (object or text), or True for any object. guided_grammar: Lark or GBNF. guided_choice: one of
     these texts. At most one of the guided settings may be set.
     adapter: name of the LoRA adapter that computes the answer; the model alone if None.
+    do_sample: False takes the most likely token, as temperature 0 does. Beams are drawn only if it is True.
     num_beams: beam search if above 1. length_penalty, early_stopping: as in transformers.
+    num_beam_groups: groups of beams that are searched one after another (arXiv:1610.02424). diversity_penalty: taken
+    from a token's score for each beam of earlier groups that chose it.
 
     Raises SettingsError, a RequestError, that lists every problem.
     """
 
     n: int = 1
+    do_sample: bool | None = None
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -95,6 +85,8 @@ class SamplingParams:
     guided_grammar: str | None = None
     guided_choice: tuple[str, ...] | None = None
     num_beams: int = 1
+    num_beam_groups: int = 1
+    diversity_penalty: float = 0.0
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
     skip_special_tokens: bool = True
@@ -107,6 +99,9 @@ class SamplingParams:
         faulty = {problem.where for problem in problems}
         # A contradiction with a faulty value would only say the same twice.
         raise_problems(problems + [problem for problem in _contradictions(self) if problem.where not in faulty])
+        if self.do_sample is False:
+            for name, value in (("do_sample", None), ("temperature", 0.0)):
+                object.__setattr__(self, name, value)
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> SamplingParams:
@@ -122,6 +117,11 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn, or those that beams go on with."""
+        return self.do_sample is True if self.num_beams > 1 else not self.greedy
+
+    @property
     def guided(self) -> str | None:
         """The guided setting that is set, if any."""
         return next((name for name in GUIDED if getattr(self, name) is not None), None)
@@ -130,7 +130,7 @@ class SamplingParams:
 def _contradictions(params: SamplingParams) -> list[Problem]:
     """Return every pair of settings that cannot be together; values at fault by themselves are compared safely."""
     problems: list[Problem] = []
-    for check in (_beams, _answers, _lengths, _guides):
+    for check in (_draws, _beams, _groups, _answers, _lengths, _guides):
         try:
             problems += check(params)
         except TypeError:
@@ -138,17 +138,44 @@ def _contradictions(params: SamplingParams) -> list[Problem]:
     return problems
 
 
+def _draws(params: SamplingParams) -> Iterator[Problem]:
+    if params.do_sample and params.greedy:
+        yield Problem("`true` with `temperature=0`", "do_sample", "raise `temperature`, or leave out `do_sample`")
+    if params.do_sample is False and params.temperature not in _NEUTRAL["temperature"]:
+        what = f"`false` with `temperature={params.temperature}`"
+        yield Problem(what, "do_sample", "leave out `temperature`, or `do_sample`")
+
+
 def _beams(params: SamplingParams) -> Iterator[Problem]:
     if params.num_beams <= 1:
         return
     names = [name for name, neutral in _NEUTRAL.items() if getattr(params, name) not in neutral]
     names += ["seed"] if params.seed is not None else []
-    for name in names:
+    for name in [] if params.do_sample else names:
         what = f"`{getattr(params, name)!r}` with `num_beams={params.num_beams}`: beam search does not sample"
-        yield Problem(what, name, f"leave out `{name}`, or `num_beams`")
+        yield Problem(what, name, f"leave out `{name}`, or set `do_sample`")
+    if params.do_sample and params.typical_p < 1:
+        what = f"`{params.typical_p!r}` with `num_beams={params.num_beams}`: it may leave fewer tokens than beams need"
+        yield Problem(what, "typical_p", "use `top_p`, or leave out `num_beams`")
     if params.n > params.num_beams:
         what = f"`{params.n}` answers of `num_beams={params.num_beams}`: a search returns at most one per beam"
         yield Problem(what, "n", "lower `n`, or raise `num_beams`")
+
+
+def _groups(params: SamplingParams) -> Iterator[Problem]:
+    groups, penalty = params.num_beam_groups, params.diversity_penalty
+    if params.num_beams % groups:
+        what = f"`{groups}` does not divide `num_beams`, {params.num_beams}: groups have the same size"
+        yield Problem(what, "num_beam_groups", "use a divisor of `num_beams`")
+    if groups > 1 and not penalty:
+        what = f"`{penalty:g}` with `num_beam_groups={groups}`: all groups would find the same answers"
+        yield Problem(what, "diversity_penalty", "set it above 0, such as 0.5, or leave out `num_beam_groups`")
+    if groups > 1 and params.do_sample:
+        what = f"`{groups}` with `do_sample`: groups of beams are searched, not drawn"
+        yield Problem(what, "num_beam_groups", "leave out one of them")
+    if penalty and groups == 1:
+        what = f"`{penalty:g}` with one group of beams: it keeps groups apart"
+        yield Problem(what, "diversity_penalty", "set `num_beam_groups`, or leave it out")
 
 
 def _answers(params: SamplingParams) -> Iterator[Problem]:
@@ -171,65 +198,3 @@ def _guides(params: SamplingParams) -> Iterator[Problem]:
     if guides and params.ignore_eos:
         what = f"`True` with `{guides[0]}`: the answer ends where the guide does, with an end-of-sequence token"
         yield Problem(what, "ignore_eos", "leave it out")
-
-
-def read_mapping(data: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return keyword arguments. Raises SettingsError for keys that are unknown or given under two names."""
-    problems: list[Problem] = []
-    settings: dict[str, Any] = {}
-    for key, value in data.items():
-        name = ALIASES.get(key, key)
-        if value is None or key == "do_sample":
-            continue
-        if name not in names or name == _NOT_DATA:
-            problems.append(_unknown(key, [*(name for name in names if name != _NOT_DATA), *ALIASES, "do_sample"]))
-        elif name in settings:
-            problems.append(Problem(f"given twice, as `{name}` and by another name", key, f"keep `{name}`"))
-        else:
-            settings[name] = _from_json(key, value)
-    problems += _do_sample(data.get("do_sample"), settings)
-    raise_problems(problems)
-    return settings
-
-
-def _unknown(key: str, names: list[str]) -> Problem:
-    if key == _NOT_DATA:
-        return Problem("functions cannot be given as data", key, "use `SamplingParams(logits_processors=...)`")
-    close = [f"`{name}`" for name in get_close_matches(key, names, n=3)]
-    return Problem("unknown setting", key, f"did you mean {' or '.join(close)}?" if close else "leave it out")
-
-
-def _from_json(key: str, value: Any) -> Any:
-    """Undo what JSON does to a value: keys of objects are text; transformers' biases are lists of pairs."""
-    if key == "sequence_bias" and isinstance(value, list):
-        return dict(_single(pair) for pair in value)
-    if key == "logit_bias" and isinstance(value, dict):
-        return {int(token) if str(token).isdecimal() else token: bias for token, bias in value.items()}
-    return value
-
-
-def _single(pair: Any) -> tuple[Any, Any]:
-    """Return a bias of one token; a longer run keeps its list, so that its rule names it."""
-    ids, bias = pair if isinstance(pair, list) and len(pair) == 2 else (pair, None)
-    if isinstance(ids, list):
-        return (ids[0] if len(ids) == 1 else tuple(ids)), bias
-    return repr(ids), bias
-
-
-def _do_sample(value: Any, settings: dict[str, Any]) -> list[Problem]:
-    """Take `do_sample`: false is temperature 0. It cannot contradict the temperature or the beams."""
-    if value is None:
-        return []
-    if not isinstance(value, bool):
-        return [Problem(f"`{value!r}` is not true or false", "do_sample")]
-    temperature, beams = settings.get("temperature"), settings.get("num_beams", 1)
-    if value and beams != 1:
-        return [Problem(f"`true` with `num_beams={beams}`: beam search does not sample", "do_sample", "leave it out")]
-    if value and temperature == 0:
-        return [Problem("`true` with `temperature=0`", "do_sample", "raise `temperature`, or leave out `do_sample`")]
-    if not value and temperature not in (None, 0):
-        what = f"`false` with `temperature={temperature}`"
-        return [Problem(what, "do_sample", "leave out `temperature`, or `do_sample`")]
-    if not value:
-        settings["temperature"] = 0.0
-    return []

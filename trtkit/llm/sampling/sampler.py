@@ -107,8 +107,10 @@ class Sampler:
         if self._kernel is not None:
             self._kernel.copy(source, target)
 
-    def process(self, logits: Tensor, slots: Array) -> Tensor:
+    def process(self, logits: Tensor, slots: Array, least: int = 1) -> Tensor:
         """Return the scores [R, V] of logits [R, V] after every setting of the rows' slots; -inf cannot be drawn.
+
+        least: how many of the most likely tokens filters keep at least.
 
         Rows that cannot go on (a guide or a function that failed) are -inf throughout.
         """
@@ -118,7 +120,8 @@ class Sampler:
         if scores is logits:
             scores = logits.clone()
         if rows.size:
-            scores[self._place(rows, scores)] = filtered(self._rows(scores, rows), slots[rows], self._columns)
+            kept = filtered(self._rows(scores, rows), slots[rows], self._columns, least)
+            scores[self._place(rows, scores)] = kept
         for row in errors:
             scores[row] = -torch.inf
         return scores

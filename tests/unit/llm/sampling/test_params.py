@@ -209,7 +209,6 @@ def test_data_may_use_the_names_of_transformers() -> None:
         ({"max_tokens": 1, "max_new_tokens": 1}, ["max_new_tokens: given twice, as `max_tokens` and by another name"]),
         ({"do_sample": False, "temperature": 0.5}, ["do_sample: `false` with `temperature=0.5`"]),
         ({"do_sample": True, "temperature": 0}, ["do_sample: `true` with `temperature=0`"]),
-        ({"do_sample": True, "num_beams": 2}, ["do_sample: `true` with `num_beams=2`: beam search does not sample"]),
         ({"do_sample": "no"}, ["do_sample: `'no'` is not true or false"]),
         ({"logits_processors": [1]}, ["logits_processors: functions cannot be given as data"]),
         ({"logit_bias": {"x": 1}}, ["logit_bias: `'x'` is not a token id, a whole number of at least 0"]),
