@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("llama-2-7b", "--gpu", "h20"), "--gpu: unknown GPU `h20`\nfix: did you mean `h200`"),
+        (("llama-2-7b", "--gpu", "h210"), "--gpu: unknown GPU `h210`\nfix: did you mean `h20"),
         (
             ("llama-2-7b", "--input-len", 4000, "--output-len", 200),
             "--input-len, --output-len: 4000 + 200 = 4200 tokens exceed the model's limit of 4096\nfix: lower them",

@@ -152,7 +152,7 @@ def _gpu(key: str, row: dict[str, Any], read: str, efficiency_source: str) -> Pl
         rates,
         (*row["sources"], *([efficiency_source] if efficiency else [])),
         row.get("note", ""),
-        read,
+        str(row.get("read", read)),
         row.get("data_sheet", ""),
         efficiency,
         row.get("link", ""),

@@ -86,6 +86,8 @@ def gpu_table(gpus: Sequence[PlannedGpu]) -> Table:
 
 def _backends(gpu: PlannedGpu) -> Iterator[str]:
     """Yield the libraries that build for a GPU, those marked that nobody has tested on it."""
+    if not gpu.backends:
+        yield "none: roofline only"
     for name in gpu.backends:
         yield f"{name} (untested)" if name in gpu.untested_backends else name
 
