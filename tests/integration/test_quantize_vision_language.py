@@ -21,9 +21,8 @@ from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.quantization.llm.job import quantize_llm
 from trtkit.resolve import resolve
 from trtkit.sources.decoder_source import open_hf_folder
-from trtkit.verification.decoder_reference import wrapped_folder
+from trtkit.verification.decoder_reference import VisionLanguageReference, wrapped_folder
 from trtkit.verification.stepper import Stepper
-from trtkit.verification.vision_language_job import VisionLanguageReference
 
 if TYPE_CHECKING:
     from collections.abc import Callable

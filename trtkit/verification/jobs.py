@@ -77,7 +77,5 @@ class NetworksRequest:
 
 
 VERIFY_ARRAYS = Job("trtkit.verification.job:verify", VerifyRequest, Report)
-VERIFY_TEXT = Job("trtkit.verification.decoder_job:verify", VerifyRequest, Report)
-VERIFY_IMAGES = Job("trtkit.verification.vision_language_job:verify", VerifyRequest, Report)
-VERIFY_ENCODER = Job("trtkit.verification.encoder_job:verify", VerifyRequest, Report)
+VERIFY_TOKENS = Job("trtkit.verification.tokens_job:verify", VerifyRequest, Report)
 COMPARE_NETWORKS = Job("trtkit.verification.bundle_networks:compare_networks", NetworksRequest, BundleNetworks)

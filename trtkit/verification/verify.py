@@ -23,9 +23,7 @@ from trtkit.sources import package_file
 from trtkit.verification.jobs import (
     COMPARE_NETWORKS,
     VERIFY_ARRAYS,
-    VERIFY_ENCODER,
-    VERIFY_IMAGES,
-    VERIFY_TEXT,
+    VERIFY_TOKENS,
     NetworksRequest,
     VerifyRequest,
     VerifySettings,
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.events import Event
-    from trtkit.jobs.job import Job
     from trtkit.jobs.runner import Runner
     from trtkit.models.model import StagedModel
 
@@ -111,21 +108,14 @@ def run_job(request: VerifyRequest, runner: Runner) -> Report:
         else:
             runner.report(event)
 
+    is_language_model = any(stage.writer == "decoder" for stage in request.stages)
+    job = VERIFY_TOKENS if is_language_model else VERIFY_ARRAYS
     try:
-        return replace(runner, report=take).run(_job(request), request)
+        return replace(runner, report=take).run(job, request)
     except TrtkitError as error:
         if verdict is None:
             raise
         return replace(verdict, layers_problem=f"layers could not be compared: {error.what}")
-
-
-def _job(request: VerifyRequest) -> Job[VerifyRequest, Report]:
-    """Return the job that compares a model by its interface."""
-    if all(stage.writer != "decoder" for stage in request.stages):
-        return VERIFY_ARRAYS
-    if request.encoder is not None:
-        return VERIFY_ENCODER
-    return VERIFY_TEXT if request.images is None else VERIFY_IMAGES
 
 
 def _check(request: VerifySettings, model: StagedModel) -> None:
