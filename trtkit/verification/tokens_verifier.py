@@ -15,9 +15,9 @@ from trtkit.llm.execution import Call, CallTree, ReferenceDecoder, decoder_netwo
 from trtkit.llm.execution.network import head_network
 from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.pool_size import PoolSize
+from trtkit.models.model import StagedModel
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.network.decoder import EMBEDS
-from trtkit.resolve import resolve
 from trtkit.verification.compare import limits_of, worst
 from trtkit.verification.job import corner
 from trtkit.verification.logits import compare_rows
@@ -56,7 +56,8 @@ class TokensVerifier:
     def __init__(self, request: VerifyRequest, report: Listener) -> None:
         self.config = request.config
         report(Phase("read source"))
-        self.opened, self.backend = open_decoder(resolve(self.config), request.quantized), load_backend(request.backend)
+        model = StagedModel(self.config, "tokens", (), images=request.traits)  # as the command resolved it
+        self.opened, self.backend = open_decoder(model, request.quantized), load_backend(request.backend)
         report(Phase("write network"))
         opened, most = self.opened, self.opened.spec.most_new_tokens
         self.ranks = None if grid_of(self.config) == SINGLE else rank_networks(self.backend, opened, "all")

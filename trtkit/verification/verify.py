@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from trtkit.builder.build_inputs import gather_inputs
-from trtkit.builder.encoder import open_encoder_source
+from trtkit.builder.build_inputs import gather_model_inputs
+from trtkit.builder.encoder import OpenedEncoder
 from trtkit.builder.jobs import DIGEST
 from trtkit.builder.stages import bundle_stages, plan_files
-from trtkit.builder.vision_language import images_record, open_vision
+from trtkit.builder.vision_language import OpenedVision
 from trtkit.builder.write_stages import prepare_stages
 from trtkit.bundle.bundle import write_json
 from trtkit.bundle.records import VerificationRecord
@@ -44,8 +44,9 @@ __all__ = ["VerifySettings", "run_job", "verify_bundle", "verify_config"]
 
 def verify_config(config: ModelConfig, request: VerifySettings, runner: Runner) -> Report:
     """Make and verify the network of `config` without building it."""
-    _check(request, resolve(config))
-    inputs = gather_inputs(config, runner)
+    model = resolve(config)
+    _check(request, model)
+    inputs = gather_model_inputs(model, runner)
     with scratch_folder() as folder:
         prepared = prepare_stages(inputs, folder, runner)
         job_request = VerifyRequest(
@@ -55,8 +56,9 @@ def verify_config(config: ModelConfig, request: VerifySettings, runner: Runner) 
             stages=prepared.stages,
             profiles=prepared.profiles,
             quantized=folder / QUANTIZED if (folder / QUANTIZED).exists() else None,
-            images=images_record(open_vision(config)) if inputs.model.takes_images else None,
-            encoder=open_encoder_source(inputs.config).record if inputs.model.has_encoder else None,
+            traits=model.images,
+            images=inputs.tower.images if isinstance(inputs.tower, OpenedVision) else None,
+            encoder=inputs.tower.encoder if isinstance(inputs.tower, OpenedEncoder) else None,
             labels=inputs.labels,
         )
         return run_job(job_request, runner)
@@ -74,13 +76,14 @@ def verify_bundle(bundle: Bundle, request: VerifySettings, runner: Runner) -> Re
     if any(stage.writer != "parser" for stage in stages):
         bundle.check_sources({file.sha256 for file in runner.run(DIGEST, manifest.config).files})
     job_request = VerifyRequest(
-        config=manifest.config,
+        config=model.config if model.interface == "tokens" else manifest.config,
         backend=manifest.backend.name,
         request=request.resolved(),
         stages=stages,
         profiles=manifest.profiles,
         quantized=bundle.quantized_path,
         images=manifest.images,
+        traits=model.images,
         encoder=manifest.encoder,
         engines=plan_files(bundle),
         digests=tuple(file.sha256 for file in manifest.sources),
