@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,17 +14,18 @@ from tests import tiny_llm
 from tests.decoders import relative_rms, rtx
 from tests.tiny_vlm import VLMS, Vlm, bundle_of, folder_of, picture
 from trtkit.builder.decoders import open_decoder
-from trtkit.builder.vision_language import measured_on_arrays, open_vision
+from trtkit.builder.vision_language import open_vision, pixel_samples
 from trtkit.config.load import load_config
 from trtkit.jobs.job import JobContext
 from trtkit.llm.execution import ReferenceDecoder, decoder_network
+from trtkit.network.onnx.io import OnnxTensorSpec
 from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.quantization.llm.job import quantize_llm
+from trtkit.quantization.vision.data import OnnxQuantization, read_calibration
 from trtkit.resolve import resolve
 from trtkit.sources.decoder_source import open_hf_folder
-from trtkit.verification.decoder_reference import wrapped_folder
+from trtkit.verification.decoder_reference import VisionLanguageReference, wrapped_folder
 from trtkit.verification.stepper import Stepper
-from trtkit.verification.vision_language_job import VisionLanguageReference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,15 +116,15 @@ def test_images_are_measured_as_the_image_processor_gives_them(tmp_path: Path) -
         f"source: {{hf: {folder_of(vlm)}}}\n"
         "quantize: {parts: {vision: {method: int8, calibration: {data: ., samples: 2}}}}\n"
     )
-    with measured_on_arrays(open_vision(load_config(str(tmp_path / "m.yaml")))) as config:
-        assert config.quantize is not None
-        data = config.quantize.calibration
-        assert data.data is not None
-        pixels = np.load(data.data)["pixel_values"]
+    stage = open_vision(load_config(str(tmp_path / "m.yaml"))).stage
+    assert stage.quantize is not None
+    quantization = OnnxQuantization(stage.quantize, partial(pixel_samples, stage), stage.key)
+    samples = read_calibration(quantization, [OnnxTensorSpec("pixel_values", "fp32", ("images", 3, 28, 28))])
+    pixels = np.concatenate([sample.inputs["pixel_values"] for sample in samples])
     want = np.concatenate(
         [vlm.processor([[picture(40 + index, 60, index)]], return_tensors="np")["pixel_values"][0] for index in (0, 2)]
     )
-    assert data.samples == len(want)
+    assert {sample.inputs["pixel_values"].shape[0] for sample in samples} == {1}
     assert np.array_equal(pixels, want)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trtkit.backends import choose_backend
 from trtkit.builder import cache
+from trtkit.builder.encoder import OpenedEncoder, open_encoder_source
 from trtkit.builder.jobs import DIGEST
 from trtkit.builder.plugins import uses_plugins
 from trtkit.builder.profiles import check_keys
+from trtkit.builder.vision_language import OpenedVision, open_vision
 from trtkit.bundle.records import FileRecord
 from trtkit.config.targets import Target, load_target
 from trtkit.models.model import VISION
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.runner import Runner
     from trtkit.models.model import StagedModel
+
+
+Tower = OpenedVision | OpenedEncoder
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,13 @@ class BuildInputs:
     uses_plugins: bool = False
     labels: tuple[str, ...] = ()
 
+    @cached_property
+    def tower(self) -> Tower | None:
+        """The stage before the language model; None if there is none. Raises SourceError, ProblemsError."""
+        if self.model.takes_images:
+            return open_vision(self.config)
+        return open_encoder_source(self.config) if self.model.has_encoder else None
+
     @property
     def config(self) -> ModelConfig:
         """The config, with what the source's folder says of pictures and outputs."""
@@ -50,7 +63,12 @@ class BuildInputs:
 
 def gather_inputs(config: ModelConfig, runner: Runner) -> BuildInputs:
     """Resolve model, target and backend, and fingerprint the source and calibration data. Raises TrtkitError."""
-    model = resolve(config)
+    return gather_model_inputs(resolve(config), runner)
+
+
+def gather_model_inputs(model: StagedModel, runner: Runner) -> BuildInputs:
+    """Return the inputs of a model that is resolved already. Raises TrtkitError."""
+    config = model.config
     labels = config_labels(model.config)
     if config.quantize is not None and model.spec is None:
         check_names(config.quantize, (VISION,) if model.takes_images else ())

@@ -28,6 +28,7 @@ from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
 from trtkit.errors import ConfigError, Problem
 from trtkit.jobs.events import Phase, Steps
+from trtkit.models.model import Stage, StagedModel
 from trtkit.models.parallel import grid_of
 from trtkit.models.registry import hf_class
 from trtkit.models.spec_file import write_spec
@@ -35,7 +36,6 @@ from trtkit.network.graph import Graph
 from trtkit.network.paged_layers import obstacles
 from trtkit.quantization.llm.choice import pruned_layers
 from trtkit.quantization.llm.sparsity import is_pruned
-from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ def write_decoder(request: StageRequest, backend: Backend, context: JobContext) 
     """Read the source and write the network; config, tokenizer and embeddings go into the bundle."""
     steps = Steps(context.report)
     context.report(Phase("read source"))
-    opened = open_decoder(resolve(ModelConfig.model_validate_json(request.config)), request.quantized, request.rank)
+    opened = open_decoder(resolved_model(request), request.quantized, request.rank)
     size = decoder_size(opened)
     if request.rank == 0:
         _describe_source(opened, size, steps)
@@ -70,6 +70,12 @@ def write_decoder(request: StageRequest, backend: Backend, context: JobContext) 
         quantized=graph.quantized,
         kv_cache=None if opened.source.kv_cache is None else opened.source.kv_cache.format,
     )
+
+
+def resolved_model(request: StageRequest) -> StagedModel:
+    """Return the language model that networks of a request are written of, as the command resolved it."""
+    stage = Stage(request.stage.name, (), request.stage.writer)
+    return StagedModel(ModelConfig.model_validate_json(request.config), "tokens", (stage,), images=request.images)
 
 
 def _describe_source(opened: OpenedDecoder, size: DecoderSize, steps: Steps) -> None:

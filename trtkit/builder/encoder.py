@@ -1,12 +1,13 @@
-"""The encoder of an encoder-decoder model: a stage before its decoder, with a config of its own."""
+"""The encoder of an encoder-decoder model: a stage before its decoder."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trtkit.builder.jobs import TowerStage
 from trtkit.bundle.records import AudioRecord, EncoderRecord
-from trtkit.config.schema import ModelConfig, ModuleInput, Source, TorchSource
+from trtkit.config.schema import DimRange, ModuleInput, TorchSource
 from trtkit.errors import SourceError, reader
 from trtkit.models.model import ENCODER
 from trtkit.models.registry import ENCODER_DECODERS
@@ -17,7 +18,7 @@ from trtkit.sources.safetensors_file import json_object, read_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtkit.config.schema import Profile
+    from trtkit.config.schema import ModelConfig
 
 PROCESSOR_FILES = ("preprocessor_config.json",)
 _FRAMES_PER_PLACE = 2
@@ -33,11 +34,10 @@ _PROJECTIONS = (".encoder_attn.k_proj.", ".encoder_attn.v_proj.", ".EncDecAttent
 
 @dataclass(frozen=True)
 class OpenedEncoder:
-    """An encoder that is to be built. config: of the encoder alone, a torch module that is exported."""
+    """An encoder that is to be built. encoder: what the bundle keeps of it."""
 
-    config: ModelConfig
-    folder: Path
-    record: EncoderRecord
+    stage: TowerStage
+    encoder: EncoderRecord
 
 
 def open_encoder_source(config: ModelConfig) -> OpenedEncoder:
@@ -49,7 +49,7 @@ def open_encoder_source(config: ModelConfig) -> OpenedEncoder:
 def _open(folder: Path, config: ModelConfig) -> OpenedEncoder:
     kind = ENCODER_DECODERS[str(read_json(folder / "config.json")["model_type"])]
     record = _audio_record(folder) if kind == "audio" else _text_record(config, folder)
-    return OpenedEncoder(_encoder_config(config, folder, record), folder, record)
+    return OpenedEncoder(_encoder_stage(config, folder, record), record)
 
 
 def _audio_record(folder: Path) -> EncoderRecord:
@@ -87,26 +87,24 @@ def output_names(layers: int) -> tuple[str, ...]:
     return tuple(f"{name}_{index}" for index in range(layers) for name in ENCODED)
 
 
-def _encoder_config(config: ModelConfig, folder: Path, record: EncoderRecord) -> ModelConfig:
-    """Return the config that builds the encoder from a torch module."""
-    profile: Profile = {"batch": (1, 1, 1)}  # type: ignore[dict-item]
+def _encoder_stage(config: ModelConfig, folder: Path, record: EncoderRecord) -> TowerStage:
+    """Return the stage of the encoder, a torch module."""
     if record.audio is not None:
         taken = ModuleInput(shape=("batch", record.audio.mel_bins, record.audio.frames))
+        sizes = {"batch": DimRange(min=1, opt=1, max=1)}
     else:
         taken = ModuleInput(shape=(1, "tokens"), dtype="int64")
-        profile = {"tokens": (1, max(1, record.length // 4), record.length)}  # type: ignore[dict-item]
-    return ModelConfig(
+        sizes = {"tokens": DimRange(min=1, opt=max(1, record.length // 4), max=record.length)}
+    return TowerStage(
         name=ENCODER,
-        source=Source(
-            torch=TorchSource(
-                factory=_MODULES["text" if record.audio is None else "audio"],
-                kwargs={"folder": str(folder)} | ({} if record.audio else {"length": record.length}),
-                inputs={record.input_name: taken},
-                outputs=output_names(record.layers),
-            )
+        part_names=("encoder",),
+        folder=folder,
+        source=TorchSource(
+            factory=_MODULES["text" if record.audio is None else "audio"],
+            kwargs={"folder": str(folder)} | ({} if record.audio else {"length": record.length}),
+            inputs={record.input_name: taken},
+            outputs=output_names(record.layers),
         ),
+        sizes=sizes,
         precision=config.precision,
-        profiles=(profile,),
-        target=config.target,
-        build=config.build,
     )

@@ -12,6 +12,7 @@ from trtkit.errors import BuildError
 from trtkit.files import scratch_folder
 from trtkit.network.fusion import Fusion, compare_with_plan, fuse
 from trtkit.network.input_spec import LOGIT_INDEX
+from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,11 +37,13 @@ def bundle_fusions(bundle: Bundle, runner: Runner) -> Iterator[tuple[Fusion, Net
     manifest, stages = bundle.manifest, bundle_stages(bundle)
     if any(stage.writer != "parser" for stage in stages):
         bundle.check_sources({file.sha256 for file in runner.run(DIGEST, manifest.config).files})
+    model = resolve(manifest.config) if manifest.decoder is not None else None
+    config, images = (manifest.config, None) if model is None else (model.config, model.images)
     for stage in stages:
         prepared = replace(stage, opt_shapes=bundle.network_record().shapes)
         with scratch_folder() as folder:
-            request = stage_request(manifest.config, manifest.target, manifest.backend.name, prepared, bundle.path)
-            listed = runner.run(LIST_KERNELS, replace(request, plan=folder / "plan"))
+            request = stage_request(config, manifest.target, manifest.backend.name, prepared, bundle.path)
+            listed = runner.run(LIST_KERNELS, replace(request, plan=folder / "plan", images=images))
         if not listed.kernels:
             what = f"{manifest.backend.name} {manifest.backend.version} did not list the kernels of its engine"
             raise BuildError(what, stage.name, "leave out `--fusion`")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from trtkit.builder.stages import Prepared, StageKernels, StageRequest, StageResult
-from trtkit.config.schema import ModelConfig
+from trtkit.config.quantize import PartOptions
+from trtkit.config.schema import CustomOpOptions, DimRange, ModelConfig, Profile, TorchSource
+from trtkit.inputs.vision_language import ImageForm
 from trtkit.jobs.events import Step
 from trtkit.jobs.job import Job
 from trtkit.quantization.jobs import QuantizeRequest
@@ -26,6 +29,58 @@ class PrepareRequest:
     """A model of arrays to prepare in the empty `folder`. has_plugins: whether TensorRT gets custom ops as plugins."""
 
     config: ModelConfig
+    folder: Path
+    has_plugins: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class TowerStage:
+    """The stage before a language model: a torch module that is exported, with settings of its own.
+
+    sizes: of the symbols in its inputs' shapes. quantize: None if it is not quantized; `key` in the config.
+    images: what it takes of an image, by the processor in `folder`; None if it takes none.
+    """
+
+    name: str
+    part_names: tuple[str, ...]
+    folder: Path
+    source: TorchSource
+    sizes: dict[str, DimRange]
+    precision: str
+    keep_fp32: tuple[str, ...] = ()
+    fold_constants: bool = True
+    custom_ops: CustomOpOptions = field(default_factory=CustomOpOptions)
+    quantize: PartOptions | None = None
+    images: ImageForm | None = None
+
+    @property
+    def key(self) -> str:
+        """The key of its quantization in the config."""
+        return f"quantize.parts.{self.name}"
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """The shapes that it is built for."""
+        return (dict(self.sizes),)
+
+    @property
+    def io_types(self) -> Literal["model"]:
+        return "model"
+
+    @property
+    def fixed_inputs(self) -> dict[str, float]:
+        return {}
+
+    @property
+    def engine_nms(self) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class PrepareTowerRequest:
+    """A tower to prepare in `folder`. has_plugins: whether TensorRT gets custom ops as plugins."""
+
+    stage: TowerStage
     folder: Path
     has_plugins: bool = False
 
@@ -70,6 +125,7 @@ class FloatModel:
 
 DIGEST = Job("trtkit.builder.digest:digest", ModelConfig, Digests, activity="reading the model")
 PREPARE = Job("trtkit.builder.prepare:prepare", PrepareRequest, Prepared, activity="reading the model")
+PREPARE_TOWER = Job("trtkit.builder.prepare:prepare_tower", PrepareTowerRequest, Prepared, activity="reading the model")
 BUILD_STAGE = Job("trtkit.builder.stage_job:build_stage", StageRequest, StageResult, uses_tensorrt=True)
 LIST_KERNELS = Job("trtkit.builder.stage_job:list_kernels", StageRequest, StageKernels, uses_tensorrt=True)
 # It parses too, but only to explain what another job has refused: its own crash is not explained.

@@ -6,9 +6,9 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from trtkit.builder.embeddings import EMBEDDINGS
-from trtkit.builder.encoder import open_encoder_source
+from trtkit.builder.encoder import OpenedEncoder
 from trtkit.builder.stages import layers_file
-from trtkit.builder.vision_language import images_record, open_vision
+from trtkit.builder.vision_language import OpenedVision
 from trtkit.builder.write_stages import plan_names
 from trtkit.bundle.manifest import ModelRecord
 from trtkit.bundle.records import (
@@ -60,7 +60,7 @@ def model_record(inputs: BuildInputs, written: WrittenModel, folder: Path) -> Mo
         stages=stages,
         totals=stages[-1].totals if written.ranks else network.totals(),
         labels=inputs.labels,
-        decoder=_decoder(inputs.model, written, sizes, folder) if sizes else None,
+        decoder=_decoder(inputs, written, sizes, folder) if sizes else None,
     )
 
 
@@ -136,8 +136,8 @@ def _layers(engine: str, result: StageResult, folder: Path) -> LayersRecord | No
     return LayersRecord(layers=layers, weights=weights, sources=result.layer_sources)
 
 
-def _decoder(model: StagedModel, written: WrittenModel, sizes: Sequence[DecoderSize], folder: Path) -> DecoderRecord:
-    head = written.results[0].decoder if model.has_speculator else None
+def _decoder(inputs: BuildInputs, written: WrittenModel, sizes: Sequence[DecoderSize], folder: Path) -> DecoderRecord:
+    head = written.results[0].decoder if inputs.model.has_speculator else None
     return DecoderRecord(
         vocab_size=sizes[0].vocab_size,
         has_read_only_caches=sizes[0].has_read_only_caches,
@@ -147,8 +147,8 @@ def _decoder(model: StagedModel, written: WrittenModel, sizes: Sequence[DecoderS
         kv_bytes_per_slot=sum(size.kv_bytes_per_slot for size in sizes),
         state_bytes_per_slot=sum(size.state_bytes_per_slot for size in sizes),
         embeddings=file_record(folder, EMBEDDINGS),
-        images=images_record(open_vision(model.config)) if model.takes_images else None,
-        encoder=open_encoder_source(model.config).record if model.has_encoder else None,
+        images=inputs.tower.images if isinstance(inputs.tower, OpenedVision) else None,
+        encoder=inputs.tower.encoder if isinstance(inputs.tower, OpenedEncoder) else None,
         speculator=None if head is None else _speculator(head),
     )
 

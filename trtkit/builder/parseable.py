@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkit.builder.plugins import write_plugins
 from trtkit.builder.profiles import resolve_profiles, small_shapes, with_first_names
@@ -15,18 +15,40 @@ from trtkit.network.onnx.io import graph_inputs, save_model
 from trtkit.network.onnx.nms import OPSET
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import onnx
 
-    from trtkit.config.schema import ModelConfig, Profile
+    from trtkit.config.schema import CustomOpOptions, IoType, Profile
+    from trtkit.config.task import Boxes
     from trtkit.jobs.events import Steps
     from trtkit.network.onnx.io import OnnxTensorSpec
 
 
+class NetworkSettings(Protocol):
+    """How a network that comes through ONNX is made: what the config of a whole model says, or a stage of one."""
+
+    @property
+    def precision(self) -> str: ...
+    @property
+    def keep_fp32(self) -> tuple[str, ...]: ...
+    @property
+    def io_types(self) -> IoType: ...
+    @property
+    def fold_constants(self) -> bool: ...
+    @property
+    def fixed_inputs(self) -> Mapping[str, Any]: ...
+    @property
+    def profiles(self) -> tuple[Profile, ...]: ...
+    @property
+    def custom_ops(self) -> CustomOpOptions: ...
+    @property
+    def engine_nms(self) -> Boxes | None: ...
+
+
 def make_parseable(
-    model: onnx.ModelProto, config: ModelConfig, where: str, steps: Steps, *, has_plugins: bool = False
+    model: onnx.ModelProto, config: NetworkSettings, where: str, steps: Steps, *, has_plugins: bool = False
 ) -> onnx.ModelProto:
     """Return `model` as TensorRT's parser takes it: checked, lifted, folded, rewritten.
 
@@ -69,7 +91,7 @@ def make_parseable(
     return model
 
 
-def _sample(model: onnx.ModelProto, config: ModelConfig) -> folding.OnnxRun | None:
+def _sample(model: onnx.ModelProto, config: NetworkSettings) -> folding.OnnxRun | None:
     """Run the model before it is folded; None if its shapes are not known here, as those of a hybrid's part."""
     inputs = graph_inputs(model)
     sample = _run(model, inputs, config.profiles)

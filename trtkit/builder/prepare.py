@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trtkit.builder.hybrids import OpenedHybrid, open_hybrid, opt_sizes, stage_profiles
-from trtkit.builder.jobs import PrepareRequest, QuantizedVision
+from trtkit.builder.jobs import PrepareRequest, PrepareTowerRequest, QuantizedVision
 from trtkit.builder.parseable import make_parseable, write_onnx
 from trtkit.builder.profiles import check_keys, opt_dims, opt_shapes, resolve_profiles, with_first_names
 from trtkit.builder.room import BuildLoad, check_room, hybrid_load
 from trtkit.builder.stages import Prepared, PreparedStage
+from trtkit.builder.vision_language import check_calibration, pixel_samples
 from trtkit.config.schema import ModuleInput, TorchSource
 from trtkit.dtypes import dtype_of
 from trtkit.files import scratch_folder
@@ -20,13 +22,14 @@ from trtkit.jobs.events import Phase, Steps
 from trtkit.models.hybrids.registry import TEXT_ENCODERS
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.models.hybrids.weights import find_part_weights
+from trtkit.models.model import Part, Stage
 from trtkit.network.hybrid import input_name
 from trtkit.network.onnx import autocast, care, custom_ops, folding, function
 from trtkit.network.onnx.io import graph_inputs, merged, prefixed
 from trtkit.network.onnx.nms import append_nms
 from trtkit.network.onnx.quantize import counts
 from trtkit.quantization.by_part import with_own_arrays
-from trtkit.quantization.vision.data import QuantizationRun
+from trtkit.quantization.vision.data import OnnxQuantization, QuantizationRun, preprocessed_by
 from trtkit.quantization.vision.onnx_model import quantized, quantized_part, recorded_loss
 from trtkit.resolve import onnx_export, resolve
 from trtkit.sources import onnx_file, package_file
@@ -43,10 +46,11 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from trtkit.builder.parseable import NetworkSettings
     from trtkit.builder.stages import OnnxFile
-    from trtkit.config.schema import ModelConfig
+    from trtkit.config.schema import ModelConfig, Profile
     from trtkit.jobs.job import JobContext
-    from trtkit.models.model import Stage, StagedModel
+    from trtkit.models.model import StagedModel
     from trtkit.quantization.by_part import HybridQuantization
     from trtkit.quantization.jobs import QuantizeRequest
 
@@ -61,37 +65,75 @@ def prepare(request: PrepareRequest, context: JobContext) -> Prepared:
     return prepare_parts(request, model, steps)
 
 
+def prepare_tower(request: PrepareTowerRequest, context: JobContext) -> Prepared:
+    """Write the ONNX file of the stage before a language model, fit for TensorRT's parser."""
+    context.report(Phase("prepare"))
+    tower, steps, folder = request.stage, Steps(context.report), request.folder / "network"
+    check_calibration(tower)
+    folder.mkdir()
+    path = _export(tower.source, None, tower.profiles, folder, steps)
+    quantization = None
+    if tower.quantize is not None:
+        quantization = OnnxQuantization(tower.quantize, partial(pixel_samples, tower), tower.key)
+    stage = Stage(tower.name, tuple(Part(name, "onnx") for name in tower.part_names), "parser")
+    file = _File(path, stage, tower, quantization)
+    prepared = _prepare_file(file, folder, steps, has_plugins=request.has_plugins)
+    return replace(
+        prepared, steps=tuple(replace(step, name=f"{tower.name} {step.name}") for step in prepared.steps), profiles=()
+    )
+
+
 def _prepare_whole(request: PrepareRequest, stage: Stage, steps: Steps) -> Prepared:
     """Prepare a model that is one ONNX file: in the config's precision, quantized if it asks for it."""
     config, folder = request.config, request.folder / "network"
-    path = _source_onnx(config, folder, steps)
+    quantization = None if config.quantize is None else OnnxQuantization.of(config)
+    labels = () if config.source.hf is None else folder_labels(json_object(Path(config.source.hf) / "config.json"))
+    file = _File(_source_onnx(config, folder, steps), stage, config, quantization, labels)
+    return _prepare_file(file, folder, steps, has_plugins=request.has_plugins)
+
+
+@dataclass(frozen=True, eq=False)
+class _File:
+    """An ONNX file that becomes a stage. labels: names of classes, of a Hugging Face folder."""
+
+    path: Path
+    stage: Stage
+    settings: NetworkSettings
+    quantization: OnnxQuantization | None
+    labels: Sequence[str] = ()
+
+
+def _prepare_file(file: _File, folder: Path, steps: Steps, *, has_plugins: bool) -> Prepared:
+    """Prepare an ONNX file as a stage of its own; only what is prepared is left in `folder`."""
+    path, config, stage = file.path, file.settings, file.stage
     onnx_model = onnx_file.read_model(path)
     check_keys([spec for spec in graph_inputs(onnx_model) if spec.name not in config.fixed_inputs], config.profiles)
-    onnx_model = make_parseable(onnx_model, config, str(path), steps, has_plugins=request.has_plugins)
+    onnx_model = make_parseable(onnx_model, config, str(path), steps, has_plugins=has_plugins)
     named = with_first_names(config.profiles, folding.dimension_aliases(onnx_model))
     profiles, detail = resolve_profiles(graph_inputs(onnx_model), named)
     steps.add("profiles", detail)
     shapes = opt_shapes(graph_inputs(onnx_model), profiles)
-    if config.quantize is not None:
+    if file.quantization is not None:
         steps.report(Phase("quantize"))
-        onnx_model = quantized(onnx_model, config, QuantizationRun(shapes, folder, steps))
+        onnx_model = quantized(onnx_model, file.quantization, QuantizationRun(shapes, folder, steps))
     if config.precision != "fp32":
         keep = autocast.select_nodes(onnx_model, config.keep_fp32)
         keep += function.fp32_nodes(onnx_model)
         onnx_model, detail = autocast.cast_to(onnx_model, config.precision, keep, shapes, folder)
         steps.add("precision", detail)
     if config.engine_nms is not None:
-        onnx_model = _with_nms(onnx_model, config, steps, has_plugins=request.has_plugins)
+        onnx_model = _with_nms(onnx_model, config, steps, has_plugins=has_plugins)
     steps.add("I/O types", autocast.cast_io(onnx_model, config.io_types))
     for intermediate in folder.iterdir():
         intermediate.unlink()
-    _name_classes(onnx_model, config)
-    file = write_onnx(onnx_model, folder / "model.onnx", steps, uses_plugins=request.has_plugins)
-    prepared = PreparedStage(stage.name, stage.writer, stage.part_names, file, tuple(profiles), shapes)
+    if file.labels:  # in the file, as Ultralytics does: a bundle may move
+        onnx_model.metadata_props.add(key="names", value=repr(dict(enumerate(file.labels))))
+    written = write_onnx(onnx_model, folder / "model.onnx", steps, uses_plugins=has_plugins)
+    prepared = PreparedStage(stage.name, stage.writer, stage.part_names, written, tuple(profiles), shapes)
     return Prepared(tuple(steps.done), prepared.profiles, (prepared,))
 
 
-def _with_nms(model: onnx.ModelProto, config: ModelConfig, steps: Steps, *, has_plugins: bool) -> onnx.ModelProto:
+def _with_nms(model: onnx.ModelProto, config: NetworkSettings, steps: Steps, *, has_plugins: bool) -> onnx.ModelProto:
     """Append NMS, which computes in fp32 in every precision."""
     assert config.engine_nms is not None
     detail = append_nms(model, config.engine_nms)
@@ -99,13 +141,6 @@ def _with_nms(model: onnx.ModelProto, config: ModelConfig, steps: Steps, *, has_
     care.name_nodes(model)
     steps.add("NMS", detail)
     return care.infer_shapes(model)[0]
-
-
-def _name_classes(model: onnx.ModelProto, config: ModelConfig) -> None:
-    """Note a Hugging Face folder's names of classes in the file's metadata, as Ultralytics does: a bundle may move."""
-    labels = () if config.source.hf is None else folder_labels(json_object(Path(config.source.hf) / "config.json"))
-    if labels:
-        model.metadata_props.add(key="names", value=repr(dict(enumerate(labels))))
 
 
 def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
@@ -121,11 +156,15 @@ def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
                 "metadata", f"Ultralytics `{written.task}`, pictures of {written.size[0]}x{written.size[1]}{lacks}"
             )
         return path
-    torch_source = vision.torch_source(config)
-    module = export.make_module(torch_source, source.requires)
-    steps.add("source", f"{torch_source.factory}, {sum(p.numel() for p in module.parameters()) / 1e6:.1f} M parameters")
+    return _export(vision.torch_source(config), source.requires, config.profiles, folder, steps)
+
+
+def _export(source: TorchSource, requires: str | None, profiles: Sequence[Profile], folder: Path, steps: Steps) -> Path:
+    """Return the ONNX file in `folder` that a torch module is exported to."""
+    module = export.make_module(source, requires)
+    steps.add("source", f"{source.factory}, {sum(p.numel() for p in module.parameters()) / 1e6:.1f} M parameters")
     path = folder / "exported.onnx"
-    steps.add("export", attempts.export(module, torch_source, opt_dims(config.profiles), path))
+    steps.add("export", attempts.export(module, source, opt_dims(profiles), path))
     return path
 
 
@@ -198,7 +237,7 @@ class _Exporter:
                     run = QuantizationRun(input_shapes, scratch, self.steps)
                     whole = [port.name for port in self.opened.spec.inputs]
                     choice = with_own_arrays(quantization.choices[part.name], list(input_shapes), whole, scratch)
-                    model = quantized_part(model, self.config, choice, run)
+                    model = quantized_part(model, choice, preprocessed_by(self.config), run)
             model = self._in_precision(model, self._parts(stage), input_shapes, scratch)
         path = self.request.folder / "network" / f"{stage.name}.onnx"
         return write_onnx(model, path, self.steps, uses_plugins=self.request.has_plugins)

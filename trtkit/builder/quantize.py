@@ -14,14 +14,12 @@ from trtkit.config.targets import load_target
 from trtkit.errors import ConfigError, Problem, TrtkitError
 from trtkit.files import open_regular
 from trtkit.jobs.json_form import from_json, to_json
-from trtkit.quantization.by_part import SUMMARY, check_names
+from trtkit.quantization.by_part import SUMMARY, check_names, check_options, check_types
 from trtkit.quantization.jobs import (
-    CHECK_TARGET,
     QUANTIZE_LLM,
     QuantizedLlm,
     QuantizeRequest,
     ScoringRequest,
-    TargetRequest,
 )
 from trtkit.quantization_methods import METHODS
 from trtkit.resolve import resolve
@@ -103,7 +101,7 @@ def quantize_model(
     _check_whole(model)
     if not scoring.is_empty:
         _check_scored(model, scoring.fallback)
-    _check_target(config, scoring.fallback, runner)
+    _check_target(model, scoring.fallback)
     out = out or Path("quantized") / f"{config.name}-{config.quantize.method}"
     with atomic_folder(out, replaces=RECORD) as folder:
         request = QuantizeRequest(config, folder, scoring)
@@ -146,11 +144,15 @@ def _check_scored(model: StagedModel, fallback: str | None) -> None:
         raise ConfigError(SUMMARY, [Problem(what, "--fallback", fix)])
 
 
-def _check_target(config: ModelConfig, fallback: str | None, runner: Runner) -> None:
-    """Refuse types that the target's GPUs cannot compute in, where it names any. Raises ConfigError."""
-    target = load_target(config.target)
-    if target.compute_capabilities:
-        runner.run(CHECK_TARGET, TargetRequest(config, target, choose_backend(target.backend), fallback))
+def _check_target(model: StagedModel, fallback: str | None) -> None:
+    """Refuse types that the target's GPUs cannot compute in, if it names any. Raises ConfigError."""
+    options, target = model.config.quantize, load_target(model.config.target)
+    assert options is not None
+    if not target.compute_capabilities:
+        return
+    if model.interface == "arrays":
+        check_options(options)
+    check_types(options, target, choose_backend(target.backend), fallback)
 
 
 def _check_whole(model: StagedModel) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.files import QUANTIZED
 from trtkit.jobs.events import Step
 from trtkit.models.model import Writer
+from trtkit.models.vision_language.spec import ImageTraits
 from trtkit.network.fusion import EngineKernel
 from trtkit.network.input_spec import InputSpec, ResolvedProfile
 from trtkit.network.record import NetworkRecord
@@ -110,6 +111,7 @@ class StageRequest:
     config: the ModelConfig as JSON, for writers that read the source. folder: the bundle under construction.
     quantized: the checkpoint that was made of the config's source; None if the source itself is read.
     rank: of the config's grid, for the decoder. sources: the model's files, as the manifest lists them.
+    images: what the images of a vision-language model need of the decoder.
     """
 
     stage: PreparedStage
@@ -121,6 +123,7 @@ class StageRequest:
     quantized: Path | None = None
     rank: int = 0
     sources: tuple[str, ...] = ()
+    images: ImageTraits | None = None
 
 
 @dataclass(frozen=True)

@@ -1,34 +1,31 @@
-"""A vision-language model's two networks: which config has them, and the vision tower as a config of its own."""
+"""The vision tower of a vision-language model: a stage before its language model."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from trtkit.builder.jobs import TowerStage
 from trtkit.bundle.records import ImagesRecord
 from trtkit.config.llm import LlmOptions, VisionOptions
-from trtkit.config.quantize import QuantizeOptions, whole
-from trtkit.config.schema import ModelConfig, ModuleInput, Source, TorchSource
+from trtkit.config.schema import DimRange, ModuleInput, TorchSource
 from trtkit.errors import ConfigError, Problem, ProblemsError, QuantizeError, SourceError, reader
-from trtkit.files import scratch_folder
-from trtkit.inputs.samples import sample_files
+from trtkit.inputs.samples import Sample, sample_files
 from trtkit.inputs.vision_language import ImageForm, ImageReader
 from trtkit.models.model import VISION
 from trtkit.models.vision_language.registry import vision_spec
 from trtkit.models.vision_language.spec import VisionLimits
-from trtkit.quantization.vision.data import spread
 from trtkit.quantization_methods import methods_for, needs_data
 from trtkit.sources import package_file
 from trtkit.sources.safetensors_file import json_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from trtkit.config.schema import ModelConfig
     from trtkit.models.vision_language.spec import VisionSpec
+    from trtkit.network.onnx.io import OnnxTensorSpec
 
 # What transformers reads for an image processor.
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -36,12 +33,11 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 @dataclass(frozen=True)
 class OpenedVision:
-    """A vision tower that is to be built. config: of the tower alone, a torch module that is exported."""
+    """A vision tower that is to be built. images: how a prompt holds its soft tokens."""
 
     spec: VisionSpec
-    limits: VisionLimits
-    config: ModelConfig
-    folder: Path
+    stage: TowerStage
+    images: ImagesRecord
 
 
 def open_vision(config: ModelConfig) -> OpenedVision:
@@ -64,12 +60,10 @@ def _open_vision(folder: Path, config: ModelConfig) -> OpenedVision:
     spec = vision_spec(fields, limits, str(folder / "config.json"))
     _check(spec, fields, folder)
     _check_blocks(spec, limits)
-    return OpenedVision(spec, limits, _tower_config(config, spec, limits, folder), folder)
+    return OpenedVision(spec, _tower_stage(config, spec, limits, folder), _images_record(spec, limits))
 
 
-def images_record(opened: OpenedVision) -> ImagesRecord:
-    """Return how a prompt holds the tower's soft tokens."""
-    spec = opened.spec
+def _images_record(spec: VisionSpec, limits: VisionLimits) -> ImagesRecord:
     first = next(iter(spec.inputs.values()))
     return ImagesRecord(
         model_type=spec.model_type,
@@ -80,45 +74,47 @@ def images_record(opened: OpenedVision) -> ImagesRecord:
         merge_size=spec.merge_size,
         window_size=spec.window_size,
         has_grid_positions=spec.traits.has_grid_positions,
-        max_images=opened.limits.images,
-        max_tokens=opened.limits.tokens,
-        max_block=opened.limits.prefill if spec.traits.has_whole_images else 0,
+        max_images=limits.images,
+        max_tokens=limits.tokens,
+        max_block=limits.prefill if spec.traits.has_whole_images else 0,
         frame=spec.frame,
         position_side=spec.position_side,
     )
 
 
-def _tower_config(config: ModelConfig, spec: VisionSpec, limits: VisionLimits, folder: Path) -> ModelConfig:
-    """Return the config that builds the tower: `soft_tokens` from a torch module."""
+def _tower_stage(config: ModelConfig, spec: VisionSpec, limits: VisionLimits, folder: Path) -> TowerStage:
+    """Return the stage of the tower: a torch module that gives `soft_tokens`."""
     most = limits.tokens if spec.layout == "patches" else limits.images
     usual = max(1, most // 4) if spec.layout == "patches" else 1
-    dims: Any = [1, usual, most]
     options = config.vision or VisionOptions()
-    return ModelConfig(
+    quantize = None if config.quantize is None else config.quantize.parts.get(VISION)
+    pixels = next(iter(spec.inputs.values())).shape[1:]
+    return TowerStage(
         name=VISION,
-        source=Source(
-            torch=TorchSource(
-                factory=spec.module,
-                kwargs={"folder": str(folder), **(spec.arguments or {})},
-                inputs={name: ModuleInput(shape=item.shape, dtype=item.dtype) for name, item in spec.inputs.items()},
-                outputs=("soft_tokens",),
-            )
+        part_names=("tower",),
+        folder=folder,
+        source=TorchSource(
+            factory=spec.module,
+            kwargs={"folder": str(folder), **(spec.arguments or {})},
+            inputs={name: ModuleInput(shape=item.shape, dtype=item.dtype) for name, item in spec.inputs.items()},
+            outputs=("soft_tokens",),
         ),
+        sizes={spec.symbol: DimRange(min=1, opt=usual, max=most)},
         precision=options.precision or config.precision,
         keep_fp32=options.keep_fp32,
-        profiles=({spec.symbol: dims},),
-        target=config.target,
-        build=config.build,
-        custom_ops=config.custom_ops,
         fold_constants=config.fold_constants,
-        quantize=None if config.quantize is None else _tower_options(config.quantize),
+        custom_ops=config.custom_ops,
+        quantize=None if quantize is None or quantize.is_idle else quantize,
+        images=ImageForm(
+            spec.layout,
+            pixels,
+            spec.tokens_per_image,
+            spec.merge_size,
+            spec.window_size,
+            limits.tokens,
+            spec.position_side,
+        ),
     )
-
-
-def _tower_options(options: QuantizeOptions) -> QuantizeOptions | None:
-    """Return how the tower is quantized; None if it stays as it is."""
-    vision = options.parts.get(VISION)
-    return None if vision is None or vision.is_idle else whole(vision)
 
 
 def _most_tokens(folder: Path, fields: dict[str, Any], config: ModelConfig) -> int:
@@ -158,39 +154,28 @@ def _check_blocks(spec: VisionSpec, limits: VisionLimits) -> None:
         raise ConfigError("the config does not fit its source", [problem])
 
 
-@contextmanager
-def measured_on_arrays(opened: OpenedVision) -> Iterator[ModelConfig]:
-    """Give the tower's config while it is built, its calibration images turned into an .npz file.
-
-    Raises QuantizeError for images of a tower that takes each at its own size, RequestError for what is not an image.
-    """
-    options = opened.config.quantize
-    if options is None or not needs_data(options.method) or options.calibration.data is None:
-        yield opened.config
+def check_calibration(tower: TowerStage) -> None:
+    """Refuse images as calibration data of a tower that takes each at its own size. Raises QuantizeError."""
+    options = tower.quantize
+    if tower.images is None or tower.images.layout != "patches" or options is None or not needs_data(options.method):
         return
-    images = [path for path in sample_files(package_file.resolve(options.calibration.data)) if path.suffix != ".npz"]
-    if not images:
-        yield opened.config
-        return
-    if opened.spec.layout == "patches":
+    data = options.calibration.data
+    if data is not None and any(path.suffix != ".npz" for path in sample_files(package_file.resolve(data))):
         what = "calibration is not yet supported for towers with variable image sizes"
-        raise QuantizeError(
-            what,
-            "quantize.method",
-            f"use {' or '.join(name for name in methods_for('vision') if not needs_data(name))}",
-        )
-    pixels = _pixels(opened, spread(images, options.calibration.samples))
-    with scratch_folder() as folder:
-        path = folder / "images.npz"
-        np.savez(path, pixel_values=pixels)
-        data = options.calibration.model_copy(update={"data": str(path), "samples": len(pixels)})
-        yield opened.config.model_copy(update={"quantize": options.model_copy(update={"calibration": data})})
+        fix = f"use {' or '.join(name for name in methods_for('vision') if not needs_data(name))}"
+        raise QuantizeError(what, f"{tower.key}.method", fix)
 
 
-def _pixels(opened: OpenedVision, images: Sequence[Path]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Return pictures, or tiles of all images, [N, C, H, W]."""
-    spec = opened.spec
-    sizes = spec.inputs["pixel_values"].shape[1:]
-    form = ImageForm(spec.layout, sizes, spec.tokens_per_image, spec.merge_size, spec.window_size, opened.limits.tokens)
-    reader = ImageReader(form, opened.folder)
-    return np.concatenate([reader.prepare(path).inputs["pixel_values"] for path in images])
+def pixel_samples(tower: TowerStage, files: Sequence[Path], _inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
+    """Return a sample [1, C, H, W] of each picture, or of each tile of all images, as the image processor gives them.
+
+    Raises RequestError for what is not an image.
+    """
+    assert tower.images is not None
+    reader = ImageReader(tower.images, tower.folder)
+    pixels = {file: reader.prepare(file).inputs["pixel_values"] for file in files}
+    return [
+        Sample(f"{file.name}#{index}", {"pixel_values": tiles[index : index + 1]})
+        for file, tiles in pixels.items()
+        for index in range(len(tiles))
+    ]

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 import math
-import re
 import shutil
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtkit.backends import BACKENDS
 from trtkit.builder import encoder, vision_language
 from trtkit.builder.decoders import converted_bytes, decoder_size, engine_bytes, makes_checkpoint, open_decoder
-from trtkit.builder.encoder import is_of_encoder, open_encoder_source
+from trtkit.builder.encoder import is_of_encoder
 from trtkit.builder.hybrids import open_hybrid
-from trtkit.builder.jobs import BUILD_STAGE, DIAGNOSE, PREPARE, DiagnoseRequest, PrepareRequest
+from trtkit.builder.jobs import (
+    BUILD_STAGE,
+    DIAGNOSE,
+    PREPARE,
+    PREPARE_TOWER,
+    DiagnoseRequest,
+    PrepareRequest,
+    PrepareTowerRequest,
+)
 from trtkit.builder.room import BuildLoad, check_room
 from trtkit.builder.stages import PlanOptions, Prepared, PreparedStage, StageRequest, StageResult
-from trtkit.builder.vision_language import measured_on_arrays, open_vision
 from trtkit.dtypes import dtype_of
-from trtkit.errors import ConfigError, QuantizeError, TrtkitError, UnsupportedOperatorsError
+from trtkit.errors import TrtkitError, UnsupportedOperatorsError
 from trtkit.files import QUANTIZED
-from trtkit.models.model import VISION
 from trtkit.models.parallel import grid_of
 from trtkit.network.targets import check_named_types
-from trtkit.quantization.jobs import CHECK_TARGET, QUANTIZE_LLM, QuantizeRequest, TargetRequest
+from trtkit.quantization.by_part import check_options, check_types
+from trtkit.quantization.jobs import QUANTIZE_LLM, QuantizeRequest
 from trtkit.quantization_methods import METHODS
 from trtkit.sources.huggingface.wrapped_config import inner_name
 from trtkit.sources.package_file import hf_folder
 from trtkit.sources.safetensors_file import read_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from trtkit.builder.build_inputs import BuildInputs
-    from trtkit.builder.encoder import OpenedEncoder
-    from trtkit.builder.vision_language import OpenedVision
+    from trtkit.builder.build_inputs import BuildInputs, Tower
     from trtkit.config.schema import ModelConfig
     from trtkit.config.targets import Target
     from trtkit.jobs.events import Step
@@ -92,9 +94,9 @@ def plan_names(model: StagedModel) -> tuple[str, ...]:
 def write_stages(inputs: BuildInputs, folder: Path, runner: Runner, *, builds: bool) -> WrittenModel:
     """Write every stage's network in `folder`; `builds`: let TensorRT build it too."""
     if builds:
-        _check_quantization(inputs, runner)
-        if (tower := open_tower(inputs.model)) is not None:
-            check_room(vision_language_load(inputs.model, tower), folder)
+        _check_quantization(inputs)
+        if inputs.tower is not None:
+            check_room(tower_load(inputs.model, inputs.tower), folder)
     prepared = prepare_stages(inputs, folder, runner)
     written = _write_all(inputs, prepared, folder, runner, builds=builds)
     for name in processor_files(inputs.model):
@@ -109,8 +111,9 @@ def prepare_stages(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepare
     model = inputs.model
     if model.interface == "arrays":
         return runner.run(PREPARE, PrepareRequest(model.config, folder, inputs.uses_plugins))
-    has_tower = model.takes_images or model.has_encoder
-    tower = _prepare_tower(inputs, folder, runner) if has_tower else Prepared((), (), ())
+    tower = Prepared((), (), ())
+    if inputs.tower is not None:
+        tower = runner.run(PREPARE_TOWER, PrepareTowerRequest(inputs.tower.stage, folder, inputs.uses_plugins))
     steps = list(tower.steps)
     if makes_checkpoint(model.config):
         (folder / QUANTIZED).mkdir(parents=True)
@@ -118,20 +121,6 @@ def prepare_stages(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepare
     written = [stage for stage in model.stages if stage.writer in _WRITTEN]
     stages = (PreparedStage(stage.name, stage.writer, stage.part_names) for stage in written)
     return Prepared(tuple(steps), (), (*tower.stages, *stages))
-
-
-def _prepare_tower(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepared:
-    """Prepare the stage before the decoder, a model of arrays with a config of its own."""
-    if inputs.model.has_encoder:
-        config = open_encoder_source(inputs.config).config
-        prepared = runner.run(PREPARE, PrepareRequest(config, folder, inputs.uses_plugins))
-    else:
-        with _of_tower(), measured_on_arrays(open_vision(inputs.config)) as config:
-            prepared = runner.run(PREPARE, PrepareRequest(config, folder, inputs.uses_plugins))
-    name = inputs.model.stages[0].name
-    steps = tuple(replace(step, name=f"{name} {step.name}") for step in prepared.steps)
-    stages = tuple(replace(stage, part_names=inputs.model.stages[0].part_names) for stage in prepared.stages)
-    return replace(prepared, steps=steps, stages=stages)
 
 
 def _write_all(inputs: BuildInputs, prepared: Prepared, folder: Path, runner: Runner, *, builds: bool) -> WrittenModel:
@@ -143,7 +132,8 @@ def _write_all(inputs: BuildInputs, prepared: Prepared, folder: Path, runner: Ru
         for rank in range(count if is_shared else 1):
             plan = folder / plan_name(stage.name, rank if is_shared else None) if builds else None
             sources = tuple(file.path for file in inputs.sources)
-            result = run_stage(runner, replace(request, plan=plan, rank=rank, sources=sources))
+            images = inputs.model.images
+            result = run_stage(runner, replace(request, plan=plan, rank=rank, sources=sources, images=images))
             ranks += [_of_rank(rank, result)] if is_shared else []
             results += [result] if rank == 0 else []
     return WrittenModel(prepared, (*results[:-1], ranks[0] if ranks else results[-1]), tuple(ranks))
@@ -177,52 +167,38 @@ def stage_request(
     )
 
 
-def _check_quantization(inputs: BuildInputs, runner: Runner) -> None:
+def _check_quantization(inputs: BuildInputs) -> None:
     """Refuse types that the target cannot compute in, before any work. Raises ConfigError."""
-    config, model, target = inputs.config, inputs.model, inputs.target
+    config, model, target, backend = inputs.config, inputs.model, inputs.target, inputs.backend
     if config.quantize is None:
         return
     if model.spec is not None:
         quantization = open_hybrid(model).quantization
         types = {METHODS[method].dtype.name for method in quantization.methods} if quantization else set()
-        check_named_types(types, target.name, target.compute_capabilities, BACKENDS[inputs.backend].features)
+        check_named_types(types, target.name, target.compute_capabilities, BACKENDS[backend].features)
         return
-    if model.takes_images and (tower := open_vision(config).config).quantize is not None:
-        with _of_tower():
-            runner.run(CHECK_TARGET, TargetRequest(tower, target, inputs.backend))
+    if inputs.tower is not None and inputs.tower.stage.quantize is not None:
+        check_options(inputs.tower.stage.quantize, inputs.tower.stage.key)
+        check_types(inputs.tower.stage.quantize, target, backend)
+    if model.interface == "arrays":
+        check_options(config.quantize)
     if model.interface == "arrays" or makes_checkpoint(config):
-        runner.run(CHECK_TARGET, TargetRequest(config, target, inputs.backend))
-
-
-@contextmanager
-def _of_tower() -> Iterator[None]:
-    """Let errors name the keys of the tower's quantization as the whole config has them."""
-
-    def key(where: str) -> str:
-        return re.sub(r"^quantize(?=\.|$)", f"quantize.parts.{VISION}", where)
-
-    try:
-        yield
-    except ConfigError as error:
-        problems = [replace(problem, where=key(problem.where)) for problem in error.problems]
-        raise ConfigError(error.what, problems, error.fix) from None
-    except QuantizeError as error:
-        raise QuantizeError(error.what, key(error.where), error.fix) from None
+        check_types(config.quantize, target, backend)
 
 
 def _is_of_tower(name: str) -> bool:
     return inner_name(name) is None
 
 
-def vision_language_load(model: StagedModel, opened: OpenedVision | OpenedEncoder) -> BuildLoad:
+def tower_load(model: StagedModel, opened: Tower) -> BuildLoad:
     """Return what the build has to hold at least: both networks in their precision, quantized weights as they are.
 
     A language model that the build quantizes first is counted when it is written.
     """
-    arrays = read_folder(opened.folder)[0]
+    arrays = read_folder(opened.stage.folder)[0]
     is_exported = is_of_encoder if model.has_encoder else _is_of_tower
     exported = sum(math.prod(array.shape) for name, array in arrays.items() if is_exported(name))
-    tower_bytes = dtype_of(opened.config.precision).size_bytes(exported)
+    tower_bytes = dtype_of(opened.stage.precision).size_bytes(exported)
     if makes_checkpoint(model.config):
         return BuildLoad(tower_bytes, exported, tower_bytes, tower_bytes)
     decoder = open_decoder(model)
@@ -244,13 +220,6 @@ def run_stage(runner: Runner, request: StageRequest) -> StageResult:
         except TrtkitError:
             raise first from None
         raise
-
-
-def open_tower(model: StagedModel) -> OpenedVision | OpenedEncoder | None:
-    """Open the stage before a model's decoder; None if there is none. Raises SourceError, ProblemsError."""
-    if model.takes_images:
-        return vision_language.open_vision(model.config)
-    return encoder.open_encoder_source(model.config) if model.has_encoder else None
 
 
 def processor_files(model: StagedModel) -> tuple[str, ...]:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtkit.backends import BACKENDS
 from trtkit.errors import ConfigError, Problem
 from trtkit.inputs.samples import read_npz, sample_files
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
+from trtkit.network.targets import check_named_types
 from trtkit.quantization.written import RoundedWeights, block_of
 from trtkit.quantization_methods import NONE, methods_for, needs_data
 from trtkit.sources import package_file
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.config.quantize import PartOptions, QuantizeOptions
+    from trtkit.config.targets import Target
     from trtkit.models.hybrids.spec import HybridSpec, Part
 
 VISION = "vision"
@@ -34,6 +37,28 @@ def check_names(options: QuantizeOptions, names: Collection[str]) -> None:
     unknown = [name for name in options.parts if name not in names]
     if unknown:
         raise ConfigError(SUMMARY, [Problem(f"no part `{name}`", "quantize.parts", there) for name in unknown])
+
+
+def check_options(options: PartOptions, key: str = "quantize") -> None:
+    """Refuse what is not for vision models. key: of the options. Raises ConfigError."""
+    problems = []
+    if options.method not in methods_for("vision"):
+        fix = f"use one of {', '.join(methods_for('vision'))}"
+        problems.append(Problem(f"`{options.method}` does not apply to vision models", f"{key}.method", fix))
+    of_llms = {"kv_cache": options.kv_cache, "layers": options.layers, "smoothing": options.smoothing}
+    for name, value in (of_llms | {"head": options.head}).items():
+        if value:
+            problems.append(Problem("applies to language models only", f"{key}.{name}", "remove it"))
+    if problems:
+        raise ConfigError(SUMMARY, problems)
+
+
+def check_types(options: PartOptions, target: Target, backend: str, fallback: str | None = None) -> None:
+    """Refuse types that a target's GPUs cannot compute in. fallback: the method of layers that a budget leaves.
+
+    Raises ConfigError.
+    """
+    check_named_types(options.types(fallback), target.name, target.compute_capabilities, BACKENDS[backend].features)
 
 
 _OF_LLMS = {"kv_cache": "a KV cache format", "smoothing": "SmoothQuant's alpha", "head": "an output head"}

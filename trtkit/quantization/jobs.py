@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtkit.config.schema import ModelConfig
-from trtkit.config.targets import Target
 from trtkit.jobs.events import Step
 from trtkit.jobs.job import Job
 from trtkit.quantization.scoring.report import Scores
@@ -46,15 +45,4 @@ class QuantizedLlm:
     sensitivity: Scores | None = None
 
 
-@dataclass(frozen=True)
-class TargetRequest:
-    """A config whose types a target may not compute in. fallback: the method of layers that a budget leaves."""
-
-    config: ModelConfig
-    target: Target
-    backend: str
-    fallback: str | None = None
-
-
-CHECK_TARGET = Job("trtkit.quantization.target:check_target", TargetRequest, type(None))
 QUANTIZE_LLM = Job("trtkit.quantization.llm.job:quantize_llm", QuantizeRequest, QuantizedLlm)

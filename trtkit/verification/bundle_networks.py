@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from trtkit.backends import load_backend
+from trtkit.builder.decoders import open_decoder
 from trtkit.builder.hybrids import open_hybrid
 from trtkit.builder.stages import bundle_stages
 from trtkit.bundle.bundle import open_bundle
 from trtkit.jobs.events import Progress
-from trtkit.llm.execution.network import written_head_network, written_network
+from trtkit.llm.execution import decoder_network
+from trtkit.llm.execution.embeddings import bundle_embeddings
+from trtkit.llm.execution.network import head_network
 from trtkit.network.layer_file import MappedFiles
 from trtkit.network.layer_graph import MISSING
 from trtkit.resolve import resolve
 from trtkit.runtime.stages import stage_layers
+from trtkit.sources.digest import digest_model
 from trtkit.verification.report import BundleNetwork, BundleNetworks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trtkit.builder.decoders import OpenedDecoder
+    from trtkit.builder.hybrids import OpenedHybrid
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.job import JobContext
     from trtkit.network.layer_graph import Bytes, LayerGraph, LayerNode, LayerWeights, TensorSpec
@@ -31,37 +38,55 @@ if TYPE_CHECKING:
 def compare_networks(request: NetworksRequest, context: JobContext) -> BundleNetworks:
     """Compare each stage's network of each rank. Raises BundleError for files that have changed or cannot be read."""
     bundle = open_bundle(request.bundle)
+    written = _WrittenNetworks(bundle)
     ranks = [(stage.name, rank) for stage in bundle.manifest.stages for rank in range(len(stage.networks))]
     networks = []
     for index, (stage, rank) in enumerate(ranks):
         context.report(Progress("compare the bundle's networks", index, len(ranks)))
-        networks.append(_compared(bundle, stage, rank))
+        networks.append(_compared(bundle, written, stage, rank))
     return BundleNetworks(tuple(networks))
 
 
-def _compared(bundle: Bundle, stage: str, rank: int) -> BundleNetwork:
+def _compared(bundle: Bundle, written: _WrittenNetworks, stage: str, rank: int) -> BundleNetwork:
     """Compare one network; that of a stage with plugins is not in the bundle as layers."""
     held = bundle.layers(stage, rank)
     if held is None:
         return BundleNetwork(stage, rank, is_held=False)
-    difference = first_difference(held, written_layers(bundle, stage, rank))
+    difference = first_difference(held, written.layers(stage, rank))
     if difference is None:
         return BundleNetwork(stage, rank)
     return BundleNetwork(stage, rank, layer=difference.layer, difference=difference.what)
 
 
-def written_layers(bundle: Bundle, name: str, rank: int) -> LayerGraph:
-    """Return the layers that a build writes of a stage and rank: parsed from the bundle's ONNX file, or of its source.
+class _WrittenNetworks:
+    """The layers that a build writes of a bundle's stages: parsed from its ONNX files, or of its source, opened once.
 
     Raises BundleError if the source has changed.
     """
-    stage = next(stage for stage in bundle_stages(bundle) if stage.name == name)
-    if stage.writer == "decoder":
-        return written_network(bundle, rank).layers
-    if stage.writer == "speculator":
-        return written_head_network(bundle).layers
-    opened = None if stage.writer == "parser" else open_hybrid(resolve(bundle.manifest.config))
-    return stage_layers(load_backend(bundle.manifest.backend.name), stage, opened)[0]
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle, self._backend = bundle, load_backend(bundle.manifest.backend.name)
+        self._stages = {stage.name: stage for stage in bundle_stages(bundle)}
+
+    def layers(self, name: str, rank: int) -> LayerGraph:
+        """Return the layers of a stage and rank."""
+        stage = self._stages[name]
+        if stage.writer == "decoder":
+            decoder, embeddings = replace(self._decoder, rank=rank), bundle_embeddings(self._bundle.path)
+            return decoder_network(self._backend, decoder, embeddings=embeddings).layers
+        if stage.writer == "speculator":
+            return head_network(self._backend, self._decoder).layers
+        return stage_layers(self._backend, stage, None if stage.writer == "parser" else self._hybrid)[0]
+
+    @cached_property
+    def _decoder(self) -> OpenedDecoder:
+        config = self._bundle.manifest.config
+        self._bundle.check_sources({file.sha256 for file in digest_model(config)})
+        return open_decoder(resolve(config), self._bundle.quantized_path)
+
+    @cached_property
+    def _hybrid(self) -> OpenedHybrid:
+        return open_hybrid(resolve(self._bundle.manifest.config))
 
 
 _CHUNK = 64 << 20  # bytes compared at a time

@@ -1,10 +1,11 @@
-"""transformers' own model with the weights that an LLM's network computes with: what the network is compared with."""
+"""transformers' models, whatever goes into them, with the weights that a language model's network computes with."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from trtkit.quantization.scoring.emulation import round_blocks
 from trtkit.quantization_methods import FORMATS
 from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 from trtkit.sources.checkpoint import Checkpoint
+from trtkit.sources.huggingface.folder import load_folder
 from trtkit.sources.huggingface.model import causal_lm
 from trtkit.sources.huggingface.stacked_experts import joined_experts, stack_experts
 from trtkit.sources.huggingface.wrapped_config import inner_name
@@ -29,44 +31,47 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from PIL import Image
+
     from trtkit.arrays import Array
     from trtkit.builder.hybrids import OpenedHybrid
+    from trtkit.bundle.records import EncoderRecord
+    from trtkit.llm.encoded import EncoderPrompt
     from trtkit.quantization_methods import Format
     from trtkit.sources.decoder_source import DecoderSource
 
 
-class TransformersReference:
-    """A causal language model of transformers in fp32 on the CPU.
+Media = Any
+"""Pictures or audio, as a family's reference takes them; None for text."""
 
-    Raises SourceError where transformers does not know the model or the weights do not fit it.
-    """
 
-    def __init__(self, opened: DecoderSource, length: int = 0) -> None:
-        """length: the longest sequence of the engine, whose rope factors are then taken at every length."""
+class TokensReference(ABC):
+    """A language model of transformers in fp32 on the CPU, whatever goes into it."""
+
+    def __init__(self, model: Any, note: str = "") -> None:
         import transformers
 
-        self.model = causal_lm(opened)
-        read = "" if opened.folder is not None else ", with the weights that trtkit read"
-        long = ", long rope factors at every length" if _lengthen(self.model, length) else ""
-        self.description = f"transformers {transformers.__version__}, {type(self.model).__name__} in fp32{read}{long}"
+        self.model = model
+        self.description = f"transformers {transformers.__version__}, {type(model).__name__} in fp32{note}"
 
-    def logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return logits [S, V] of one sequence."""
-        import torch
+    @abstractmethod
+    def _inputs(self, ids: Sequence[int], media: Media) -> dict[str, torch.Tensor]:
+        """Return what the whole model takes of a prompt."""
 
+    def logits(self, ids: Sequence[int], media: Media = None) -> torch.Tensor:
+        """Return logits [S, V] of one prompt."""
         with torch.inference_mode():
-            logits: torch.Tensor = self.model(torch.tensor([list(ids)])).logits[0]
+            logits: torch.Tensor = self.model(**self._inputs(ids, media)).logits[0]
         return logits
 
-    def greedy(self, prompt: Sequence[int], new_tokens: int, stop: Sequence[int] = ()) -> list[int]:
+    def greedy(
+        self, prompt: Sequence[int], new_tokens: int, stop: Sequence[int] = (), media: Media = None
+    ) -> list[int]:
         """Return the most likely continuation of one prompt, up to a stop token, by `generate`."""
-        import torch
-
-        ids = torch.tensor([list(prompt)])
+        inputs = self._inputs(prompt, media)
         with torch.inference_mode():
             sequences = self.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
+                **{**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])},
                 max_new_tokens=new_tokens,
                 do_sample=False,
                 eos_token_id=list(stop) or None,
@@ -74,6 +79,115 @@ class TransformersReference:
             )
         answer = [int(token) for token in sequences[0, len(prompt) :]]
         return answer[:-1] if answer and answer[-1] in stop else answer
+
+
+class TransformersReference(TokensReference):
+    """A causal language model.
+
+    Raises SourceError where transformers does not know the model or the weights do not fit it.
+    """
+
+    def __init__(self, opened: DecoderSource, length: int = 0) -> None:
+        """length: the longest sequence of the engine, whose rope factors are then taken at every length."""
+        model = causal_lm(opened)
+        read = "" if opened.folder is not None else ", with the weights that trtkit read"
+        long = ", long rope factors at every length" if _lengthen(model, length) else ""
+        super().__init__(model, f"{read}{long}")
+
+    def _inputs(self, ids: Sequence[int], media: Media) -> dict[str, torch.Tensor]:
+        assert media is None
+        return {"input_ids": torch.tensor([list(ids)])}
+
+
+class VisionLanguageReference(TokensReference):
+    """A vision-language model with its own image processor. media: pictures.
+
+    Prompts have a placeholder for each soft token. Raises SourceError where transformers cannot load it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        import transformers
+
+        super().__init__(load_folder(transformers.AutoModelForImageTextToText, folder, attn_implementation="eager"))
+        try:
+            self._processor = transformers.AutoImageProcessor.from_pretrained(
+                folder, local_files_only=True, backend="pil"
+            )
+        except (OSError, ValueError) as error:
+            raise SourceError(f"transformers cannot read the image processor: {error}", str(folder)) from None
+
+    def soft_tokens(self, images: Sequence[Image.Image]) -> torch.Tensor:
+        """Return the vectors [P, D] that the model puts into a prompt, and those of inner layers after them."""
+        with torch.inference_mode():
+            features = self.model.get_image_features(**self._images(images))
+        deep = [torch.cat(list(layer)) for layer in getattr(features, "deepstack_features", None) or ()]
+        tokens = torch.cat([item.reshape(-1, item.shape[-1]) for item in features.pooler_output])
+        return torch.cat([tokens, *deep], -1)
+
+    def _images(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+        """Return what the model takes of images; Idefics3's processor needs them by prompt."""
+        if not images:
+            return {}
+        is_tiled, is_cropped = hasattr(self.model.config, "scale_factor"), self.model.config.model_type == "internvl"
+        crops = {"crop_to_patches": True} if is_cropped else {}
+        processed = self._processor([list(images)] if is_tiled else list(images), return_tensors="pt", **crops)
+        return {name: processed[name] for name in processed if name not in ("rows", "cols", "num_patches", "num_crops")}
+
+    def _inputs(self, ids: Sequence[int], media: Media) -> dict[str, torch.Tensor]:
+        tokens = torch.tensor([list(ids)])
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **self._images(media)}
+        if "image_grid_thw" in inputs:
+            inputs["mm_token_type_ids"] = (tokens == self.model.config.image_token_id).int()
+        if self.model.config.model_type == "gemma3":
+            inputs["token_type_ids"] = (tokens == self.model.config.image_token_id).int()
+        return inputs
+
+
+# Weights that checkpoints hold and transformers leaves out: a table of T5's first files.
+_UNUSED = (r"EncDecAttention\.relative_attention_bias\.weight$",)
+
+
+class EncoderDecoderReference(TokensReference):
+    """An encoder-decoder model. media: what its encoder takes."""
+
+    def __init__(self, folder: Path, record: EncoderRecord) -> None:
+        import transformers
+
+        auto = transformers.AutoModelForSeq2SeqLM if record.audio is None else transformers.AutoModelForSpeechSeq2Seq
+        super().__init__(load_folder(auto, folder, unused=_UNUSED, attn_implementation="eager"))
+        self._input_name = record.input_name
+
+    def encoded(self, prompt: EncoderPrompt) -> torch.Tensor:
+        """Return all layers' keys and values of the encoder, [rows, D]."""
+        with torch.inference_mode():
+            hidden = self.model.get_encoder()(**self._source(prompt)).last_hidden_state[0]
+            return torch.cat([project(hidden) for project in self._projections()])
+
+    def greedy(
+        self, prompt: Sequence[int], new_tokens: int, stop: Sequence[int] = (), media: Media = None
+    ) -> list[int]:
+        """Return the most likely tokens after an answer's first ones; `generate` has rules of its own for speech."""
+        answer: list[int] = []
+        while len(answer) < new_tokens:
+            token = int(self.logits([*prompt, *answer], media)[-1].argmax())
+            if token in stop:
+                break
+            answer.append(token)
+        return answer
+
+    def _inputs(self, ids: Sequence[int], media: Media) -> dict[str, torch.Tensor]:
+        return {**self._source(media), "decoder_input_ids": torch.tensor([list(ids)])}
+
+    def _source(self, prompt: EncoderPrompt) -> dict[str, torch.Tensor]:
+        return {self._input_name: torch.from_numpy(prompt.values[None])}
+
+    def _projections(self) -> Iterator[torch.nn.Module]:
+        """Yield each decoder layer's projections of the encoder's keys and values."""
+        decoder = self.model.get_decoder()
+        for block in getattr(decoder, "block", ()):
+            yield from (block.layer[1].EncDecAttention.k, block.layer[1].EncDecAttention.v)
+        for layer in getattr(decoder, "layers", ()):
+            yield from (layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)
 
 
 def _lengthen(model: Any, length: int) -> bool:

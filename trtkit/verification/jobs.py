@@ -9,6 +9,7 @@ from trtkit.builder.stages import PlanFile, PreparedStage
 from trtkit.bundle.records import EncoderRecord, ImagesRecord
 from trtkit.config.schema import ModelConfig
 from trtkit.jobs.job import Job
+from trtkit.models.vision_language.spec import ImageTraits
 from trtkit.network.input_spec import ResolvedProfile
 from trtkit.verification.report import BundleNetworks, Report
 
@@ -46,7 +47,7 @@ class VerifyRequest:
 
     stages: as they were prepared. profiles: of the model's own inputs.
     quantized: the checkpoint that was made of the config's source. images: of a vision-language model. encoder: of an
-    encoder-decoder model.
+    encoder-decoder model. traits: what images need of the language model.
     engines: to compare on a GPU. digests: of the source files at the build of a bundle; None if the source has
     just been read. labels: names of classes.
     """
@@ -58,6 +59,7 @@ class VerifyRequest:
     profiles: tuple[ResolvedProfile, ...] = ()
     quantized: Path | None = None
     images: ImagesRecord | None = None
+    traits: ImageTraits | None = None
     encoder: EncoderRecord | None = None
     engines: tuple[PlanFile, ...] = ()
     digests: tuple[str, ...] | None = None
@@ -77,7 +79,5 @@ class NetworksRequest:
 
 
 VERIFY_ARRAYS = Job("trtkit.verification.job:verify", VerifyRequest, Report)
-VERIFY_TEXT = Job("trtkit.verification.decoder_job:verify", VerifyRequest, Report)
-VERIFY_IMAGES = Job("trtkit.verification.vision_language_job:verify", VerifyRequest, Report)
-VERIFY_ENCODER = Job("trtkit.verification.encoder_job:verify", VerifyRequest, Report)
+VERIFY_TOKENS = Job("trtkit.verification.tokens_job:verify", VerifyRequest, Report)
 COMPARE_NETWORKS = Job("trtkit.verification.bundle_networks:compare_networks", NetworksRequest, BundleNetworks)

@@ -1,18 +1,42 @@
-"""Logits, or soft tokens, of several prompts against the reference's: each position and each entry on its own scale."""
+"""Logits, or soft tokens, against the reference's: each position and each entry on its own scale; clear choices."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtkit.backends import load_backend
+from trtkit.builder.decoders import llm_options
+from trtkit.jobs.events import Phase
+from trtkit.llm.execution import ReferenceDecoder
+from trtkit.llm.execution.packed_engine import open_engine
+from trtkit.llm.execution.plan import DecoderPlan
+from trtkit.llm.execution.pool_size import CacheSize
+from trtkit.llm.soft_tokens import pieces
+from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.reference import to_array
+from trtkit.runtime import device as devices
 from trtkit.verification.compare import compare, worst
-from trtkit.verification.report import Comparison, Output
+from trtkit.verification.report import Comparison, EngineOutputs, Output
 from trtkit.verification.signal import spread
+from trtkit.verification.stepper import Stepper
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     import torch
 
+    from trtkit.backends import Backend
+    from trtkit.jobs.events import Listener
+    from trtkit.llm.execution import DecoderNetwork
+    from trtkit.llm.execution.engine import EngineDecoder
+    from trtkit.verification.jobs import VerifyRequest
     from trtkit.verification.report import ComparisonLimits
+    from trtkit.verification.stepper import Prompt
+
+# Two best logits that are this share of the tolerance apart, of the RMS of all, are a clear choice. Of 29 right tiny
+# networks in fp16 and 26 in bf16, none then chooses another token at more than 1 % of its clear positions.
+CLEAR_SHARE = 0.4
+_NEW_TOKENS = 4
 
 
 def compare_rows(ours: torch.Tensor, theirs: torch.Tensor, limits: ComparisonLimits) -> Comparison:
@@ -20,8 +44,8 @@ def compare_rows(ours: torch.Tensor, theirs: torch.Tensor, limits: ComparisonLim
     return compare(to_array(ours.float())[None], to_array(theirs.float())[None], limits.floor)
 
 
-class LogitsCompared:
-    """The comparisons of all prompts so far."""
+class RowsCompared:
+    """The comparisons of all prompts so far: logits, or soft tokens."""
 
     def __init__(self, limits: ComparisonLimits) -> None:
         self._limits, self._comparisons, self._spreads = limits, list[Comparison](), list[float]()
@@ -37,3 +61,73 @@ class LogitsCompared:
         compared = worst(self._comparisons)
         spread = max(self._spreads, default=None)
         return Output(**vars(compared), passed=compared.is_within(self._limits), spread=spread)
+
+
+class ChoicesCompared:
+    """Which token is the best, of all positions so far where the reference's choice is clear."""
+
+    def __init__(self, limits: ComparisonLimits) -> None:
+        self._tolerance, self._equal, self._clear = limits.tolerance, 0, 0
+
+    def add(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+        """Take logits [S, V] of a prompt and the reference's."""
+        best = theirs.topk(2).values
+        is_clear = best[:, 0] - best[:, 1] > CLEAR_SHARE * self._tolerance * theirs.square().mean().sqrt()
+        self._equal += int((ours.argmax(-1) == theirs.argmax(-1))[is_clear].sum())
+        self._clear += int(is_clear.sum())
+
+    @property
+    def agreement(self) -> float:
+        """The share of clear positions where both choose the same token; 1 if there are none."""
+        return self._equal / self._clear if self._clear else 1.0
+
+
+def compare_engine(
+    request: VerifyRequest,
+    write: Callable[[], DecoderNetwork],
+    prompts: Iterable[Prompt],
+    limits: ComparisonLimits,
+    report: Listener,
+) -> EngineOutputs | None:
+    """Compare the engine's logits with those of its own network; None if there is no engine or no GPU.
+
+    Engines of several ranks run together only, which `trtkit generate` does; they are not compared here.
+
+    Both are given the same tokens: prompts in chunks that the engine takes, then the reference's own next tokens.
+    write: returns the network.
+    """
+    device = devices.find_device_for(request.backend)
+    if not request.engines or device is None or grid_of(request.config) != SINGLE:
+        return None
+    report(Phase("compare the engine"))
+    network, comparisons = write(), []
+    engine = _engine(load_backend(request.backend), request, network, device)
+    ours, theirs = Stepper(engine), Stepper(ReferenceDecoder(network, 1))
+    try:
+        for prompt in prompts:
+            pairs = _logits(ours, theirs, prompt, engine.max_prefill_length)
+            comparisons += [compare_rows(ours, other, limits) for ours, other in pairs]
+    finally:
+        engine.close()
+    compared = worst(comparisons)
+    return EngineOutputs(compared.is_within(limits), {"logits": compared})
+
+
+def _engine(backend: Backend, request: VerifyRequest, network: DecoderNetwork, device: devices.Device) -> EngineDecoder:
+    options, file = llm_options(request.config), request.engines[-1]
+    plan = DecoderPlan(file, network.inputs, options, network.embeddings, str(file.path))
+    return open_engine(backend, plan, CacheSize(1), device)
+
+
+def _logits(ours: Stepper, theirs: Stepper, prompt: Prompt, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield logits [S, V] of both, of each chunk of a prompt and each token after it."""
+    ids, soft = prompt
+    for stepper in (ours, theirs):
+        stepper.reset(1, [soft])
+    chunks = [list(ids[part]) for part in pieces(len(ids), most, soft)]
+    for _ in range(_NEW_TOKENS):
+        for chunk in chunks:
+            both = [stepper.step([chunk])[0].cpu() for stepper in (ours, theirs)]
+            logits, expected = (rows.reshape(-1, rows.shape[-1]) for rows in both)
+            yield logits, expected[-len(logits) :]  # an engine may give those of the last token alone
+        chunks = [[int(expected[-1].argmax())]]

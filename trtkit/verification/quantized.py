@@ -12,7 +12,7 @@ from trtkit.dtypes import dtype_of
 from trtkit.errors import SourceError
 from trtkit.models.hybrids.spec import OnnxPart
 from trtkit.network.onnx.quantize import likely_method
-from trtkit.quantization.vision.data import read_calibration
+from trtkit.quantization.vision.data import OnnxQuantization, read_calibration
 from trtkit.quantization_methods import METHODS, tolerance_of
 from trtkit.sources import package_file
 from trtkit.verification.references import NetworkOrigin, source_reference, unusable
@@ -148,4 +148,4 @@ def has_calibration(config: ModelConfig) -> bool:
 
 def calibration_samples(config: ModelConfig, inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
     """Return the samples that a model was quantized on, none if it was not or they are gone. Raises TrtkitError."""
-    return read_calibration(config, inputs) if has_calibration(config) else []
+    return read_calibration(OnnxQuantization.of(config), inputs) if has_calibration(config) else []

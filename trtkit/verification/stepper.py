@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import torch
 
 from trtkit.llm.execution import Call
 from trtkit.llm.soft_tokens import pieces
@@ -12,9 +13,9 @@ from trtkit.llm.soft_tokens import pieces
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
     from trtkit.llm.soft_tokens import SoftTokens
+
+    Prompt = tuple[Sequence[int], SoftTokens | None]
 
 
 class Forward(Protocol):
@@ -35,10 +36,10 @@ class Stepper:
         self._decoder, self.most = decoder, most
         self.reset(1)
 
-    def reset(self, slots: int, soft: SoftTokens | None = None) -> None:
-        """Start `slots` empty sequences. soft: the vectors in the first one's prompt."""
+    def reset(self, slots: int, soft: Sequence[SoftTokens | None] = ()) -> None:
+        """Start `slots` empty sequences. soft: the vectors in the prompt of each."""
         self.lengths = np.zeros(slots, np.int64)
-        self._soft = {} if soft is None else {0: soft}
+        self._soft = {slot: vectors for slot, vectors in enumerate(soft) if vectors is not None}
 
     def step(self, ids: Sequence[Sequence[int]], counts: Sequence[int] | None = None) -> torch.Tensor:
         """Give new tokens to every slot and return logits [B, V] of each slot's last, or [B, S, V] of all.
@@ -51,11 +52,27 @@ class Stepper:
         self.lengths = self.lengths + real
         return logits
 
+    def read(self, prompts: Sequence[Prompt], size: int | None = None) -> list[torch.Tensor]:
+        """Read each prompt into an empty slot, all slots in the same calls; return the logits [S, V] of each.
+
+        size: tokens of a piece; as many as a call takes if None.
+        """
+        self.reset(len(prompts), [soft for _, soft in prompts])
+        parts = [list(pieces(len(ids), size or self.most or len(ids), soft)) for ids, soft in prompts]
+        logits: list[list[torch.Tensor]] = [[] for _ in prompts]
+        for turn in range(max(map(len, parts))):
+            new = [ids[part[turn]] if turn < len(part) else [] for (ids, _), part in zip(prompts, parts, strict=True)]
+            counts = [len(ids) for ids in new]
+            outputs = self.step([np.resize(ids, max(counts)).tolist() for ids in new], counts)
+            for rows, output, count in zip(logits, outputs, counts, strict=True):
+                rows.append(output[:count])
+        return [torch.cat(rows) for rows in logits]
+
     def greedy(
         self, prompt: Sequence[int], new_tokens: int, stop: Sequence[int] = (), soft: SoftTokens | None = None
     ) -> list[int]:
         """Return the most likely continuation of one prompt, up to a stop token, from an empty slot."""
-        self.reset(1, soft)
+        self.reset(1, [soft])
         for part in pieces(len(prompt), self.most or len(prompt), soft):
             logits = self.step([prompt[part]])
         answer: list[int] = []

@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from trtkit.builder.build_inputs import gather_inputs
-from trtkit.builder.encoder import open_encoder_source
+from trtkit.builder.build_inputs import gather_model_inputs
+from trtkit.builder.encoder import OpenedEncoder
 from trtkit.builder.jobs import DIGEST
 from trtkit.builder.stages import bundle_stages, plan_files
-from trtkit.builder.vision_language import images_record, open_vision
+from trtkit.builder.vision_language import OpenedVision
 from trtkit.builder.write_stages import prepare_stages
 from trtkit.bundle.bundle import write_json
 from trtkit.bundle.records import VerificationRecord
@@ -23,9 +23,7 @@ from trtkit.sources import package_file
 from trtkit.verification.jobs import (
     COMPARE_NETWORKS,
     VERIFY_ARRAYS,
-    VERIFY_ENCODER,
-    VERIFY_IMAGES,
-    VERIFY_TEXT,
+    VERIFY_TOKENS,
     NetworksRequest,
     VerifyRequest,
     VerifySettings,
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.events import Event
-    from trtkit.jobs.job import Job
     from trtkit.jobs.runner import Runner
     from trtkit.models.model import StagedModel
 
@@ -47,8 +44,9 @@ __all__ = ["VerifySettings", "run_job", "verify_bundle", "verify_config"]
 
 def verify_config(config: ModelConfig, request: VerifySettings, runner: Runner) -> Report:
     """Make and verify the network of `config` without building it."""
-    _check(request, resolve(config))
-    inputs = gather_inputs(config, runner)
+    model = resolve(config)
+    _check(request, model)
+    inputs = gather_model_inputs(model, runner)
     with scratch_folder() as folder:
         prepared = prepare_stages(inputs, folder, runner)
         job_request = VerifyRequest(
@@ -58,8 +56,9 @@ def verify_config(config: ModelConfig, request: VerifySettings, runner: Runner) 
             stages=prepared.stages,
             profiles=prepared.profiles,
             quantized=folder / QUANTIZED if (folder / QUANTIZED).exists() else None,
-            images=images_record(open_vision(config)) if inputs.model.takes_images else None,
-            encoder=open_encoder_source(inputs.config).record if inputs.model.has_encoder else None,
+            traits=model.images,
+            images=inputs.tower.images if isinstance(inputs.tower, OpenedVision) else None,
+            encoder=inputs.tower.encoder if isinstance(inputs.tower, OpenedEncoder) else None,
             labels=inputs.labels,
         )
         return run_job(job_request, runner)
@@ -77,13 +76,14 @@ def verify_bundle(bundle: Bundle, request: VerifySettings, runner: Runner) -> Re
     if any(stage.writer != "parser" for stage in stages):
         bundle.check_sources({file.sha256 for file in runner.run(DIGEST, manifest.config).files})
     job_request = VerifyRequest(
-        config=manifest.config,
+        config=model.config if model.interface == "tokens" else manifest.config,
         backend=manifest.backend.name,
         request=request.resolved(),
         stages=stages,
         profiles=manifest.profiles,
         quantized=bundle.quantized_path,
         images=manifest.images,
+        traits=model.images,
         encoder=manifest.encoder,
         engines=plan_files(bundle),
         digests=tuple(file.sha256 for file in manifest.sources),
@@ -111,21 +111,14 @@ def run_job(request: VerifyRequest, runner: Runner) -> Report:
         else:
             runner.report(event)
 
+    is_language_model = any(stage.writer == "decoder" for stage in request.stages)
+    job = VERIFY_TOKENS if is_language_model else VERIFY_ARRAYS
     try:
-        return replace(runner, report=take).run(_job(request), request)
+        return replace(runner, report=take).run(job, request)
     except TrtkitError as error:
         if verdict is None:
             raise
         return replace(verdict, layers_problem=f"layers could not be compared: {error.what}")
-
-
-def _job(request: VerifyRequest) -> Job[VerifyRequest, Report]:
-    """Return the job that compares a model by its interface."""
-    if all(stage.writer != "decoder" for stage in request.stages):
-        return VERIFY_ARRAYS
-    if request.encoder is not None:
-        return VERIFY_ENCODER
-    return VERIFY_TEXT if request.images is None else VERIFY_IMAGES
 
 
 def _check(request: VerifySettings, model: StagedModel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from tests.deployments import relist
 from tests.docs import DOCS, run_page
 from tests.tiny_chat import build as build_text_only
-from tests.tiny_vlm import VLMS, Reference, Vlm, bundle_of, folder_of, picture, tokenizer
+from tests.tiny_vlm import VLMS, Reference, Vlm, build, bundle_of, folder_of, picture, tokenizer
 from trtkit import LLM
+from trtkit.builder import vision_language
 from trtkit.builder.vision_language import open_vision
-from trtkit.builder.write_stages import vision_language_load
+from trtkit.builder.write_stages import tower_load
 from trtkit.bundle.bundle import open_bundle
 from trtkit.cli.model_tables import bundle_summary
 from trtkit.cli.tables import show
@@ -278,8 +280,22 @@ def test_room_is_checked_for_both_networks_in_their_own_precision() -> None:
             "llm": {"max_sequence_length": 96, "max_prefill_length": 32},
         }
         model = resolve(ModelConfig.model_validate({**fields, **keys}))
-        load = vision_language_load(model, open_vision(model.config))
+        load = tower_load(model, open_vision(model.config))
         assert (load.engine_bytes, load.exported) == (expected_bytes, tower)
+
+
+def test_a_build_resolves_its_model_and_opens_its_tower_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for module, name in ((sys.modules["trtkit.resolve"], "_language_model"), (vision_language, "_open_vision")):
+        run = getattr(module, name)
+
+        def note(*values: Any, name: str = name, run: Any = run) -> Any:
+            calls.append(name)
+            return run(*values)
+
+        monkeypatch.setattr(module, name, note)
+    build(folder_of(LLAVA), tmp_path, "quantize={method: int8_wo, exclude: [layers.0.mlp.*]}")
+    assert sorted(calls) == ["_language_model", "_open_vision"]
 
 
 def test_a_vision_language_model_for_text_only(trtkit: Run, tmp_path: Path, photos: list[Path]) -> None:

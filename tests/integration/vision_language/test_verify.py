@@ -37,7 +37,10 @@ def test_a_bundle_is_right(vlm: Vlm, trtkit: Run, tmp_path: Path) -> None:
         "soft_tokens": True,
         "logits": True,
     }
-    assert len(found["samples"]) == len(found["corners"]) == 5
+    assert len(found["samples"]) == 5
+    names = [corner["name"] for corner in found["corners"]]
+    assert names[:6] == [*(f"chunks of 5: {name}" for name in found["samples"][:4]), "chunks of 1", "chunks of 5"]
+    assert names[6:8] == ["slots of different lengths", "decoding and prompts in one call"][: len(names) - 6]
 
 
 def write_config(vlm: Vlm, length: int = LENGTH, more: str = "") -> None:

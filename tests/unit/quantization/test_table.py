@@ -33,7 +33,7 @@ from trtkit.quantization import int4
 from trtkit.quantization.llm.choice import choose
 from trtkit.quantization.llm.sequential import quantize_int4
 from trtkit.quantization.scoring.mix import Bits
-from trtkit.quantization.vision.onnx_model import check_options
+from trtkit.quantization.by_part import check_options
 from trtkit.quantization.written import rounded
 
 int4.ROUNDERS["toy"] = lambda weights, moments, rounding: [int4.nearest(0 * weight, rounding) for weight in weights]

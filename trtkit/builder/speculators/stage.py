@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trtkit.builder.decoder_stage import resolved_model
 from trtkit.builder.decoders import decoder_profiles, llm_options, open_decoder
 from trtkit.builder.room import BuildLoad, check_room
 from trtkit.builder.speculators.head import head_size
 from trtkit.builder.stages import WrittenNetwork
-from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
 from trtkit.jobs.events import Phase, Steps
 from trtkit.network.graph import Graph
-from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
     from trtkit.backends import Backend
@@ -25,7 +24,7 @@ def write_speculator(request: StageRequest, backend: Backend, context: JobContex
     """Read the head, and the embedding that it shares with its model, and write its network."""
     steps = Steps(context.report)
     context.report(Phase("read speculator"))
-    opened = open_decoder(resolve(ModelConfig.model_validate_json(request.config)), request.quantized)
+    opened = open_decoder(resolved_model(request), request.quantized)
     head = opened.head
     assert head is not None
     size = head_size(opened.config, head)

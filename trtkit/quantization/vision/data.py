@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +16,12 @@ from trtkit.network.onnx.io import save_model
 from trtkit.sources import package_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Mapping
 
     import onnx
 
     from trtkit.arrays import Array
+    from trtkit.config.quantize import PartOptions
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.events import Steps
     from trtkit.network.onnx.io import OnnxTensorSpec
@@ -39,22 +41,46 @@ class QuantizationRun:
     steps: Steps
 
 
-def read_calibration(config: ModelConfig, inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
-    """Return the samples that `quantize.calibration` names: `samples` at most, spread over what is there.
+ReadImages = Callable[[Sequence[Path], "Sequence[OnnxTensorSpec]"], list[Sample]]
+"""Makes samples of images for these inputs."""
 
-    Images go through the config's `preprocess`; of a folder, its images, or .npz files if it has none. An .npz file
-    holds arrays by input name, whose first axis counts samples. Raises QuantizeError and SourceError.
+
+def preprocessed_by(config: ModelConfig) -> ReadImages:
+    """Return what reads images by a config's `preprocess`."""
+    return lambda files, inputs: read_samples([str(file) for file in files], config, inputs)
+
+
+@dataclass(frozen=True)
+class OnnxQuantization:
+    """How an ONNX model is quantized. key: of its options in the config, for errors."""
+
+    options: PartOptions
+    read_images: ReadImages
+    key: str = "quantize"
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> OnnxQuantization:
+        """Return how a config quantizes the whole model."""
+        assert config.quantize is not None
+        return cls(config.quantize, preprocessed_by(config))
+
+
+def read_calibration(quantization: OnnxQuantization, inputs: Sequence[OnnxTensorSpec]) -> list[Sample]:
+    """Return the samples that `calibration` names: `samples` at most, spread over what is there.
+
+    Of a folder, its images, or .npz files if it has none. An .npz file holds arrays by input name, whose first axis
+    counts samples. Raises QuantizeError and SourceError.
     """
-    assert config.quantize is not None
-    calibration = config.quantize.calibration
+    calibration, key = quantization.options.calibration, quantization.key
     if calibration.data is None:
-        fix = "give images like those the model will see: `--set quantize.calibration.data=FOLDER`, or `--calib FOLDER`"
-        raise QuantizeError("this method needs calibration data", "quantize.calibration", fix)
+        option = ", or `--calib FOLDER`" if key == "quantize" else ""
+        fix = f"give images like those the model will see: `--set {key}.calibration.data=FOLDER`{option}"
+        raise QuantizeError("this method needs calibration data", f"{key}.calibration", fix)
     path = package_file.resolve(calibration.data)
     files = sample_files(path)
     images = [file for file in files if file.suffix.lower() != ".npz"]
     if images:
-        return read_samples([str(file) for file in spread(images, calibration.samples)], config, inputs)
+        return quantization.read_images(spread(images, calibration.samples), inputs)
     samples = [sample for file in files for sample in _parts(file, inputs)]
     chosen = spread(samples, calibration.samples)
     check_samples(chosen, inputs)

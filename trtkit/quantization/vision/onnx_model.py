@@ -9,14 +9,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtkit.config.quantize import QuantizeOptions
-from trtkit.errors import ConfigError, Problem, QuantizeError
+from trtkit.errors import QuantizeError
 from trtkit.inputs.samples import wrapped_sample
 from trtkit.network.onnx import quantize
 from trtkit.network.onnx.autocast import matches, select_nodes
 from trtkit.network.onnx.io import LARGEST_INLINE_BYTES, graph_inputs, save_model
+from trtkit.quantization.by_part import check_options
 from trtkit.quantization.vision import data, products, repair
-from trtkit.quantization_methods import METHODS, NONE, methods_for
+from trtkit.quantization.vision.data import OnnxQuantization
+from trtkit.quantization_methods import METHODS, NONE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,11 +25,10 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from trtkit.config.schema import ModelConfig
     from trtkit.inputs.samples import Sample
     from trtkit.network.onnx.quantize import QuantizedCounts
     from trtkit.quantization.by_part import PartChoice
-    from trtkit.quantization.vision.data import QuantizationRun
+    from trtkit.quantization.vision.data import QuantizationRun, ReadImages
     from trtkit.quantization.vision.products import Loss
     from trtkit.quantization.vision.repair import Repaired
 
@@ -45,22 +45,21 @@ class QuantizedOnnx:
     loss: Loss | None
 
 
-def quantized(model: onnx.ModelProto, config: ModelConfig, quantization: QuantizationRun) -> onnx.ModelProto:
-    """Return the model quantized as `config.quantize` asks; all else stays in fp32.
+def quantized(model: onnx.ModelProto, quantization: OnnxQuantization, run: QuantizationRun) -> onnx.ModelProto:
+    """Return the model quantized; what its options leave stays in fp32.
 
     Raises ConfigError, QuantizeError, SourceError.
     """
-    assert config.quantize is not None
-    options = config.quantize
-    check_options(options)
-    result = quantized_but(model, config, select_nodes(model, options.exclude, "quantize.exclude"), quantization)
+    options, key = quantization.options, quantization.key
+    check_options(options, key)
+    result = _quantized_but(model, quantization, select_nodes(model, options.exclude, f"{key}.exclude"), run)
     counts = result.counts
     if not counts.weights and not counts.activations:
         what = f"{options.method} finds nothing to quantize: every product is excluded or too small"
-        raise QuantizeError(what, "quantize", "exclude less, use another method, or remove `quantize`")
-    quantization.steps.add("quantize", f"{options.method}: {counts}")
+        raise QuantizeError(what, key, f"exclude less, use another method, or remove `{key}`")
+    run.steps.add("quantize", f"{options.method}: {counts}")
     if result.loss is not None:
-        quantization.steps.add("loss", str(result.loss))
+        run.steps.add("loss", str(result.loss))
         result.model.metadata_props.add(key=LOSS_KEY, value=f"{result.loss.worst:.3g}")
     return result.model
 
@@ -75,13 +74,12 @@ def recorded_loss(model: onnx.ModelProto) -> float | None:
     return loss if math.isfinite(loss) else None
 
 
-def quantized_but(
-    model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], quantization: QuantizationRun
+def _quantized_but(
+    model: onnx.ModelProto, quantization: OnnxQuantization, exclude: Sequence[str], run: QuantizationRun
 ) -> QuantizedOnnx:
     """Return the model quantized but for the nodes `exclude`. Raises QuantizeError, SourceError."""
-    assert config.quantize is not None
-    options, method = config.quantize, METHODS[config.quantize.method]
-    _check_model(model)
+    options, method = quantization.options, METHODS[quantization.options.method]
+    _check_model(model, quantization.key)
     try:
         model = quantize.lifted(model, method.dtype)
     except ValueError as error:
@@ -89,20 +87,20 @@ def quantized_but(
         what = f"{options.method} needs opset {opset}, and the model cannot be converted: {error}"
         raise QuantizeError(what, "opset", f"export the model with opset {opset} or newer") from None
     if method.rounds_inputs:
-        result = _by_modelopt(model, config, exclude, quantization)
+        result = _by_modelopt(model, quantization, exclude, run)
         return QuantizedOnnx(result.model, quantize.counts(result.model), result.loss)
     if method.takes_block and options.block:
-        _check_block(model, exclude, options.block)
+        _check_block(model, exclude, options.block, quantization.key)
     exact = type(model)()
     exact.CopyFrom(model)
     quantize.quantize_weights(model, method.dtype, exclude, options.block)
-    samples = [] if options.calibration.data is None else data.read_calibration(config, graph_inputs(model))
-    loss = products.loss_of(exact, model, samples, quantization) if samples else None
+    samples = [] if options.calibration.data is None else data.read_calibration(quantization, graph_inputs(model))
+    loss = products.loss_of(exact, model, samples, run) if samples else None
     return QuantizedOnnx(model, quantize.counts(model), loss)
 
 
 def quantized_part(
-    model: onnx.ModelProto, config: ModelConfig, choice: PartChoice, quantization: QuantizationRun
+    model: onnx.ModelProto, choice: PartChoice, read_images: ReadImages, run: QuantizationRun
 ) -> onnx.ModelProto:
     """Return a hybrid's exported parts, the one of `choice` quantized. Nodes begin with their part's name.
 
@@ -111,12 +109,10 @@ def quantized_part(
     options, name = choice.options, choice.part.name
     if options.method == NONE:
         return model
-    kept = {"method": options.method, "block": options.block, "algorithm": options.algorithm, "keep": options.keep}
-    whole = QuantizeOptions.model_validate({**kept, "calibration": options.calibration})
     named = [pattern for pattern in options.exclude if any(matches(node, pattern) for node in model.graph.node)]
     exclude = {node.name for node in model.graph.node if not node.name.startswith(f"{name}/")}
     exclude.update(select_nodes(model, named, f"{choice.key}.exclude"))
-    result = quantized_but(model, config.model_copy(update={"quantize": whole}), sorted(exclude), quantization)
+    result = _quantized_but(model, OnnxQuantization(options, read_images, choice.key), sorted(exclude), run)
     counts = result.counts
     if not counts.weights and not counts.activations:
         if choice.is_own:
@@ -125,67 +121,52 @@ def quantized_part(
             )
             raise QuantizeError(what, choice.key, "use another method, or `none`")
         return model
-    quantization.steps.add("quantize", f"part `{name}`, {options.method}: {counts}")
+    run.steps.add("quantize", f"part `{name}`, {options.method}: {counts}")
     if result.loss is not None:
-        quantization.steps.add("loss", f"part `{name}`: {result.loss}")
+        run.steps.add("loss", f"part `{name}`: {result.loss}")
     return result.model
 
 
-def check_options(options: QuantizeOptions) -> None:
-    """Refuse what is not for vision models. Raises ConfigError."""
-    problems = []
-    if options.method not in methods_for("vision"):
-        fix = f"use one of {', '.join(methods_for('vision'))}"
-        problems.append(Problem(f"`{options.method}` does not apply to vision models", "quantize.method", fix))
-    of_llms = {"kv_cache": options.kv_cache, "layers": options.layers, "smoothing": options.smoothing}
-    for key, value in (of_llms | {"head": options.head}).items():
-        if value:
-            problems.append(Problem("applies to language models only", f"quantize.{key}", "remove it"))
-    if problems:
-        raise ConfigError("the model cannot be quantized this way", problems)
-
-
-def _check_model(model: onnx.ModelProto) -> None:
+def _check_model(model: onnx.ModelProto, key: str) -> None:
     """Refuse models that are quantized already, and operators that ModelOpt does not know. Raises QuantizeError."""
     if quantize.is_quantized(model):
         what = "the model already has Q/DQ nodes"
-        raise QuantizeError(what, "quantize", "remove `quantize`, or use the original, unquantized model")
+        raise QuantizeError(what, key, f"remove `{key}`, or use the original, unquantized model")
     foreign = Counter(node.op_type for node in model.graph.node if node.domain not in {"", "ai.onnx"})
     if foreign:
         names = ", ".join(f"{count} {name}" for name, count in foreign.items())
         fix = "use a model of standard ONNX operators; trtkit's `custom_ops` stay in `precision`"
-        raise QuantizeError(f"operators of other domains cannot be quantized: {names}", "quantize", fix)
+        raise QuantizeError(f"operators of other domains cannot be quantized: {names}", key, fix)
 
 
-def _check_block(model: onnx.ModelProto, exclude: Sequence[str], block: int) -> None:
+def _check_block(model: onnx.ModelProto, exclude: Sequence[str], block: int, key: str) -> None:
     """Refuse a block that does not divide the axis it is for. Raises QuantizeError naming the nodes."""
     wrong = quantize.undivided(model, exclude, block)
     if wrong:
         products = ", ".join(f"the {size} inputs of `{name}`" for name, size in list(wrong.items())[:4])
         more = f", nor those of {len(wrong) - 4} more" if len(wrong) > 4 else ""
         fix = f"remove `block` to use the largest size that divides, or exclude {', '.join(list(wrong)[:4])}"
-        raise QuantizeError(f"a block size of {block} does not divide {products}{more}", "quantize.block", fix)
+        raise QuantizeError(f"a block size of {block} does not divide {products}{more}", f"{key}.block", fix)
 
 
 def _by_modelopt(
-    model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], quantization: QuantizationRun
+    model: onnx.ModelProto, quantization: OnnxQuantization, exclude: Sequence[str], run: QuantizationRun
 ) -> Repaired:
     """Measure the model on data and let ModelOpt place Q/DQ."""
-    assert config.quantize is not None
-    options, where = config.quantize, str(config.quantize.calibration.data)
-    samples = data.read_calibration(config, graph_inputs(model))
-    quantization.steps.add("calibration data", f"{len(samples)} samples")
+    options, where = quantization.options, str(quantization.options.calibration.data)
+    samples = data.read_calibration(quantization, graph_inputs(model))
+    run.steps.add("calibration data", f"{len(samples)} samples")
     before = quantize.product_inputs(model, exclude)
-    ranges = data.measure(model, before, samples, quantization)
+    ranges = data.measure(model, before, samples, run)
     data.check_ranges(ranges, _readers(model), where)
-    quantized_model = _placed(model, options, exclude, _SampleReader(samples, quantization), quantization.folder)
+    quantized_model = _placed(model, quantization, exclude, _SampleReader(samples, run), run.folder)
     if options.algorithm in ("mse", "percentile"):
         tensors = [node.input[0] for node in quantize.quantized_activations(quantized_model)]
-        ranges = data.measure(model, tensors, samples, quantization)
+        ranges = data.measure(model, tensors, samples, run)
         repair.set_scales(quantized_model, ranges, METHODS[options.method].format, options.algorithm)
-    result = repair.repaired(model, quantized_model, samples, quantization, options.keep)
+    result = repair.repaired(model, quantized_model, samples, run, options.keep)
     if result.kept:
-        quantization.steps.add("keep", f"{len(result.kept)} products that lose most: {', '.join(result.kept)}")
+        run.steps.add("keep", f"{len(result.kept)} products that lose most: {', '.join(result.kept)}")
     return result
 
 
@@ -200,13 +181,14 @@ def _readers(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def _placed(
-    model: onnx.ModelProto, options: QuantizeOptions, exclude: Sequence[str], reader: _SampleReader, folder: Path
+    model: onnx.ModelProto, quantization: OnnxQuantization, exclude: Sequence[str], reader: _SampleReader, folder: Path
 ) -> onnx.ModelProto:
     """Return the model with ModelOpt's Q/DQ, weights stored in 8 bits. Raises QuantizeError."""
     import onnx
     from modelopt.onnx.quantization import quantize as insert_qdq
 
     source, output = folder / "before-quantize.onnx", folder / "quantized.onnx"
+    options, key = quantization.options, quantization.key
     save_model(model, source)
     logging.getLogger("modelopt").setLevel(logging.ERROR)
     # ModelOpt takes scores and mask for the two sides of a residual sum, and quantizes both.
@@ -227,8 +209,8 @@ def _placed(
         )
     except Exception as error:  # ModelOpt, ONNX Runtime and GraphSurgeon raise all kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        fix = "exclude the failing nodes with `quantize.exclude`, or use int8_wo"
-        raise QuantizeError(f"ModelOpt cannot quantize the model: {reason}", "quantize", fix) from error
+        fix = f"exclude the failing nodes with `{key}.exclude`, or use int8_wo"
+        raise QuantizeError(f"ModelOpt cannot quantize the model: {reason}", key, fix) from error
     placed = onnx.load(str(output))
     del placed.metadata_props[:]
     placed.metadata_props.extend(model.metadata_props)  # text recognizers keep their alphabet there
@@ -238,8 +220,8 @@ def _placed(
 class _SampleReader:
     """Gives ModelOpt the samples one by one, and the first one in the shapes that the engine is tuned for."""
 
-    def __init__(self, samples: Sequence[Sample], quantization: QuantizationRun) -> None:
-        self._samples, self._place = samples, quantization
+    def __init__(self, samples: Sequence[Sample], run: QuantizationRun) -> None:
+        self._samples, self._place = samples, run
         self.rewind()
 
     def get_next(self) -> Mapping[str, Any] | None:

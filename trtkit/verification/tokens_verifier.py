@@ -1,0 +1,205 @@
+"""A language model and its reference, and comparisons of the kinds of calls that serving makes."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.backends import load_backend
+from trtkit.builder.decoders import llm_options, open_decoder
+from trtkit.jobs.events import Phase
+from trtkit.llm.execution import Call, CallTree, ReferenceDecoder, decoder_network
+from trtkit.llm.execution.network import head_network
+from trtkit.llm.execution.packed import PackedCall
+from trtkit.llm.execution.pool_size import PoolSize
+from trtkit.models.model import StagedModel
+from trtkit.models.parallel import SINGLE, grid_of
+from trtkit.network.decoder import EMBEDS
+from trtkit.verification.compare import limits_of, worst
+from trtkit.verification.job import corner
+from trtkit.verification.logits import compare_rows
+from trtkit.verification.ranks import RankedDecoder, rank_networks, reference_decoder, single
+from trtkit.verification.speculators import HEAD_PAIRS
+from trtkit.verification.stepper import Stepper
+from trtkit.verification.subject import tolerance_of
+from trtkit.verification.tokens_inputs import token_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import torch
+
+    from trtkit.builder.speculators.opened import OpenedSpeculator
+    from trtkit.jobs.events import Listener
+    from trtkit.llm.execution import DecoderNetwork
+    from trtkit.verification.corners import Shapes
+    from trtkit.verification.jobs import VerifyRequest
+    from trtkit.verification.report import Comparison, Corner
+    from trtkit.verification.tokens_inputs import TokenSample
+
+    Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+_SLOTS = 3
+_CHUNKS, _CHUNKS_OF_MEDIA = (1, 5), (5,)
+_PIECE = 5
+
+
+class TokensVerifier:
+    """A language model's networks on the reference executor, whatever goes into it, and transformers' model.
+
+    network: with logits of every token, of one rank. stepper: runs it, or those of all ranks.
+    """
+
+    def __init__(self, request: VerifyRequest, report: Listener) -> None:
+        self.config = request.config
+        report(Phase("read source"))
+        model = StagedModel(self.config, "tokens", (), images=request.traits)  # as the command resolved it
+        self.opened, self.backend = open_decoder(model, request.quantized), load_backend(request.backend)
+        report(Phase("write network"))
+        opened, most = self.opened, self.opened.spec.most_new_tokens
+        self.ranks = None if grid_of(self.config) == SINGLE else rank_networks(self.backend, opened, "all")
+        self.network = decoder_network(self.backend, single(opened), "all")
+        head = None if opened.head is None else head_network(self.backend, opened)
+        pool = PoolSize(head=() if head is None else tuple(head.inputs))
+        self.decoder = ReferenceDecoder(self.network, _SLOTS, pool=pool)
+        if head is not None:
+            self.decoder.head = ReferenceDecoder(head, _SLOTS, pool=PoolSize(model=self.decoder.cache))
+        self.single = Stepper(self.decoder, most)
+        self.stepper = self.single if self.ranks is None else Stepper(RankedDecoder(self.ranks, _SLOTS), most)
+        report(Phase("load reference"))
+        self.inputs = token_inputs(request, opened, self.backend)
+        self.rounding, tolerance = self.inputs.rounding, tolerance_of(self.config)
+        if self.config.verify.max_relative_rms_error is None:
+            tolerance = max(tolerance, self.rounding)
+        self.limits = limits_of(tolerance, self.config.verify.max_slice_error)
+
+    @property
+    def _gives_all_logits(self) -> bool:
+        """Whether the engine gives logits of every token: a packed one, of those that a call names."""
+        return self.opened.is_packed or llm_options(self.config).logits == "all"
+
+    @cached_property
+    def engine_network(self) -> DecoderNetwork:
+        """The network exactly as the engine of one rank has it: its own kind of logits."""
+        if self._gives_all_logits and self.ranks is None:
+            return self.network
+        return decoder_network(self.backend, self.opened)
+
+    def engine_stepper(self) -> Stepper:
+        """Return what steps that network, or those of all ranks."""
+        if self._gives_all_logits:
+            return self.stepper
+        return Stepper(reference_decoder(self.backend, self.opened, 1), self.stepper.most)
+
+    @property
+    def _tokens(self) -> str:
+        """What the network's input of new tokens is called."""
+        return "input_ids" if self.network.embeddings is None else EMBEDS
+
+    def chunks(self, sample: TokenSample, whole: torch.Tensor) -> Iterator[Corner]:
+        """Compare a prompt read in pieces, cut anywhere, with its logits of one prefill [S, V]."""
+        for size in _CHUNKS if sample.soft is None else _CHUNKS_OF_MEDIA:
+            pairs = [(self.stepper.read([sample.prompt], size)[0], whole)]
+            title = f"chunks of {size}" if sample.soft is None else f"chunks of {size}: {sample.name}"
+            yield self._corner(title, {self._tokens: (1, size)}, pairs)
+
+    def slots(self, samples: Sequence[TokenSample]) -> Corner:
+        """Compare prompts of different lengths that are read in the same calls with each of them alone."""
+        longest = sorted(samples, key=lambda sample: -len(sample.ids))
+        prompts, counts = [], []
+        for slot in range(_SLOTS):
+            ids, soft = longest[slot % len(longest)].prompt
+            count = max(1, len(ids) // (slot + 1))
+            counts.append(count if soft is None else soft.whole(0, count))
+            prompts.append((ids[: counts[slot]], soft))
+        alone = [self.stepper.read([prompt])[0] for prompt in prompts]
+        pairs = list(zip(self.stepper.read(prompts), alone, strict=True))
+        shapes: Shapes = {self._tokens: (_SLOTS, max(counts)), "lengths": tuple(counts)}
+        return self._corner("slots of different lengths", shapes, pairs)
+
+    def mixed(self, samples: Sequence[TokenSample]) -> Iterator[Corner]:
+        """Compare calls of a packed network in which slots decode and others read, with the reference."""
+        cut_anywhere = [sample for sample in samples if sample.soft is None or sample.soft.ends is None]
+        if self.decoder.packed is None or not cut_anywhere:
+            return
+        longest = max(cut_anywhere, key=lambda sample: len(sample.ids))
+        pairs = _mixed_pairs(self.decoder, longest, self.inputs.reference.logits(longest.ids, longest.media))
+        yield self._corner("decoding and prompts in one call", {self._tokens: (len(pairs), 1)}, pairs)
+
+    def of_ranks(self, comparisons: list[Comparison]) -> Corner:
+        """Return what all ranks' logits differ by from those of one rank's network."""
+        grid = grid_of(self.config)
+        shapes: Shapes = {"tensor, expert, pipeline": tuple(astuple(grid))}
+        return corner(f"{grid.ranks} ranks and one", shapes, worst(comparisons), self.limits)
+
+    def of_head(self, head: OpenedSpeculator, ids: Sequence[int]) -> Iterator[Corner]:
+        """Compare the logits of the draft head with its reference's, and the model's of guesses in a tree."""
+        arrays, model = head.weights(self.opened.all_weights() if head.borrowed else {}), self.inputs.reference.model
+        pairs = HEAD_PAIRS[head.spec.kind](self.decoder, model, head, arrays, ids)
+        yield self._corner("guesses of the head", {"input_ids": (1, len(ids))}, pairs)
+        if llm_options(self.config).tree_tokens is not None:
+            pairs = self._tree_pairs(ids)
+            yield self._corner("branches of a tree of guesses", {"input_ids": (1, len(pairs))}, pairs)
+
+    def _corner(self, name: str, shapes: Shapes, pairs: Pairs) -> Corner:
+        compared = worst([compare_rows(ours, theirs, self.limits) for ours, theirs in pairs])
+        return corner(name, shapes, compared, self.limits)
+
+    def _tree_pairs(self, ids: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the logits of each token of a tree that follows a prompt's beginning, and the reference's.
+
+        The tree's tokens are the prompt's own, in an order that no branch shares with it.
+        """
+        count = len(_BRANCHES)
+        known = list(ids[: max(1, min(len(ids) // 2, self.decoder.max_length - count))])
+        start = np.array([len(known) - 1])
+        tokens = [known[-1], *(ids[(7 * index + 3) % len(ids)] for index in range(1, count))]
+        if len(known) > 1:
+            self.decoder.forward(Call(0, np.array([known[:-1]]), np.zeros(1, np.int64), start))
+        tree = CallTree(np.array([[len(branch) - 1 for branch in _BRANCHES]]), np.array([_ENDS]))
+        logits = self.decoder.forward(Call(0, np.array([tokens]), start, np.array([count]), tree=tree))[0]
+        sequences = [[*known[:-1], *(tokens[column] for column in branch)] for branch in _BRANCHES]
+        expected = [self.inputs.reference.logits(sequence)[-1:] for sequence in sequences]
+        return [(ours[None], theirs) for ours, theirs in zip(logits, expected, strict=True)]
+
+
+_BRANCHES = ((0,), (0, 1), (0, 1, 2), (0, 1, 3), (0, 4), (0, 4, 5))
+"""Of a tree in depth-first order: the columns of each token's ancestors and its own; 0 is the first token."""
+_ENDS = (6, 4, 3, 4, 6, 6)
+"""The column after each token's last descendant."""
+
+
+def _mixed_pairs(
+    model: ReferenceDecoder, sample: TokenSample, expected: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the logits [S, V] of each row of packed calls, and those `expected` [S', V] of the whole prompt.
+
+    Slots take turns to read a prompt's next piece; those that have begun decode meanwhile, as if its tokens were drawn.
+    """
+    assert model.packed is not None
+    ids, tokens = sample.ids, np.array(sample.ids, np.int64)
+    soft = {} if sample.soft is None else dict.fromkeys(range(_SLOTS), sample.soft)
+    read, pairs = np.zeros(_SLOTS, np.int64), []
+    for turn in range(2 * _SLOTS):
+        slot = turn % _SLOTS
+        decode = np.flatnonzero((read > 0) & (read < len(ids)) & (np.arange(_SLOTS) != slot))
+        count = min(_PIECE + turn, len(ids) - int(read[slot]))
+        if not count or (turn and not decode.size):
+            continue
+        rows = np.arange(decode[0], decode[-1] + 1) if decode.size else decode
+        drawn = tokens[np.minimum(read[rows], len(ids) - 1)][:, None]
+        decoding = Call(
+            int(rows[0]) if rows.size else 0, drawn, read[rows], np.isin(rows, decode).astype(np.int64), soft
+        )
+        piece = tokens[None, read[slot] : read[slot] + count]
+        at = np.array([slot])
+        reading = Call(slot, piece, read[at], np.array([count]), soft, scattered=at)
+        logits = model.packed.forward_packed(PackedCall(decoding, reading, np.arange(len(rows) + count)))
+        pairs += [(logits[row : row + 1], expected[read[s]][None]) for row, s in enumerate(rows) if s in decode]
+        pairs.append((logits[len(rows) :], expected[read[slot] : read[slot] + count]))
+        read[decode] += 1
+        read[slot] += count
+    return pairs
