@@ -74,8 +74,11 @@ def _rows(state: State, ready: Ints, *, is_captured: bool = True) -> slice:
     return slice(first, first + (state.execution.rows_to_run(first, count) if is_captured else count))
 
 
-def drafts_of(state: State, ready: Ints, proposer: Proposer) -> Drafts | None:
-    """Return guesses of what follows `ready`, sorted slots; None if there are none, or no room for them."""
+def drafts_of(state: State, ready: Ints, proposer: Proposer, *, is_captured: bool = True) -> Drafts | None:
+    """Return guesses of what follows `ready`, sorted slots; None if there are none, or no room for them.
+
+    is_captured: whether the call that checks them may run as a CUDA graph, for which they may be padded.
+    """
     sequences, running, rows = state.slots.sequences, state.running, _rows(state, ready)
     longest = int(state.slots.cached[rows][state.slots.is_running[rows]].max())
     room = min(state.execution.max_length - longest, state.execution.max_prefill_length) - 1
@@ -89,7 +92,7 @@ def drafts_of(state: State, ready: Ints, proposer: Proposer) -> Drafts | None:
     width = drafts.tokens.shape[1]
     if not width:
         return None
-    if proposer.most_guesses > room:
+    if not is_captured or proposer.most_guesses > room:
         return drafts
     return drafts.padded(state.execution.tokens_to_run(1 + width, 1 + proposer.most_guesses) - 1)
 

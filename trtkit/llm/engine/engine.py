@@ -164,13 +164,16 @@ class LLMEngine:
                 self._collect()
                 self._in_flight.append(draw(self._state, launched))
             else:
-                self._mixed_call(packed, mixed_call(self._state, ready, chunks, self._drafts(ready)))
+                drafts = self._drafts(ready, is_captured=not chunks)
+                self._mixed_call(packed, mixed_call(self._state, ready, chunks, drafts))
         return batch
 
-    def _drafts(self, ready: Ints) -> Drafts | None:
-        """Return guesses of what follows sorted slots, if any."""
+    def _drafts(self, ready: Ints, *, is_captured: bool) -> Drafts | None:
+        """Return guesses of what follows sorted slots, if any; see `drafts_of`."""
         proposer = self._options.proposer
-        return drafts_of(self._state, ready, proposer) if proposer is not None and ready.size else None
+        if proposer is None or not ready.size:
+            return None
+        return drafts_of(self._state, ready, proposer, is_captured=is_captured)
 
     def _mixed_call(self, packed: PackedCalls, mixed: MixedCall) -> None:
         """Run a mixed call; the slots that decode and the prompts that are complete draw their next tokens."""
