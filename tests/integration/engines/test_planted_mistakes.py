@@ -14,6 +14,8 @@ from trtkit.llm.execution import KvCache
 from trtkit.runtime.host_device import HostStream
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.simulated_tensorrt import Simulated
 
 ENGINE, CACHE = "trtkit.llm.execution.engine", "trtkit.llm.execution.kv_cache"
@@ -58,11 +60,6 @@ MISTAKES_OF_GUESSES = {
     "logits of one token": (PACKED, "np.arange(packed.decoding_tokens)", "np.zeros(packed.decoding_tokens, np.int64)"),
     "a row of prompts without a token": (PACKED, "missing = missing or self.token_tile", "missing = 0"),
     "room for a token a row": (PACKED, "super().reserve(self.slots * self.row_tokens)", "super().reserve(self.slots)"),
-    "a graph of as many rows": (
-        ENGINE,
-        "graph = self._graphs.get(step)",
-        "graph = next((g for s, g in self._graphs.items() if s.rows == step.rows), None)",
-    ),
     "prompts a token a row after others": (FEED, "self.decoding_tokens + np.arange", "self.rows + np.arange"),
     "logits of the next row": (MIXED, "at.repeat(counts) * width + columns", "at.repeat(counts) + columns"),
     "logits of other rows for prompts": (MIXED, "[], rows * width, len(columns)", "[], rows, len(columns)"),
@@ -129,10 +126,13 @@ def guessing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return open_bundle(tiny_llm.build(tmp_path_factory.mktemp("mistakes"), "m", options))
 
 
-def with_guesses(bundle: Bundle, runtime: str, lookup: int) -> tuple[list[tuple[int, ...]], bool]:
-    """Return the tokens of requests, some of which are read while others decode, and whether steps have one call."""
+def with_guesses(bundle: Bundle, runtime: str, draft: Path | None = None) -> tuple[list[tuple[int, ...]], bool]:
+    """Return the tokens of requests, some of which are read while others decode, and whether steps have one call.
+
+    draft: the model itself, whose guesses come true.
+    """
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    with LLM(bundle, runtime=runtime, slots=4, lookup=lookup, prefill_budget=12) as llm:
+    with LLM(bundle, runtime=runtime, slots=4, draft=draft, prefill_budget=12) as llm:
         prompts = ["1, 2, 3! 1, 2, 3! 1, 2,", "go go go", "the lazy dog, the lazy", "do not", "not not not not"]
         found = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
         return found, llm.statistics.network_calls <= llm.statistics.steps
@@ -140,14 +140,14 @@ def with_guesses(bundle: Bundle, runtime: str, lookup: int) -> tuple[list[tuple[
 
 def test_without_a_mistake_guesses_change_no_token(guessing: Bundle, gpu: Simulated) -> None:
     gpu.plans.add(guessing)
-    assert with_guesses(guessing, "tensorrt", 4) == with_guesses(guessing, "reference", 0)
+    assert with_guesses(guessing, "tensorrt", guessing.path) == with_guesses(guessing, "reference")
 
 
 @pytest.mark.parametrize("name", MISTAKES_OF_GUESSES)
 def test_a_mistake_with_guesses_is_seen(name: str, guessing: Bundle, gpu: Simulated) -> None:
     gpu.plans.add(guessing)
-    expected = with_guesses(guessing, "reference", 0)
-    assert is_seen(MISTAKES_OF_GUESSES[name], lambda: with_guesses(guessing, "tensorrt", 4), expected)
+    expected = with_guesses(guessing, "reference")
+    assert is_seen(MISTAKES_OF_GUESSES[name], lambda: with_guesses(guessing, "tensorrt", guessing.path), expected)
 
 
 def test_graphs_that_hold_the_addresses_of_smaller_buffers_are_seen(bundle: Bundle, gpu: Simulated) -> None:
