@@ -2,7 +2,7 @@
 
 `step_s` is a step in which seven sequences check four guesses each and one reads a piece of a prompt, up to the budget.
 `load` answers requests that come at every fifth step, with guesses by lookup: `apart`, guesses and prompts have a call
-each, on the same network. Rounds are interleaved. `python -m benchmarks.packed_guesses` measures both.
+each, on the same network. Runs of both are interleaved. `python -m benchmarks.packed_guesses` measures both.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.measure import interleaved, ratio, summary, write
-from benchmarks.packed import CACHED, CACHES, POOL, SLOTS, filled, median_s, network_of
+from benchmarks.measure import interleaved, ratio, seconds, summary, write
+from benchmarks.packed import CACHED, CACHES, POOL, SLOTS, filled, network_of
 from trtkit.llm.engine import EngineOptions, LLMEngine, LookupProposer, Request
 from trtkit.llm.execution import Call, ReferenceDecoder
 from trtkit.llm.execution.packed import PackedCall
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trtkit.llm.execution import DecoderExecution, DecoderNetwork
     from trtkit.llm.execution.execution import PackedCalls
 
-REQUESTS, ANSWER, GUESSES, ROUNDS = 6, 40, 4, 3
+REQUESTS, ANSWER, GUESSES, ROUNDS, STEPS = 6, 40, 4, 5, 11
 BUDGETS = (64, 256)
 
 
@@ -41,25 +41,20 @@ class Apart(EngineOptions):
 OPTIONS = {"apart": Apart, "together": EngineOptions}
 
 
-def step_s(decoder: ReferenceDecoder, budget: int, *, is_together: bool) -> float:
-    """Return the seconds of a step in which all slots but the last check guesses, and that one reads a prompt."""
+def step(decoder: ReferenceDecoder, budget: int, *, is_together: bool) -> None:
+    """Run a step in which all slots but the last check guesses, and that one reads a prompt."""
     rows, width = SLOTS - 1, 1 + GUESSES
     assert decoder.packed is not None
-    packed, one, new = decoder.packed, np.ones(rows, np.int64), budget - rows
+    one, new = np.ones(rows, np.int64), budget - rows
     checked = Call(0, np.full((rows, width), 1000), one * CACHED, one * width)
     piece = Call(rows, np.full((1, new), 1000), one[:1] * CACHED, np.array([new]))
     index = np.append(np.arange(rows * width), rows * width + new - 1)
-    both = PackedCall(checked, replace(piece, scattered=np.array([rows])), index)
-
-    def run(_step: int) -> None:
-        decoder.cache.positions[:] = CACHED  # all is read again
-        if is_together:
-            packed.forward_packed(both)
-        else:
-            decoder.forward(checked)
-            decoder.forward(piece)
-
-    return median_s(run)
+    decoder.cache.positions[:] = CACHED  # all is read again
+    if is_together:
+        decoder.packed.forward_packed(PackedCall(checked, replace(piece, scattered=np.array([rows])), index))
+    else:
+        decoder.forward(checked)
+        decoder.forward(piece)
 
 
 def load(network: DecoderNetwork, options: type[EngineOptions]) -> dict[str, Any]:
@@ -71,7 +66,7 @@ def load(network: DecoderNetwork, options: type[EngineOptions]) -> dict[str, Any
         ids = r.integers(100, network.vocab_size - 100, int(r.integers(40, 200))).tolist()
         params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
         waiting.append(Request(str(number), ids, Settings.resolve(params, Vocabulary(network.vocab_size, ()))))
-    answers, started_s = {}, time.perf_counter()
+    answers, started_s = dict[str, list[int]](), time.perf_counter()
     while waiting or engine.has_work:
         if waiting and (engine.statistics.steps % 5 == 0 or not engine.has_work):
             engine.submit(waiting.pop(0))
@@ -96,8 +91,8 @@ def main() -> None:
         network, of_kind = network_of("packed", caches), dict[str, Any]()
         decoder = filled(network)
         for budget in BUDGETS:
-            variants = {name: partial(step_s, decoder, budget, is_together=name == "together") for name in OPTIONS}
-            steps = interleaved(variants, ROUNDS, 0)
+            variants = {name: partial(step, decoder, budget, is_together=name == "together") for name in OPTIONS}
+            steps = interleaved({name: partial(seconds, run) for name, run in variants.items()}, STEPS)
             of_kind[f"budget {budget}"] = {
                 "step_s": {name: summary(times) for name, times in steps.items()},
                 "ratio": ratio(steps["together"], steps["apart"]),
