@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from trtkit.llm.execution import DecoderExecution, DecoderNetwork
     from trtkit.llm.execution.execution import PackedCalls
 
-REQUESTS, ANSWER, GUESSES, ROUNDS, STEPS = 6, 40, 4, 5, 11
-BUDGETS = (64, 256)
+REQUESTS, ANSWER, GUESSES, ROUNDS, STEPS = 5, 24, 4, 3, 5
+BUDGETS = (64, 128)
 
 
 class Apart(EngineOptions):
