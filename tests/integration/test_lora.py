@@ -100,14 +100,14 @@ def test_eight_adapters_in_one_batch_of_sixteen_are_peft_s(batching: str, tmp_pa
 
 
 def mixed_logits(decoder: ReferenceDecoder, adapters: np.ndarray) -> torch.Tensor:
-    """Return the logits of each row's last token, which the first rows decode; the others read all of theirs again."""
+    """Return the logits of each row's last token; the first rows decode it as a guess, the others read all again."""
     rows, size = IDS.shape
     assert decoder.packed is not None
     first, rest = np.arange(5), np.arange(5, rows)
-    decode = Call(0, IDS[:5, -1:], 0 * first + size - 1, first**0, adapters=adapters[:5])
+    decode = Call(0, IDS[:5, -2:], 0 * first + size - 2, 2 * first**0, adapters=adapters[:5])
     prompts = Call(5, IDS[5:], 0 * rest, 0 * rest + size, scattered=rest, adapters=adapters[5:])
-    last = 5 + size * (1 + np.arange(len(rest))) - 1
-    return decoder.packed.forward_packed(PackedCall(decode, prompts, np.append(first, last))).clone()
+    last = 10 + size * (1 + np.arange(len(rest))) - 1
+    return decoder.packed.forward_packed(PackedCall(decode, prompts, np.append(2 * first + 1, last))).clone()
 
 
 @pytest.mark.parametrize("case", slow_unless(in_covering_set_of(ADAPTED), ADAPTED), ids=str)

@@ -1,4 +1,4 @@
-"""Packed calls: rows that decode and rows of prompts in one call give what transformers gives each sequence alone."""
+"""Packed calls: rows that decode, with guesses, and rows of prompts in one call give what transformers gives each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from tests.covering import CACHED, in_covering_set_of, spec_of
 from tests.decoder_cases import CASES
 from tests.decoders import graph_of, model_of, read_network
 from tests.engine_decoders import config_of
+from tests.generation import FEW_PAGES, MAX_PREFILL, Asked, alone, caches_of, decoder, engine, run
+from tests.generation import SLOTS as ENGINE_SLOTS
 from tests.selection import slow_unless
 from trtkit.builder.decoders import open_decoder
 from trtkit.config.llm import ParallelOptions
 from trtkit.dtypes import FP32
 from trtkit.errors import ConfigError
+from trtkit.llm.engine import DraftProposer, LookupProposer
+from trtkit.llm.engine.drafts import Drafts
 from trtkit.llm.execution import Call, ReferenceDecoder
 from trtkit.llm.execution.network import DecoderNetwork
 from trtkit.llm.execution.packed import PackedCall
@@ -27,11 +31,15 @@ from trtkit.quantized_matrix import KvQuantization
 from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.decoder_case import Case
+    from trtkit.llm.engine.proposers import Proposer
+    from trtkit.llm.sampling.settings import Settings
+    from trtkit.llm.sequences import Ints, Sequences
 
-LENGTH, SLOTS, TOKENS, STEPS = 32, 5, 26, 30
+LENGTH, SLOTS, TOKENS, STEPS, GUESSES = 32, 5, 26, 30, 3
 LINEAR: dict[str, Any] = {}
 WINDOW = {"has_kv_window": True}
 PAGED = {"page_tokens": 4}
@@ -57,7 +65,7 @@ def decoder_of(case: Case, *, is_packed: bool = True, **options: Any) -> Referen
 def random_call(r: random.Random, ids: np.ndarray, read: np.ndarray, *, is_paged: bool) -> PackedCall:
     """Return a call in which some slots decode, with idle ones between them, and others read pieces of any length.
 
-    The others are neighbors if caches are linear.
+    In some calls, those that decode have up to GUESSES guesses each. The others are neighbors if caches are linear.
     """
     left = [slot for slot in range(SLOTS) if read[slot] < TOKENS]
     decode = [slot for slot in left if read[slot] and r.random() < 0.6]
@@ -67,21 +75,20 @@ def random_call(r: random.Random, ids: np.ndarray, read: np.ndarray, *, is_paged
     if not is_paged:
         prompts = [slot for place, slot in enumerate(sorted(prompts)) if slot == min(prompts) + place]
     rows = np.arange(min(decode), max(decode) + 1) if decode else np.zeros(0, np.int64)
-    counts = np.isin(rows, decode).astype(np.int64)
+    most = 1 + r.choice([0, 0, GUESSES])
     starts = read[rows]
-    decoding = Call(
-        int(rows[0]) if decode else 0,
-        ids[rows, np.minimum(starts, TOKENS - 1)][:, None] * counts[:, None],
-        starts,
-        counts,
-    )
+    news = [r.randint(1, min(most, TOKENS - int(read[slot]))) if slot in decode else 0 for slot in rows]
+    counts = np.array(news, np.int64)
+    new = np.arange(counts.max(initial=1))
+    tokens = ids[rows[:, None], np.minimum(starts[:, None] + new, TOKENS - 1)] * (new < counts[:, None])
+    decoding = Call(int(rows[0]) if decode else 0, tokens, starts, counts)
     slots = np.array(prompts, np.int64)
     new = np.array([r.randint(1, int(min(9, TOKENS - read[slot]))) for slot in prompts], np.int64)
     pieces = np.zeros((len(prompts), int(new.max(initial=1))), np.int64)
     for piece, slot, count in zip(pieces, prompts, new, strict=True):
         piece[:count] = ids[slot, read[slot] : read[slot] + count]
     reading = Call(0, pieces, read[slots], new, scattered=slots)
-    return PackedCall(decoding, reading, np.arange(len(rows) + int(new.sum())))
+    return PackedCall(decoding, reading, np.arange(tokens.size + int(new.sum())))
 
 
 def check_steps(decoder: ReferenceDecoder, expected: torch.Tensor, seed: int = 0, atol: float = 2e-4) -> None:
@@ -93,10 +100,11 @@ def check_steps(decoder: ReferenceDecoder, expected: torch.Tensor, seed: int = 0
             break
         call = random_call(r, ids, read, is_paged=decoder.cache.pages is not None)
         logits = decoder.packed.forward_packed(call)
-        for row, slot in enumerate(call.decode.slots.tolist()):
-            if call.decode.counts[row]:
-                torch.testing.assert_close(logits[row], expected[slot, read[slot]], atol=atol, rtol=1e-3)
-        first = call.rows
+        width = call.decode.ids.shape[1]
+        for row, (slot, count) in enumerate(zip(call.decode.slots.tolist(), call.decode.counts.tolist(), strict=True)):
+            part = expected[slot, read[slot] : read[slot] + count]
+            torch.testing.assert_close(logits[row * width :][:count], part, atol=atol, rtol=1e-3)
+        first = call.decoding_tokens
         for slot, count in zip(call.prompts.slots.tolist(), call.prompts.counts.tolist(), strict=True):
             part = expected[slot, read[slot] : read[slot] + count]
             torch.testing.assert_close(logits[first : first + count], part, atol=atol, rtol=1e-3)
@@ -203,3 +211,71 @@ def test_a_step_without_prompts_computes_nothing_for_them(kind: str) -> None:
     assert of_prompts in reading
     assert of_prompts not in decoding
     assert len(decoding) < 0.7 * len(reading)
+
+
+SHARED: list[Any] = [None, FEW_PAGES]
+"""Pages of caches in packed calls: none, of linear ones, and few."""
+
+
+class Sometimes(DraftProposer):
+    """Guesses for every other slot."""
+
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
+        drafts = super().propose(sequences, slots, settings, most)
+        return Drafts(np.where(slots[:, None] % 2 == 1, drafts.tokens, -1))
+
+
+@pytest.mark.parametrize("pages", SHARED)
+@pytest.mark.parametrize("kind", ["lookup", "draft", "some"])
+def test_guesses_and_prompts_share_a_call(kind: str, pages: int | None) -> None:
+    """Requests come at every other step, so that some are read while others decode, with guesses and without."""
+    proposer = {
+        "lookup": lambda: LookupProposer(4, shortest=1),
+        "draft": lambda: DraftProposer(decoder("llama", ENGINE_SLOTS), 3),
+        "some": lambda: Sometimes(decoder("llama", ENGINE_SLOTS), 4),
+    }[kind]()
+    params = (("temperature", 0.8), ("seed", 5), ("max_tokens", 12), ("ignore_eos", True))
+    asked = [Asked((*([5, 6, 7, 8] * 3)[: 3 + number], number), params) for number in range(9)]
+    with caches_of(pages, is_packed=True):
+        tested, waiting, tokens = engine(ENGINE_SLOTS, proposer=proposer, token_budget=9), list(enumerate(asked)), {}
+    mixed, packed = [], tested.execution.packed
+    assert packed is not None
+    forward = packed.forward_packed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "forward_packed", lambda call, *rest: (mixed.append(call), forward(call, *rest))[1])
+        while waiting or tested.has_work:
+            if waiting and tested.statistics.steps % 2 == 0:
+                number, each = waiting.pop(0)
+                tested.submit(each.request(str(number)))
+            tokens |= {int(each.request.id): tuple(each.token_ids) for each in tested.step()}
+    assert tokens == {number: alone(each) for number, each in enumerate(asked)}
+    statistics = tested.statistics
+    assert statistics.network_calls == len(mixed) == statistics.steps
+    assert statistics.synchronous_steps > 0
+    assert statistics.accepted_tokens > 0
+    guessing = [call for call in mixed if call.places.size and (call.decode.counts > 1).any()]
+    assert len(guessing) > 3
+    assert kind == "draft" or any((call.decode.counts == 1).any() for call in guessing)
+
+
+def statistics_of(proposer: Proposer, *, is_packed: bool) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
+    """Return the tokens of requests, and what was guessed, how much came true, and in how many steps and calls."""
+    with caches_of(FEW_PAGES, is_packed=is_packed):
+        tested = engine(ENGINE_SLOTS, proposer=proposer)
+    params = (("temperature", 0.9), ("seed", 3), ("max_tokens", 20), ("ignore_eos", True))
+    asked = [Asked(tuple([5, 6, 7, 8] * 3)[: 2 + number], params).request(str(number)) for number in range(7)]
+    tokens = {name: tuple(each.token_ids) for name, each in run(tested, asked).items()}
+    done = tested.statistics
+    return tokens, (done.drafted_tokens, done.accepted_tokens, done.synchronous_steps, done.steps, done.network_calls)
+
+
+def test_what_is_guessed_does_not_depend_on_who_shares_a_call() -> None:
+    tokens, apart = statistics_of(LookupProposer(4, shortest=1), is_packed=False)
+    assert statistics_of(LookupProposer(4, shortest=1), is_packed=True) == (tokens, (*apart[:4], apart[3]))
+    assert apart[4] > apart[3]
+
+
+def test_more_guesses_than_a_row_has_room_for_are_checked_in_calls_of_their_own() -> None:
+    tokens, apart = statistics_of(LookupProposer(MAX_PREFILL, shortest=1), is_packed=False)
+    assert statistics_of(LookupProposer(MAX_PREFILL, shortest=1), is_packed=True) == (tokens, apart)
+    assert apart[4] > apart[3]

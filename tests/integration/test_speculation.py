@@ -10,7 +10,17 @@ import torch
 from scipy.stats import chisquare
 
 from tests.decoders import model_of
-from tests.generation import SLOTS, Asked, alone, case_of, decoder, engine, run, settings
+from tests.generation import (
+    LENGTH,
+    SLOTS,
+    Asked,
+    alone,
+    case_of,
+    decoder,
+    engine,
+    run,
+    settings,
+)
 from trtkit.errors import RequestError
 from trtkit.llm.engine import DraftProposer, EngineOptions, LLMEngine, LookupProposer, Request
 from trtkit.llm.engine.drafts import Drafts
@@ -90,6 +100,17 @@ def test_guesses_leave_a_long_prompt_alone_that_a_padded_call_covers() -> None:
         short = [Asked((7 + index,), (*greedy, ("max_tokens", 25))) for index in range(3)]
         found = run(tested, [each.request(str(index)) for index, each in enumerate([*short, long])])
     assert tuple(found["3"].token_ids) == alone(long)
+
+
+def test_guesses_come_true_up_to_the_last_place_of_a_slot() -> None:
+    """Next to a sequence that begins: its row has as many places as there is room for."""
+    greedy = (("temperature", 0), ("ignore_eos", True), ("max_tokens", 40))
+    asked = [Asked(tuple(range(3, 3 + size)), greedy) for size in (52, 45, 9)]
+    tested = engine(SLOTS, proposer=DraftProposer(decoder("llama", SLOTS), 5), token_budget=14)
+    found = run(tested, [each.request(str(number)) for number, each in enumerate(asked)])
+    for number, each in enumerate(asked):
+        assert tuple(found[str(number)].token_ids) == alone(each)
+    assert len(asked[0].prompt) + len(found["0"].token_ids) == LENGTH + 1
 
 
 def test_speculation_without_all_logits_is_refused() -> None:

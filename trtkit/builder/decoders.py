@@ -23,7 +23,7 @@ from trtkit.models.rope import original_length
 from trtkit.models.weights import find_weights, model_weights, stored_spec
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
-from trtkit.network.input_spec import TOKEN_TILE, ProfileShapes, kv_window, takes_packed_calls
+from trtkit.network.input_spec import MOST_ROW_TOKENS, TOKEN_TILE, ProfileShapes, kv_window, takes_packed_calls
 from trtkit.network.speculators.registry import build_speculator
 from trtkit.sources import decoder_source
 from trtkit.sources.checkpoint import converted_elements
@@ -301,27 +301,35 @@ _Sizes = Mapping[str, int]
 def _packed_sizes(
     batch: _Sizes, prefill: _Sizes, sizes: Mapping[Role, _Sizes], options: LlmOptions
 ) -> Iterator[dict[Role, _Sizes]]:
-    """Yield the sizes of mixed steps, in which both groups have a row, and of steps without prompts.
+    """Yield the sizes of mixed steps, in which both groups have a row, and of steps without prompts and guesses.
 
     A range from 0 has no kernels, and TensorRT leaves out what it computes of exactly 0 rows.
     """
     most = {**prefill, "max": most_prompt_tokens(options)}
-    tokens = {kind: batch[kind] + most[kind] for kind in batch}
+    of_row = {"min": 1, "opt": 1, "max": most_row_tokens(options)}
+    tokens = {kind: batch[kind] * of_row[kind] + most[kind] for kind in batch}
     logits = {**tokens, "min": 1} if options.logits == "all" else batch
     pages = sizes.get("row_pages", prefill)
     mixed: dict[Role, _Sizes] = {"prompts": batch, "prompt_length": prefill, "prompt_tokens": most, "tokens": tokens}
+    mixed["new_tokens"] = of_row
     yield mixed | {"prompt_window": sizes["kv_window"], "prompt_pages": pages, "logit_rows": logits}
     none, one = (dict.fromkeys(batch, size) for size in (0, 1))
     page = options.page_size or 1
     columns = -(-kv_window(1, options.max_sequence_length) // page)
     window, columns_of_none = (dict.fromkeys(batch, size) for size in (columns * page, columns))
     decode: dict[Role, _Sizes] = {"prompts": none, "prompt_length": one, "prompt_tokens": none, "tokens": batch}
+    decode["new_tokens"] = one
     yield decode | {"prompt_window": window, "prompt_pages": columns_of_none, "logit_rows": batch}
 
 
 def most_prompt_tokens(options: LlmOptions) -> int:
     """Return how many tokens of prompts a packed call takes, with idle ones that fill the last tile."""
     return options.max_prefill_length + TOKEN_TILE - 1
+
+
+def most_row_tokens(options: LlmOptions) -> int:
+    """Return how many tokens a row that decodes has in a packed call: guesses need the logits of each."""
+    return min(MOST_ROW_TOKENS, options.max_prefill_length) if options.logits == "all" else 1
 
 
 def _profile(inputs: Sequence[InputSpec], sizes: Mapping[Role, Mapping[str, int]]) -> ResolvedProfile:

@@ -69,8 +69,9 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     With `adapted` layers, see `LowRankInputs`.
 
     A packed network takes all new tokens as rows of one token: above, B is then T and S is 1, except for caches and
-    the inputs about slots, which are those of the first A tokens: of rows that decode. The other tokens are of prompts,
-    in rows of padded length: `prompt_tokens` [B, S] and `prompt_places` [P] say which (see `PromptRows`).
+    the inputs about slots, which are those of the rows that decode: the first A * S tokens, at `decode_position_ids`
+    [A, S], each row's last one and guesses of what follows. The other tokens are of prompts, in rows of padded length:
+    `prompt_tokens` [B, S] and `prompt_places` [P] say which (see `PromptRows`).
     `prompt_write_indices` [B], `prompt_kv_lengths` [B], `prompt_position_ids` [B, S] and `prompt_key_positions` [T']
     are as without the prefix. Rows of prompts only read caches: `past_prompt_<cache>_<i>` [B, K, T, H], or pools, by
     `prompt_page_table` [B, n]. Their new keys and values are the outputs `present_prompt_<cache>_<i>` [P, K, 1, H].

@@ -41,8 +41,9 @@ ENCODED = ("cross_key", "cross_value")
 ENCODED_MASK = "cross_mask"
 """Which of a slot's places an encoder filled, [B, length]: 1 where it did, 0 where not."""
 
-PROMPT, LOGIT_INDEX = "prompt_", "logit_index"
-"""In packed networks: before the names of what rows of prompts read and give; and which tokens' logits they give."""
+PROMPT, LOGIT_INDEX, DECODE_POSITION_IDS = "prompt_", "logit_index", "decode_position_ids"
+"""In packed networks: before the names of what rows of prompts read and give; which tokens' logits they give; and the
+positions of rows that decode [A, S], whose tokens come first."""
 ADAPTER_IDS, RANK_OWNERS = "adapter_ids", "rank_owners"
 """Each row's LoRA adapter [B], and whose each resident rank is [R]."""
 LORA_ENDS = (".lora_a", ".lora_b")
@@ -114,6 +115,8 @@ def kv_window(used: int, length: int) -> int:
 
 TOKEN_TILE = 64
 """Packed calls of an engine have a multiple of so many tokens: kernels compute whole tiles, and few sizes occur."""
+MOST_ROW_TOKENS = 8
+"""New tokens that a row which decodes has at most in a packed call of an engine: its own, and guesses."""
 
 
 def rank_window(used: int, most: int) -> int:

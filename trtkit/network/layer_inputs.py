@@ -12,9 +12,10 @@ from trtkit.models.attention import AttentionSpec
 from trtkit.network.blocks.attention import Encoded
 from trtkit.network.blocks.cache import Past, Positions, Reach, States
 from trtkit.network.blocks.mixer import Attending
-from trtkit.network.blocks.rows import FirstRows, PromptRows
+from trtkit.network.blocks.rows import AllRows, DecodingRows, PromptRows
 from trtkit.network.input_spec import (
     BATCH,
+    DECODE_POSITION_IDS,
     ENCODED,
     ENCODED_MASK,
     NEW_TOKENS,
@@ -43,7 +44,7 @@ from trtkit.network.ops.mask import (
 from trtkit.network.ops.paged_attention import PageRows, Pages
 from trtkit.network.ops.quantize import rounded
 from trtkit.network.ops.recurrence import TokenChunk
-from trtkit.network.ops.shape import concat, take_as_many, unsqueeze
+from trtkit.network.ops.shape import concat, unsqueeze
 from trtkit.network.paged_layers import layers_in_place, op_attributes
 from trtkit.network.rope_tables import distance_buckets, query_growth_table, rope_tables, section_axes
 
@@ -414,24 +415,25 @@ def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -
     rope = _scheduled(graph, "rope_position_ids", ids, Axis("rope_sections", 3), *new) if has_sections else None
     counts = _scheduled(graph, "token_counts", INT32, BATCH) if spec.states else None
     attends = bool(spec.attentions)
-    rows = [_rows_at_once(graph, options, position_ids, attends=attends, gathers=gathers)]
+    decoding = None
     if options.is_packed:
-        rows.append(_rows_of_prompts(graph, options, rows[0].write_indices, gathers=gathers))
+        decoding = DecodingRows(_scheduled(graph, DECODE_POSITION_IDS, INT32, BATCH, NEW_TOKENS))
+    positions = position_ids if decoding is None else decoding.positions
+    rows = [_rows_at_once(graph, options, positions, decoding or AllRows(), attends=attends, gathers=gathers)]
+    if decoding is not None:
+        rows.append(_rows_of_prompts(graph, options, decoding.count, gathers=gathers))
     return ScheduledInputs(tuple(rows), position_ids, rope, counts, in_place)
 
 
 def _rows_at_once(
-    graph: Graph, options: DecoderOptions, position_ids: Tensor | None, *, attends: bool, gathers: bool
+    graph: Graph, options: DecoderOptions, position_ids: Tensor | None, rows: Rows, *, attends: bool, gathers: bool
 ) -> ScheduledRows:
     """Add the inputs of all rows, or of those that decode in a packed call."""
     has_window = options.has_kv_window or options.page_tokens is not None
     starts = _scheduled(graph, "write_indices", INT32, BATCH)
-    if options.is_packed and position_ids is not None:
-        with graph.scope("decoding"):
-            position_ids = take_as_many(position_ids, 0, starts)
     has_visible, has_tree = options.has_visible_lengths and not options.is_packed, options.has_tree
     return ScheduledRows(
-        FirstRows(starts if options.is_packed else None),
+        rows,
         starts,
         position_ids,
         _scheduled(graph, "kv_lengths", INT32, BATCH) if attends else None,

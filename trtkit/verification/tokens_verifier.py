@@ -177,7 +177,8 @@ def _mixed_pairs(
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the logits [S, V] of each row of packed calls, and those `expected` [S', V] of the whole prompt.
 
-    Slots take turns to read a prompt's next piece; those that have begun decode meanwhile, as if its tokens were drawn.
+    Slots take turns to read a prompt's next piece; those that have begun decode meanwhile, as if its tokens were drawn,
+    every other time with a guess that comes true.
     """
     assert model.packed is not None
     ids, tokens = sample.ids, np.array(sample.ids, np.int64)
@@ -190,16 +191,19 @@ def _mixed_pairs(
         if not count or (turn and not decode.size):
             continue
         rows = np.arange(decode[0], decode[-1] + 1) if decode.size else decode
-        drawn = tokens[np.minimum(read[rows], len(ids) - 1)][:, None]
-        decoding = Call(
-            int(rows[0]) if rows.size else 0, drawn, read[rows], np.isin(rows, decode).astype(np.int64), soft
-        )
+        longest = int(read[rows].max(initial=0))
+        width = max(1, min(1 + turn % 2, model.row_tokens, model.max_length - longest))
+        drawn = tokens[np.minimum(read[rows][:, None] + np.arange(width), len(ids) - 1)]
+        counts = np.where(np.isin(rows, decode), np.minimum(width, len(ids) - read[rows]), 0)
+        decoding = Call(int(rows[0]) if rows.size else 0, drawn, read[rows], counts, soft)
         piece = tokens[None, read[slot] : read[slot] + count]
         at = np.array([slot])
         reading = Call(slot, piece, read[at], np.array([count]), soft, scattered=at)
-        logits = model.packed.forward_packed(PackedCall(decoding, reading, np.arange(len(rows) + count)))
-        pairs += [(logits[row : row + 1], expected[read[s]][None]) for row, s in enumerate(rows) if s in decode]
-        pairs.append((logits[len(rows) :], expected[read[slot] : read[slot] + count]))
-        read[decode] += 1
+        logits = model.packed.forward_packed(PackedCall(decoding, reading, np.arange(drawn.size + count)))
+        for row, (start, new) in enumerate(zip(read[rows].tolist(), counts.tolist(), strict=True)):
+            if new:
+                pairs.append((logits[row * width :][:new], expected[start : start + new]))
+        pairs.append((logits[drawn.size :], expected[read[slot] : read[slot] + count]))
+        read[rows] += counts
         read[slot] += count
     return pairs

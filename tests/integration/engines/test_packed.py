@@ -10,11 +10,12 @@ import pytest
 from tests.engine_decoders import bundle_of
 from tests.generation import case_of
 from tests.integration.engines.test_decoders import assert_same
-from tests.integration.test_packed_calls import LENGTH, SLOTS, check_steps, logits_of
+from tests.integration.test_packed_calls import GUESSES, LENGTH, SLOTS, check_steps, logits_of
 from trtkit import LLM, SamplingParams
 from trtkit.llm.execution import open_execution
 from trtkit.llm.execution.execution import CallCounts
 from trtkit.llm.execution.packed_engine import PackedEngineDecoder
+from trtkit.network.input_spec import MOST_ROW_TOKENS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +38,9 @@ def test_mixed_steps_of_an_engine_give_what_transformers_gives(
     case = case_of(model_type)
     bundle = bundle_of(case, tmp_path, **SIZES, **CACHES[kind], logits="all")
     gpu.plans.add(bundle)
-    check_steps(open_execution(bundle, "tensorrt"), logits_of(case))
+    decoder = open_execution(bundle, "tensorrt")
+    decoder.tokens_to_run(1 + GUESSES, 1 + GUESSES)  # steps of as many without prompts are captured
+    check_steps(decoder, logits_of(case))
 
 
 @pytest.mark.parametrize("kind", CACHES)
@@ -87,3 +90,26 @@ def test_requests_get_the_tokens_of_the_reference_decoder(kind: str, gpu: Simula
             found.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
             assert llm.statistics.network_calls <= llm.statistics.steps
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_guesses_are_checked_in_the_calls_of_prompts(kind: str, gpu: Simulated, tmp_path: Path) -> None:
+    """Tokens are those without guesses. Steps without prompts are captured, whatever is guessed, if anything is."""
+    bundle = bundle_of(case_of("llama"), tmp_path, **SIZES, **CACHES[kind], logits="all")
+    gpu.plans.add(bundle)
+    prompts = [[5, 6, 7, 5, 6, 7, 5, size][-size:] for size in (3, 8, 5, 7, 2, 4, 6)]
+    params = SamplingParams(temperature=0.5, seed=3, max_tokens=20, ignore_eos=True)
+    with LLM(bundle.path, runtime="reference", slots=3) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    with LLM(bundle.path, runtime="tensorrt", slots=3, prefill_budget=6, lookup=4) as llm:
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
+        statistics, decoder = llm.statistics, llm.frontend.execution
+        assert statistics.network_calls == statistics.steps
+        assert statistics.drafted_tokens > statistics.accepted_tokens > 0
+        assert isinstance(decoder, PackedEngineDecoder)
+        graphs = {(step.rows, step.size): graph for step, graph in decoder._graphs.items()}
+    assert {size for _, size in graphs} == {1, 5}
+    assert all(graphs.values())
+    with LLM(bundle.path, runtime="tensorrt", slots=3, lookup=MOST_ROW_TOKENS) as llm:
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
+        assert llm.statistics.network_calls > llm.statistics.steps  # no row has room for as many

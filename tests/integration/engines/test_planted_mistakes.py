@@ -14,6 +14,8 @@ from trtkit.llm.execution import KvCache
 from trtkit.runtime.host_device import HostStream
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.simulated_tensorrt import Simulated
 
 ENGINE, CACHE = "trtkit.llm.execution.engine", "trtkit.llm.execution.kv_cache"
@@ -50,6 +52,18 @@ MISTAKES_OF_PACKED_CALLS = {
         "self._inputs[LOGIT_INDEX][:rows].zero_()",
     ),
     "logits of another token": (PACKED, "logit_index=packed.logit_index + 1", "logit_index=packed.logit_index"),
+}
+LOOP, MIXED, FEED = "trtkit.llm.engine.decoding", "trtkit.llm.engine.mixed", "trtkit.llm.execution.packed"
+MISTAKES_OF_GUESSES = {
+    "positions that are not copied": (PACKED, "if on_device and name in _BY_ROW:", "if name in _BY_ROW:"),
+    "tokens that are not copied": (PACKED, "if on_device and name in _BY_TOKEN", "if name in _BY_TOKEN"),
+    "logits of one token": (PACKED, "np.arange(packed.decoding_tokens)", "np.zeros(packed.decoding_tokens, np.int64)"),
+    "a row of prompts without a token": (PACKED, "missing = missing or self.token_tile", "missing = 0"),
+    "room for a token a row": (PACKED, "super().reserve(self.slots * self.row_tokens)", "super().reserve(self.slots)"),
+    "prompts a token a row after others": (FEED, "self.decoding_tokens + np.arange", "self.rows + np.arange"),
+    "logits of the next row": (MIXED, "at.repeat(counts) * width + columns", "at.repeat(counts) + columns"),
+    "logits of other rows for prompts": (MIXED, "[], rows * width, len(columns)", "[], rows, len(columns)"),
+    "guesses that check themselves": (LOOP, "guessed.firsts[rows] + columns + 1", "guessed.firsts[rows] + columns"),
 }
 PARAMS = [
     tiny_llm.GREEDY,
@@ -104,6 +118,36 @@ def test_a_mistake_in_packed_calls_is_seen(
 ) -> None:
     gpu.plans.add(packed)
     assert is_seen(MISTAKES_OF_PACKED_CALLS[name], lambda: tokens(packed, "tensorrt"), expected)
+
+
+@pytest.fixture(scope="module", params=["linear", "paged"])
+def guessing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    options = f"batching: packed, kv: {request.param}" + (", page_tokens: 16" if request.param == "paged" else "")
+    return open_bundle(tiny_llm.build(tmp_path_factory.mktemp("mistakes"), "m", options))
+
+
+def with_guesses(bundle: Bundle, runtime: str, draft: Path | None = None) -> tuple[list[tuple[int, ...]], bool]:
+    """Return the tokens of requests, some of which are read while others decode, and whether steps have one call.
+
+    draft: the model itself, whose guesses come true.
+    """
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    with LLM(bundle, runtime=runtime, slots=4, draft=draft, prefill_budget=12) as llm:
+        prompts = ["1, 2, 3! 1, 2, 3! 1, 2,", "go go go", "the lazy dog, the lazy", "do not", "not not not not"]
+        found = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+        return found, llm.statistics.network_calls <= llm.statistics.steps
+
+
+def test_without_a_mistake_guesses_change_no_token(guessing: Bundle, gpu: Simulated) -> None:
+    gpu.plans.add(guessing)
+    assert with_guesses(guessing, "tensorrt", guessing.path) == with_guesses(guessing, "reference")
+
+
+@pytest.mark.parametrize("name", MISTAKES_OF_GUESSES)
+def test_a_mistake_with_guesses_is_seen(name: str, guessing: Bundle, gpu: Simulated) -> None:
+    gpu.plans.add(guessing)
+    expected = with_guesses(guessing, "reference")
+    assert is_seen(MISTAKES_OF_GUESSES[name], lambda: with_guesses(guessing, "tensorrt", guessing.path), expected)
 
 
 def test_graphs_that_hold_the_addresses_of_smaller_buffers_are_seen(bundle: Bundle, gpu: Simulated) -> None:

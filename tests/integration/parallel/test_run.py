@@ -71,6 +71,18 @@ def test_requests_in_flight_get_what_one_rank_gives(bundle_of: BundleOf, grid: s
     execution.close()
 
 
+@pytest.mark.parametrize("grid", ["tensor, packed", "tensor, packed, paged"])
+def test_ranks_check_guesses_in_the_calls_of_prompts(bundle_of: BundleOf, grid: str) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    prompts = [[5, 6, 7, 5, 6, 7, 5, 6][:size] for size in (8, 3, 6, 7, 5, 8, 4, 6)]
+    expected = LLM(bundle_of("one"), runtime="reference").generate(prompts, params)
+    with LLM(bundle_of(grid), runtime="reference", lookup=3, prefill_budget=9) as llm:
+        outputs = llm.generate(prompts, params)
+        assert llm.statistics.network_calls == llm.statistics.steps
+        assert llm.statistics.accepted_tokens > 0
+    assert [each.outputs[0].token_ids for each in outputs] == [each.outputs[0].token_ids for each in expected]
+
+
 def test_ranks_share_pages_and_give_way_as_one_rank_does(bundle_of: BundleOf) -> None:
     """With pages for less than half of what the slots could hold: every rank copies, saves and loads the same pages.
 

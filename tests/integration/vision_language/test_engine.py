@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from tests.tiny_vlm import MAX_PREFILL, VLMS, Reference, Vlm, bundle_of, model_of, picture
 from trtkit import LLM, SamplingParams
 from trtkit.inputs.vision_language import PreparedImage
+from trtkit.llm.engine import LookupProposer
 from trtkit.llm.images.image_prompts import rope_positions
 from trtkit.llm.scheduler import SchedulingParams
 from trtkit.llm.soft_tokens import SoftTokens, shared_length
@@ -120,8 +121,10 @@ def test_text_and_image_requests_share_a_batch(vlm: Vlm) -> None:
 
 @pytest.mark.parametrize("caches", [(), ("llm.kv=paged", "llm.page_tokens=16")], ids=["linear", "paged"])
 @pytest.mark.parametrize("vlm", [VLMS["llava"], VLMS["qwen2-vl"], VLMS["gemma3"]], ids=str)
-def test_images_are_read_in_calls_in_which_others_decode(vlm: Vlm, caches: tuple[str, ...]) -> None:
-    """Vectors, M-RoPE's positions, and images whose tokens see each other, in packed calls."""
+def test_images_are_read_in_calls_in_which_others_decode(
+    vlm: Vlm, caches: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors, M-RoPE's positions, and images whose tokens see each other, in packed calls; with guesses, too."""
     texts: list[Any] = ["Gravity is", "The capital of France is"]
     with LLM(bundle_of(vlm), runtime="reference") as llm:
         alone = [llm.generate(text, GREEDY)[0].outputs[0].token_ids for text in texts]
@@ -130,6 +133,11 @@ def test_images_are_read_in_calls_in_which_others_decode(vlm: Vlm, caches: tuple
         assert llm.statistics.network_calls <= llm.statistics.steps
     found = [output.outputs[0].token_ids for output in outputs]
     assert found == [alone[0], fresh_answer(vlm), alone[1], fresh_answer(vlm, 1)]
+    monkeypatch.setattr("trtkit.llm.networks.LookupProposer", partial(LookupProposer, shortest=1))
+    with LLM(bundle_of(vlm, "llm.batching=packed", *caches), runtime="reference", lookup=3, prefill_budget=40) as llm:
+        outputs = llm.generate([texts[0], asked(vlm), texts[1], asked(vlm, 1)], GREEDY)
+        assert llm.statistics.drafted_tokens > 0
+    assert [output.outputs[0].token_ids for output in outputs] == found
 
 
 @some

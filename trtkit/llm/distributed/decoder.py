@@ -85,6 +85,12 @@ class DistributedDecoder:
         packed = self._runner.execution.packed
         return 1 if packed is None else packed.token_tile
 
+    @property
+    def row_tokens(self) -> int:
+        """That of every rank; see PackedCalls."""
+        packed = self._runner.execution.packed
+        return 1 if packed is None else packed.row_tokens
+
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
         """Run slots that decode and slots that read prompts on every rank at once; see PackedCalls."""
         packed = packed.placed(self._placed)

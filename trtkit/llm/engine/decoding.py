@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
     """Run `ready`, sorted slots whose last token alone is not read yet."""
     state.statistics.synchronous_steps += 1
-    drafts = None if proposer is None else _drafts(state, ready, proposer)
+    drafts = None if proposer is None else drafts_of(state, ready, proposer)
     call = decode_call(state, ready, drafts)
     has_states = state.execution.cache.has_states
     if drafts is not None and has_states:
@@ -33,14 +34,19 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
         logits = logits[torch.from_numpy(ready - call.first_slot)]
     goes_on = take(state, ready, logits[:, 0])
     if drafts is not None:
-        _verify(state, call, (ready, drafts), logits, goes_on)
+        firsts = np.arange(len(ready)) * logits.shape[1]
+        verify(state, call, Guessed(ready, drafts, firsts), logits.flatten(0, 1), goes_on)
         if has_states:
             _rewind(state, ready[drafts.counts > 0])
     if proposer is not None:
-        read = np.where(
-            state.slots.is_running[call.rows] & (call.counts > 0), state.slots.cached[call.rows] - call.starts, 0
-        )
-        proposer.observe(state.slots.sequences, call, np.clip(read, 0, call.counts))
+        observe(state, call, proposer)
+
+
+def observe(state: State, call: Call, proposer: Proposer) -> None:
+    """Let a proposer learn which of the tokens that slots have read in a call are their sequences'."""
+    slots = call.slots
+    read = np.where(state.slots.is_running[slots] & (call.counts > 0), state.slots.cached[slots] - call.starts, 0)
+    proposer.observe(state.slots.sequences, call, np.clip(read, 0, call.counts))
 
 
 def decode_call(state: State, ready: Ints, drafts: Drafts | None = None, *, is_captured: bool = True) -> Call:
@@ -68,8 +74,11 @@ def _rows(state: State, ready: Ints, *, is_captured: bool = True) -> slice:
     return slice(first, first + (state.execution.rows_to_run(first, count) if is_captured else count))
 
 
-def _drafts(state: State, ready: Ints, proposer: Proposer) -> Drafts | None:
-    """Return guesses; None if there are none, or no room for them."""
+def drafts_of(state: State, ready: Ints, proposer: Proposer, *, is_captured: bool = True) -> Drafts | None:
+    """Return guesses of what follows `ready`, sorted slots; None if there are none, or no room for them.
+
+    is_captured: whether the call that checks them may run as a CUDA graph, for which they may be padded.
+    """
     sequences, running, rows = state.slots.sequences, state.running, _rows(state, ready)
     longest = int(state.slots.cached[rows][state.slots.is_running[rows]].max())
     room = min(state.execution.max_length - longest, state.execution.max_prefill_length) - 1
@@ -83,18 +92,30 @@ def _drafts(state: State, ready: Ints, proposer: Proposer) -> Drafts | None:
     width = drafts.tokens.shape[1]
     if not width:
         return None
-    if proposer.most_guesses > room:
+    if not is_captured or proposer.most_guesses > room:
         return drafts
     return drafts.padded(state.execution.tokens_to_run(1 + width, 1 + proposer.most_guesses) - 1)
 
 
-def _verify(state: State, call: Call, guesses: tuple[Ints, Drafts], logits: torch.Tensor, goes_on: Bools) -> None:
+@dataclass(frozen=True, eq=False)
+class Guessed:
+    """Slots [R], guesses of what follows them, and the logits [N, V] that check these.
+
+    firsts: [R], which of the logits are of each slot's last token; those of its guesses come next.
+    """
+
+    slots: Ints
+    drafts: Drafts
+    firsts: Ints
+
+
+def verify(state: State, call: Call, guessed: Guessed, logits: torch.Tensor, goes_on: Bools) -> None:
     """Go on with the rows that drew what was guessed: the guess's logits are then those of the next token.
 
     Each token is drawn as without guesses, so answers are the same to the last token, greedy or not.
-    guesses: slots [R] and their drafts. logits: [R, 1 + K, V].
+    call: the one that read them. goes_on: [R], which slots do after the token that follows their last one.
     """
-    slots, drafts = guesses
+    slots, drafts = guessed.slots, guessed.drafts
     sequences = state.slots.sequences
     requests = [state.running.requests.get(slot) for slot in slots.tolist()]
     for request, count in zip(requests, drafts.counts.tolist(), strict=True):
@@ -115,7 +136,7 @@ def _verify(state: State, call: Call, guesses: tuple[Ints, Drafts], logits: torc
         state.statistics.accepted_tokens += len(rows)
         for slot in slots[rows].tolist():
             state.running.requests[slot].metrics.accepted += 1
-        goes_on = take(state, slots[rows], logits[torch.from_numpy(rows), torch.from_numpy(columns + 1)])
+        goes_on = take(state, slots[rows], logits[torch.from_numpy(guessed.firsts[rows] + columns + 1)])
 
 
 def _straighten(state: State, call: Call, slots: Ints, places: tuple[Ints, int]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from trtkit.llm.adapters import no_adapters
 from trtkit.llm.cache.prefixes import Prefixes
-from trtkit.llm.engine.decoding import decode
+from trtkit.llm.engine.decoding import Guessed, decode, drafts_of, observe, verify
 from trtkit.llm.engine.in_flight import InFlight, Launched, begin, can_launch, collect, draw, launch, launched_step
 from trtkit.llm.engine.mixed import chunks_call, mixed_call
 from trtkit.llm.engine.options import EngineOptions, check_options
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from trtkit.llm.adapters import Adapters, LoadedAdapter, PreparedAdapter
     from trtkit.llm.cache.host.tier import HostTier
+    from trtkit.llm.engine.drafts import Drafts
     from trtkit.llm.engine.mixed import MixedCall
     from trtkit.llm.engine.request import Finished, Request
     from trtkit.llm.execution import DecoderExecution
@@ -58,6 +59,7 @@ class LLMEngine:
         costs, shared = StepCosts(is_late=self._overlaps and execution.is_asynchronous), self._options.of(execution)
         self._scheduler: Scheduler[Request] = Scheduler(execution.cache, shared, self._options.clock, adapters, costs)
         self._state = State(execution, self._scheduler, has_kernel=has_kernel)
+        self._packed = self._options.packed_calls(execution)
         self._in_flight: list[InFlight] = []
         self._counted = replace(execution.calls)
         self.prefixes = Prefixes(self._scheduler.memory, execution.cache, self._options.min_shared_tokens)
@@ -137,7 +139,7 @@ class LLMEngine:
         started_s, transfers = self._options.clock(), self._state.transfers
         waited_s = transfers.waited_s
         self.statistics.steps += 1
-        packed = self.execution.packed if self._options.proposer is None else None
+        packed = self._packed
         batch = self._separate_calls(started_s) if packed is None else self._mixed_calls(started_s, packed)
         transfers.end_step()
         self._note_calls()
@@ -146,6 +148,7 @@ class LLMEngine:
     def _mixed_calls(self, started_s: float, packed: PackedCalls) -> Batch:
         """Let slots decode in the call that reads the first chunks; chunks that do not fit have calls of their own.
 
+        Guesses of what follows the slots are checked in the same call.
         If steps overlap, the batch does not depend on the tokens in flight; they are collected once it is launched.
         """
         if not self._overlaps or self._scheduler.running.groups:
@@ -161,22 +164,29 @@ class LLMEngine:
                 self._collect()
                 self._in_flight.append(draw(self._state, launched))
             else:
-                self._mixed_call(packed, mixed_call(self._state, ready, chunks))
+                drafts = self._drafts(ready, is_captured=not chunks)
+                self._mixed_call(packed, mixed_call(self._state, ready, chunks, drafts))
         return batch
+
+    def _drafts(self, ready: Ints, *, is_captured: bool) -> Drafts | None:
+        """Return guesses of what follows sorted slots, if any; see `drafts_of`."""
+        proposer = self._options.proposer
+        if proposer is None or not ready.size:
+            return None
+        return drafts_of(self._state, ready, proposer, is_captured=is_captured)
 
     def _mixed_call(self, packed: PackedCalls, mixed: MixedCall) -> None:
         """Run a mixed call; the slots that decode and the prompts that are complete draw their next tokens."""
-        state, rows = self._state, np.arange(len(mixed.ready))
-        logits = packed.forward_packed(mixed.call)
+        state, proposer = self._state, self._options.proposer
+        all_logits = packed.forward_packed(mixed.call)
         complete = []
         for chunk, span in zip(mixed.chunks, mixed.spans, strict=True):
-            self._note_prompt(chunk, logits[span])
+            self._note_prompt(chunk, all_logits[span])
             if self._scheduler.read(chunk):
                 complete.append((chunk.slot, span.stop - 1))
-        if complete:
-            rows = np.append(rows, [row for _, row in complete])
         slots = np.append(mixed.ready, [slot for slot, _ in complete]).astype(np.int64)
-        logits = _rows_of(logits, rows)
+        rows = np.append(mixed.firsts, [row for _, row in complete]).astype(np.int64)
+        logits = _rows_of(all_logits, rows)
         waits = state.running.is_beam[slots] if self._overlaps else np.ones(len(slots), np.bool_)
         ahead, at_once = np.flatnonzero(~waits), np.flatnonzero(waits)
         launched = launched_step(state, slots[ahead], _rows_of(logits, ahead)) if ahead.size else None
@@ -184,7 +194,14 @@ class LLMEngine:
         if launched is not None:
             self._in_flight.append(draw(state, launched, mixed.ready))
         if at_once.size:
-            take(state, slots[at_once], _rows_of(logits, at_once))
+            state.statistics.synchronous_steps += bool(waits[: len(mixed.ready)].any())
+            goes_on = take(state, slots[at_once], _rows_of(logits, at_once))
+            if mixed.drafts is not None:
+                guessed = Guessed(mixed.ready, mixed.drafts, mixed.firsts)
+                verify(state, mixed.call.decode, guessed, all_logits, goes_on[: len(mixed.ready)])
+        if proposer is not None:
+            observe(state, mixed.call.decode, proposer)
+            observe(state, mixed.call.prompts, proposer)
 
     def _note_calls(self) -> None:
         """Count what the decoder has computed since the last time."""

@@ -1,4 +1,4 @@
-"""Steps of packed decoders: slots that decode and pieces of prompts share a call."""
+"""Steps of packed decoders: slots that decode, guesses of what follows them, and pieces of prompts share a call."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from trtkit.llm.execution.packed import PackedCall, no_rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trtkit.llm.engine.drafts import Drafts
     from trtkit.llm.engine.state import State
     from trtkit.llm.scheduler.batch import Chunk
     from trtkit.llm.scheduler.slots import Slots
@@ -24,20 +25,31 @@ if TYPE_CHECKING:
 class MixedCall:
     """A packed call, and which of its logits [N, V] are whose: those of `ready` slots come first, in order.
 
+    firsts: [R], of each slot's last token; those of its guesses come next. drafts: these; None if there are none.
     spans: of each chunk, from its last token only if its prompt is complete, or of all of its tokens if log
     probabilities of the prompt are requested.
     """
 
     call: PackedCall
     ready: Ints
+    firsts: Ints
+    drafts: Drafts | None
     chunks: Sequence[Chunk]
     spans: Sequence[slice]
 
 
-def mixed_call(state: State, ready: Ints, chunks: Sequence[Chunk]) -> MixedCall:
-    """Return the call in which `ready`, sorted slots, decode and others read chunks; there may be none of either."""
-    decode = decode_call(state, ready, is_captured=not chunks) if ready.size else no_rows()
-    wanted, spans, first, count = [ready - decode.first_slot], [], len(decode.starts), len(ready)
+def mixed_call(state: State, ready: Ints, chunks: Sequence[Chunk], drafts: Drafts | None = None) -> MixedCall:
+    """Return the call in which `ready`, sorted slots, decode and others read chunks; there may be none of either.
+
+    drafts: guesses of what follows `ready`, chains.
+    """
+    decode = decode_call(state, ready, drafts, is_captured=not chunks) if ready.size else no_rows()
+    assert decode.tree is None
+    at, (rows, width) = ready - decode.first_slot, decode.ids.shape
+    counts = decode.counts[at]
+    firsts = np.cumsum(counts) - counts
+    columns = np.arange(int(counts.sum())) - firsts.repeat(counts)
+    wanted, spans, first, count = [at.repeat(counts) * width + columns], [], rows * width, len(columns)
     for chunk in chunks:
         tokens = np.arange(first, first + chunk.count)
         if state.running.requests[chunk.slot].settings.params.prompt_logprobs is None:
@@ -50,7 +62,7 @@ def mixed_call(state: State, ready: Ints, chunks: Sequence[Chunk]) -> MixedCall:
     if chunks:
         slots = np.array([chunk.slot for chunk in chunks], np.int64)
         prompts = replace(chunks_call(chunks, state.slots), scattered=slots)
-    return MixedCall(PackedCall(decode, prompts, np.concatenate(wanted)), ready, chunks, spans)
+    return MixedCall(PackedCall(decode, prompts, np.concatenate(wanted)), ready, firsts, drafts, chunks, spans)
 
 
 def chunks_call(chunks: Sequence[Chunk], slots: Slots) -> Call:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from trtkit.llm.engine.proposers import Proposer
     from trtkit.llm.execution import DecoderExecution
+    from trtkit.llm.execution.execution import PackedCalls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +37,19 @@ class EngineOptions(SharingOptions):
         shared = {item.name: getattr(self, item.name) for item in fields(SharingOptions)}
         guesses = 0 if self.proposer is None else self.proposer.most_guesses
         sizes = execution.slots, execution.max_length, execution.max_prefill_length
-        packed = execution.packed if self.proposer is None else None
+        packed = self.packed_calls(execution)
         tile = 1 if packed is None else packed.token_tile
         return SchedulerOptions(*sizes, guesses, packed is not None, tile, **shared)
+
+    def packed_calls(self, execution: DecoderExecution) -> PackedCalls | None:
+        """Return what runs decoding, guesses and prompts in one call; None if they have a call each.
+
+        They have, if the network is not packed, or has no room for as many guesses next to each slot's token.
+        """
+        packed, proposer = execution.packed, self.proposer
+        if packed is None or proposer is None or 1 + proposer.most_guesses <= packed.row_tokens:
+            return packed
+        return None
 
 
 def check_options(options: EngineOptions, execution: DecoderExecution) -> None:

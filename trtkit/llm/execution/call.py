@@ -9,7 +9,7 @@ import numpy as np
 
 from trtkit.errors import ExecutionError
 from trtkit.llm.cache import PageCopies
-from trtkit.network.input_spec import ADAPTER_IDS, kv_window
+from trtkit.network.input_spec import ADAPTER_IDS, DECODE_POSITION_IDS, kv_window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -247,6 +247,7 @@ def step_inputs(rows: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Ten
     return {
         "input_ids": drawn.where(ids < 0, ids).clamp(min=0),  # a row that failed draws nothing more
         "position_ids": starts,
+        DECODE_POSITION_IDS: starts,
         "branch_ends": starts + 1,
         "write_indices": starts,
         "kv_lengths": (starts + counts).clamp(min=1),

@@ -110,16 +110,18 @@ class EngineDecoder:
 
     def _run(self, call: Call, draw: Draw | None = None) -> None:
         """Put a call's work on the stream."""
-        size = call.ids.shape[1]
         self.calls.add(call.ids.size, int(call.counts.sum()))
         self._copy_inputs(call)
-        step = self._step(call, draw)
+        self._replay(self._step(call, draw))
+
+    def _replay(self, step: StreamStep) -> None:
+        """Put a step on the stream whose inputs are: by its CUDA graph, which is kept if many steps are of its size."""
         graph = self._graphs.get(step)
         if graph is not None:
             graph.replay()
         else:
             self._launch(step)
-            if size in self._captured_sizes and self._has_cuda_graphs and step not in self._graphs:
+            if step.size in self._captured_sizes and self._has_cuda_graphs and step not in self._graphs:
                 self._keep_graph(step)
 
     def _run_groups(self, call: Call, draw: Draw | None) -> None:

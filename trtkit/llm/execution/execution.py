@@ -131,10 +131,16 @@ class PackedCalls(Protocol):
         """A call with prompts computes a multiple of so many tokens, of which the last may be idle; 1 if none are."""
         ...
 
+    @property
+    def row_tokens(self) -> int:
+        """How many new tokens a row that decodes has at most: its own, and guesses."""
+        ...
+
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
         """Run slots that decode and slots that read prompts at once; return fp32 logits [N, V] of the requested tokens.
 
-        draw: what follows a step without prompts, whose logits are those of its rows in order. See `forward`.
+        draw: what follows a step without prompts and guesses, whose logits are those of its rows in order. See
+        `forward`.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""One call of a packed network: some slots decode a token each while others read pieces of their prompts."""
+"""One call of a packed network: some slots decode, with guesses, while others read pieces of their prompts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from trtkit.llm.execution.cached_places import NewTokens
 from trtkit.llm.execution.call import Call
-from trtkit.network.input_spec import ADAPTER_IDS, LOGIT_INDEX, PROMPT, kv_window
+from trtkit.network.input_spec import ADAPTER_IDS, DECODE_POSITION_IDS, LOGIT_INDEX, PROMPT, kv_window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PackedCall:
-    """New tokens of all rows, one after another without padding: those of `decode`, then those of `prompts`.
+    """New tokens of all rows, one after another: those of `decode`, then those of `prompts` without padding.
 
-    decode: neighboring slots, a token each. prompts: other slots, any number of tokens each; a row of none is idle.
-    They are neighbors, too, if caches are linear.
+    decode: neighboring slots, each with a token and guesses of those that follow, padded to as many tokens.
+    prompts: other slots, any number of tokens each; a row of none is idle. They are neighbors, too, if caches are
+    linear.
     logit_index: [N], the tokens whose logits the network gives, by their place among all.
     idle: tokens after these that nobody reads, so that the network computes a number of them that suits its kernels.
     """
@@ -55,13 +56,18 @@ class PackedCall:
 
     @property
     def rows(self) -> int:
-        """How many rows decode: as many tokens come before the prompts'."""
+        """How many rows decode."""
         return len(self.decode.starts)
+
+    @property
+    def decoding_tokens(self) -> int:
+        """How many tokens they have, with padding: as many come before the prompts'."""
+        return self.decode.ids.size
 
     @property
     def tokens(self) -> int:
         """T, what all layers but attention compute."""
-        return self.rows + len(self.places) + self.idle
+        return self.decoding_tokens + len(self.places) + self.idle
 
     @property
     def used_tokens(self) -> int:
@@ -71,7 +77,7 @@ class PackedCall:
     @property
     def last_tokens(self) -> Ints:
         """Where the last token of each row of prompts is among all tokens [B]; any for rows of none."""
-        last: Ints = np.maximum(self.rows + np.cumsum(self.prompts.counts) - 1, 0)
+        last: Ints = np.maximum(self.decoding_tokens + np.cumsum(self.prompts.counts) - 1, 0)
         return last
 
     @cached_property
@@ -100,28 +106,31 @@ class PackedCall:
         return -(-window // page) * page
 
     def of_tokens(self, decoding: np.ndarray, prompts: np.ndarray) -> np.ndarray:
-        """Return what each token has, [T, ...], of arrays [A, 1, ...] and padded ones [B, S, ...]; 0 for idle ones."""
+        """Return what each token has, [T, 1, ...], of padded arrays [R, S, ...] of both kinds; 0 for idle ones."""
         flat = prompts.reshape(-1, *prompts.shape[2:])[self.places]
         idle = np.zeros((self.idle, *flat.shape[1:]), flat.dtype)
-        return np.concatenate([decoding[:, 0], flat, idle])[:, None]
+        return np.concatenate([decoding.reshape(-1, *decoding.shape[2:]), flat, idle])[:, None]
 
     def vectors(self, decoding: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:
-        """Return vectors [T, 1, D] of those of rows that decode [A, 1, D] and of padded ones [B, S, D]."""
+        """Return vectors [T, 1, D] of padded ones [R, S, D] of both kinds; zeros for idle ones."""
         flat = prompts.flatten(0, 1)[torch.from_numpy(self.places)]
-        return torch.cat([decoding[:, 0], flat, flat.new_zeros(self.idle, flat.shape[1])])[:, None]
+        return torch.cat([decoding.flatten(0, 1), flat, flat.new_zeros(self.idle, flat.shape[1])])[:, None]
 
     def feed(self, max_length: int) -> dict[str, np.ndarray]:
         """Return the network's inputs but its caches, as int32 arrays. max_length: T, tokens that a slot holds."""
         decode, prompts, of_all = self.decode, self.prompts, self.places
         rows, width = prompts.ids.shape
         numbers = np.zeros(rows * width, np.int64)
-        numbers[of_all] = self.rows + np.arange(len(of_all))
+        numbers[of_all] = self.decoding_tokens + np.arange(len(of_all))
         feed = {
             "input_ids": self.of_tokens(decode.ids, prompts.ids),
             "position_ids": self.of_tokens(decode.position_ids, prompts.position_ids),
             ADAPTER_IDS: np.r_[
-                decode.adapter_ids, prompts.adapter_ids.repeat(prompts.counts), np.zeros(self.idle, np.int64)
+                decode.adapter_ids.repeat(decode.ids.shape[1]),
+                prompts.adapter_ids.repeat(prompts.counts),
+                np.zeros(self.idle, np.int64),
             ],
+            DECODE_POSITION_IDS: decode.position_ids,
             "write_indices": decode.starts,
             "kv_lengths": np.maximum(decode.starts + decode.counts, 1),
             f"{PROMPT}tokens": numbers.reshape(rows, width),

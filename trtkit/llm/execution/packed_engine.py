@@ -1,4 +1,4 @@
-"""A packed decoder on TensorRT: decoding steps as captured CUDA graphs, mixed steps on a profile of their own."""
+"""A packed decoder on TensorRT: steps without prompts as captured CUDA graphs, mixed steps on their own profile."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from trtkit.builder.decoders import most_prompt_tokens
-from trtkit.llm.execution.call import Call
+from trtkit.builder.decoders import most_prompt_tokens, most_row_tokens
+from trtkit.llm.cache import PageCopies
+from trtkit.llm.execution.call import Call, CallPages
 from trtkit.llm.execution.engine import EngineDecoder
 from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.plan import dtype_of
@@ -19,6 +20,7 @@ from trtkit.llm.execution.step import PromptSizes
 from trtkit.network.decoder import EMBEDS
 from trtkit.network.input_spec import (
     ADAPTER_IDS,
+    DECODE_POSITION_IDS,
     LOGIT_INDEX,
     PROMPT,
     TOKEN_TILE,
@@ -42,12 +44,17 @@ if TYPE_CHECKING:
 
 _BY_TOKEN = ("input_ids", "position_ids", ADAPTER_IDS)
 """Inputs that the rows which decode begin, made on the device; the tokens of prompts follow."""
-_BY_ROW = ("write_indices", "kv_lengths", "key_positions", f"{PROMPT}key_positions")
-"""Inputs of rows that decode, made on the device, and constant ones."""
+_BY_ROW = ("write_indices", "kv_lengths", DECODE_POSITION_IDS)
+"""Inputs of rows that decode, made on the device if they have one token each."""
+_CONSTANT = ("key_positions", f"{PROMPT}key_positions")
 
 
 class PackedEngineDecoder(EngineDecoder):
-    """An EngineDecoder of a packed network. A mixed step has a row that decodes, if only an idle one."""
+    """An EngineDecoder of a packed network.
+
+    A mixed step has a row that decodes and one that reads a prompt, if only an idle one. Steps that check guesses are
+    mixed; without prompts, they are captured.
+    """
 
     token_tile = TOKEN_TILE
 
@@ -55,6 +62,8 @@ class PackedEngineDecoder(EngineDecoder):
         self, backend: Backend, plan: DecoderPlan, size: CacheSize, device: Device, *, has_cuda_graphs: bool = True
     ) -> None:
         self._most_tokens, self.packed = most_prompt_tokens(plan.options), self
+        has_row_tokens = any(spec.name == DECODE_POSITION_IDS for spec in plan.inputs)
+        self.row_tokens = most_row_tokens(plan.options) if has_row_tokens else 1
         super().__init__(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
@@ -72,29 +81,31 @@ class PackedEngineDecoder(EngineDecoder):
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
         """Run slots that decode and slots that read prompts at once; see DecoderExecution."""
         self._stream.wait_for_current()  # which may read the last call's logits, or write what this one reads
-        packed, is_joined, count = packed.placed(self._placed), False, len(packed.logit_index)
-        decode = packed.decode
-        if packed.prompts.counts.any():
+        packed, is_joined, wanted = packed.placed(self._placed), False, packed.logit_index
+        decode, is_mixed = packed.decode, bool(packed.prompts.counts.any())
+        if is_mixed or decode.ids.shape[1] > 1:
             packed = self._filled(packed)
-            step = self._mixed_step(packed)
             self.calls.add(packed.tokens, packed.used_tokens)
             self._copy_mixed(packed)
-            self._launch_mixed(packed, step)
+            self._run_mixed(packed)
         elif decode.runs_together:
             self._run(decode, draw)
         else:
             self._run_groups(decode, draw)
             is_joined = True
         self._stream.hold_current()
-        is_mixed = bool(packed.places.size)
-        rows = count if is_mixed else packed.rows
-        logits = self._outputs.of(self._outputs.main, rows, 1, is_joined=is_joined)
+        count = len(wanted) if is_mixed else packed.decoding_tokens
+        logits = self._outputs.of(self._outputs.main, count, 1, is_joined=is_joined)
         assert logits is not None
-        return logits if count == rows else logits[to_device(packed.logit_index, logits.device)]
+        return logits if count == len(wanted) else logits[to_device(wanted, logits.device)]
 
-    def tokens_to_run(self, tokens: int, _most: int) -> int:
-        """Return `tokens`: guesses are checked in rows of prompts, which are not captured."""
-        return tokens
+    def _run_mixed(self, packed: PackedCall) -> None:
+        """Put a mixed step on the stream whose inputs are."""
+        step = self._mixed_step(packed)
+        if packed.places.size:
+            self._launch_mixed(packed, step)
+        else:
+            self._replay(step)
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens without a CUDA graph; return how long each of the engine's layers took, in order."""
@@ -112,7 +123,7 @@ class PackedEngineDecoder(EngineDecoder):
         """Make room for the largest call, once."""
         if self._room:
             return
-        super().reserve(self.slots)
+        super().reserve(self.slots * self.row_tokens)
         self._numbers = self._stream.empty((max(self.slots, self.max_length),), torch.int32)
         self._stream.run(partial(self._numbers.copy_, torch.arange(len(self._numbers), dtype=torch.int32)))
         if (name := f"{PROMPT}key_positions") in self._inputs:
@@ -127,9 +138,10 @@ class PackedEngineDecoder(EngineDecoder):
     @property
     def _most_sizes(self) -> dict[Role, int]:
         """The largest size of each dynamic axis."""
-        tokens, page = self.slots + self._most_tokens, self.cache.page_tokens or self.max_length
+        tokens, page = self.slots * self.row_tokens + self._most_tokens, self.cache.page_tokens or self.max_length
         most: dict[Role, int] = {"batch": self.slots, "tokens": tokens, "prompt_tokens": self._most_tokens}
-        most |= {"prompts": self.slots, "prompt_length": self.max_prefill_length, "new_tokens": 1}
+        most |= {"prompts": self.slots, "prompt_length": self.max_prefill_length}
+        most["new_tokens"] = self.row_tokens
         most |= {"kv_window": self.max_length, "prompt_window": self.max_length}
         pages = -(-self.max_length // page)
         return most | {
@@ -150,7 +162,13 @@ class PackedEngineDecoder(EngineDecoder):
         return call
 
     def _filled(self, packed: PackedCall) -> PackedCall:
-        """Return a mixed call with a row that decodes, and with idle tokens up to whole tiles."""
+        """Return a mixed call with a row of both kinds, and with idle tokens up to whole tiles.
+
+        Without prompts it gives all tokens' logits, in order, so that its CUDA graph suits any guesses.
+        """
+        if not packed.places.size:
+            index = np.arange(packed.decoding_tokens)
+            packed = replace(packed, prompts=self._idle_prompt(packed.decode), logit_index=index)
         if not packed.rows:
             row, prompts = int(packed.prompts.counts.argmax()), packed.prompts
             start, none = prompts.starts[row : row + 1], np.zeros(1, np.int64)
@@ -160,7 +178,17 @@ class PackedEngineDecoder(EngineDecoder):
         if not packed.logit_index.size:  # no prompt is complete; the network gives logits of one token at least
             packed = replace(packed, logit_index=np.zeros(1, np.int64))
         missing = -packed.tokens % self.token_tile
+        if not packed.places.size:
+            missing = missing or self.token_tile  # the row of prompts has a token
         return replace(packed, idle=min(missing, self._most_tokens - len(packed.places)))
+
+    def _idle_prompt(self, decode: Call) -> Call:
+        """Return a row of no tokens next to those that decode."""
+        none, at, pages = np.zeros(1, np.int64), np.array([decode.first_slot]), None
+        if decode.pages is not None:
+            columns = -(-kv_window(1, self.max_length) // decode.pages.page_tokens)
+            pages = CallPages(np.zeros((1, columns), np.int32), decode.pages.page_tokens, PageCopies([], []))
+        return Call(decode.first_slot, none[:, None], none, none, pages=pages, scattered=at)
 
     def _step(self, call: Call, draw: Draw | None = None) -> StreamStep:
         page = self.cache.page_tokens or 1
@@ -183,8 +211,12 @@ class PackedEngineDecoder(EngineDecoder):
 
     def _copy_mixed(self, packed: PackedCall) -> None:
         """Put copies of a mixed call's inputs on the stream, but for what is made of rows on the device."""
-        for name, value in self._mixed_feed(packed).items():
-            start = packed.rows if name in _BY_TOKEN else 0
+        on_device = packed.decode.ids.shape[1] == 1
+        feed = self._mixed_feed(packed)
+        for name, value in feed.items():
+            if on_device and name in _BY_ROW:
+                continue
+            start = packed.rows if on_device and name in _BY_TOKEN else 0
             values = value.reshape(-1)[start:]
             target = self._inputs[name][start : start + values.numel()]
             self._stream.run(partial(target.copy_, values, non_blocking=True))
@@ -192,7 +224,7 @@ class PackedEngineDecoder(EngineDecoder):
         self._stream.run(partial(self._rows[: len(rows)].copy_, torch.from_numpy(rows), non_blocking=True))
 
     def _mixed_feed(self, packed: PackedCall) -> Mapping[str, torch.Tensor]:
-        names = self._inputs.keys() - set(_BY_ROW)
+        names = self._inputs.keys() - set(_CONSTANT)
         feed = {name: torch.from_numpy(value) for name, value in packed.feed(self.max_length).items() if name in names}
         if "rope_position_ids" in names:
             feed["rope_position_ids"] = torch.from_numpy(packed.rope_position_ids())
@@ -206,7 +238,8 @@ class PackedEngineDecoder(EngineDecoder):
 
     def _launch_mixed(self, packed: PackedCall, step: StreamStep) -> None:
         """Put a mixed step's work on the stream."""
-        self._stream.run(partial(super()._unpack, step.rows))
+        if step.size == 1:
+            self._stream.run(partial(super()._unpack, step.rows))
         self._enqueue(step)
         self._stream.run(partial(self._append_prompts, packed))
 

@@ -15,7 +15,7 @@ from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.pool_size import AS_LINEAR, PoolSize
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
-from trtkit.network.input_spec import LOGIT_INDEX, PROMPT, output_of_prompts
+from trtkit.network.input_spec import DECODE_POSITION_IDS, LOGIT_INDEX, PROMPT, output_of_prompts
 from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
@@ -66,6 +66,7 @@ class ReferenceDecoder:
         self.is_asynchronous, self.takes_ids = False, network.embeddings is None
         self.slots, self.max_length = slots, self.cache.max_length
         self.packed: PackedCalls | None = self if LOGIT_INDEX in self._names else None
+        self.row_tokens = network.max_prefill_length if DECODE_POSITION_IDS in self._names else 1
         self.vocab_size, self.has_all_logits = network.vocab_size, network.has_all_logits
         self.max_prefill_length = network.max_prefill_length
         self.description = f"reference executor on the {network.layers.library} network, CPU"
@@ -115,7 +116,7 @@ class ReferenceDecoder:
         decode, prompts = packed.decode, packed.prompts
         if packed.rows and (decode.ids < 0).any():
             drawn = self.tokens[decode.slots, None].clamp(min=0).numpy()  # a row that failed draws nothing more
-            feed["input_ids"][: packed.rows] = np.where(decode.ids < 0, drawn, decode.ids)
+            feed["input_ids"][: packed.decoding_tokens] = np.where(decode.ids < 0, drawn, decode.ids).reshape(-1, 1)
         if "key_positions" in self._names:
             window = decode.window(self.max_length) if packed.rows else packed.page_tokens or 1
             feed["key_positions"] = torch.arange(window, dtype=torch.int32)

@@ -17,8 +17,8 @@ class PromptSizes:
     """The rows of a packed step that read prompts.
 
     rows: B, from slot `first` on if caches are linear. length: S, of the longest. tokens: P, of all, with idle ones.
-    window: cached tokens that they read. pages: n, pages that hold them. logits: N, in place of one for each row that
-    decodes.
+    window: cached tokens that they read. pages: n, pages that hold them. logits: N, in place of one for each token of
+    rows that decode.
     """
 
     window: int
@@ -30,7 +30,7 @@ class PromptSizes:
     logits: int | None = None
 
     def sizes(self, decoding: int) -> dict[Role, int]:
-        """Return the sizes of dynamic axes next to so many rows that decode."""
+        """Return the sizes of dynamic axes next to so many tokens of rows that decode."""
         return {
             "prompts": self.rows,
             "prompt_length": self.length,
@@ -61,7 +61,7 @@ class StreamStep:
 
     @property
     def decodes(self) -> bool:
-        """Whether no row reads a prompt."""
+        """Whether all rows have one token, and none reads a prompt."""
         return self.size == 1 and (self.prompts is None or not self.prompts.rows)
 
     @property
@@ -69,4 +69,4 @@ class StreamStep:
         """The sizes of the dynamic axes."""
         sizes: dict[Role, int] = {"batch": self.rows, "new_tokens": self.size, "kv_window": self.window}
         sizes |= {"row_pages": self.row_pages, "adapter_rank": self.ranks}
-        return sizes if self.prompts is None else sizes | self.prompts.sizes(self.rows)
+        return sizes if self.prompts is None else sizes | self.prompts.sizes(self.rows * self.size)

@@ -1,14 +1,13 @@
 """Which rows of a call attention sees: all of them, or, of a packed call, those that decode and those of prompts.
 
 A packed call computes every layer but attention on its T new tokens, each a row of one: `[T, 1, D]`. The tokens of rows
-that decode come first, one a row, so these rows are a slice. Rows of prompts are padded to the longest of them by a
-gather, for attention only.
+that decode come first, S of each: its own, and guesses of what follows, with padding. So these rows are a slice, cut
+into rows. Rows of prompts are padded to the longest of them by a gather, for attention only.
 Source: selective batching, https://www.usenix.org/conference/osdi22/presentation/yu.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +17,7 @@ from trtkit.dtypes import INT32
 from trtkit.network.input_spec import PROMPT
 from trtkit.network.ops.arithmetic import cast
 from trtkit.network.ops.gather import entries
-from trtkit.network.ops.shape import concat, reshape, size_of, slice_of, take, transpose, unsqueeze
+from trtkit.network.ops.shape import concat, reshape, reshape_to, size_of, slice_of, take, transpose, unsqueeze
 
 if TYPE_CHECKING:
     from trtkit.network.graph import Tensor
@@ -51,16 +50,42 @@ class Rows(Protocol):
         """Return what `queries` of the same `fold` attended to, in the order of the call's tokens."""
 
 
-@dataclass(frozen=True, eq=False)
-class FirstRows:
-    """The first rows of a call, as many as `like` has; all of them if None."""
+class AllRows:
+    """The rows of a call that is not packed."""
 
-    like: Tensor | None = None
-    prefix: str = ""
-    is_padded: bool = False
+    prefix, is_padded = "", False
 
     def new(self, x: Tensor) -> Tensor:
-        return x if self.like is None else slice_of(x, 0, self._count)
+        return x
+
+    def unpadded(self, x: Tensor) -> Tensor:
+        return x
+
+    def queries(self, q: Tensor, fold: int) -> Tensor:
+        assert fold == 1
+        return q
+
+    def by_query(self, x: Tensor, heads: int, fold: int) -> Tensor:  # noqa: ARG002
+        assert fold == 1
+        return x
+
+    def outputs(self, attended: Tensor, fold: int) -> Tensor:
+        assert fold == 1
+        return attended
+
+
+class DecodingRows:
+    """The rows of a packed call that decode. positions: [A, S] int32, of their tokens, which are the call's first."""
+
+    prefix, is_padded = "", False
+
+    def __init__(self, positions: Tensor) -> None:
+        self.positions = positions
+        self._shapes: dict[tuple[int, int], Tensor] = {}
+
+    def new(self, x: Tensor) -> Tensor:
+        _, heads, _, size = x.shape
+        return transpose(reshape_to(slice_of(x, 0, self.count), self._shape(heads, size)), (0, 2, 1, 3))
 
     def unpadded(self, x: Tensor) -> Tensor:
         return self.new(x)
@@ -75,20 +100,34 @@ class FirstRows:
 
     def outputs(self, attended: Tensor, fold: int) -> Tensor:
         assert fold == 1
-        return attended
+        _, heads, _, size = attended.shape
+        return reshape(_heads_first(attended), (-1, heads, 1, size))
 
     @cached_property
-    def _count(self) -> Tensor:
-        assert self.like is not None
-        return size_of(self.like)
+    def count(self) -> Tensor:
+        """How many tokens they are: A * S, int64 [1]."""
+        return size_of(reshape(self.positions, (-1,)))
+
+    def _shape(self, heads: int, size: int) -> Tensor:
+        """Return the shape [A, S, heads, size], int64 [4]."""
+        if (heads, size) not in self._shapes:
+            graph = self.positions.graph
+            with graph.scope("decoding_rows"):
+                last = graph.constant(np.array([heads, size], np.int64), "heads")
+                self._shapes[heads, size] = concat([self._rows_and_tokens, last], 0)
+        return self._shapes[heads, size]
+
+    @cached_property
+    def _rows_and_tokens(self) -> Tensor:
+        return size_of(self.positions)
 
 
 class PromptRows:
     """The rows of a packed call that read prompts, of which there may be none.
 
-    decoding: [A], any input of the rows that decode. tokens: [B, S], which of the call's tokens lies at each place of
-    the padded rows, any of them where padding is. places: [P], the place `row * S + column` of each of the prompts'
-    tokens.
+    decoding: int64 [1], how many tokens the rows that decode have. tokens: [B, S], which of the call's tokens lies at
+    each place of the padded rows, any of them where padding is. places: [P], the place `row * S + column` of each of
+    the prompts' tokens.
     """
 
     prefix, is_padded = PROMPT, True
@@ -124,7 +163,7 @@ class PromptRows:
     @cached_property
     def _start_and_size(self) -> tuple[Tensor, Tensor]:
         """Where the prompts' tokens begin among all, and how many they are."""
-        return size_of(self._decoding), size_of(self._places)
+        return self._decoding, size_of(self._places)
 
     def _fold(self, fold: int) -> tuple[Tensor, Tensor]:
         """Return which token and head lies at each place [B, fold * S], and the places of each token's heads [P, fold].

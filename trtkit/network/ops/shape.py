@@ -67,7 +67,7 @@ def take_as_many(x: Tensor, axis: int, other: Tensor, *, start: int = 0, axis_of
 
 
 def size_of(x: Tensor) -> Tensor:
-    """Return the size of a tensor of one axis, known at run time only: int64 [1]."""
+    """Return the sizes of a tensor's axes, known at run time only: int64 [rank]."""
     return x.graph.add(x.graph.network.add_shape(x.trt), "shape")
 
 
@@ -81,11 +81,16 @@ def slice_of(x: Tensor, start: Tensor | int, size: Tensor) -> Tensor:
     return x.graph.add(layer, "slice")
 
 
+def reshape_to(x: Tensor, shape: Tensor) -> Tensor:
+    """Return x in a shape that is known at run time only: int64 [rank]."""
+    layer = x.graph.network.add_shuffle(x.trt)
+    layer.set_input(1, shape.trt)
+    return x.graph.add(layer, "reshape")
+
+
 def reshape_like(x: Tensor, other: Tensor) -> Tensor:
     """Return x in the shape of another tensor of as many elements."""
-    layer = x.graph.network.add_shuffle(x.trt)
-    layer.set_input(1, x.graph.add(x.graph.network.add_shape(other.trt), "shape").trt)
-    return x.graph.add(layer, "reshape")
+    return reshape_to(x, size_of(other))
 
 
 def split(x: Tensor, axis: int, sizes: tuple[int, ...]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from trtkit.network.blocks.cache import Past, Positions, Reach
 from trtkit.network.blocks.layer import decoder_layer
 from trtkit.network.blocks.mixer import Attending
 from trtkit.network.blocks.norm import norm_block
-from trtkit.network.blocks.rows import FirstRows
+from trtkit.network.blocks.rows import AllRows
 from trtkit.network.blocks.weights import Weights
 from trtkit.network.input_spec import BATCH, Axis, InputSpec
 from trtkit.network.ops.arithmetic import cast, max_over
@@ -89,7 +89,7 @@ def _model_caches(graph: Graph, spec: AssistantSpec, options: DecoderOptions) ->
     memory = {}
     for source, attention in spec.sources.items():
         with graph.scope(f"cache_{source}"):
-            past = Past(FirstRows(), {}, lengths, _read(graph, source, attention, options, window, pages))
+            past = Past(AllRows(), {}, lengths, _read(graph, source, attention, options, window, pages))
             mask = causal_mask(next_position, lengths, keys, attention.sliding_window)
             assert attention.rope is not None
             cos, sin = rope_tables(attention.rope, options.max_sequence_length)
