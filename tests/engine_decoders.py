@@ -1,4 +1,7 @@
-"""Decoders of every family as bundles, and greedy steps that mix slots."""
+"""Decoders of every family as bundles, and greedy steps that mix slots.
+
+Processes of ranks import this for `greedy` alone, so what imports transformers belongs inside the functions.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests import tiny_llm
-from tests.decoders import model_of
-from trtkit.builder.build import build_bundle
-from trtkit.config.schema import ModelConfig
-from trtkit.jobs.runner import new_runner
 from trtkit.llm.execution import Call
 
 if TYPE_CHECKING:
@@ -20,11 +18,16 @@ if TYPE_CHECKING:
 
     from tests.decoder_case import Case
     from trtkit.bundle.bundle import Bundle
+    from trtkit.config.schema import ModelConfig
     from trtkit.llm.execution import DecoderExecution
 
 
 def config_of(case: Case, folder: Path, precision: str = "fp32", **options: Any) -> ModelConfig:
     """Return the config of a family's tiny model, which is saved below `folder`. options: of `llm`."""
+    from tests import tiny_llm
+    from tests.decoders import model_of
+    from trtkit.config.schema import ModelConfig
+
     model_of(case).hf.save_pretrained(folder / "model")
     tiny_llm.tokenizer().save_pretrained(folder / "model")
     sizes = {"max_batch_size": 3, "max_sequence_length": 32, "max_prefill_length": 8, **options}
@@ -33,6 +36,9 @@ def config_of(case: Case, folder: Path, precision: str = "fp32", **options: Any)
 
 def bundle_of(case: Case, folder: Path, precision: str = "fp32", **options: Any) -> Bundle:
     """Build it."""
+    from trtkit.builder.build import build_bundle
+    from trtkit.jobs.runner import new_runner
+
     config = config_of(case, folder, precision, **options)
     return build_bundle(config, folder / "bundle", new_runner(), use_cache=False).bundle
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,7 +121,12 @@ def greedy(tiny_folder: Path) -> Callable[[list[int], int], list[int]]:
 
 @pytest.fixture(scope="module")
 def one_export() -> Iterator[None]:
-    """Let torch export equal modules once in all processes: compositions and precisions differ in what comes after."""
+    """Let torch export equal modules once in all processes: compositions and precisions differ in what comes after.
+
+    It parses the sources of all its translations at each export, a fifth of the time: here once in a process.
+    """
+    from torch.onnx._internal.exporter import _registration
+
     from trtkit.sources.torch import attempts
 
     export, folder = attempts.export, Path(os.environ["TRTKIT_CACHE_DIR"]).with_name("exports")
@@ -138,7 +144,12 @@ def one_export() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempts, "export", shared)
+        translations = _registration.onnxscript_apis.get_torchlib_ops
+        patch.setattr(_registration.onnxscript_apis, "get_torchlib_ops", partial(_once, translations))
         yield
+
+
+_once = cache(lambda function: function())
 
 
 def _digest(module: torch.nn.Module) -> str:

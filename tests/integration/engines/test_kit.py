@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tests.simulated_tensorrt import Simulated
     from trtkit.network.custom_op import CustomOp
 
+pytestmark = pytest.mark.usefixtures("one_export")
 FAKE = """
 import json, os, signal, sys, time
 from tests.gpu.answers import Record, write

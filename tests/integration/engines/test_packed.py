@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,8 +11,9 @@ import pytest
 
 from tests.engine_decoders import bundle_of
 from tests.generation import case_of
-from tests.integration.engines.test_decoders import assert_same
+from tests.integration.engines.test_decoders import PAST_A_PAGE, assert_same
 from tests.integration.test_packed_calls import GUESSES, LENGTH, SLOTS, check_steps, logits_of
+from tests.selection import slow_unless
 from trtkit import LLM, SamplingParams
 from trtkit.llm.execution import open_execution
 from trtkit.llm.execution.execution import CallCounts
@@ -18,9 +21,11 @@ from trtkit.llm.execution.packed_engine import PackedEngineDecoder
 from trtkit.network.input_spec import MOST_ROW_TOKENS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.simulated_tensorrt import Simulated
+    from trtkit.bundle.bundle import Bundle
 
 CACHES: dict[str, dict[str, Any]] = {
     "linear": {},
@@ -30,8 +35,29 @@ CACHES: dict[str, dict[str, Any]] = {
 SIZES = {"max_batch_size": SLOTS, "max_sequence_length": LENGTH, "max_prefill_length": LENGTH, "batching": "packed"}
 
 
-@pytest.mark.parametrize("kind", CACHES)
-@pytest.mark.parametrize("model_type", ["llama", "gpt_oss", "deepseek_v2", "gemma2"])
+# The windows of each family stay, as test_packed_calls has those among the slow tests; it has all pages in the others.
+# `llama` has each kind of cache in the tests below.
+KEPT = {
+    *(("llama", "linear"), ("gpt_oss", "window"), ("gpt_oss", "paged")),
+    *(("deepseek_v2", "window"), ("deepseek_v2", "paged"), ("gemma2", "window")),
+}
+PAIRS = slow_unless(
+    lambda *pair: pair in KEPT, itertools.product(("llama", "gpt_oss", "deepseek_v2", "gemma2"), CACHES)
+)
+
+
+@pytest.fixture(scope="module")
+def llamas(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle]:
+    """Bundles by the kind of their caches, built when they are needed first."""
+
+    @cache
+    def llama(kind: str) -> Bundle:
+        return bundle_of(case_of("llama"), tmp_path_factory.mktemp(kind), **SIZES, **CACHES[kind])
+
+    return llama
+
+
+@pytest.mark.parametrize(("model_type", "kind"), PAIRS)
 def test_mixed_steps_of_an_engine_give_what_transformers_gives(
     model_type: str, kind: str, gpu: Simulated, tmp_path: Path
 ) -> None:
@@ -48,19 +74,19 @@ def test_calls_of_one_kind_give_what_the_reference_decoder_gives(kind: str, gpu:
     """Steps that only decode, which are captured, and prompts alone."""
     bundle = bundle_of(case_of("llama"), tmp_path, batching="packed", logits="all", **CACHES[kind])
     gpu.plans.add(bundle)
-    assert_same([open_execution(bundle, runtime) for runtime in ("tensorrt", "reference")], 14)
+    assert_same([open_execution(bundle, runtime) for runtime in ("tensorrt", "reference")], PAST_A_PAGE)
 
 
 @pytest.mark.parametrize("kind", CACHES)
 def test_prompts_are_cut_so_that_large_calls_have_no_idle_tokens(
-    kind: str, gpu: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, gpu: Simulated, llamas: Callable[[str], Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tiles have 3 tokens instead of 64, so calls of 12 are large; three rows that decode are not run as four."""
     monkeypatch.setattr(PackedEngineDecoder, "token_tile", 3)
     calls: list[tuple[int, int]] = []
     count = CallCounts.add
     monkeypatch.setattr(CallCounts, "add", lambda self, *call: (calls.append(call), count(self, *call)))
-    bundle = bundle_of(case_of("llama"), tmp_path, **SIZES, **CACHES[kind])
+    bundle = llamas(kind)
     gpu.plans.add(bundle)
     prompts = [np.random.default_rng(size).integers(3, 60, size).tolist() for size in (2, 3, 4, 25, 24)]
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=6, ignore_eos=True)
@@ -78,9 +104,11 @@ def test_prompts_are_cut_so_that_large_calls_have_no_idle_tokens(
 
 
 @pytest.mark.parametrize("kind", CACHES)
-def test_requests_get_the_tokens_of_the_reference_decoder(kind: str, gpu: Simulated, tmp_path: Path) -> None:
+def test_requests_get_the_tokens_of_the_reference_decoder(
+    kind: str, gpu: Simulated, llamas: Callable[[str], Bundle]
+) -> None:
     """Steps overlap, prompts are read in small pieces, and engines give as many logits as there are slots."""
-    bundle = bundle_of(case_of("llama"), tmp_path, **SIZES, **CACHES[kind])
+    bundle = llamas(kind)
     gpu.plans.add(bundle)
     prompts = [np.random.default_rng(size).integers(3, 60, size).tolist() for size in (13, 2, 9, 17, 1, 6, 11, 5)]
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=7, ignore_eos=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.covering import CACHED, STEPPED, in_covering_set_of
+from tests.covering import CACHED, STEPPED, in_covering_set_of, spec_of
 from tests.decoder_cases import CASES
 from tests.decoders import builds, executor_of, model_of, relative_rms
 from tests.parallel import Ranks
@@ -183,8 +183,7 @@ def test_each_expert_is_held_once() -> None:
 
 def test_mixtures_are_in_the_cases() -> None:
     """Every case whose model has experts, and no other."""
-    models = {case.name: model_of(case).spec for case in SHARED}
     mixtures = {
-        name for name, spec in models.items() if any(isinstance(each.feed_forward, MoeSpec) for each in spec.layers)
+        case.name for case in SHARED if any(isinstance(each.feed_forward, MoeSpec) for each in spec_of(case).layers)
     }
     assert {case.name for case in MIXTURES} == mixtures

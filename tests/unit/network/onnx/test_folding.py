@@ -134,7 +134,7 @@ def test_a_sample_that_would_fill_the_memory_is_not_run() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1024 * 1024
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1])  # sets of the two names have opposite orders
 def test_a_dimension_that_two_inputs_share_has_the_first_inputs_name_in_every_process(
     seed: int, tmp_path: Path
 ) -> None:
