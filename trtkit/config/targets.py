@@ -12,6 +12,10 @@ from trtkit.config.yaml_file import read_yaml
 from trtkit.errors import ConfigError, Problem
 
 
+OLDEST_OF_TENSORRT = 75
+"""TensorRT 11 needs compute capability 7.5, Turing, or newer."""
+
+
 class Target(StrictModel):
     """Hardware to build for."""
 
@@ -46,6 +50,10 @@ def _unknown(name: str) -> ConfigError:
     match = re.fullmatch(r"sm_?(\d{2,3})", name.lower())
     if match is None:
         return ConfigError(f"unknown target `{name}`", [known], fix="use one of them")
+    if int(match[1]) < OLDEST_OF_TENSORRT:
+        what = f"TensorRT 11 does not support compute capability {int(match[1]) / 10}"
+        fix = f"use a GPU of compute capability {OLDEST_OF_TENSORRT / 10} or newer"
+        return ConfigError(f"unknown target `{name}`: {what}", [known], fix=fix)
     what = f"no backend builds for compute capability {int(match[1]) / 10} from another machine"
     fix = "build on that GPU itself, with full TensorRT and `--target local-gpu`"
     return ConfigError(f"unknown target `{name}`: {what}", [known], fix=fix)

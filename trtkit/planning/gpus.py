@@ -14,6 +14,7 @@ import yaml
 
 from trtkit.backends import BACKENDS
 from trtkit.config.strict import StrictModel
+from trtkit.config.targets import OLDEST_OF_TENSORRT
 from trtkit.dtypes import DTYPES
 from trtkit.errors import PlanError
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 RATES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4", "fp4")
 """Types that a GPU multiplies matrices in, as the table calls them; `fp32` is without tensor cores."""
 
-# TensorRT 11 needs Turing or newer.
-_OLDEST_OF_TENSORRT = 75
 # What tells a GPU model, and what tells that it is another make of it, with other rates.
 _MODEL = re.compile(r"RTX \d+|\b(?:[A-Z]{1,2}\d+[A-Z]?|Orin|Thor)\b")
 _OTHER_MAKES = re.compile(r"\b(?:PCIe|NVL|Laptop|Ti|SUPER|D|Max-Q|MIG|GH200)\b", re.IGNORECASE)
@@ -73,7 +72,7 @@ class PlannedGpu:
     def backends(self) -> tuple[str, ...]:
         """Libraries that build for this GPU: full TensorRT on the GPU itself, TensorRT-RTX by name."""
         named = BACKENDS["tensorrt_rtx"].features.compute_capabilities
-        names = ["tensorrt"] if self.compute_capability >= _OLDEST_OF_TENSORRT else []
+        names = ["tensorrt"] if self.compute_capability >= OLDEST_OF_TENSORRT else []
         return (*names, "tensorrt_rtx") if self.compute_capability in named else tuple(names)
 
     @property

@@ -159,6 +159,16 @@ def test_a_capability_that_no_backend_builds_for_by_name_says_where_to_build(nam
     )
 
 
+def test_a_capability_older_than_tensorrt_supports_is_refused() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_target("sm70")
+    assert str(refused.value) == (
+        "unknown target `sm70`: TensorRT 11 does not support compute capability 7.0\n"
+        f"  known targets: {', '.join(shipped_targets())}\n"
+        "fix: use a GPU of compute capability 7.5 or newer"
+    )
+
+
 @pytest.mark.parametrize("name", shipped_targets())
 def test_shipped_target_names_its_compute_capability(name: str) -> None:
     target = load_target(name)
