@@ -11,7 +11,6 @@ from trtkit.config.strict import StrictModel
 from trtkit.config.yaml_file import read_yaml
 from trtkit.errors import ConfigError, Problem
 
-
 OLDEST_OF_TENSORRT = 75
 """TensorRT 11 needs compute capability 7.5, Turing, or newer."""
 
