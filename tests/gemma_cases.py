@@ -8,8 +8,7 @@ GEMMA_CASES = [
     case(
         "gemma4",
         "gemma4_text",
-        num_hidden_layers=5,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        num_hidden_layers=8,
         sliding_window=7,
         global_head_dim=12,
         num_kv_shared_layers=2,

@@ -46,12 +46,7 @@ RECURRENT: list[tuple[str, str, tuple[str, ...], dict[str, Any]]] = [
         },
     ),
     ("qwen3_next", "qwen3_next", (), {**_DELTA, **_EXPERTS, **_TWO_LAYERS}),
-    (
-        "qwen3_5",
-        "qwen3_5_text",
-        (),
-        {**_DELTA, "num_hidden_layers": 3, "layer_types": ["linear_attention", "linear_attention", "full_attention"]},
-    ),
+    ("qwen3_5", "qwen3_5_text", (), _DELTA),
     (
         "nemotron_h",
         "nemotron_h",

@@ -20,15 +20,14 @@ from trtkit.network.decoder_options import DecoderOptions
 from trtkit.quantization.llm.choice import choose
 
 SLIDING, FULL = ["sliding_attention"], ["full_attention"]
-TURNS = [*FULL, *SLIDING] * 2
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}
 ROPES = {"full_attention": YARN_ROPE, "sliding_attention": LINEAR_ROPE}
 PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 9.0, "partial_rotary_factor": 0.7, "factor": 1.5}
 SHARED = {"num_kv_shared_layers": 1, "hidden_size_per_layer_input": 3, "vocab_size_per_layer_input": 67}
 VARIANTS = [
-    ("gemma4", {**UNTIED, "attention_bias": True, "layer_types": TURNS + FULL, "num_kv_shared_layers": 3}),
+    ("gemma4", {**UNTIED, "attention_bias": True, "layer_types": [*FULL, *SLIDING] * 4, "num_kv_shared_layers": 5}),
     ("gemma4", {"num_kv_shared_layers": 0, "global_head_dim": 8, "rope_parameters": ROPES, "rms_norm_eps": 0.1}),
-    ("gemma4", {"layer_types": FULL * 5, "head_dim": 6, "rope_parameters": {"full_attention": PROPORTIONAL}}),
+    ("gemma4", {"layer_types": FULL * 8, "head_dim": 6, "rope_parameters": {"full_attention": PROPORTIONAL}}),
     ("gemma4", {"hidden_activation": "silu", "num_key_value_heads": 6, "sliding_window": 1}),
     ("gemma4-no-values", {**UNTIED, "num_global_key_value_heads": None, "num_key_value_heads": 6}),
     ("gemma4-no-values", {"layer_types": [*SLIDING, *FULL, *FULL], **SHARED}),
@@ -40,7 +39,7 @@ VARIANTS = [
     ("gemma4-moe", {"moe_intermediate_size": 5, "hidden_activation": "silu", "attention_k_eq_v": True}),
     ("gemma3n", {**UNTIED, "attention_bias": True, "altup_num_inputs": 2, "altup_active_idx": 1}),
     ("gemma3n", {"num_kv_shared_layers": 0, "altup_correct_scale": False, "final_logit_softcapping": 2.0}),
-    ("gemma3n", {"layer_types": [*TURNS, *FULL, *SLIDING, *FULL], "num_kv_shared_layers": 4, "altup_num_inputs": 3}),
+    ("gemma3n", {"layer_types": [*FULL, *SLIDING] * 3 + FULL, "num_kv_shared_layers": 4, "altup_num_inputs": 3}),
     ("gemma3n", {**TIED, "intermediate_size": 76, "activation_sparsity_pattern": None, "rope_parameters": ROPES}),
     (
         "gemma3n",
@@ -76,12 +75,12 @@ def test_settings_that_are_not_supported_are_refused_by_name(
 
 
 def test_layers_that_read_others_caches_have_none() -> None:
-    """Layers 3 and 4 read those of 1 and 2, the last that slides and the last that does not."""
+    """Layers 6 and 7 read those of 4 and 5, the last that slides and the last that does not."""
     model = model_of(BY_NAME["gemma4"])
     caches = [spec for spec in graph_of(model, DecoderOptions(FP16, 32)).inputs if spec.feeder == "cache"]
-    assert [spec.name for spec in caches] == [f"past_{name}_{index}" for index in range(3) for name in ("key", "value")]
-    assert [each.cache_of for each in model.spec.attentions] == [None] * 3 + [1, 2]
-    assert model.spec.cached_elements == 2 * 2 * 2 * 8 + 2 * 2 * 12
+    assert [spec.name for spec in caches] == [f"past_{name}_{index}" for index in range(6) for name in ("key", "value")]
+    assert [each.cache_of for each in model.spec.attentions] == [None] * 6 + [4, 5]
+    assert model.spec.cached_elements == 5 * 2 * 2 * 8 + 2 * 2 * 12
 
 
 def test_quantized_caches_pipelines_and_embeddings_as_input_are_refused() -> None:

@@ -49,7 +49,7 @@ VARIANTS = [
     ("qwen3_next", {"decoder_sparse_step": 2, "hidden_act": "gelu", "layer_types": TURNED, "rms_norm_eps": 0.1}),
     ("qwen3_5", {**TIED, **ODD_DELTA, "attention_bias": True, "rope_parameters": SECTIONS}),
     ("qwen3_5", {"linear_num_value_heads": 4, "rope_parameters": {**LLAMA3_ROPE, "partial_rotary_factor": 1.0}}),
-    ("qwen3_5", {"layer_types": [*TURNED, "linear_attention"], "hidden_act": "relu", "num_key_value_heads": 6}),
+    ("qwen3_5", {"layer_types": [*TURNED, *TURNED], "hidden_act": "relu", "num_key_value_heads": 6}),
     ("qwen3_5_moe", {**TIED, **ODD_DELTA, "num_experts": 1, "num_experts_per_tok": 1, "rope_parameters": SECTIONS}),
     ("qwen3_5_moe", {"shared_expert_intermediate_size": 31, "layer_types": TURNED, "attention_bias": True}),
     ("nemotron_h", {"time_step_min": 0.7, "use_bias": True, "mlp_bias": True, "mamba_hidden_act": "gelu"}),
