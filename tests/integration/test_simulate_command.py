@@ -175,7 +175,7 @@ def test_options_that_do_not_go_together_are_usage_errors(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("llama-2-7b", "--gpu", "h20", "--rate", 1), "unknown GPU `h20`\nfix: did you mean `h200`"),
+        (("llama-2-7b", "--gpu", "h210", "--rate", 1), "unknown GPU `h210`\nfix: did you mean `h20"),
         (("--times", "nothing.json", "--rate", 1), "nothing.json: no step times: No such file or directory"),
         (("--times", "TIMES", "--trace", "nothing.jsonl"), "the trace cannot be read: No such file or directory"),
         (

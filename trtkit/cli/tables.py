@@ -25,6 +25,8 @@ _NUMBERS = {
     "layers", "FLOP", "bytes moved", "moved", "size", "relative RMS error", "error", "max abs error", "cosine",
     "largest", "fp16", "bf16", "fp8", "flushed to 0 in fp16",
 }  # fmt: skip
+# From so many on, columns are one space apart: two would break names in 80 columns.
+_MANY_COLUMNS = 10
 # Columns of a console that holds everything.
 _WIDEST = 10_000
 
@@ -81,6 +83,7 @@ def rendered(part: Part | RenderableType) -> RenderableType:
 def _drawn(table: tables.Table) -> Table:
     drawn = listing(table.title)
     shown = [index for index, column in enumerate(table.columns) if not column.is_wide]
+    drawn.collapse_padding = len(shown) >= _MANY_COLUMNS
     for column in (table.columns[index] for index in shown):
         justify: Literal["left", "right"] = "right" if column.kind == "number" else "left"
         drawn.add_column(column.title, justify=justify, no_wrap=column.kind != "text", overflow="fold")

@@ -67,7 +67,7 @@ def offered(script: str, workspace: Path) -> Callable[[str], list[str]]:
         ("trtkit bench effic", ["efficientnet-lite0"]),
         ("trtkit build --set llm.max_b", ["llm.max_batch_size="]),
         ("trtkit build --target sm8", ["sm80", "sm86", "sm89"]),
-        ("trtkit plan --gpu h", ["h100", "h200"]),
+        ("trtkit plan --gpu h", ["h100", "h100pcie", "h20", "h200"]),
         ("trtkit plan --gpu l4,rtx4", ["l4,rtx4090"]),
         ("trtkit deploy --set queue.d", ["queue.delay_us="]),
         ("trtkit completion ", ["bash", "fish", "zsh"]),

@@ -12,7 +12,7 @@ from trtkit.errors import PlanError
 from trtkit.planning.gpus import PlannedGpu, Ring, find_gpus, known_links, planned_gpus, send_s
 
 KEYS = (  # noqa: SIM905
-    "v100 t4 a10 a40 a6000 rtx3090 a100-40 a100-80 l4 l40 l40s rtx4090 h100 h100-pcie h20 h200 b200 b300 gb300 rtx5090 "
+    "v100 t4 a10 a40 a6000 rtx3090 a100-40 a100-80 l4 l40 l40s rtx4090 h100 h100pcie h20 h200 b200 b300 gb300 rtx5090 "
     "gb10 orin thor"
 ).split()
 every_gpu = pytest.mark.parametrize("gpu", planned_gpus(), ids=lambda gpu: gpu.key)
@@ -73,7 +73,11 @@ def test_unknown_gpu_names_its_neighbours() -> None:
 
 
 def test_names_may_be_written_in_other_ways_and_twice() -> None:
-    assert [gpu.key for gpu in find_gpus([" RTX 4090", "a100_80", "rtx4090"])] == ["rtx4090", "a100-80"]
+    assert [gpu.key for gpu in find_gpus([" RTX 4090", "a100_80", "rtx4090", "H100-PCIe"])] == [
+        "rtx4090",
+        "a100-80",
+        "h100pcie",
+    ]
 
 
 LINKS = known_links().links
