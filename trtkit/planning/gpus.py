@@ -108,15 +108,15 @@ def planned_gpus() -> tuple[PlannedGpu, ...]:
 
 def find_gpus(names: Sequence[str]) -> tuple[PlannedGpu, ...]:
     """Return the GPUs called `names`. Raises PlanError for names that are not in the table."""
-    known = {gpu.key: gpu for gpu in planned_gpus()}
-    keys = {key.replace("-", ""): key for key in known}
+    known = {gpu.key.replace("-", ""): gpu for gpu in planned_gpus()}
     wanted = [re.sub(r"[\s_-]", "", name).lower() for name in names]
     for name in wanted:
-        if name not in keys:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        if name not in known:
+            keys = [gpu.key for gpu in known.values()]
+            near = difflib.get_close_matches(name, keys, n=3, cutoff=0.5)
             hint = "did you mean " + " or ".join(f"`{name}`" for name in near) + "? " if near else ""
-            raise PlanError(f"unknown GPU `{name}`", "--gpu", f"{hint}known: {', '.join(known)}")
-    return tuple(known[keys[name]] for name in dict.fromkeys(wanted))
+            raise PlanError(f"unknown GPU `{name}`", "--gpu", f"{hint}known: {', '.join(keys)}")
+    return tuple(known[name] for name in dict.fromkeys(wanted))
 
 
 def efficiency_text(gpu: PlannedGpu) -> str:

@@ -89,7 +89,7 @@ def compare_engine(
     limits: ComparisonLimits,
     report: Listener,
 ) -> EngineOutputs | None:
-    """Compare the engine's logits with those of its own network; None if there is no engine or no GPU.
+    """Compare the engine's logits with its network's; None if there is no engine or no GPU.
 
     Engines of several ranks run together only, which `trtkit generate` does; they are not compared here.
 

@@ -36,7 +36,7 @@ class BeamSearch:
 
     def __init__(self, settings: Settings, max_new_tokens: int) -> None:
         self._penalty = settings.params.diversity_penalty
-        self._groups = [_BeamGroup(settings, max_new_tokens) for _ in range(settings.params.num_beam_groups)]
+        self._groups = [_Beams(settings, max_new_tokens) for _ in range(settings.params.num_beam_groups)]
 
     @property
     def hypotheses(self) -> tuple[Hypothesis, ...]:
@@ -51,23 +51,26 @@ class BeamSearch:
 
         histories: what each beam has generated. At the first step there is one beam, the prompt.
         """
-        scores, chosen = log_probs.cpu(), torch.zeros(log_probs.shape[1])
+        scores, chosen = log_probs.cpu(), list[int]()
         parents: list[int] = []
         tokens: list[int] = []
         for group in self._groups:
-            rows, first = group.rows, len(tokens)
             if group.is_done:
                 continue
-            step = group.advance(scores[rows] - self._penalty * chosen, [histories[row] for row in rows])
-            chosen += torch.bincount(torch.tensor(step.tokens, dtype=torch.int64), minlength=len(chosen))
+            rows, first, own_scores = group.rows, len(tokens), scores[group.rows]
+            if chosen:
+                times = torch.bincount(torch.tensor(chosen), minlength=scores.shape[1])
+                own_scores = own_scores - self._penalty * times
+            step = group.advance(own_scores, histories[rows])
+            chosen += step.tokens
             if not group.is_done:
-                parents += [rows[parent] for parent in step.parents]
+                parents += [rows.start + parent for parent in step.parents]
                 tokens += step.tokens
-                group.rows = list(range(first, len(tokens)))
+                group.rows = slice(first, len(tokens))
         return Continuation(parents, tokens) if tokens else None
 
 
-class _BeamGroup:
+class _Beams:
     """Beams that compete with each other. rows: where they are among all beams of the request.
 
     finished: the answers so far, best first. is_done: whether no better ones can come.
@@ -81,7 +84,7 @@ class _BeamGroup:
         self._scores = torch.zeros(1)
         self._length = 0
         self._generator = torch.Generator().manual_seed(settings.seed) if settings.params.draws else None
-        self.rows, self.is_done = [0], False
+        self.rows, self.is_done = slice(0, 1), False
         self.finished: list[Hypothesis] = []
 
     def advance(self, log_probs: torch.Tensor, histories: Sequence[Sequence[int]]) -> Continuation:
