@@ -27,7 +27,7 @@ from trtkit.config.schema import (
 from trtkit.config.targets import Target
 from trtkit.config.task import Boxes, Preprocess, Resize, Task, VerifyOptions
 from trtkit.deployment.triton.options import DeployOptions, LlmServing, QueueOptions
-from trtkit.llm.sampling.generation_config import ALIASES, NO_EFFECT, REFUSED, SAME_NAME
+from trtkit.llm.sampling.generation_config import NO_EFFECT, OTHER_NAME, REFUSED, SAME_NAME
 from trtkit.quantization_methods import BLOCKS, FORMATS, METHODS, Method, Use, methods_for
 from trtkit.serving_options import ServingOptions, default_of, flag_of, option_of
 
@@ -128,8 +128,7 @@ def quantization() -> str:
 
 def generation_settings() -> str:
     """Return docs/generate.md with its table of the fields of transformers' GenerationConfig."""
-    no_openai = {old: new for old, new in ALIASES.items() if old not in {"max_completion_tokens", "json_schema"}}
-    rows = {name: f"works, as `{no_openai.get(name, name)}`" for name in (*SAME_NAME, *no_openai)}
+    rows = {name: f"works, as `{OTHER_NAME.get(name, name)}`" for name in (*SAME_NAME, *OTHER_NAME)}
     rows |= dict.fromkeys(NO_EFFECT, "changes no token")
     rows |= {name: f"refused: {field.fix}" for name, field in REFUSED.items()}
     table = ["| field | here |", "| --- | --- |", *(f"| `{name}` | {rows[name]} |" for name in sorted(rows))]

@@ -12,19 +12,18 @@ from trtkit.llm.sampling.checks import raise_problems
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-# transformers' (and OpenAI's) names of what is called otherwise here.
-ALIASES = {
+OTHER_NAME = {
     "max_new_tokens": "max_tokens",
-    "max_completion_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "eos_token_id": "stop_token_ids",
     "stop_strings": "stop",
     "num_return_sequences": "n",
     "bad_words_ids": "bad_words",
     "force_words_ids": "force_words",
-    "json_schema": "guided_json",
     "sequence_bias": "logit_bias",
 }
+"""Fields of GenerationConfig that are called otherwise in SamplingParams."""
+ALIASES = {**OTHER_NAME, "max_completion_tokens": "max_tokens", "json_schema": "guided_json"}
 _NOT_DATA = "logits_processors"
 SAME_NAME = frozenset({
     "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size",

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from trtkit.llm.sampling.checks import SettingsError
-from trtkit.llm.sampling.generation_config import ALIASES, NO_EFFECT, REFUSED, SAME_NAME
+from trtkit.llm.sampling.generation_config import NO_EFFECT, OTHER_NAME, REFUSED, SAME_NAME
 from trtkit.llm.sampling.params import SamplingParams
 
-NOT_TRANSFORMERS = {"max_completion_tokens", "json_schema"}
 BEAMS = {"num_beams": 4}
 WORKING: dict[str, dict[str, Any]] = {
     "do_sample": {"do_sample": True},
@@ -40,15 +39,15 @@ WORKING: dict[str, dict[str, Any]] = {
 def test_every_field_of_transformers_has_one_answer() -> None:
     from transformers import GenerationConfig
 
-    answers = [SAME_NAME, set(ALIASES) - NOT_TRANSFORMERS, NO_EFFECT, set(REFUSED)]
+    answers = [SAME_NAME, set(OTHER_NAME), NO_EFFECT, set(REFUSED)]
     assert set().union(*answers) == set(vars(GenerationConfig())) | {"is_assistant"}
     assert sum(map(len, answers)) == len(set().union(*answers))
-    assert set(WORKING) == SAME_NAME | (set(ALIASES) - NOT_TRANSFORMERS)
+    assert set(WORKING) == SAME_NAME | set(OTHER_NAME)
 
 
 @pytest.mark.parametrize("field", WORKING)
 def test_a_field_that_works_changes_a_setting(field: str) -> None:
-    name = ALIASES.get(field, field)
+    name = OTHER_NAME.get(field, field)
     params = SamplingParams.from_mapping({"max_new_tokens": 16, **WORKING[field]})
     assert getattr(params, name) != getattr(SamplingParams(), name)
 
