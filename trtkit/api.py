@@ -1,7 +1,8 @@
 """The Python API: each function reads its arguments, calls one function of a package and returns its result.
 
 Functions take a model as a path (a YAML file, the name of a shipped config, an .onnx or .gguf file, or a folder that
-transformers or TensorRT-LLM saved) or as a ModelConfig. Keyword arguments that a function does not name are keys of the
+transformers or TensorRT-LLM saved), as the id of a model that `trtkit fetch` downloaded from Hugging Face's hub, or as
+a ModelConfig. Keyword arguments that a function does not name are keys of the
 config: `precision="fp16"`, `llm={"max_batch_size": 2}`, or with dots `**{"llm.max_batch_size": 2}`. A dict changes the
 keys that it has. Every error is a TrtkitError.
 
@@ -14,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.bundle.bundle import Bundle, is_bundle_folder, open_bundle
-from trtkit.config.load import changed_config, find_model_config
+from trtkit.config.load import changed_config, find_model_config, is_hub_id
 from trtkit.config.overrides import keyword_overrides
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import BundleError
 from trtkit.jobs.events import Phase, ignore
 from trtkit.jobs.runner import new_runner
+from trtkit.sources.hub import hub_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +51,8 @@ def load_config(model: Source, **keys: object) -> ModelConfig:
     """
     if isinstance(model, ModelConfig):
         return changed_config(model, keys)
-    return find_model_config(str(model), keyword_overrides(keys))
+    name = str(model)
+    return find_model_config(str(hub_folder(name)) if is_hub_id(name) else name, keyword_overrides(keys))
 
 
 def build(

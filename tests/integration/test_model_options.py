@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from tests import models
@@ -86,20 +88,30 @@ def test_a_bundle_is_not_changed(model: Path, trtkit: Callable[..., Ran], refuse
     assert refuses("build", "bundles/m").startswith("bundles/m: a bundle is already built\nfix: give its config")
 
 
-def test_a_config_is_no_bundle(model: Path, trtkit: Callable[..., Ran], refuses: Callable[..., str]) -> None:
-    Path("a.npz").touch()
-    for command in ("generate", "chat", "eval", "deploy", "run"):
-        more = {"eval": ["--questions"], "deploy": ["--repository", "r"], "run": ["a.npz"]}.get(command, [])
-        assert refuses(command, "llama", *more) == (
-            "llama: this is a config, not a bundle\nfix: build it: `trtkit build llama`"
-        )
-    assert refuses("generate", model, "Hi").endswith(
-        f"m.onnx: this is a model, not a bundle\nfix: build it: `trtkit build {model}`"
-    )
-    assert trtkit("build", model, "-q").code == 0
-    message = refuses("generate", model, "Hi")
-    assert message.endswith(f"fix: give `bundles/m`, which was built before, or build it: `trtkit build {model}`")
+def test_a_model_is_built_where_its_bundle_is_needed(
+    model: Path, trtkit: Callable[..., Ran], refuses: Callable[..., str]
+) -> None:
+    np.savez("a.npz", images=np.zeros((1, 3, 16, 16), np.float32))
+    for command in ("generate", "chat", "serve"):
+        message = refuses(command, model, *(["Hi"] if command == "generate" else []), code=2)
+        assert message == f"`{model}` is not a language model\nfix: `run` and `deploy` are for other models"
+    assert refuses("run", "llama", "a.npz", code=2) == "`llama` is a language model\nfix: see `trtkit generate`"
+    ran = trtkit("run", model, "a.npz")
+    assert (ran.code, "building it with defaults" in ran.err) == (0, True)
+    assert trtkit("build", model, "--precision", "fp16", "-q").code == 0
+    ran = trtkit("run", model, "a.npz")
+    assert ran.code == 0
+    assert f"note: `bundles/m` has other settings than `{model}`; `trtkit build {model}` would replace it\n" in ran.err
+    before = open_bundle("bundles/m").manifest
+    models.save(models.classifier(seed=7), model)
+    assert trtkit("run", model, "a.npz").code == 0
+    after = open_bundle("bundles/m").manifest
+    assert (after.config.precision, after.build_key != before.build_key) == ("fp16", True)
     assert "did you mean `bundles/m`?" in refuses("run", "bundles/mm", "a.npz")
+    other = Path("other")
+    other.mkdir()
+    shutil.copy(model, other)
+    assert "`bundles/m` was built from another model" in refuses("run", "other/m.onnx", "a.npz")
 
 
 def test_old_names_work_with_a_note(model: Path, trtkit: Callable[..., Ran]) -> None:

@@ -172,13 +172,6 @@ def test_folder_is_planned_for_as_its_config_says_that_it_is_quantized(
     assert "`quant_method` is `hqq`" in refuses(*words[:-1], code=2)
 
 
-def test_a_hub_id_names_the_command_that_fetches_it(refuses: Callable[..., str]) -> None:
-    fix = "`trtkit fetch Qwen/Qwen3-0.6B`, then give its folder, ~/models/Qwen3-0.6B"
-    for line, code in (("plan", 2), ("generate", 1), ("serve", 1), ("build", 2)):
-        words = (line, "Qwen/Qwen3-0.6B", *(["hello"] if line == "generate" else []))
-        assert refuses(*words, code=code).endswith(f"fix: if it is a model on Hugging Face's hub: {fix}")
-
-
 def test_a_plan_says_how_fp32_is_computed_and_what_is_reserved(workspace: Path, trtkit: Callable[..., Ran]) -> None:
     tiny_llm.save(workspace / "tiny")
     text = " ".join(trtkit("plan", "./tiny", "--gpu", "l4", "--input-len", 8, "--output-len", 8).out.split())

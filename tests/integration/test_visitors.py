@@ -12,6 +12,7 @@ from PIL import Image
 
 from tests import models
 from tests.docs import ROOT, blocks, run_script
+from tests.hub_server import hub_server, use_hub
 from tests.tiny_chat import save_smollm2_words
 
 if TYPE_CHECKING:
@@ -41,12 +42,17 @@ def test_an_onnx_file_of_a_detector_to_boxes_on_a_picture(is_dynamic: bool, tmp_
 
 
 @pytest.mark.children
-def test_a_folder_of_a_llama_to_answers(tmp_path: Path) -> None:
-    save_smollm2_words(tmp_path / "llama-1b")
-    printed = run_script(block_with("trtkit generate bundles/llama-1b") + "echo; trtkit list bundles --json", tmp_path)
+def test_the_name_of_a_llama_to_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "meta-llama/Llama-3.2-1B-Instruct"
+    block = block_with(f"trtkit build {name}")
+    with hub_server() as hub:
+        hub.add(name, save_smollm2_words(tmp_path / "published"))
+        use_hub(hub, tmp_path / "hub", monkeypatch)
+        # A script has no terminal on which `build` could ask.
+        printed = run_script(f"trtkit fetch {name}\n{block}echo; trtkit list bundles --json", tmp_path)
     answer, _, listed = printed.rpartition("\n{")
-    assert answer.strip()
-    assert "llama-1b" in json.loads("{" + listed)["bundles"][0]["path"]
+    assert answer.partition(": ready\n")[2].strip()
+    assert "Llama-3.2-1B-Instruct" in json.loads("{" + listed)["bundles"][0]["path"]
 
 
 @pytest.mark.slow

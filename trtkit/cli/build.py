@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trtkit.cli import completions
+from trtkit.cli.local_model import local_config, local_model
 from trtkit.cli.model_options import model_argument, model_options, output_option
 from trtkit.cli.options import json_option, quiet_option
 
@@ -20,7 +21,7 @@ EPILOG = """\b
 Examples:
   trtkit build efficientnet-lite0
   trtkit build model.onnx --shapes images:1x3x64x64,8x3x64x64,32x3x64x64
-  trtkit build ~/models/Qwen3-0.6B --precision bf16 -o bundles/qwen3
+  trtkit build Qwen/Qwen3-0.6B --precision bf16
   trtkit build model.gguf --set llm.max_batch_size=4
   trtkit build my.yaml --target sm89 --json"""
 
@@ -45,14 +46,14 @@ def command(
 ) -> None:
     """Build an engine bundle from a model or a config.
 
-    MODEL is a config's name or YAML file, an .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved.
+    MODEL is a config's name or YAML file, an .onnx or .gguf file, a folder that transformers or TensorRT-LLM saved, or
+    the id of a model on Hugging Face's hub, which is downloaded first.
     The bundle holds the engine, its network and a manifest. Repeating a build restores it from the cache.
     """
     from trtkit.builder.build import build_bundle
     from trtkit.cli.progress import show_progress
-    from trtkit.config.load import find_model_config
 
-    model = find_model_config(_one_model(path, config), overrides, target)
+    model = local_config(local_model(_one_model(path, config)), overrides, target)
     with show_progress(quiet=quiet or as_json) as runner:
         result = build_bundle(model, out or Path("bundles") / model.name, runner, use_cache=not no_cache)
     if as_json:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtkit.cli.options import GroupedCommand, bundle_argument, run_options
+from trtkit.cli.local_model import bundle_argument, local_bundle
+from trtkit.cli.options import GroupedCommand, run_options
 from trtkit.cli.sampling_options import sampling_options
 from trtkit.cli.serving_options import serving_options
 from trtkit.cli.visible import answer, echo
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   trtkit chat bundles/llama
+  trtkit chat Qwen/Qwen3-0.6B
   trtkit chat bundles/llama --system "Answer in one sentence." --stats
   echo "What is the capital of France?" | trtkit chat bundles/llama --quiet
 
@@ -57,7 +59,7 @@ def command(bundle: str, system: str | None, stats: bool, **options: Any) -> Non
         if settings[name] is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} is not available in chat: use `trtkit generate`")
     with cancellable():
-        model = read_text_bundle(bundle)
+        model = read_text_bundle(local_bundle(bundle, interface="tokens"))
         _check_template(model)
         with faults_by_option():
             params = sampling_params(model, read_settings(settings))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.model_options import model_options
+from trtkit.cli.model_options import override_options
 from trtkit.cli.options import RenamedOption, json_option, run_options
 from trtkit.cli.visible import echo
 
@@ -60,7 +60,7 @@ def init(source: str, save: Path | None, force: bool, as_json: bool) -> None:
 
 @command.command()
 @click.argument("config", metavar="FILE", shell_complete=completions.configs)
-@model_options
+@override_options
 @json_option
 @run_options
 def validate(config: str, target: str | None, overrides: Overrides, as_json: bool) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.options import bundle_argument, json_option, quiet_option
+from trtkit.cli.local_model import bundle_argument, local_bundle
+from trtkit.cli.options import json_option, quiet_option
 from trtkit.cli.say import say
 from trtkit.cli.visible import echo
 
@@ -96,11 +97,11 @@ def command(bundle: str, to: str, *, as_json: bool, quiet: bool, **options: Any)
     --to dynamo writes the manifests of pods that run `trtkit serve BUNDLE`, each with --instances workers.
     """
     if to == "dynamo":
-        _deploy_dynamo(bundle, options, as_json=as_json)
+        _deploy_dynamo(local_bundle(bundle), options, as_json=as_json)
     elif options["repository"] is None:
         raise click.UsageError("--to triton needs --repository")
     else:
-        _deploy_triton(bundle, options, as_json=as_json, quiet=quiet or as_json)
+        _deploy_triton(local_bundle(bundle), options, as_json=as_json, quiet=quiet or as_json)
 
 
 def _deploy_triton(bundle: str, options: Options, *, as_json: bool, quiet: bool) -> None:

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtkit.cli.options import bundle_argument, json_option, quiet_option
+from trtkit.cli.local_model import bundle_argument, local_bundle
+from trtkit.cli.options import json_option, quiet_option
 from trtkit.cli.serving_options import serving_option
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from trtkit.serving_options import Runtime
-    from trtkit.verification.evaluation import Evaluation, Questions
+    from trtkit.verification.evaluation import Evaluation, EvaluationRequest, Questions
     from trtkit.verification.task_evaluation import TasksRequest
     from trtkit.verification.vision_evaluation import VisionRequest
 
@@ -80,12 +81,10 @@ def command(
 
     The text is split into independent windows, as in `trtkit verify --text`. If the engine returns only the last
     token's logits (`llm.logits: last`, the default), the reference executor runs the same network. `--compare` runs the
-    same windows on another bundle, such as the unquantized one. `--questions` asks both the same short questions,
-    because a model can keep its perplexity and still get answers wrong. `--tasks` runs tasks of
-    lm-evaluation-harness, which needs `trtkit[lm-eval]`.
+    same windows on another bundle, such as the unquantized one. `--questions` asks both the same short questions: a
+    model can keep its perplexity and still answer wrong. `--tasks` runs those of lm-eval, of `trtkit[lm-eval]`.
     """
-    from trtkit.cli.progress import show_progress
-    from trtkit.verification.evaluation import EvaluationRequest, evaluate_bundle
+    from trtkit.verification.evaluation import EvaluationRequest
     from trtkit.verification.task_evaluation import TasksRequest
     from trtkit.verification.vision_evaluation import VisionRequest
 
@@ -97,12 +96,14 @@ def command(
             raise click.UsageError("--tasks runs alone, without --perplexity, --questions, --compare and --images")
         names = tuple(name.strip() for name in tasks.split(",") if name.strip())
         request = TasksRequest(names, include_path, num_fewshot, limit, apply_chat_template, runtime)
-        _evaluate_tasks(bundle, request, quiet=quiet, as_json=as_json)
+        _evaluate_tasks(local_bundle(bundle), request, quiet=quiet, as_json=as_json)
         return
     if images is not None:
         if text is not None or has_questions or base is not None:
             raise click.UsageError("--images is for vision models; --perplexity, --questions and --compare are not")
-        _evaluate_vision(bundle, VisionRequest(images, truth, batch, runtime), quiet=quiet, as_json=as_json)
+        _evaluate_vision(
+            local_bundle(bundle), VisionRequest(images, truth, batch, runtime), quiet=quiet, as_json=as_json
+        )
         return
     if truth is not None or batch is not None:
         raise click.UsageError("--truth and --batch go with --images")
@@ -111,8 +112,15 @@ def command(
             "give --perplexity FILE, --questions or --tasks for a language model, --images for a vision model"
         )
     wanted = EvaluationRequest(text, has_questions, windows, window_tokens, runtime)
+    _evaluate_text(local_bundle(bundle), wanted, base, quiet=quiet, as_json=as_json)
+
+
+def _evaluate_text(bundle: str, request: EvaluationRequest, base: str | None, *, quiet: bool, as_json: bool) -> None:
+    from trtkit.cli.progress import show_progress
+    from trtkit.verification.evaluation import evaluate_bundle
+
     with show_progress(quiet=quiet or as_json) as runner:
-        evaluation = evaluate_bundle(bundle, wanted, runner, base)
+        evaluation = evaluate_bundle(bundle, request, runner, base)
     if as_json:
         click.echo(json.dumps(evaluation.to_json()))
     else:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from trtkit.cli import completions
+from trtkit.cli.local_model import fetched
 from trtkit.cli.model_options import output_option
 from trtkit.cli.options import json_option, quiet_option
 from trtkit.cli.say import say
@@ -18,6 +19,7 @@ from trtkit.cli.visible import echo
 if TYPE_CHECKING:
     from trtkit.sources.fetch import Requirement
 
+CACHE = "the hub's cache"
 EPILOG = """\b
 Examples:
   trtkit fetch efficientnet-lite0
@@ -27,7 +29,7 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @click.argument("name", shell_complete=completions.configs)
-@output_option("Folder for a model from the hub.  [default: the config's, or ~/models/NAME]", file_okay=False)
+@output_option("Folder for a model from the hub.  [default: the config's, or the hub's cache]", file_okay=False)
 @click.option("--dry-run", is_flag=True, help="Show what is missing and the commands that fetch it.")
 @json_option
 @quiet_option
@@ -41,7 +43,7 @@ def command(name: str, out: Path | None, dry_run: bool, as_json: bool, quiet: bo
     missing = [need for need in needs if not need.is_present]
     if not dry_run:
         _fetch(missing, is_quiet=quiet or as_json)
-        needs = [replace(need, is_present=True) for need in needs]
+        needs = _needs(name, out)
     if as_json:
         is_fetched = not dry_run and bool(missing)
         click.echo(json.dumps({"name": name, "fetched": is_fetched, "needs": [asdict(need) for need in needs]}))
@@ -57,10 +59,14 @@ def _needs(name: str, output: Path | None) -> list[Requirement]:
     """Return what a config or a hub id needs."""
     from trtkit.config import load_config
     from trtkit.config.load import is_hub_id
-    from trtkit.sources.fetch import folder_need, needs
+    from trtkit.sources.fetch import Requirement, folder_need, needs
+    from trtkit.sources.hub import cached_folder
 
     if is_hub_id(name):
-        return [folder_need(output or Path("~/models").expanduser() / name.partition("/")[2], name)]
+        if output is not None:
+            return [folder_need(output, name)]
+        cached = cached_folder(name)
+        return [Requirement("folder", str(cached or CACHE), cached is not None, f"trtkit fetch {name}", name)]
     config = load_config(name)
     if output is None:
         return needs(config)
@@ -72,7 +78,7 @@ def _needs(name: str, output: Path | None) -> list[Requirement]:
 def _fetch(missing: list[Requirement], *, is_quiet: bool) -> None:
     """Install all packages in one call, then download the folder. Raises SourceError."""
     from trtkit.errors import SourceError
-    from trtkit.sources.fetch import download, install_packages
+    from trtkit.sources.fetch import install_packages
 
     packages = [need.name for need in missing if need.kind == "package"]
     if packages:
@@ -83,6 +89,4 @@ def _fetch(missing: list[Requirement], *, is_quiet: bool) -> None:
         if not need.hub:
             fix = "put the model there, or build with `--set source.hf=FOLDER`"
             raise SourceError("no such folder, and the config names no model on the hub", need.name, fix)
-        if not is_quiet:
-            say(f"downloading {need.hub} to {need.name}")
-        download(need.hub, Path(need.name))
+        fetched(need.hub, None if need.name == CACHE else Path(need.name), asks=False)

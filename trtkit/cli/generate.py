@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli.generate_options import AnswerOptions, PromptOptions, taken
-from trtkit.cli.options import GroupedCommand, bundle_argument, json_option, run_options
+from trtkit.cli.local_model import bundle_argument, local_bundle
+from trtkit.cli.options import GroupedCommand, json_option, run_options
 from trtkit.cli.sampling_options import faults_by_option, flag_of, read_settings, sampling_options
 from trtkit.cli.serving_options import cancellable, open_llm, serving_options, split_options
 
@@ -84,7 +85,7 @@ def command(bundle: str, texts: tuple[str, ...], prompts: tuple[str, ...], **opt
     with cancellable():
         runtime, settings = split_options(options)
         lines, shared = of_prompts.read(), read_settings(settings)
-        model = read_text_bundle(bundle)
+        model = read_text_bundle(local_bundle(bundle, interface="tokens"))
         with faults_by_option():
             prepared = prepare_prompts(lines, model, shared, is_chat=of_prompts.chat, system=of_prompts.system)
         answers = Answers(lines.prompts, prepared, model.tokenizer)

@@ -65,9 +65,8 @@ def command(
 ) -> None:
     """Show an ONNX file, a config's network before building, or a bundle.
 
-    MODEL is a bundle, a config's name or YAML file, an .onnx or .gguf file, or a folder that transformers or
-    TensorRT-LLM saved. FLOPs, bytes and sizes are
-    counted at the `opt` shapes.
+    MODEL is a bundle, a config's name or YAML file, an .onnx or .gguf file, a folder that transformers or TensorRT-LLM
+    saved, or a hub id. FLOPs, bytes and sizes are counted at the `opt` shapes.
 
     --fusion shows which layers of a bundle became which kernels of its engine,
     and the bytes that fusing saves. No GPU is needed.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from trtkit.cli import completions
+from trtkit.cli.local_model import local_config, local_model, yes_option
 from trtkit.cli.options import RenamedOption
 from trtkit.dtypes import Precision
 
@@ -55,6 +56,20 @@ def model_argument(*, required: bool = True, bundles: bool = True) -> Callable[[
 
 
 def model_options(command: Command) -> Command:
+    """Give a command what `override_options` do, and --yes: its `path`, if it is a hub id, becomes the model's folder.
+
+    Commands without --yes need no weights.
+    """
+    inner = override_options(command)
+
+    @functools.wraps(inner)
+    def with_local_model(path: str | None, **options: object) -> None:
+        inner(path=path if path is None else local_model(path), **options)
+
+    return yes_option(with_local_model)
+
+
+def override_options(command: Command) -> Command:
     """Give a command --precision, --shapes, --target and --set, as the arguments `target` and `overrides`.
 
     --precision and --shapes are keys of the config as --set changes them, which comes after them.
@@ -112,10 +127,9 @@ def read_model(path: str, overrides: Overrides, target: str | None) -> Bundle | 
     Raises UsageError if options would change a bundle, and what reading one or the other raises.
     """
     from trtkit.bundle.bundle import is_bundle_folder, open_bundle
-    from trtkit.config.load import find_model_config
 
     if not is_bundle_folder(path):
-        return find_model_config(path, overrides, target)
+        return local_config(path, overrides, target)
     if overrides or target:
         raise click.UsageError(
             "a bundle is already built: --set, --precision, --shapes and --target apply to configs only"

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtkit.cli import completions
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
@@ -188,7 +186,6 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 trust_option = click.option(
     "--trust-source", is_flag=True, help="Allow running the Python factory that a bundle names as its source."
 )
-bundle_argument = click.argument("bundle", shell_complete=completions.bundles)
 
 
 def check_page(path: Path | None) -> None:

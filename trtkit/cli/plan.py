@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.model_options import model_argument, model_options
+from trtkit.cli.model_options import model_argument, override_options
 from trtkit.cli.options import check_page, json_option, page_origin, quiet_option
 from trtkit.cli.visible import echo
 from trtkit.files import write_output
@@ -57,15 +57,16 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
 )
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write an HTML report.")
 @click.option("--list-gpus", is_flag=True, help="Show the table of GPUs with its sources, and exit.")
-@model_options
+@override_options
 @json_option
 @quiet_option
 def command(path: str | None, as_json: bool, **options: Any) -> None:
     """Estimate which GPUs fit a model and its best-case speed.
 
     MODEL is a bundle, a config's name or YAML file, an .onnx or .gguf file, a folder that transformers or TensorRT-LLM
-    saved (an LLM's config.json is enough), or the name of a published model such as llama-2-7b. Counts come from the
-    network that TensorRT would build; times are lower bounds, from the roofline of published GPU figures.
+    saved (an LLM's config.json is enough), a hub id, or the name of a published model such as
+    llama-2-7b. Counts come from the network that TensorRT would build; times are lower bounds, from the roofline of
+    published GPU figures.
     """
     from trtkit.planning.gpus import find_gpus, planned_gpus
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from trtkit.cli import completions
+from trtkit.cli.local_model import local_config
 from trtkit.cli.model_options import model_argument, model_options, output_option
 from trtkit.cli.options import check_outputs, check_page, json_option, page_origin, quiet_option
 from trtkit.files import write_output
@@ -104,7 +105,8 @@ def command(
 ) -> None:
     """Quantize a model's weights, activations and KV caches.
 
-    MODEL is a config's name or YAML file, an .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved.
+    MODEL is a config's name or YAML file, an .onnx or .gguf file, a folder that transformers or TensorRT-LLM saved,
+    or a hub id.
     Writes a ModelOpt checkpoint for a language model, or an ONNX file with Q/DQ nodes for a vision model. Both build
     like any other source. Measure the loss without a GPU by `trtkit verify` and `trtkit eval`.
     """
@@ -143,15 +145,13 @@ def _loaded(
     target: str | None,
 ) -> ModelConfig:
     """Return the config with what the options ask for."""
-    from trtkit.config.load import find_model_config
-
     settings = [f"quantize.{key}={value}" for key, value in keys.items() if value is not None]
     if layers:
         methods = dict(_parted(pair) for pair in layers)
         settings.append(f"quantize.layers={json.dumps(methods)}")
     if exclude:
         settings.append(f"quantize.exclude={json.dumps(list(exclude))}")
-    return find_model_config(path, (*settings, *overrides), target)
+    return local_config(path, (*settings, *overrides), target)
 
 
 def _parted(pair: str) -> tuple[str, str]:

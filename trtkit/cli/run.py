@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trtkit.cli.local_model import bundle_argument, local_bundle
 from trtkit.cli.model_options import output_option
-from trtkit.cli.options import bundle_argument, json_option, quiet_option
+from trtkit.cli.options import json_option, quiet_option
 from trtkit.cli.serving_options import faults_by_flag, serving_option
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def command(
     files = input_files(inputs)
     total = None if any(file.suffix.lower() in VIDEOS for file in files) else len(files)
     with faults_by_flag():
-        model = open_model(bundle, runtime, weight_budget_gib=weight_budget_gib)
+        model = open_model(local_bundle(bundle, interface="arrays"), runtime, weight_budget_gib=weight_budget_gib)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     started, count = time.monotonic(), 0

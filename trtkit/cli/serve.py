@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from trtkit.cli import completions
+from trtkit.cli.local_model import is_model, local_bundle, yes_option
 from trtkit.cli.options import GroupedCommand, grouped, is_verbose, json_option, quiet_option
 from trtkit.cli.say import say, warn
 from trtkit.cli.serving_options import faults_by_flag, serving_options, split_options
@@ -106,6 +107,7 @@ Options = dict[str, Any]
 EPILOG = """\b
 Examples:
   trtkit serve bundles/llama
+  trtkit serve Qwen/Qwen3-0.6B --yes
   trtkit serve bundles/llama --replicas 2 --http-port 9000
   trtkit serve models
   trtkit serve models --http-port 9000 --grpc-port 9001 --metrics-port 9002
@@ -129,32 +131,34 @@ _OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load
 
 
 @click.command(cls=GroupedCommand, epilog=EPILOG)
-@click.argument("path", metavar="BUNDLE|REPOSITORY", shell_complete=completions.folders)
+@click.argument("path", metavar="MODEL|REPOSITORY", shell_complete=completions.folders)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @bundle_options
 @repository_options
+@yes_option
 @json_option
 @quiet_option
 @click.pass_context
 def command(context: click.Context, /, path: str, as_json: bool, quiet: bool, **options: Any) -> None:
     """Serve a language model with an OpenAI-compatible API, or a model repository with Triton.
 
-    A BUNDLE of a language model is served by NVIDIA Dynamo's frontend and --replicas workers; prints the URL and a
+    MODEL is the bundle of a language model, or what `trtkit build` takes, which is first built into bundles/NAME if
+    that is not there. NVIDIA Dynamo's frontend and --replicas workers serve it; prints the URL and a
     request to try once a prompt was answered. A REPOSITORY, as `trtkit deploy` writes it, is checked and served by a
     local Triton server. Both listen on the loopback address by default. Logs go to stderr; --quiet limits them to
     warnings and errors. --json prints one line once the models are loaded.
     """
     from trtkit.bundle.bundle import is_bundle
 
-    is_one = is_bundle(Path(path))
+    is_one = is_bundle(Path(path)) or is_model(path)
     _check_options(context, _OF_REPOSITORIES if is_one else _OF_BUNDLES, "a repository" if is_one else "a bundle")
     server_options = {
         name: options[name] for name in ("host", "http_port", *(_OF_BUNDLES if is_one else _OF_REPOSITORIES))
     }
     signal.signal(signal.SIGTERM, _interrupt)
     if is_one:
-        serve_bundle(Path(path), server_options, as_json=as_json, quiet=quiet)
+        serve_bundle(path, server_options, as_json=as_json, quiet=quiet)
     else:
         _serve_repository(Path(path), server_options, as_json=as_json, quiet=quiet)
 
@@ -289,13 +293,16 @@ def _print(endpoints: Endpoints, version: str, states: list[ModelState]) -> None
     echo("Ctrl-C stops it")
 
 
-def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
-    """Serve until Ctrl-C or SIGTERM. Raises DeployError, BundleError, MissingPackageError."""
+def serve_bundle(bundle: str, options: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
+    """Serve until Ctrl-C or SIGTERM. bundle: the path of one, or the name of a model that is built first.
+
+    Raises DeployError, BundleError, MissingPackageError.
+    """
     from trtkit.deployment.dynamo.extra import require_dynamo, require_nixl
     from trtkit.llm.distributed.world import launched_rank
 
     if launched_rank():
-        _join(path)
+        _join(Path(bundle))
     require_dynamo()
     if options["prefill_workers"]:
         require_nixl()
@@ -312,7 +319,7 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
     from trtkit.runtime.weight_budget import weight_budget_bytes
     from trtkit.serving_options import ServingOptions
 
-    model = read_model(path)
+    model = read_model(Path(local_bundle(bundle, interface="tokens")))
     if options["prefill_bundle"]:
         check_prefill_bundle(open_bundle(options["prefill_bundle"]), open_bundle(model.path))
     values, options = split_options(options)

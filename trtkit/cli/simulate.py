@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.model_options import model_argument, model_options
+from trtkit.cli.model_options import model_argument, override_options
 from trtkit.cli.options import check_page, json_option, page_origin, quiet_option
 from trtkit.files import write_output
 
@@ -270,7 +270,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, traffic, model, GPU or times."""
 @click.command(epilog=EPILOG)
 @model_argument(required=False)
 @simulate_options
-@model_options
+@override_options
 @json_option
 @quiet_option
 def command(path: str | None, as_json: bool, **options: Any) -> None:

@@ -82,8 +82,8 @@ def command(
 ) -> None:
     """Check a network's numerics without a GPU.
 
-    MODEL is a bundle, a config's name or YAML file, an .onnx or .gguf file, or a folder that transformers or
-    TensorRT-LLM saved. The reference executor runs the exact network that TensorRT builds and compares its outputs with
+    MODEL is a bundle, a config's name or YAML file, an .onnx or .gguf file, a folder that transformers or TensorRT-LLM
+    saved, or a hub id. The reference executor runs the exact network that TensorRT builds and compares its outputs with
     ONNX Runtime or PyTorch on the source model.
     """
     from trtkit.cli.progress import show_progress

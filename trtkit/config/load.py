@@ -35,6 +35,8 @@ _PATH_KEYS: tuple[KeyPath, ...] = (
 # Kinds of source by the ends of their files' names.
 _FILE_KINDS = {".onnx": "onnx", ".gguf": "gguf"}
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+# Folders that trtkit writes: a path below one of them is not a hub id, even if the folder does not exist yet.
+_OUTPUT_FOLDERS = ("bundles", "quantized", "models", ".", "..")
 
 
 def configs_folder() -> Path:
@@ -69,13 +71,21 @@ def find_config(name: str) -> Path:
 def is_hub_id(name: str) -> bool:
     """Whether a name is one of a model on Hugging Face's hub, and not a path here."""
     is_file = name.endswith((".yaml", ".yml", *_FILE_KINDS))
-    return bool(_HUB_ID.fullmatch(name)) and not is_file and not Path(name).parent.is_dir()
+    if is_file or not _HUB_ID.fullmatch(name):
+        return False
+    return name.partition("/")[0] not in _OUTPUT_FOLDERS and not Path(name).parent.is_dir()
 
 
 def fetch_fix(name: str) -> str:
     """Return what to do about a hub id where a path is expected."""
-    folder = f"~/models/{name.partition('/')[2]}"
-    return f"if it is a model on Hugging Face's hub: `trtkit fetch {name}`, then give its folder, {folder}"
+    return f"if it is a model on Hugging Face's hub: `trtkit build {name}` downloads and builds it"
+
+
+def model_name(path: Path) -> str:
+    """Return the name of a model's file or folder; of a copy in the hub's cache, its repository's."""
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
+        return path.parent.parent.name.rpartition("--")[2]
+    return path.stem if path.suffix in (".yaml", ".yml", *_FILE_KINDS) else path.name
 
 
 def _near(name: str) -> str:
@@ -104,7 +114,7 @@ def _finish(file: YamlFile, overrides: Sequence[str | Override], target: str | N
     if target is not None:
         data["target"] = target
         origins[("target",)] = f"--target {target}"
-    data.setdefault("name", _safe_name(file.path.stem))
+    data.setdefault("name", _safe_name(model_name(file.path)))
     return _validate(data, file, origins)
 
 

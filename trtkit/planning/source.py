@@ -14,7 +14,14 @@ from trtkit.backends import choose_backend
 from trtkit.builder.decoders import llm_options
 from trtkit.bundle.bundle import Bundle, is_bundle, open_bundle
 from trtkit.config.explain import explain
-from trtkit.config.load import fetch_fix, find_config, find_model_config, is_hub_id, shipped_configs, source_kind
+from trtkit.config.load import (
+    find_config,
+    find_model_config,
+    is_hub_id,
+    model_name,
+    shipped_configs,
+    source_kind,
+)
 from trtkit.config.overrides import Override, read_overrides
 from trtkit.config.schema import ModelConfig
 from trtkit.config.targets import load_target
@@ -22,6 +29,7 @@ from trtkit.errors import ConfigError, PlanError, SourceError, did_you_mean
 from trtkit.models.registry import ENCODER_DECODERS
 from trtkit.resolve import resolve
 from trtkit.sources.decoder_source import open_decoder_source
+from trtkit.sources.hub import fetch_config, hub_folder
 from trtkit.sources.huggingface.wrapped_config import text_fields
 from trtkit.sources.package_file import hf_folder
 from trtkit.sources.safetensors_file import read_json
@@ -60,6 +68,8 @@ def find_model(path: str, overrides: Sequence[str | Override] = (), target: str 
 
     Raises ConfigError, SourceError, BundleError, PlanError.
     """
+    if is_hub_id(path):
+        return _of_hub(path, overrides)
     local_path = Path(path).expanduser()
     if is_bundle(local_path):
         if overrides or target:
@@ -76,6 +86,14 @@ def find_model(path: str, overrides: Sequence[str | Override] = (), target: str 
     if path in architectures() and path not in shipped_configs():
         return _of_architecture(path, overrides)
     return _of_config(path, overrides, target)
+
+
+def _of_hub(hub_id: str, overrides: Sequence[str | Override]) -> PlannedModel:
+    """Return a model of Hugging Face's hub, of which a language model's config.json is enough."""
+    folder = fetch_config(hub_id)
+    if not _is_built_as_it_stands(str(folder), folder):
+        return _of_config_json(folder / CONFIG, overrides)
+    return _of_config(str(hub_folder(hub_id)), overrides, None)
 
 
 def _is_built_as_it_stands(path: str, folder: Path) -> bool:
@@ -127,6 +145,8 @@ def model_of_config(config: ModelConfig, path: str = "") -> PlannedModel:
         return PlannedModel(config.name, config, backend, None, path or config.name)
     if config.source.hf is not None:
         where = hf_folder(config.source) / CONFIG
+        if not where.is_file() and config.source.hub is not None:
+            where = fetch_config(config.source.hub) / CONFIG
         if not where.is_file():
             fix = "give a folder with the model's config.json: `--set source.hf=FOLDER`"
             raise SourceError("no such file", str(where), fix)
@@ -141,8 +161,6 @@ def _check_name(path: str) -> None:
         find_config(path)
     except ConfigError:
         what = f"no bundle, config or known model is called `{path}`"
-        if is_hub_id(path):
-            raise PlanError(what, "", fetch_fix(path)) from None
         known = [*shipped_configs(), *architectures()]
         fix = (
             f"{did_you_mean(path, known)}give a bundle, a YAML file, a folder with {CONFIG}, a shipped config "
@@ -158,7 +176,8 @@ def _of_config_json(file: Path, overrides: Sequence[str | Override]) -> PlannedM
         raise PlanError(f"the folder has neither `manifest.json` nor `{CONFIG}`", str(file.parent), fix)
     fields = _fields(file)
     stated = str(fields.get("dtype") or fields.get("torch_dtype") or "float16").removeprefix("torch.")
-    config = _bare_config(str(file.parent), file.parent.resolve().name, _PRECISIONS.get(stated, "fp16"), overrides)
+    name, precision = model_name(file.parent.resolve()), _PRECISIONS.get(stated, "fp16")
+    config = _bare_config(str(file.parent), name, precision, overrides)
     return PlannedModel(config.name, config, choose_backend(), fields, str(file), notes=_notes(file))
 
 

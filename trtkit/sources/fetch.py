@@ -1,11 +1,10 @@
-"""What a config takes from elsewhere: packages by pip, model repositories from Hugging Face's hub."""
+"""What a config takes from elsewhere: packages by pip, and the folders of models (`hub.py` downloads those)."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from trtkit.errors import SourceError
 from trtkit.sources import package_file
+from trtkit.sources.hub import download_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,24 +43,6 @@ def _installer() -> list[str]:
     if importlib.util.find_spec("pip") is None and uv is not None:
         return [uv, "pip", "install", "--python", sys.executable]
     return [sys.executable, "-P", "-m", "pip", "install", "--disable-pip-version-check"]
-
-
-def download(hub_id: str, folder: Path) -> None:
-    """Download a model repository from Hugging Face's hub into `folder`.
-
-    Raises SourceError, with the command to run elsewhere, if `huggingface_hub` is missing or the hub cannot be reached.
-    """
-    fix = f"on a machine that reaches the hub, run: {download_command(hub_id, folder)}"
-    try:
-        from huggingface_hub import snapshot_download
-    except ModuleNotFoundError:
-        what = "`huggingface_hub` is not installed"
-        raise SourceError(what, hub_id, f"pip install huggingface_hub, or run: {fix.partition(': ')[2]}") from None
-    try:
-        snapshot_download(hub_id, local_dir=folder)
-    except Exception as error:  # the hub's client passes on whatever its HTTP library raises
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SourceError(f"cannot be downloaded: {reason}", hub_id, fix) from None
 
 
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -97,11 +79,6 @@ def folder_need(folder: str | Path, hub: str = "") -> Requirement:
     """Return the need of a model's folder; one without a `config.json` is not there yet."""
     command = download_command(hub, folder) if hub else ""
     return Requirement("folder", str(folder), (Path(folder) / "config.json").is_file(), command, hub)
-
-
-def download_command(hub_id: str, folder: str | Path) -> str:
-    """Return the command that downloads a model repository from Hugging Face's hub."""
-    return shlex.join(["hf", "download", hub_id, "--local-dir", str(folder)])
 
 
 def _package(requirement: str) -> Requirement:

@@ -112,7 +112,7 @@ def test_a_hub_id_names_the_command_that_fetches_it(workspace: Path) -> None:
         find_model_config("meta-llama/Llama-3.2-1B")
     assert str(caught.value) == (
         "config `meta-llama/Llama-3.2-1B` not found\nfix: if it is a model on Hugging Face's hub: "
-        "`trtkit fetch meta-llama/Llama-3.2-1B`, then give its folder, ~/models/Llama-3.2-1B"
+        "`trtkit build meta-llama/Llama-3.2-1B` downloads and builds it"
     )
 
 

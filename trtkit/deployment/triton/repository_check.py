@@ -10,7 +10,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from trtkit.bundle.records import BackendRecord
-from trtkit.config.load import fetch_fix, is_hub_id
 from trtkit.deployment.triton.compatibility import check_backend, check_tensorrt, running_release
 from trtkit.deployment.triton.model_config import read_config
 from trtkit.deployment.triton.repository import CONFIG, DEPLOYMENT
@@ -63,10 +62,9 @@ class RepositoryModel:
 
 def read_repository(repository: Path) -> list[RepositoryModel]:
     """Return the repository's models. Raises DeployError if it is not one, ProblemsError for configurations."""
-    name = str(repository)
     if not repository.is_dir():
         fix = "give a folder that `trtkit deploy` wrote"
-        raise DeployError("no such repository", str(repository), fetch_fix(name) if is_hub_id(name) else fix)
+        raise DeployError("no such repository", str(repository), fix)
     models, problems = [], []
     for folder in sorted(path for path in repository.iterdir() if (path / CONFIG).exists()):
         file = folder / CONFIG
