@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests import models
 from trtkit.cli.main import main
-from trtkit.sources.digest import sha256_of
+from trtkit.files import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

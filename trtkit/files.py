@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -23,6 +24,7 @@ MANIFEST = "manifest.json"
 QUANTIZED = "quantized"
 """The folder in a bundle of the checkpoint that the build quantized."""
 _MOST_REMEMBERED = 4096
+_DIGESTS, _LARGE_BYTES, _SETTLED_NS = "digests.json", 4 << 20, 50_000_000
 _SCRATCH, _SCRATCH_AGE_S = "trtkit-scratch-", 60.0
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _AT_FDCWD = -100
@@ -52,6 +54,26 @@ def remember(memory: str, name: str, value: object) -> None:
     with contextlib.suppress(OSError):
         cache_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(cache_folder() / memory, json.dumps(dict(kept)).encode())
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal. Raises OSError, for a pipe or a device too.
+
+    That of a large file is remembered, and known again while the file's inode, size and times of change stay the same.
+    """
+    with open_regular(path) as file:
+        status, now = os.fstat(file.fileno()), time.time_ns()
+        if status.st_size < _LARGE_BYTES:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        mark = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        name = f"{status.st_dev}:{status.st_ino}"
+        known = recalled(_DIGESTS).get(name)
+        if isinstance(known, list) and known[1:] == mark:
+            return str(known[0])
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if now - max(mark[1:]) > _SETTLED_NS:  # a file may change twice within a tick of its clock
+        remember(_DIGESTS, name, [digest, *mark])
+    return digest
 
 
 @contextlib.contextmanager

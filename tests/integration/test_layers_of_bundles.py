@@ -21,11 +21,11 @@ from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import load_config
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import BundleError
+from trtkit.files import sha256_of
 from trtkit.jobs.runner import new_runner
 from trtkit.llm.execution import Call, ReferenceDecoder
 from trtkit.llm.execution.network import bundle_network, written_network
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
-from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
     from pathlib import Path

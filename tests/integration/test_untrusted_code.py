@@ -71,7 +71,7 @@ def test_trust_source_runs_the_factory_from_the_current_folder(
 ) -> None:
     data = json.loads((with_factory / "manifest.json").read_text())
     files = [workspace / "evil/__init__.py", workspace / "evil/rows.py"]
-    from trtkit.sources.digest import sha256_of
+    from trtkit.files import sha256_of
 
     data["sources"] = [
         {"path": str(file), "size_bytes": file.stat().st_size, "sha256": sha256_of(file)} for file in files

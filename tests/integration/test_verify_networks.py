@@ -15,9 +15,8 @@ from tests.models import classifier, save
 from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle, write_json
 from trtkit.config.load import load_config
-from trtkit.files import MANIFEST
+from trtkit.files import MANIFEST, sha256_of
 from trtkit.jobs.runner import new_runner
-from trtkit.sources.digest import sha256_of
 from trtkit.verification.jobs import COMPARE_NETWORKS, NetworksRequest
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from trtkit.bundle.records import (
     StageRecord,
 )
 from trtkit.dtypes import dtype_of
+from trtkit.files import sha256_of
 from trtkit.network.hybrid import input_name, port_dtype
 from trtkit.network.layer_file import LayerFiles
 from trtkit.network.record import join_records, join_totals
-from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

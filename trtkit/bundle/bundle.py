@@ -13,10 +13,8 @@ from pydantic import ValidationError
 from trtkit.bundle.manifest import SCHEMA_VERSION, Manifest
 from trtkit.config.load import fetch_fix, is_hub_id, shipped_configs
 from trtkit.errors import BundleError, did_you_mean
-from trtkit.files import MANIFEST, QUANTIZED, read_text, replace_file
-from trtkit.network.layer_file import LayerFiles, load_layers
+from trtkit.files import MANIFEST, QUANTIZED, read_text, replace_file, sha256_of
 from trtkit.network.record import NetworkRecord, record_from_json
-from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -92,6 +90,11 @@ class Bundle:
             *(Path(file.path) for file in manifest.sources),
             *(self.path / file.path for file in manifest.quantized),
         ]
+        from trtkit.network.layer_file import (  # imports NumPy, which listing bundles does not need
+            LayerFiles,
+            load_layers,
+        )
+
         graph, holding = load_layers(LayerFiles(self.path / layers_record.layers.path, paths))
         if not holding <= set(layers_record.sources):
             raise BundleError("the layers name weights in a file that was not checked", str(self.path), _REBUILD)

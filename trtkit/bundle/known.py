@@ -12,8 +12,7 @@ import numpy as np
 from trtkit.bundle.bundle import check_file, open_bundle, write_json
 from trtkit.bundle.records import FileRecord
 from trtkit.errors import BundleError
-from trtkit.files import MANIFEST
-from trtkit.sources.digest import sha256_of
+from trtkit.files import MANIFEST, sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

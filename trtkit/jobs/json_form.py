@@ -4,13 +4,16 @@ Not pydantic's TypeAdapter: importing pydantic takes 12 MiB and 0.1 s, which the
 """
 
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 _Value = TypeVar("_Value")
-Reader = Callable[[Any, object, str], object]
+Where = tuple["Where", str] | None
+"""Where a value is: what holds it, and its name in there."""
+Reader = Callable[[object, Where], object]
 
 
 def to_json(value: object) -> Any:
@@ -32,41 +35,48 @@ def to_json(value: object) -> Any:
 
 def from_json(kind: type[_Value], data: object) -> _Value:
     """Return the value of type `kind` that `to_json` made `data` of. Raises TypeError where the data is of another."""
-    return cast("_Value", _read(kind, data, kind.__name__))
+    read = _reader(cast("Any", kind))
+    return cast("_Value", read(data, (None, kind.__name__)))
 
 
-def _read(kind: Any, data: object, where: str) -> object:
-    return _reader(get_origin(kind) or kind)(kind, data, where)
-
-
-def _reader(origin: Any) -> Reader:
-    """Return the function that reads values of a type. origin: the type without its arguments."""
+@functools.cache
+def _reader(kind: Any) -> Reader:
+    """Return what reads values of a type."""
+    origin = get_origin(kind) or kind
     if origin in _READERS:
-        return _READERS[origin]
+        return _READERS[origin](kind)
     if dataclasses.is_dataclass(origin):
-        return _dataclass
+        return _dataclass(kind)
     if hasattr(origin, "model_validate"):
-        return lambda kind, data, _where: kind.model_validate(data)
+        return lambda data, _where: kind.model_validate(data)
     raise TypeError(f"{origin} has no JSON form")
 
 
-def _wrong(kind: Any, data: object, where: str) -> TypeError:
-    return TypeError(f"{where}: expected {getattr(kind, '__name__', kind)}, got {str(data)[:100]!r}")
+def _wrong(kind: Any, data: object, where: Where) -> TypeError:
+    return TypeError(f"{_text(where)}: expected {getattr(kind, '__name__', kind)}, got {str(data)[:100]!r}")
 
 
-def _union(kind: Any, data: object, where: str) -> object:
-    """Return the value of the first type that the data is of."""
-    for member in get_args(kind):
-        try:
-            return _read(member, data, where)
-        except (TypeError, ValueError):
-            continue
-    classes = [member for member in get_args(kind) if dataclasses.is_dataclass(member)]
-    if classes and isinstance(data, dict):
-        _read(
-            max(classes, key=lambda member: len(_names(member) & set(data))), data, where
-        )  # says which field is wrong
-    raise _wrong(kind, data, where)
+def _text(where: Where) -> str:
+    return "" if where is None else _text(where[0]) + where[1]
+
+
+def _union(kind: Any) -> Reader:
+    """Return what gives the value of the first type that the data is of."""
+    members = get_args(kind)
+    classes = [member for member in members if dataclasses.is_dataclass(member)]
+
+    def read(data: object, where: Where) -> object:
+        for member in members:
+            try:
+                return _reader(member)(data, where)
+            except (TypeError, ValueError):
+                continue
+        if classes and isinstance(data, dict):
+            nearest: Any = max(classes, key=lambda member: len(_names(member) & set(data)))
+            _reader(nearest)(data, where)  # says which field is wrong
+        raise _wrong(kind, data, where)
+
+    return read
 
 
 _HINTS: dict[type, dict[str, object]] = {}
@@ -83,70 +93,98 @@ def _names(kind: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(kind)}
 
 
-def _dataclass(kind: Any, data: object, where: str) -> object:
-    """Return a dataclass whose fields are exactly those of the data."""
-    if not isinstance(data, dict):
-        raise _wrong(kind, data, where)
+def _dataclass(kind: Any) -> Reader:
+    """Return what reads a dataclass whose fields are exactly those of the data."""
     names = _names(kind)
-    if missing := sorted(names - set(data)):
-        raise TypeError(f"{where}: `{missing[0]}` is missing")
-    if unknown := sorted(set(data) - names):
-        raise TypeError(f"{where}: `{unknown[0]}` is unknown")
-    hints = read_hints(kind)
-    return kind(**{name: _read(hints[name], data[name], f"{where}.{name}") for name in names})
+
+    def read(data: object, where: Where) -> object:
+        if not isinstance(data, dict):
+            raise _wrong(kind, data, where)
+        if data.keys() != names:
+            kinds = {"missing": names - data.keys(), "unknown": data.keys() - names}
+            what, wrong = next((what, sorted(wrong)) for what, wrong in kinds.items() if wrong)
+            raise TypeError(f"{_text(where)}: `{wrong[0]}` is {what}")
+        hints = read_hints(kind)
+        return kind(**{name: _reader(hints[name])(value, (where, f".{name}")) for name, value in data.items()})
+
+    return read
 
 
-def _scalar(kind: Any, data: object, where: str) -> object:
-    if kind is float and type(data) is int:
-        return float(data)
-    if type(data) is kind:
-        return data
-    raise _wrong(kind, data, where)
-
-
-def _path(kind: Any, data: object, where: str) -> Path:
-    if isinstance(data, str):
-        return Path(data)
-    raise _wrong(kind, data, where)
-
-
-def _same(kind: Any, data: object, where: str) -> object:
-    """Return one of a Literal's values, or None."""
-    if any(data == value and type(data) is type(value) for value in get_args(kind) or (None,)):
-        return data
-    raise _wrong(kind, data, where)
-
-
-def _mapping(kind: Any, data: object, where: str) -> dict[str, object]:
-    if not isinstance(data, dict):
+def _scalar(kind: Any) -> Reader:
+    def read(data: object, where: Where) -> object:
+        if type(data) is kind:
+            return data
+        if kind is float and type(data) is int:
+            return float(data)
         raise _wrong(kind, data, where)
-    item = (get_args(kind) or (Any, Any))[1]
-    return {key: _read(item, value, f"{where}.{key}") for key, value in data.items()}
+
+    return read
 
 
-def _list(kind: Any, data: object, where: str) -> list[object]:
-    if not isinstance(data, list):
+def _path(kind: Any) -> Reader:
+    def read(data: object, where: Where) -> Path:
+        if isinstance(data, str):
+            return Path(data)
         raise _wrong(kind, data, where)
-    item = get_args(kind)[0]
-    return [_read(item, value, f"{where}[{index}]") for index, value in enumerate(data)]
+
+    return read
 
 
-def _tuple(kind: Any, data: object, where: str) -> tuple[object, ...]:
-    items = get_args(kind)
-    if items[1:] == (Ellipsis,):
-        return tuple(_list(kind, data, where))
-    if not isinstance(data, list) or len(items) != len(data):
+def _same(kind: Any) -> Reader:
+    """Return what reads one of a Literal's values, or None."""
+    values = get_args(kind) or (None,)
+
+    def read(data: object, where: Where) -> object:
+        if any(data == value and type(data) is type(value) for value in values):
+            return data
         raise _wrong(kind, data, where)
-    return tuple(
-        _read(item, value, f"{where}[{index}]") for index, (item, value) in enumerate(zip(items, data, strict=True))
-    )
+
+    return read
 
 
-def _anything(_kind: Any, data: object, _where: str) -> object:
-    return data
+def _mapping(kind: Any) -> Reader:
+    item = _reader((get_args(kind) or (Any, Any))[1])
+
+    def read(data: object, where: Where) -> dict[str, object]:
+        if not isinstance(data, dict):
+            raise _wrong(kind, data, where)
+        return {key: item(value, (where, f".{key}")) for key, value in data.items()}
+
+    return read
 
 
-_READERS: dict[Any, Reader] = {
+def _list(kind: Any) -> Callable[[object, Where], list[object]]:
+    item = _reader(get_args(kind)[0])
+
+    def read(data: object, where: Where) -> list[object]:
+        if not isinstance(data, list):
+            raise _wrong(kind, data, where)
+        return [item(value, (where, f"[{index}]")) for index, value in enumerate(data)]
+
+    return read
+
+
+def _tuple(kind: Any) -> Reader:
+    kinds = get_args(kind)
+    if kinds[1:] == (Ellipsis,):
+        items = _list(kind)
+        return lambda data, where: tuple(items(data, where))
+    readers = [_reader(item) for item in kinds]
+
+    def read(data: object, where: Where) -> tuple[object, ...]:
+        if not isinstance(data, list) or len(readers) != len(data):
+            raise _wrong(kind, data, where)
+        pairs = enumerate(zip(readers, data, strict=True))
+        return tuple(reader(value, (where, f"[{index}]")) for index, (reader, value) in pairs)
+
+    return read
+
+
+def _anything(_kind: Any) -> Reader:
+    return lambda data, _where: data
+
+
+_READERS: dict[Any, Callable[[Any], Reader]] = {
     Any: _anything,
     **dict.fromkeys((Union, types.UnionType), _union),
     **dict.fromkeys((Literal, None, type(None)), _same),

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import GenerationError, RequestError
-from trtkit.files import open_lock, open_regular, read_text, replace_file
-from trtkit.sources.digest import sha256_of
+from trtkit.files import open_lock, open_regular, read_text, replace_file, sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

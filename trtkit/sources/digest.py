@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.files import open_regular, recalled, remember
+from trtkit.files import sha256_of
 from trtkit.sources import onnx_file, package_file
 from trtkit.sources.attached_folders import adapter_files, speculator_files
 from trtkit.sources.package_file import find_module
@@ -18,9 +15,6 @@ from trtkit.sources.package_file import find_module
 if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.config.schema import ModelConfig, Source
-
-_MEMORY, _REMEMBERED_BYTES = "digests.json", 4 << 20
-_SETTLED_NS = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -106,26 +100,6 @@ def _module_files(factory: str) -> list[Path]:
         return []
     file = Path(spec.origin)
     return sorted(file.parent.rglob("*.py")) if (file.parent / "__init__.py").is_file() else [file]
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hexadecimal. Raises OSError, for a pipe or a device too.
-
-    That of a large file is remembered, and known again while the file's inode, size and times of change stay the same.
-    """
-    with open_regular(path) as file:
-        status, now = os.fstat(file.fileno()), time.time_ns()
-        if status.st_size < _REMEMBERED_BYTES:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        mark = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-        name = f"{status.st_dev}:{status.st_ino}"
-        known = recalled(_MEMORY).get(name)
-        if isinstance(known, list) and known[1:] == mark:
-            return str(known[0])
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if now - max(mark[1:]) > _SETTLED_NS:  # a file may change twice within a tick of its clock
-        remember(_MEMORY, name, [digest, *mark])
-    return digest
 
 
 def _digest(path: Path) -> SourceFile:

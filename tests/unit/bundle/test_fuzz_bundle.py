@@ -11,7 +11,7 @@ from tests.deployments import classifier
 from tests.fuzz import byte_changes, json_changes, must_end, text_of
 from trtkit.bundle.bundle import open_bundle
 from trtkit.cli.main import cli
-from trtkit.sources.digest import sha256_of
+from trtkit.files import sha256_of
 
 if TYPE_CHECKING:
     from pathlib import Path

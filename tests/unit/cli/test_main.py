@@ -18,6 +18,7 @@ from trtkit.cli.main import COMMANDS, GROUPS, cli
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.conftest import Ran
 
@@ -37,12 +38,21 @@ HEAVY = {
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
 def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    modules = imported(*words)
+    assert "click" in modules
+    assert modules & HEAVY == set()
+
+
+def test_what_is_here_is_listed_without_numpy(tmp_path: Path) -> None:
+    assert imported("list", tmp_path) & HEAVY == {"pydantic", "rich", "yaml"}
+
+
+def imported(*words: object) -> set[str]:
+    """Return the packages that a command imports, in a process of its own."""
     code = "import atexit, json, sys; from trtkit.cli import main\n"
     code += "atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr)); main()"
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
-    imported = {name.partition(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}
-    assert "click" in imported
-    assert imported & HEAVY == set()
+    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}
 
 
 def test_help_lists_every_command_with_what_it_does(trtkit: Callable[..., Ran]) -> None:

@@ -22,8 +22,7 @@ from trtkit.bundle.bundle import open_bundle
 from trtkit.bundle.folder_lock import locked
 from trtkit.deployment.triton.model_config import config_text, read_config, versions
 from trtkit.errors import BundleError, DeployError
-from trtkit.files import MANIFEST, read_text, remove_tree
-from trtkit.sources.digest import sha256_of
+from trtkit.files import MANIFEST, read_text, remove_tree, sha256_of
 from trtkit.version import __version__
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from trtkit.deployment.triton.compatibility import check_backend, check_tensorrt
 from trtkit.deployment.triton.model_config import read_config
 from trtkit.deployment.triton.repository import CONFIG, DEPLOYMENT
 from trtkit.errors import DeployError, Problem, ProblemsError
-from trtkit.sources.digest import sha256_of
+from trtkit.files import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

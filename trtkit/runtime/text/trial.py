@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trtkit.errors import GenerationError, SourceError
-from trtkit.files import recalled, remember
-from trtkit.sources.digest import sha256_of
+from trtkit.files import recalled, remember, sha256_of
 from trtkit.sources.gguf.tokenizer import known_patterns
 from trtkit.sources.safetensors_file import read_json
 from trtkit.threads import import_paths
