@@ -42,6 +42,9 @@ def show(parts: Iterable[Part | RenderableType]) -> None:
     for index, part in enumerate(map(rendered, parts)):
         if index:
             out.print()
+        if isinstance(part, Table) and part.title:  # which rich would break to the width of a narrow table
+            out.print(Text(str(part.title), part.title_style or ""))
+            part.title = None
         width = _width_for_paths(part, out) if isinstance(part, Table) and not is_fixed else None
         if width is None:
             is_whole = isinstance(part, Text) and max(map(len, part.plain.split()), default=0) > out.width
