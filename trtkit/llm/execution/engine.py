@@ -17,7 +17,7 @@ from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.plan import check_alignment, dtype_of
 from trtkit.llm.execution.step import StreamStep
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES
-from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
+from trtkit.network.speculators import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.runtime.loaded_engine import LoadedEngine
 from trtkit.runtime.runtime_cache import cache_file
 

@@ -80,7 +80,7 @@ def decoder_network(
 def head_network(backend: Backend, opened: OpenedDecoder) -> DecoderNetwork:
     """Return the network of the head that guesses an opened model's tokens."""
     options = llm_options(opened.config)
-    graph = opened.write_head(Graph(backend))
+    graph = opened.write_speculator(Graph(backend))
     return DecoderNetwork(
         graph.layers(),
         graph.inputs,

@@ -16,7 +16,7 @@ from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.pool_size import AS_LINEAR, PoolSize
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.network.input_spec import DECODE_POSITION_IDS, LOGIT_INDEX, PROMPT, output_of_prompts
-from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
+from trtkit.network.speculators import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
 
