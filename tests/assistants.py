@@ -106,8 +106,8 @@ def decoder_with_assistant(
 ) -> ReferenceDecoder:
     """Return the tiny Gemma 4 with its assistant, in fp64. pages: of its caches; None for linear ones."""
     network, head = networks(None if pages is None else PAGE_TOKENS, in_place=in_place, has_tree=has_tree)
-    model = ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages, head=tuple(head.inputs)))
-    model.head = ReferenceDecoder(head, slots, widen="fp64", pool=PoolSize(model=model.cache))
+    model = ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages, speculator=tuple(head.inputs)))
+    model.speculator = ReferenceDecoder(head, slots, widen="fp64", pool=PoolSize(model=model.cache))
     return model
 
 

@@ -74,6 +74,6 @@ def decoder_with_head(
     """Return the tiny Llama with its head. pages: of its caches; None for linear ones."""
     page_tokens = None if pages is None else PAGE_TOKENS
     network, head = networks(page_tokens, kind, in_place=in_place, has_tree=has_tree)
-    model = ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages, head=tuple(head.inputs)))
-    model.head = ReferenceDecoder(head, slots, widen="fp64", pool=PoolSize(model=model.cache))
+    model = ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages, speculator=tuple(head.inputs)))
+    model.speculator = ReferenceDecoder(head, slots, widen="fp64", pool=PoolSize(model=model.cache))
     return model

@@ -96,7 +96,7 @@ def test_two_ways_to_guess_are_refused(folder: Path) -> None:
         with pytest.raises(RequestError, match=r"cannot be combined|-1 tokens to guess"):
             LLM(bundle, **options)
     with LLM(bundle, lookup=3) as llm:  # what was asked for, not the head
-        assert llm.frontend.execution.head is None
+        assert llm.frontend.execution.speculator is None
 
 
 def test_guesses_without_a_head_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from trtkit.backends import load_backend
 from trtkit.builder.decoders import llm_options, open_decoder
 from trtkit.jobs.events import Phase
 from trtkit.llm.execution import Call, CallTree, ReferenceDecoder, decoder_network
-from trtkit.llm.execution.network import head_network
+from trtkit.llm.execution.network import speculator_network
 from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.pool_size import PoolSize
 from trtkit.models.model import StagedModel
@@ -78,11 +78,11 @@ class TokensVerifier:
         opened, most = self.opened, self.opened.spec.most_new_tokens
         self.ranks = None if grid_of(self.config) == SINGLE else rank_networks(self.backend, opened, "all")
         self.network = decoder_network(self.backend, single(opened), "all")
-        head = None if opened.speculator is None else head_network(self.backend, opened)
-        pool = PoolSize(head=() if head is None else tuple(head.inputs))
+        speculator = None if opened.speculator is None else speculator_network(self.backend, opened)
+        pool = PoolSize(speculator=() if speculator is None else tuple(speculator.inputs))
         self.decoder = ReferenceDecoder(self.network, _SLOTS, pool=pool)
-        if head is not None:
-            self.decoder.head = ReferenceDecoder(head, _SLOTS, pool=PoolSize(model=self.decoder.cache))
+        if speculator is not None:
+            self.decoder.speculator = ReferenceDecoder(speculator, _SLOTS, pool=PoolSize(model=self.decoder.cache))
         self.single = Stepper(self.decoder, most)
         self.stepper = self.single if self.ranks is None else Stepper(RankedDecoder(self.ranks, _SLOTS), most)
         report(Phase("load reference"))

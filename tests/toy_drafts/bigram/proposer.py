@@ -25,7 +25,7 @@ class BigramProposer(DraftHeadProposer):
 
     def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
         super().__init__(most, most_guesses)
-        self._head, self._guesses = model.head, Guesses(model)
+        self._speculator, self._guesses = model.speculator, Guesses(model)
 
     def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
         pass
@@ -34,11 +34,11 @@ class BigramProposer(DraftHeadProposer):
         for slot, each in zip(slots.tolist(), settings, strict=True):
             self._guesses.begin(sequences, slot, each)
         first, tree = int(slots[0]), self.tree(len(slots), most)
-        at, rows = slots - first, self._head.rows_to_run(first, int(slots[-1]) + 1 - first)
+        at, rows = slots - first, self._speculator.rows_to_run(first, int(slots[-1]) + 1 - first)
         ids, zeros = np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64)
         ids[at, 0] = sequences.tokens[slots, sequences.lengths[slots] - 1]
         for _ in range(most):
-            logits = self._head.forward(Call(first, ids, zeros, zeros))
+            logits = self._speculator.forward(Call(first, ids, zeros, zeros))
             logits = logits[to_device(at, logits.device)]
             drawn = self._guesses.draw(logits, slots)
             tree.grow(logits, drawn)

@@ -30,5 +30,5 @@ def logit_pairs(
     """Return the logits after each token of a prompt, and torch's."""
     table, zeros = torch.from_numpy(np.array(arrays[TABLE], np.float32)), np.zeros(1, np.int64)
     theirs = torch.nn.functional.embedding(torch.tensor(list(ids)), table)
-    ours = [model.head.forward(Call(0, np.array([[token]]), zeros, zeros)).clone() for token in ids]
+    ours = [model.speculator.forward(Call(0, np.array([[token]]), zeros, zeros)).clone() for token in ids]
     return [(each, expected[None]) for each, expected in zip(ours, theirs, strict=True)]

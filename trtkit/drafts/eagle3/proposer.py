@@ -35,9 +35,9 @@ class Eagle3Proposer(DraftHeadProposer):
 
     def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
         super().__init__(most, most_guesses)
-        assert model.head is not None
-        self._model, self._head = model, model.head
-        self._guesses = Guesses(model.head)
+        assert model.speculator is not None
+        self._model, self._speculator = model, model.speculator
+        self._guesses = Guesses(model.speculator)
         self._hidden: torch.Tensor | None = None  # [slots, 1 + most, D]
         self._starts, self._counts = np.zeros(model.slots, np.int64), np.zeros(model.slots, np.int64)
         self._versions = np.full(model.slots, -1)
@@ -70,8 +70,8 @@ class Eagle3Proposer(DraftHeadProposer):
         waits &= self._starts[slots] + self._counts[slots] == lengths - 1
         if not waits.any():
             return no_drafts(len(slots))
-        size = self._head.tokens_to_run(int(self._counts[slots[waits]].max()), 1 + self.most)
-        length = self._head.max_length
+        size = self._speculator.tokens_to_run(int(self._counts[slots[waits]].max()), 1 + self.most)
+        length = self._speculator.max_length
         waits &= (self._starts[slots] + size <= length) & (lengths - 2 + most < length)
         rows, active = waits.nonzero()[0], slots[waits]
         if not active.size:
@@ -87,7 +87,7 @@ class Eagle3Proposer(DraftHeadProposer):
         tree.grow(logits, self._guesses.draw(logits, active))
         ones = np.ones(len(active), np.int64)
         for index in range(1, most):
-            hidden = self._of(active, self._head.next_hidden)
+            hidden = self._of(active, self._speculator.next_hidden)
             place = active, lengths[waits] - 2 + index, ones
             logits = self._read(self._guesses.sequences, place, hidden[:, None], is_step=True)
             tree.grow(logits, self._guesses.draw(logits, active))
@@ -105,16 +105,16 @@ class Eagle3Proposer(DraftHeadProposer):
         slots, starts, counts = place
         first, size = int(slots[0]), hidden.shape[1]
         total = int(slots[-1]) + 1 - first
-        total = self._head.rows_to_run(first, total) if is_step else total
+        total = self._speculator.rows_to_run(first, total) if is_step else total
         at = slots - first
         ids, all_counts = np.zeros((total, size), np.int64), np.zeros(total, np.int64)
-        all_starts = np.minimum(sequences.lengths[first : first + total], self._head.max_length - size)
-        all_starts[at], all_counts[at] = np.minimum(starts, self._head.max_length - size), counts
+        all_starts = np.minimum(sequences.lengths[first : first + total], self._speculator.max_length - size)
+        all_starts[at], all_counts[at] = np.minimum(starts, self._speculator.max_length - size), counts
         for row, slot, start, count in zip(at.tolist(), slots.tolist(), starts.tolist(), counts.tolist(), strict=True):
             ids[row, :count] = sequences.tokens[slot, start + 1 : start + 1 + count]
         states = hidden.new_zeros(total, size, hidden.shape[-1])
         states[to_device(at, hidden.device)] = hidden
-        logits = self._head.forward(Call(first, ids, all_starts, all_counts, hidden=states))
+        logits = self._speculator.forward(Call(first, ids, all_starts, all_counts, hidden=states))
         self._first = first
         return logits[to_device(at, logits.device)]
 

@@ -30,19 +30,19 @@ _GUESSES = 2
 class Eagle3Reference:
     """A head in fp32 on the CPU. arrays: the weights of its network by path."""
 
-    def __init__(self, head: OpenedSpeculator, arrays: Mapping[str, Array]) -> None:
+    def __init__(self, opened: OpenedSpeculator, arrays: Mapping[str, Array]) -> None:
         import torch
 
-        assert isinstance(head.spec, Eagle3Spec)
-        layer, rotary, config = _layer(head.layer_fields)
-        self._spec, self._weights = head.spec, _tensors({**head.fusion, **arrays})
+        assert isinstance(opened.spec, Eagle3Spec)
+        layer, rotary, config = _layer(opened.layer_fields)
+        self._spec, self._weights = opened.spec, _tensors({**opened.fusion, **arrays})
         self._layer, self._rotary, self._eps = layer, rotary, config.rms_norm_eps
         for name in "qkv":
             rows, columns = self._of_layer(f"attention.{name}.weight").shape
             wide = torch.nn.Linear(columns, rows, bias=bool(config.attention_bias))
             setattr(self._layer.self_attn, f"{name}_proj", wide)
         names = {
-            weight.name: weight.path for weight in head.spec.network_weights() if weight.path.startswith("layers.")
+            weight.name: weight.path for weight in opened.spec.network_weights() if weight.path.startswith("layers.")
         }
         self._hidden_norm = self._weights[names.pop("hidden_norm.weight")]
         self._layer.load_state_dict({name: self._weights[path] for name, path in names.items()})
@@ -117,8 +117,8 @@ def logit_pairs(
     """Return a head's logits and its reference's: after a prompt's pieces, and after its own guesses."""
     import torch
 
-    head, torch_head, known, count = model.head, Eagle3Reference(opened, arrays), opened.ids, len(ids)
-    if head is None or count < 3:
+    speculator, torch_head, known, count = model.speculator, Eagle3Reference(opened, arrays), opened.ids, len(ids)
+    if speculator is None or count < 3:
         raise GenerationError("a head needs a prompt of three tokens", "inputs", "give a longer text")
     with torch.inference_mode():
         states = reference(torch.tensor([list(ids)]), output_hidden_states=True).hidden_states
@@ -131,12 +131,12 @@ def logit_pairs(
         for start, stop in spans:
             sizes = np.array([start]), np.array([stop - start])
             call = Call(0, np.array([tokens[start:stop]]), *sizes, hidden=ours_hidden[:, start:stop])
-            logits = head.forward(call)[:, known]
+            logits = speculator.forward(call)[:, known]
             theirs, next_hidden = torch_head(tokens[:stop], theirs_hidden[:stop])
             pairs.append((logits, theirs[-1:]))
             if stop >= count - 1:  # the next guess is made from this one
-                assert head.next_hidden is not None
-                ours_hidden = torch.cat([ours_hidden, head.next_hidden[:, None]], 1)
+                assert speculator.next_hidden is not None
+                ours_hidden = torch.cat([ours_hidden, speculator.next_hidden[:, None]], 1)
                 theirs_hidden = torch.cat([theirs_hidden, next_hidden[-1:]])
                 tokens.append(int(known[int(theirs[-1].argmax())]))
     return pairs

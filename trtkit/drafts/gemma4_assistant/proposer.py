@@ -35,9 +35,9 @@ class AssistantProposer(DraftHeadProposer):
 
     def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
         super().__init__(most, most_guesses)
-        assert model.head is not None
-        self._model, self._head = model, model.head
-        self._guesses = Guesses(model.head)
+        assert model.speculator is not None
+        self._model, self._speculator = model, model.speculator
+        self._guesses = Guesses(model.speculator)
         self._hidden = LastHidden(model)
 
     def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
@@ -48,7 +48,7 @@ class AssistantProposer(DraftHeadProposer):
         """Let the assistant guess, and go on from its guesses."""
         lengths = sequences.lengths[slots]
         can = self._hidden.waits(sequences, slots)
-        can &= (lengths > 1) & (lengths - 2 + most < self._head.max_length)
+        can &= (lengths > 1) & (lengths - 2 + most < self._speculator.max_length)
         rows, active = can.nonzero()[0], slots[can]
         if not active.size:
             return no_drafts(len(slots))
@@ -69,16 +69,16 @@ class AssistantProposer(DraftHeadProposer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [R, V] and the next hidden states [R, D] for tokens [R] of sorted slots, and hidden states."""
         first = int(slots[0])
-        total = self._head.rows_to_run(first, int(slots[-1]) + 1 - first)
+        total = self._speculator.rows_to_run(first, int(slots[-1]) + 1 - first)
         at, (ids, starts, counts) = slots - first, np.zeros((3, total), np.int64)
         # A call's lengths include its new token. This one is not cached, so the one before represents it.
         ids[at], starts[at], counts[at] = tokens, sequences.lengths[slots] - 2, 1
         places = to_device(at, hidden.device)
         states = hidden.new_zeros(total, 1, hidden.shape[-1])
         states[places, 0] = hidden
-        logits = self._head.forward(Call(first, ids[:, None], starts, counts, hidden=states))
-        assert self._head.next_hidden is not None
-        return logits[places], self._head.next_hidden[places]
+        logits = self._speculator.forward(Call(first, ids[:, None], starts, counts, hidden=states))
+        assert self._speculator.next_hidden is not None
+        return logits[places], self._speculator.next_hidden[places]
 
 
 PROPOSER = AssistantProposer

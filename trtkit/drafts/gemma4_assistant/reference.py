@@ -84,8 +84,13 @@ def logit_pairs(
     """
     import torch
 
-    head, theirs, table, pairs = model.head, _reference(opened, arrays), reference.get_input_embeddings(), []
-    if head is None or len(ids) < 3:
+    speculator, theirs, table, pairs = (
+        model.speculator,
+        _reference(opened, arrays),
+        reference.get_input_embeddings(),
+        [],
+    )
+    if speculator is None or len(ids) < 3:
         raise GenerationError("an assistant needs a prompt of three tokens", "inputs", "give a longer text")
     with torch.inference_mode():
         for count in (len(ids) // 2, len(ids) - 1):
@@ -94,14 +99,14 @@ def logit_pairs(
             assert model.next_hidden is not None
             token, state, at = int(ids[count]), model.next_hidden[:, -1:].clone(), np.array([count - 1])
             for _ in range(_GUESSES):
-                logits = head.forward(Call(0, np.array([[token]]), at, np.ones(1, np.int64), hidden=state))
+                logits = speculator.forward(Call(0, np.array([[token]]), at, np.ones(1, np.int64), hidden=state))
                 embeds = torch.cat([table(torch.tensor([[token]])), hidden], -1)
                 position_ids = torch.tensor([[count]])
                 inputs = {"inputs_embeds": embeds, "position_ids": position_ids, "shared_kv_states": shared}
                 outputs = theirs(**inputs, output_hidden_states=True)
                 pairs.append(_pair(logits.clone(), theirs, outputs))
-                assert head.next_hidden is not None
-                pairs.append((head.next_hidden.clone(), outputs.last_hidden_state[0]))
+                assert speculator.next_hidden is not None
+                pairs.append((speculator.next_hidden.clone(), outputs.last_hidden_state[0]))
                 hidden = outputs.last_hidden_state
                 state = hidden.to(state.dtype)  # so that errors of guesses do not add up
                 token = int(outputs.logits.argmax())

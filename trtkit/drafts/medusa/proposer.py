@@ -33,8 +33,8 @@ class MedusaProposer(DraftHeadProposer):
 
     def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
         super().__init__(most, most_guesses)
-        assert model.head is not None
-        self._model, self._heads = model, model.head
+        assert model.speculator is not None
+        self._model, self._speculator = model, model.speculator
         self._guesses = Guesses(model)
         self._hidden = LastHidden(model)
 
@@ -59,10 +59,10 @@ class MedusaProposer(DraftHeadProposer):
     def _read(self, slots: Ints) -> torch.Tensor:
         """Return the logits [R, heads, V] of sorted slots."""
         first = int(slots[0])
-        total = self._heads.rows_to_run(first, int(slots[-1]) + 1 - first)
+        total = self._speculator.rows_to_run(first, int(slots[-1]) + 1 - first)
         zeros = np.zeros(total, np.int64)
         states = self._hidden.states[first : first + total]
-        logits = self._heads.forward(Call(first, zeros[:, None], zeros, zeros, hidden=states))
+        logits = self._speculator.forward(Call(first, zeros[:, None], zeros, zeros, hidden=states))
         return logits[to_device(slots - first, logits.device)].view(len(slots), -1, self._model.vocab_size)
 
 

@@ -48,9 +48,9 @@ def logit_pairs(
     """Return the logits of all heads and their reference's, after each token of a prompt."""
     import torch
 
-    heads, count = model.head, len(ids)
+    speculator, count = model.speculator, len(ids)
     assert isinstance(opened.spec, MedusaSpec)
-    if heads is None or count < 1:
+    if speculator is None or count < 1:
         raise GenerationError("heads need a prompt of one token", "inputs", "give a longer text")
     with torch.inference_mode():
         hidden = reference.base_model(torch.tensor([list(ids)])).last_hidden_state[0]
@@ -59,7 +59,7 @@ def logit_pairs(
         assert model.next_hidden is not None
         states, zeros, ours = model.next_hidden[0].clone(), np.zeros(1, np.int64), []
         for position in range(count):
-            logits = heads.forward(Call(0, zeros[:, None], zeros, zeros, hidden=states[position : position + 1]))
+            logits = speculator.forward(Call(0, zeros[:, None], zeros, zeros, hidden=states[position : position + 1]))
             ours.append(logits.view(opened.spec.heads, -1)[:, opened.ids].clone())
     return list(zip(torch.stack(ours, 1), theirs, strict=True))
 

@@ -60,7 +60,7 @@ class MedusaSpec:
 
     @property
     def cached_elements(self) -> int:
-        """None: heads cache nothing."""
+        """0: heads cache nothing."""
         return 0
 
     @property
