@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 
 
 class DraftHeadProposer:
-    """Guesses `most` tokens ahead; with `most_guesses` above that, likely alternatives to them as well."""
+    """Guesses `most` tokens ahead; with `most_guesses` above that, likely alternatives to them as well.
 
-    def __init__(self, most: int, most_guesses: int | None) -> None:
+    model: whose draft head is open.
+    """
+
+    def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None) -> None:
+        assert model.speculator is not None
+        self._model, self._speculator = model, model.speculator
         if most < 1:
             raise RequestError(f"cannot guess {most} tokens", "speculate", "give 1 or more, or 0 for none")
         self.most, self.most_guesses = most, most_guesses or most
@@ -38,7 +43,7 @@ def no_drafts(rows: int) -> Drafts:
 
 
 class LastHidden:
-    """The model's hidden state after the last token that it has read of each slot."""
+    """The model's hidden state after the last token that it has read of each slot: that before the sequence's last."""
 
     def __init__(self, model: DecoderExecution) -> None:
         self._model = model

@@ -24,8 +24,8 @@ class BigramProposer(DraftHeadProposer):
     """What the table says most often follows the last token, and so on."""
 
     def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
-        super().__init__(most, most_guesses)
-        self._speculator, self._guesses = model.speculator, Guesses(model)
+        super().__init__(model, most, most_guesses)
+        self._guesses = Guesses(model)
 
     def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
         pass

@@ -34,10 +34,8 @@ class Eagle3Proposer(DraftHeadProposer):
     """
 
     def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
-        super().__init__(most, most_guesses)
-        assert model.speculator is not None
-        self._model, self._speculator = model, model.speculator
-        self._guesses = Guesses(model.speculator)
+        super().__init__(model, most, most_guesses)
+        self._guesses = Guesses(self._speculator)
         self._hidden: torch.Tensor | None = None  # [slots, 1 + most, D]
         self._starts, self._counts = np.zeros(model.slots, np.int64), np.zeros(model.slots, np.int64)
         self._versions = np.full(model.slots, -1)

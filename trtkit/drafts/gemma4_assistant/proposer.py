@@ -34,10 +34,8 @@ class AssistantProposer(DraftHeadProposer):
     """
 
     def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
-        super().__init__(most, most_guesses)
-        assert model.speculator is not None
-        self._model, self._speculator = model, model.speculator
-        self._guesses = Guesses(model.speculator)
+        super().__init__(model, most, most_guesses)
+        self._guesses = Guesses(self._speculator)
         self._hidden = LastHidden(model)
 
     def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:

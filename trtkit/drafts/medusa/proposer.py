@@ -32,9 +32,7 @@ class MedusaProposer(DraftHeadProposer):
     """
 
     def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
-        super().__init__(most, most_guesses)
-        assert model.speculator is not None
-        self._model, self._speculator = model, model.speculator
+        super().__init__(model, most, most_guesses)
         self._guesses = Guesses(model)
         self._hidden = LastHidden(model)
 
