@@ -47,7 +47,7 @@ class Nothing:
 
     max_length, max_prefill_length = 4096, 2048
     has_all_logits, takes_ids, description, adapters = False, True, "nothing", None
-    head = next_hidden = packed = None
+    speculator = next_hidden = packed = None
 
     def __init__(self, slots: int = SLOTS, vocabulary: int = VOCABULARY, *, is_asynchronous: bool = False) -> None:
         self.slots, self.vocab_size, self.is_asynchronous = slots, vocabulary, is_asynchronous

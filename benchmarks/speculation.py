@@ -21,8 +21,8 @@ import torch
 from benchmarks.measure import interleaved, summary, write, write_between
 from benchmarks.quantize_llm import texts
 from trtkit import LLM, SamplingParams
+from trtkit.drafts.eagle3.proposer import Eagle3Proposer
 from trtkit.files import cache_folder
-from trtkit.llm.engine import Eagle3Proposer
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[1]

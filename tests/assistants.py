@@ -17,7 +17,8 @@ from tests import tiny_llm
 from tests.decoder_case import SIZES
 from tests.decoders import model_of, rtx
 from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS, case_of
-from trtkit.builder.speculators.head import open_speculator
+from trtkit.builder.speculators import open_speculator
+from trtkit.drafts.gemma4_assistant.reference import new_assistant
 from trtkit.dtypes import FP32
 from trtkit.llm.execution import DecoderNetwork, ReferenceDecoder
 from trtkit.llm.execution.pool_size import PoolSize
@@ -25,8 +26,7 @@ from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
-from trtkit.network.speculators.registry import build_speculator
-from trtkit.verification.speculators.gemma4_assistant import new_assistant
+from trtkit.network.speculators import build_speculator
 
 if TYPE_CHECKING:
     from transformers import Gemma4AssistantForCausalLM
@@ -106,8 +106,8 @@ def decoder_with_assistant(
 ) -> ReferenceDecoder:
     """Return the tiny Gemma 4 with its assistant, in fp64. pages: of its caches; None for linear ones."""
     network, head = networks(None if pages is None else PAGE_TOKENS, in_place=in_place, has_tree=has_tree)
-    model = ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages, head=tuple(head.inputs)))
-    model.head = ReferenceDecoder(head, slots, widen="fp64", pool=PoolSize(model=model.cache))
+    model = ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages, speculator=tuple(head.inputs)))
+    model.speculator = ReferenceDecoder(head, slots, widen="fp64", pool=PoolSize(model=model.cache))
     return model
 
 

@@ -14,7 +14,7 @@ from tests.decoders import model_of, rtx
 from tests.eagle3 import Head, fields_of, save_head
 from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS, case_of
 from tests.medusa import save_random
-from trtkit.builder.speculators.head import open_speculator
+from trtkit.builder.speculators import open_speculator
 from trtkit.dtypes import FP32
 from trtkit.llm.execution import DecoderNetwork, ReferenceDecoder
 from trtkit.llm.execution.pool_size import PoolSize
@@ -22,7 +22,7 @@ from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
-from trtkit.network.speculators.registry import build_speculator
+from trtkit.network.speculators import build_speculator
 
 LAYERS = (0, 1)
 """Whose inputs the heads read."""
@@ -50,7 +50,7 @@ def networks(
     own_options = replace(options, has_all_logits=True, has_pages_in_place=in_place, has_tree=has_tree)
     with TemporaryDirectory() as folder:
         read = open_speculator(saved_head(Path(folder), kind), model.spec)
-        fusion, own = ({path: np.array(array) for path, array in each.items()} for each in (read.fusion, read.head))
+        fusion, own = ({path: np.array(array) for path, array in each.items()} for each in (read.fusion, read.arrays))
     graph, head = Graph(rtx()), Graph(rtx())
     own_options = replace(own_options, fusion=read.spec.fusion, gives_last_hidden=read.spec.fusion is None)
     weights = {**find_weights(model.spec, model.checkpoint), **fusion}
@@ -74,6 +74,6 @@ def decoder_with_head(
     """Return the tiny Llama with its head. pages: of its caches; None for linear ones."""
     page_tokens = None if pages is None else PAGE_TOKENS
     network, head = networks(page_tokens, kind, in_place=in_place, has_tree=has_tree)
-    model = ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages, head=tuple(head.inputs)))
-    model.head = ReferenceDecoder(head, slots, widen="fp64", pool=PoolSize(model=model.cache))
+    model = ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages, speculator=tuple(head.inputs)))
+    model.speculator = ReferenceDecoder(head, slots, widen="fp64", pool=PoolSize(model=model.cache))
     return model

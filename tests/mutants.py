@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("network", "models", *(f"llm/{name}" for name in ("engine", "scheduler", "cache", "execution", "sampling")))
+_OF_LLM = ("engine", "scheduler", "cache", "execution", "sampling")
+PACKAGES = ("network", "models", "drafts", *(f"llm/{name}" for name in _OF_LLM))
 LIMIT_S = 300
 """Wall time of a mutant's tests; one that hangs them is noticed, too."""
 _PAIRS = (

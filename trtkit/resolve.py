@@ -147,11 +147,11 @@ def _one_part(config: ModelConfig) -> StagedModel:
 
 
 def _decoder(config: ModelConfig) -> StagedModel:
-    """Return a language model, with the head that guesses its tokens if the config names one."""
+    """Return a language model, with its draft head if the config names one."""
     if config.llm is None or config.llm.speculator is None:
         return StagedModel(config, "tokens", (_decoder_stage(config.name),))
-    head = Stage(SPECULATOR, (Part("head", "network"),), "speculator")
-    return StagedModel(config, "tokens", (head, _decoder_stage(LLM)))
+    speculator = Stage(SPECULATOR, (Part("head", "network"),), "speculator")
+    return StagedModel(config, "tokens", (speculator, _decoder_stage(LLM)))
 
 
 def _decoder_stage(name: str) -> Stage:

@@ -12,9 +12,9 @@ from tests.assistants import assistant, decoder_with_assistant
 from tests.decoders import model_of, relative_rms
 from tests.generation import PAGE_TOKENS, SLOTS, Asked, _caches, alone, case_of, is_clean, run
 from tests.integration.conftest import SEPARATE
+from trtkit.drafts.gemma4_assistant.proposer import AssistantProposer
+from trtkit.drafts.gemma4_assistant.reference import what_assistants_read
 from trtkit.llm.engine import EngineOptions, LLMEngine
-from trtkit.llm.engine.heads import AssistantProposer
-from trtkit.verification.speculators.gemma4_assistant import what_assistants_read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

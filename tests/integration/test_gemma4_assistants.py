@@ -17,11 +17,11 @@ from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.builder.decoders import open_decoder
 from trtkit.config.schema import ModelConfig, Source
+from trtkit.drafts.gemma4_assistant.reference import all_layers_may_share
 from trtkit.errors import ConfigError, TrtkitError
 from trtkit.jobs.runner import new_runner
 from trtkit.resolve import resolve
 from trtkit.verification.jobs import VerifySettings as Checks
-from trtkit.verification.speculators.gemma4_assistant import all_layers_may_share
 from trtkit.verification.verify import verify_bundle
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def test_assistant_that_does_not_fit_is_refused(
     shutil.copytree(folder / "assistant", tmp_path / "assistant")
     change(tmp_path / "assistant")
     with pytest.raises(TrtkitError, match=message):
-        assert open_decoder(resolve(config_of(folder, tmp_path / "assistant"))).head
+        assert open_decoder(resolve(config_of(folder, tmp_path / "assistant"))).speculator
 
 
 @pytest.mark.slow
@@ -158,10 +158,10 @@ def test_pages_of_an_assistant_are_the_models(folder: Path) -> None:
 def test_models_without_assistants_are_refused(folder: Path, tmp_path: Path) -> None:
     tiny_llm.save(tmp_path / "model")
     with pytest.raises(ConfigError, match="a head that guesses tokens does not work here") as error:
-        assert open_decoder(resolve(config_of(tmp_path, folder / "assistant"))).head
+        assert open_decoder(resolve(config_of(tmp_path, folder / "assistant"))).speculator
     assert "reads the caches of a `gemma4_text`, and the model is a `llama`" in str(error.value)
     save_model(tmp_path / "full", layer_types=["full_attention"] * 5)
     config = config_of(folder).model_copy(update={"source": Source(hf=str(tmp_path / "full"))})
     with pytest.raises(ConfigError) as error:
-        assert open_decoder(resolve(config)).head
+        assert open_decoder(resolve(config)).speculator
     assert "no layer of type `sliding_attention`" in str(error.value)

@@ -19,7 +19,7 @@ from tests.generation import case_of
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.builder.decoders import open_decoder
-from trtkit.builder.speculators.head import tree_obstacles
+from trtkit.builder.speculators import tree_obstacles
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import ConfigError, RequestError, TrtkitError
 from trtkit.jobs.runner import new_runner
@@ -96,7 +96,7 @@ def test_two_ways_to_guess_are_refused(folder: Path) -> None:
         with pytest.raises(RequestError, match=r"cannot be combined|-1 tokens to guess"):
             LLM(bundle, **options)
     with LLM(bundle, lookup=3) as llm:  # what was asked for, not the head
-        assert llm.frontend.execution.head is None
+        assert llm.frontend.execution.speculator is None
 
 
 def test_guesses_without_a_head_are_refused(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_head_that_does_not_fit_is_refused(
     shutil.copytree(folder / "head", tmp_path / "head")
     change(tmp_path / "head")
     with pytest.raises(TrtkitError, match=message):
-        assert open_decoder(resolve(config_of(folder, tmp_path / "head"))).head
+        assert open_decoder(resolve(config_of(folder, tmp_path / "head"))).speculator
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_head_that_does_not_fit_is_refused(
 )
 def test_config_that_a_head_does_not_work_with_is_refused(changes: dict[str, Any], message: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match="a head that guesses tokens does not work here") as error:
-        assert open_decoder(resolve(config_of(folder, **changes))).head
+        assert open_decoder(resolve(config_of(folder, **changes))).speculator
     assert message in str(error.value)
 
 
@@ -213,7 +213,7 @@ def test_tree_is_refused_with_the_models_name_for_it(folder: Path, tmp_path: Pat
     path.write_text(json.dumps(fields))
     config = config_of(tmp_path, folder / "head", llm={"tree_tokens": 9})
     with pytest.raises(ConfigError, match="a head that guesses tokens does not work here") as error:
-        assert open_decoder(resolve(config)).head
+        assert open_decoder(resolve(config)).speculator
     assert "`llm.tree_tokens`: 9 guesses in a row exceed the sliding window of 8 tokens" in str(error.value)
 
 

@@ -11,11 +11,13 @@ from tests.decoders import model_of, relative_rms
 from tests.generation import PAGE_TOKENS, SLOTS, Asked, _caches, alone, case_of, is_clean, run
 from tests.heads import LAYERS, decoder_with_head, saved_head, torch_head
 from tests.integration.conftest import SEPARATE
-from trtkit.builder.speculators.head import open_speculator
-from trtkit.llm.engine import HEAD_PROPOSERS, Eagle3Proposer, EngineOptions, LLMEngine
-from trtkit.llm.engine.heads import MedusaProposer
+from trtkit.builder.speculators import open_speculator
+from trtkit.drafts.eagle3.proposer import Eagle3Proposer
+from trtkit.drafts.medusa.proposer import MedusaProposer
+from trtkit.drafts.medusa.reference import medusa_logits
+from trtkit.llm.engine import EngineOptions, LLMEngine
 from trtkit.llm.execution.kv_cache import KvCache
-from trtkit.verification.speculators.medusa import medusa_logits
+from trtkit.models.speculators import kind_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +69,7 @@ def engine(
 ) -> LLMEngine:
     pages, in_place, _ = _caches[-1]
     model = decoder_with_head(SLOTS, pages, kind, in_place=in_place, has_tree=tree is not None)
-    guesser = (proposer or HEAD_PROPOSERS[kind])(model, 3, tree)
+    guesser = (proposer or kind_part(kind, "proposer").PROPOSER)(model, 3, tree)
     return LLMEngine(model, EngineOptions(proposer=guesser, clock=lambda: 0.0, **options))
 
 
@@ -181,5 +183,5 @@ def test_each_medusa_head_guesses_the_token_at_its_distance(tmp_path: Path) -> N
     for known, drafts in proposer.guesses[::3]:
         # The model has not read the last token: the hidden state before gave it, and gives those after it.
         hidden = model_of(case_of("llama")).hf.model(torch.tensor([known[:-1]])).last_hidden_state[0]
-        logits = medusa_logits(head.spec, head.head, hidden)
+        logits = medusa_logits(head.spec, head.arrays, hidden)
         assert drafts == logits[: len(drafts), -1].argmax(-1).tolist()

@@ -161,7 +161,7 @@ def test_heads_that_do_not_fit_are_refused(change: Callable[[Path], None], messa
         each.unlink()
     change(heads)
     with pytest.raises(TrtkitError, match=message):
-        assert open_decoder(resolve(config_of(folder, heads))).head
+        assert open_decoder(resolve(config_of(folder, heads))).speculator
 
 
 @pytest.mark.parametrize("tokens", [[1, 1], [1], [-1, 3], [4, 320], [0.5, 1.5]])
@@ -170,4 +170,4 @@ def test_tables_that_do_not_name_tokens_are_refused(tokens: list[float], folder:
     fields = {"medusa_num_heads": 1, "medusa_num_layers": 0, "truncated_vocab_size": 2}
     heads = save_medusa(folder / "tokens", weights, **fields)
     with pytest.raises(TrtkitError, match="`token_map` does not name 2 different tokens below 320"):
-        assert open_decoder(resolve(config_of(folder, heads))).head
+        assert open_decoder(resolve(config_of(folder, heads))).speculator

@@ -14,7 +14,7 @@ from tests.covering import CACHED, in_covering_set_of
 from tests.decoder_cases import CASES
 from tests.decoders import graph_of, model_of, relative_rms
 from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS
-from trtkit.builder.speculators.head import tree_obstacles
+from trtkit.builder.speculators import tree_obstacles
 from trtkit.dtypes import FP32
 from trtkit.llm.engine.drafts import Drafts
 from trtkit.llm.execution import Call, CallTree, DecoderNetwork, ReferenceDecoder

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trtkit
-from trtkit.models.speculators.registry import KINDS
+from trtkit.models.speculators import known_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,13 +96,17 @@ def _module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def test_kinds_of_heads_do_not_import_each_other() -> None:
-    """What two kinds need goes into a module without a kind's name."""
-    modules = {_module(path) for path in ROOT.rglob("*.py")}
+def test_only_its_folder_names_a_kind_of_draft_head() -> None:
+    """Lower layers find kinds by their folders, and kinds do not import each other."""
     for path in ROOT.rglob("*.py"):
-        if path.stem in KINDS:
-            others = tuple(f".{kind}" for kind in KINDS if kind != path.stem)
-            assert not [name for name in _imports(path, modules) if others and name.endswith(others)], path
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        for kind in known_kinds():
+            if path.is_relative_to(ROOT / "drafts" / kind):
+                continue
+            assert kind not in texts, path
+            assert not [module for module in modules if module.startswith(f"trtkit.drafts.{kind}")], path
 
 
 def test_child_processes_do_not_search_the_current_folder_for_modules() -> None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.builder.plugins import reads_pages_in_place
-from trtkit.builder.speculators.head import JoinedWeights, open_head
+from trtkit.builder.speculators import JoinedWeights, open_config_speculator
 from trtkit.builder.stages import DecoderSize
 from trtkit.config.llm import LlmOptions
 from trtkit.dtypes import dtype_of
@@ -24,7 +24,7 @@ from trtkit.models.weights import find_weights, model_weights, stored_spec
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.input_spec import MOST_ROW_TOKENS, TOKEN_TILE, ProfileShapes, kv_window, takes_packed_calls
-from trtkit.network.speculators.registry import build_speculator
+from trtkit.network.speculators import build_speculator
 from trtkit.sources import decoder_source
 from trtkit.sources.checkpoint import converted_elements
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from trtkit.builder.speculators.opened import OpenedSpeculator
+    from trtkit.builder.speculators import OpenedSpeculator
     from trtkit.config.schema import ModelConfig
     from trtkit.models.model import StagedModel
     from trtkit.models.spec import DecoderSpec
@@ -89,22 +89,23 @@ class OpenedDecoder:
         return find_weights(self.spec, self.source.checkpoint, self.source.where)
 
     @cached_property
-    def head(self) -> OpenedSpeculator | None:
+    def speculator(self) -> OpenedSpeculator | None:
         """The draft head, if the config names one. Raises ConfigError, SourceError, ProblemsError."""
-        return open_head(self.config, self.spec, has_quantized_caches=self.source.kv_cache is not None)
+        has_quantized_caches = self.source.kv_cache is not None
+        return open_config_speculator(self.config, self.spec, has_quantized_caches=has_quantized_caches)
 
     def write(self, graph: Graph, weights: Mapping[str, Any], logits: Literal["all", "last"] | None = None) -> Graph:
         """Write the network into the empty `graph`. logits: in place of those that the config asks for."""
         graph_options = self.options(graph.backend.name, logits)
-        if self.head is not None:
-            weights = JoinedWeights(weights, self.head.fusion)
+        if self.speculator is not None:
+            weights = JoinedWeights(weights, self.speculator.fusion)
         build_decoder(graph, self.rank_spec, weights, graph_options)
         return graph
 
     def options(self, backend: str, logits: Literal["all", "last"] | None = None) -> DecoderOptions:
         """Return how the network is written for a backend. Raises ConfigError for plugins that it lacks."""
         in_place = reads_pages_in_place(self.config, backend)
-        fusion = None if self.head is None else self.head.spec.fusion
+        fusion = None if self.speculator is None else self.speculator.spec.fusion
         return replace(
             network_options(self.model, logits),
             is_packed=self.is_packed,
@@ -112,16 +113,16 @@ class OpenedDecoder:
             adapted=self.adapted,
             has_pages_in_place=in_place,
             fusion=fusion,
-            gives_last_hidden=self.head is not None and fusion is None,
+            gives_last_hidden=self.speculator is not None and fusion is None,
             has_tree=llm_options(self.config).tree_tokens is not None,
         )
 
-    def write_head(self, graph: Graph) -> Graph:
+    def write_speculator(self, graph: Graph) -> Graph:
         """Write the network of the draft head into the empty `graph`."""
-        head = self.head
-        assert head is not None
-        arrays = head.weights(self.all_weights() if head.borrowed else {})
-        build_speculator(graph, head.spec, head.ids, arrays, network_options(self.model))
+        opened = self.speculator
+        assert opened is not None
+        arrays = opened.weights(self.all_weights() if opened.borrowed else {})
+        build_speculator(graph, opened.spec, opened.ids, arrays, network_options(self.model))
         return graph
 
 

@@ -137,7 +137,7 @@ def _layers(engine: str, result: StageResult, folder: Path) -> LayersRecord | No
 
 
 def _decoder(inputs: BuildInputs, written: WrittenModel, sizes: Sequence[DecoderSize], folder: Path) -> DecoderRecord:
-    head = written.results[0].decoder if inputs.model.has_speculator else None
+    speculator = written.results[0].decoder if inputs.model.has_speculator else None
     return DecoderRecord(
         vocab_size=sizes[0].vocab_size,
         has_read_only_caches=sizes[0].has_read_only_caches,
@@ -149,12 +149,12 @@ def _decoder(inputs: BuildInputs, written: WrittenModel, sizes: Sequence[Decoder
         embeddings=file_record(folder, EMBEDDINGS),
         images=inputs.tower.images if isinstance(inputs.tower, OpenedVision) else None,
         encoder=inputs.tower.encoder if isinstance(inputs.tower, OpenedEncoder) else None,
-        speculator=None if head is None else _speculator(head),
+        speculator=None if speculator is None else _speculator(speculator),
     )
 
 
-def _speculator(head: DecoderSize) -> SpeculatorRecord:
-    facts = asdict(head)
+def _speculator(size: DecoderSize) -> SpeculatorRecord:
+    facts = asdict(size)
     return SpeculatorRecord(**{name: facts[name] for name in SpeculatorRecord.model_fields})
 
 

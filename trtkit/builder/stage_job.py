@@ -91,7 +91,7 @@ def stage_writer(request: StageRequest) -> Callable[[StageRequest, Backend, JobC
 
             return write_parts
         case "speculator":
-            from trtkit.builder.speculators.stage import write_speculator
+            from trtkit.builder.speculator_stage import write_speculator
 
             return write_speculator
         case "decoder":

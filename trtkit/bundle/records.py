@@ -234,9 +234,9 @@ class SizeRecord(StrictModel):
 class SpeculatorRecord(SizeRecord):
     """What the stage `speculator` holds: the draft head.
 
-    model_type: the kind of head, such as `eagle3`. weight_bytes: with its copies of the model's weights, and with the
-    projection in the model's network. kv_bytes_per_token, kv_bytes_per_slot: in addition to the model's. most_tokens:
-    that it can guess in a step; None for any number.
+    model_type: its kind. weight_bytes: with its copies of the model's weights, and with the projection in the model's
+    network. kv_bytes_per_token, kv_bytes_per_slot: in addition to the model's. most_tokens: that it can guess in a
+    step; None for any number.
     """
 
     model_type: str

@@ -115,12 +115,13 @@ def _add_tokens(table: Table, model: ModelRecord) -> None:
     if decoder.state_bytes_per_slot:
         kind = "recurrent states" if decoder.encoder is None else "of the encoder"
         table.add_row(kind, f"{size_text(decoder.state_bytes_per_slot)} per slot")
-    if (head := decoder.speculator) is not None:
-        held = f"{count_text(head.parameters).strip()} parameters, weights {size_text(head.weight_bytes)}"
-        cache = f"KV cache {size_text(head.kv_bytes_per_token)} per token, {size_text(head.kv_bytes_per_slot)} per slot"
-        kept = cache if head.kv_bytes_per_token else "no KV cache"
-        most = f"; at most {head.most_tokens} tokens in a step" if head.most_tokens else ""
-        table.add_row("speculator", f"{head.model_type}, {held}; {kept}{most}")
+    if (speculator := decoder.speculator) is not None:
+        held = f"{count_text(speculator.parameters).strip()} parameters, weights {size_text(speculator.weight_bytes)}"
+        per_token, per_slot = size_text(speculator.kv_bytes_per_token), size_text(speculator.kv_bytes_per_slot)
+        cache = f"KV cache {per_token} per token, {per_slot} per slot"
+        kept = cache if speculator.kv_bytes_per_token else "no KV cache"
+        most = f"; at most {speculator.most_tokens} tokens in a step" if speculator.most_tokens else ""
+        table.add_row("speculator", f"{speculator.model_type}, {held}; {kept}{most}")
     if decoder.images is not None:
         _add_vision(table, decoder.images, model.stages[0])
 

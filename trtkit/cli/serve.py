@@ -315,7 +315,7 @@ def serve_bundle(bundle: str, options: dict[str, Any], *, as_json: bool, quiet: 
     from trtkit.deployment.dynamo.prefill_bundle import check_prefill_bundle
     from trtkit.deployment.process import free_ports
     from trtkit.llm.adapters import check_adapters
-    from trtkit.llm.head_tokens import head_tokens
+    from trtkit.llm.speculator_tokens import speculator_tokens
     from trtkit.runtime.weight_budget import weight_budget_bytes
     from trtkit.serving_options import ServingOptions
 
@@ -327,7 +327,7 @@ def serve_bundle(bundle: str, options: dict[str, Any], *, as_json: bool, quiet: 
     name = options.pop("name") or model.path.resolve().name
     with faults_by_flag():
         weight_budget_bytes(open_bundle(model.path), serving.weight_budget_gib)
-        head_tokens(open_bundle(model.path), serving.speculate)
+        speculator_tokens(open_bundle(model.path), serving.speculate)
         check_adapters(open_bundle(model.path), serving.lora or {}, name)
     port = options.pop("http_port") or free_ports(1)[0]
     fleet_options = DynamoOptions(name, port=port, serving=serving, **options)

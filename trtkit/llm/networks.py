@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import RequestError
 from trtkit.llm.encoded import open_encoder
-from trtkit.llm.engine import HEAD_PROPOSERS, DraftProposer, LookupProposer
+from trtkit.llm.engine import DraftProposer, LookupProposer
 from trtkit.llm.execution import ExecutionOptions, engine_device, open_execution
-from trtkit.llm.head_tokens import head_tokens
 from trtkit.llm.images import open_tower
+from trtkit.llm.speculator_tokens import speculator_tokens
+from trtkit.models.speculators import kind_part
 from trtkit.runtime.weight_budget import weight_budget_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trtkit.llm.encoded.encoder import Encoder
     from trtkit.llm.engine.proposers import Proposer
     from trtkit.llm.execution import DecoderExecution
     from trtkit.llm.images.tower import VisionTower
     from trtkit.llm.text_bundle import TextBundle
     from trtkit.serving_options import ServingOptions
+
+
+class _KindProposer(Protocol):
+    """The `proposer.py` of a kind. PROPOSER: of a model whose draft head is open, how many to guess, and a tree's."""
+
+    PROPOSER: Callable[[DecoderExecution, int, int | None], Proposer]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +51,7 @@ def open_networks(text: TextBundle, options: ServingOptions) -> Networks:
         options.needs_all_logits,
         options.cache_gib,
         None if options.weight_budget_gib == "auto" else options.weight_budget_gib,
-        has_head=_guessed_by_head(text, options) > 0,
+        has_speculator=_speculator_tokens(text, options) > 0,
     )
     execution = open_execution(text.bundle, options.runtime, options.slots, how)
     tower = None if text.images is None else open_tower(text.bundle, options.runtime)
@@ -56,14 +65,15 @@ def open_networks(text: TextBundle, options: ServingOptions) -> Networks:
     return Networks(execution, tower, encoder, proposer)
 
 
-def _guessed_by_head(text: TextBundle, options: ServingOptions) -> int:
-    """Return how many tokens the bundle's head guesses. Raises what `head_tokens` does."""
-    return head_tokens(text.bundle, options.speculate, has_others=options.draft is not None or options.lookup > 0)
+def _speculator_tokens(text: TextBundle, options: ServingOptions) -> int:
+    """Return how many tokens the bundle's draft head guesses. Raises what `speculator_tokens` does."""
+    has_others = options.draft is not None or options.lookup > 0
+    return speculator_tokens(text.bundle, options.speculate, has_others=has_others)
 
 
 def _proposer(text: TextBundle, options: ServingOptions, execution: DecoderExecution) -> Proposer | None:
     """Return what guesses tokens ahead."""
-    decoder, count = text.bundle.manifest.decoder, _guessed_by_head(text, options)
+    decoder, count = text.bundle.manifest.decoder, _speculator_tokens(text, options)
     if options.lookup < 0 or options.draft_tokens < 1:
         raise RequestError("a negative number of tokens to guess", "lookup", "give 0 or more")
     if options.draft is not None and options.lookup:
@@ -73,7 +83,8 @@ def _proposer(text: TextBundle, options: ServingOptions, execution: DecoderExecu
     if decoder is not None and decoder.speculator is not None and count:
         llm = text.bundle.manifest.config.llm
         tree_tokens = None if llm is None else llm.tree_tokens
-        return HEAD_PROPOSERS[decoder.speculator.model_type](execution, count, tree_tokens)
+        kind = cast("_KindProposer", kind_part(decoder.speculator.model_type, "proposer"))
+        return kind.PROPOSER(execution, count, tree_tokens)
     return LookupProposer(options.lookup) if options.lookup else None
 
 

@@ -16,7 +16,7 @@ Writer = Literal["parser", "parts", "decoder", "speculator"]
 # The stages before a language model that takes images or reads an encoder, and its own; alone it has the model's name.
 VISION, ENCODER, LLM = "vision", "encoder", "llm"
 SPECULATOR = "speculator"
-"""The stage of the head that guesses tokens, which stands before the language model's."""
+"""The stage of the draft head, which stands before the language model's."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Stage:
     """Some parts, in order, that become one network and one engine.
 
     writer: who makes the network: TensorRT's parser of one ONNX file; a family's parts, parsed ones first; or the
-        decoder of language models; the head that guesses its tokens.
+        decoder of language models; that of their draft heads.
     """
 
     name: str
@@ -72,7 +72,7 @@ class StagedModel:
 
     @property
     def has_speculator(self) -> bool:
-        """Whether a head guesses the language model's tokens."""
+        """Whether a draft head guesses the language model's tokens."""
         return self.interface == "tokens" and self.stages[0].name == SPECULATOR and len(self.stages) > 1
 
     @property

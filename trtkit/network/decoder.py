@@ -22,8 +22,7 @@ from trtkit.network.ops.gather import embedding, embedding_of_share, entries, to
 from trtkit.network.ops.linear import linear
 from trtkit.network.ops.shape import reshape, take
 from trtkit.network.rope_tables import sinusoid_table
-from trtkit.network.speculators.eagle3 import fused
-from trtkit.network.speculators.names import NEXT_DRAFT_HIDDEN
+from trtkit.network.speculators import NEXT_DRAFT_HIDDEN, fused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

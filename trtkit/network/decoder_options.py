@@ -9,7 +9,7 @@ from trtkit.dtypes import FP16, INT32
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
-    from trtkit.models.speculators.spec import FusionSpec
+    from trtkit.models.speculators import FusionSpec
     from trtkit.quantized_matrix import KvQuantization
     from trtkit.quantized_model import ExpertsRead
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtkit.builder.decoders import can_pack, llm_options
-from trtkit.builder.speculators.head import head_size, open_head
+from trtkit.builder.speculators import open_config_speculator, speculator_size
 from trtkit.dtypes import dtype_of
 from trtkit.errors import PlanError
 from trtkit.files import scratch_folder
@@ -135,15 +135,15 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
 def _head_bytes(planned: PlannedModel, spec: DecoderSpec) -> tuple[int, int]:
     """Return the weights of the draft head, and its cache of one token; zeros if there is none.
 
-    Raises what `open_head` does for a head that does not fit.
+    Raises what `open_config_speculator` does for a head that does not fit.
     """
     record = None if planned.bundle is None else planned.bundle.manifest.decoder
     if record is not None and record.speculator is not None:
         return record.speculator.weight_bytes, record.speculator.kv_bytes_per_token
-    head = open_head(planned.config, spec, has_quantized_caches=False)
-    if head is None:
+    speculator = open_config_speculator(planned.config, spec, has_quantized_caches=False)
+    if speculator is None:
         return 0, 0
-    size = head_size(planned.config, head)
+    size = speculator_size(planned.config, speculator)
     return size.weight_bytes, size.kv_bytes_per_token
 
 

@@ -35,12 +35,12 @@ _PICKLES = (".bin", ".pt", ".pth")
 
 
 def speculator_files(folder: Path) -> list[Path]:
-    """Return the files of a head. Raises SourceError for a folder that is missing or holds pickles."""
+    """Return the files of a draft head. Raises SourceError for a folder that is missing or holds pickles."""
     return [speculator_config(folder), *read_folder(folder)[1]]
 
 
 def speculator_config(folder: Path) -> Path:
-    """Return the path of a head's config.json. Raises SourceError if there is none, or if the weights are a pickle."""
+    """Return a draft head's config.json. Raises SourceError if there is none, or if the weights are a pickle."""
     if not (folder / "config.json").is_file():
         what = "the folder has no `config.json`" if folder.is_dir() else "no such folder"
         raise SourceError(what, str(folder), "give the folder of a head that guesses tokens")

@@ -34,8 +34,8 @@ def digest_source(source: Source) -> list[SourceFile]:
 def digest_model(config: ModelConfig) -> list[SourceFile]:
     """Return every file that a config's model is read from: its source, and the draft head."""
     speculator = None if config.llm is None else config.llm.speculator
-    head = [] if speculator is None else speculator_files(Path(speculator))
-    return [*digest_source(config.source), *(_digest(path) for path in head)]
+    attached = [] if speculator is None else speculator_files(Path(speculator))
+    return [*digest_source(config.source), *(_digest(path) for path in attached)]
 
 
 def adapter_digest(folder: Path) -> str:

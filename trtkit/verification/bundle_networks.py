@@ -16,7 +16,7 @@ from trtkit.bundle.bundle import open_bundle
 from trtkit.jobs.events import Progress
 from trtkit.llm.execution import decoder_network
 from trtkit.llm.execution.embeddings import bundle_embeddings
-from trtkit.llm.execution.network import head_network
+from trtkit.llm.execution.network import speculator_network
 from trtkit.network.layer_file import MappedFiles
 from trtkit.network.layer_graph import MISSING
 from trtkit.resolve import resolve
@@ -75,7 +75,7 @@ class _WrittenNetworks:
             decoder, embeddings = replace(self._decoder, rank=rank), bundle_embeddings(self._bundle.path)
             return decoder_network(self._backend, decoder, embeddings=embeddings).layers
         if stage.writer == "speculator":
-            return head_network(self._backend, self._decoder).layers
+            return speculator_network(self._backend, self._decoder).layers
         return stage_layers(self._backend, stage, None if stage.writer == "parser" else self._hybrid)[0]
 
     @cached_property

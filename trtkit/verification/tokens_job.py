@@ -123,9 +123,9 @@ def _calls(
     """Check what serving relies on: slots that share calls give what each gives alone; guesses are the head's."""
     report(Phase("compare calls"))
     corners = [verifier.slots(samples), *verifier.mixed(samples)] if has_corners else []
-    if verifier.opened.head is not None:
+    if verifier.opened.speculator is not None:
         longest = max(samples, key=lambda sample: len(sample.ids))
-        corners += verifier.of_head(verifier.opened.head, longest.ids)
+        corners += verifier.of_speculator(verifier.opened.speculator, longest.ids)
     return corners
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
@@ -12,27 +12,29 @@ from trtkit.backends import load_backend
 from trtkit.builder.decoders import llm_options, open_decoder
 from trtkit.jobs.events import Phase
 from trtkit.llm.execution import Call, CallTree, ReferenceDecoder, decoder_network
-from trtkit.llm.execution.network import head_network
+from trtkit.llm.execution.network import speculator_network
 from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.pool_size import PoolSize
 from trtkit.models.model import StagedModel
 from trtkit.models.parallel import SINGLE, grid_of
+from trtkit.models.speculators import kind_part
 from trtkit.network.decoder import EMBEDS
 from trtkit.verification.compare import limits_of, worst
 from trtkit.verification.job import corner
 from trtkit.verification.logits import compare_rows
 from trtkit.verification.ranks import RankedDecoder, rank_networks, reference_decoder, single
-from trtkit.verification.speculators import HEAD_PAIRS
 from trtkit.verification.stepper import Stepper
 from trtkit.verification.subject import tolerance_of
 from trtkit.verification.tokens_inputs import token_inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
+    from transformers import PreTrainedModel
 
-    from trtkit.builder.speculators.opened import OpenedSpeculator
+    from trtkit.arrays import Array
+    from trtkit.builder.speculators import OpenedSpeculator
     from trtkit.jobs.events import Listener
     from trtkit.llm.execution import DecoderNetwork
     from trtkit.verification.corners import Shapes
@@ -45,6 +47,20 @@ if TYPE_CHECKING:
 _SLOTS = 3
 _CHUNKS, _CHUNKS_OF_MEDIA = (1, 5), (5,)
 _PIECE = 5
+
+
+class _KindReference(Protocol):
+    """The `reference.py` of a kind of draft heads."""
+
+    @staticmethod
+    def logit_pairs(
+        model: ReferenceDecoder,
+        reference: PreTrainedModel,
+        opened: OpenedSpeculator,
+        arrays: Mapping[str, Array],
+        ids: Sequence[int],
+    ) -> Pairs:
+        """Return logits of a draft head and its reference's, after a prompt. arrays: of its network, by path."""
 
 
 class TokensVerifier:
@@ -62,11 +78,11 @@ class TokensVerifier:
         opened, most = self.opened, self.opened.spec.most_new_tokens
         self.ranks = None if grid_of(self.config) == SINGLE else rank_networks(self.backend, opened, "all")
         self.network = decoder_network(self.backend, single(opened), "all")
-        head = None if opened.head is None else head_network(self.backend, opened)
-        pool = PoolSize(head=() if head is None else tuple(head.inputs))
+        speculator = None if opened.speculator is None else speculator_network(self.backend, opened)
+        pool = PoolSize(speculator=() if speculator is None else tuple(speculator.inputs))
         self.decoder = ReferenceDecoder(self.network, _SLOTS, pool=pool)
-        if head is not None:
-            self.decoder.head = ReferenceDecoder(head, _SLOTS, pool=PoolSize(model=self.decoder.cache))
+        if speculator is not None:
+            self.decoder.speculator = ReferenceDecoder(speculator, _SLOTS, pool=PoolSize(model=self.decoder.cache))
         self.single = Stepper(self.decoder, most)
         self.stepper = self.single if self.ranks is None else Stepper(RankedDecoder(self.ranks, _SLOTS), most)
         report(Phase("load reference"))
@@ -135,10 +151,11 @@ class TokensVerifier:
         shapes: Shapes = {"tensor, expert, pipeline": tuple(astuple(grid))}
         return corner(f"{grid.ranks} ranks and one", shapes, worst(comparisons), self.limits)
 
-    def of_head(self, head: OpenedSpeculator, ids: Sequence[int]) -> Iterator[Corner]:
+    def of_speculator(self, opened: OpenedSpeculator, ids: Sequence[int]) -> Iterator[Corner]:
         """Compare the logits of the draft head with its reference's, and the model's of guesses in a tree."""
-        arrays, model = head.weights(self.opened.all_weights() if head.borrowed else {}), self.inputs.reference.model
-        pairs = HEAD_PAIRS[head.spec.kind](self.decoder, model, head, arrays, ids)
+        arrays = opened.weights(self.opened.all_weights() if opened.borrowed else {})
+        kind = cast("_KindReference", kind_part(opened.spec.kind, "reference"))
+        pairs = kind.logit_pairs(self.decoder, self.inputs.reference.model, opened, arrays, ids)
         yield self._corner("guesses of the head", {"input_ids": (1, len(ids))}, pairs)
         if llm_options(self.config).tree_tokens is not None:
             pairs = self._tree_pairs(ids)

@@ -18,7 +18,7 @@ from trtkit.deployment.triton.served import DeployedModel, check_name
 from trtkit.deployment.triton.tensor_model import network_models
 from trtkit.errors import DeployError
 from trtkit.llm.adapters import check_adapters
-from trtkit.llm.head_tokens import head_tokens
+from trtkit.llm.speculator_tokens import speculator_tokens
 from trtkit.runtime.weight_budget import weight_budget_bytes
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> DeployedMode
     _check(options)
     serving = options.serving
     weight_budget_bytes(bundle, serving.weight_budget_gib)
-    head_tokens(bundle, serving.speculate)
+    speculator_tokens(bundle, serving.speculate)
     llm = manifest.config.llm
     slots = serving.slots or (llm.max_batch_size if llm is not None else 1)
     adapters = serving.lora or {}

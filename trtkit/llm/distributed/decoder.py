@@ -42,7 +42,7 @@ class DistributedDecoder:
     """
 
     is_asynchronous = takes_ids = False
-    head = next_hidden = None
+    speculator = next_hidden = None
 
     def __init__(self, group: RankGroup, runner: StageRunner, facts: Sequence[RankFacts]) -> None:
         local, last = runner.execution, facts[-1]

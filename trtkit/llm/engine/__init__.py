@@ -2,7 +2,6 @@
 
 from trtkit.llm.cache.host.files import CacheFolder
 from trtkit.llm.engine.engine import LLMEngine
-from trtkit.llm.engine.heads import HEAD_PROPOSERS, Eagle3Proposer
 from trtkit.llm.engine.options import EngineOptions
 from trtkit.llm.engine.proposers import DraftProposer, LookupProposer
 from trtkit.llm.engine.request import Finished, Request
@@ -10,10 +9,8 @@ from trtkit.llm.scheduler.costs import Statistics
 from trtkit.llm.scheduler.request import Metrics
 
 __all__ = [
-    "HEAD_PROPOSERS",
     "CacheFolder",
     "DraftProposer",
-    "Eagle3Proposer",
     "EngineOptions",
     "Finished",
     "LLMEngine",

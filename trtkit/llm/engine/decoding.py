@@ -140,7 +140,7 @@ def verify(state: State, call: Call, guessed: Guessed, logits: torch.Tensor, goe
 
 
 def _straighten(state: State, call: Call, slots: Ints, places: tuple[Ints, int]) -> None:
-    """Let guesses that came true lie where a chain would have put them: in caches, and for a head that reads them.
+    """Let guesses that came true lie where a chain would have put them: in caches, and for a proposer that reads them.
 
     places: the column [R] of each slot's guess in the call, and the one where it belongs.
     """

@@ -114,8 +114,8 @@ def _spread(array: Ints, rows: Ints, count: int) -> Ints:
 class GuessTree:
     """Guesses of R sequences. The drawn ones are a chain, which is always kept; alternatives are kept by likelihood.
 
-    A guess is as likely as the product of the head's probabilities along its branch, so what a kept guess follows is
-    kept too.
+    A guess is as likely as the product of the draft head's probabilities along its branch, so what a kept guess follows
+    is kept too.
     Source: dynamic draft trees, https://arxiv.org/abs/2406.16858.
 
     depth: of the chain. most: guesses of a sequence, the chain's included.
@@ -209,4 +209,4 @@ def _of(array: np.ndarray, order: Ints) -> np.ndarray:
     return array[np.arange(len(order))[:, None], order]
 
 
-_UNKNOWN = -1e30  # tokens that a head cannot guess have lower logits
+_UNKNOWN = -1e30  # tokens that a draft head cannot guess have lower logits

@@ -32,8 +32,8 @@ def bytes_of_page(specs: Iterable[InputSpec]) -> int:
     return sum(math.prod(spec.shape[1:]) * DTYPES[spec.dtype].bits // 8 for spec in pools)
 
 
-def with_head(specs: Iterable[InputSpec], head: Iterable[InputSpec]) -> list[InputSpec]:
-    """Return a network's inputs and the caches of its head, of which some may be the network's."""
+def with_speculator(specs: Iterable[InputSpec], others: Iterable[InputSpec]) -> list[InputSpec]:
+    """Return a network's inputs and the caches of its draft head's, `others`, of which some may be the network's."""
     specs = list(specs)
     names = {spec.name for spec in specs}
-    return [*specs, *(spec for spec in head if spec.is_kept and spec.name not in names)]
+    return [*specs, *(spec for spec in others if spec.is_kept and spec.name not in names)]

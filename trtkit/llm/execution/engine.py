@@ -17,7 +17,7 @@ from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.plan import check_alignment, dtype_of
 from trtkit.llm.execution.step import StreamStep
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES
-from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
+from trtkit.network.speculators import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.runtime.loaded_engine import LoadedEngine
 from trtkit.runtime.runtime_cache import cache_file
 
@@ -65,14 +65,14 @@ class EngineDecoder:
         by_token = has_all_logits and self.packed is None
         self._outputs = OutputMemory(self._stream, self.engine.outputs, has_all_logits=by_token)
         self.has_all_logits = self._outputs.has_all_logits or has_all_logits
-        self.head: RankExecution | None = None
+        self.speculator: RankExecution | None = None
         self.next_hidden: torch.Tensor | None = None
         self._embeddings = plan.embeddings
         self.is_asynchronous, self.takes_ids = True, self._embeddings is None
         self.vocab_size = self._outputs.vocab_size
         self.cache = open_cache(specs, slots, options.max_sequence_length, dtype_of, self._stream, size.pool)
-        self._own = self.cache.part(specs)  # without a head's
-        self._written = [spec for spec in self._own.specs if spec.updated]  # a head may only read caches
+        self._own = self.cache.part(specs)  # without a draft head's
+        self._written = [spec for spec in self._own.specs if spec.updated]  # a draft head may only read caches
         self.max_length = self.cache.max_length
         self._new_states = {  # the engine must not write where it still reads
             spec.name: self._stream.empty((slots, *spec.shape[1:]), dtype_of(spec)) for spec in self.cache.states
@@ -184,8 +184,8 @@ class EngineDecoder:
         if self._communicator is None:  # the work of ranks may wait for one that is gone
             self._stream.synchronize()
         self._graphs.clear()
-        if self.head is not None:
-            self.head.close()
+        if self.speculator is not None:
+            self.speculator.close()
         self.engine.close()
         self.cache.close()
         self._own.close()

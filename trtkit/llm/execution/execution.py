@@ -152,8 +152,8 @@ class DecoderExecution(Protocol):
     call. is_asynchronous: `forward` returns before it has computed. takes_ids: the network itself reads token ids, so
     the host need not know them. calls: what it has run. tokens: [slots] int64, where it computes: what each slot drew
     last, for ids of -1.
-    description: what computes, for people. head: what guesses tokens from hidden states, if it is open. next_hidden:
-    what it reads of the last call's tokens, [R, S, D], or [R, D] after a head's own call; valid until the next.
+    description: what computes, for people. speculator: the draft head, if it is open. next_hidden: what it reads of
+    the last call's tokens, [R, S, D], or [R, D] after its own call; valid until the next.
     """
 
     tokens: torch.Tensor
@@ -168,13 +168,13 @@ class DecoderExecution(Protocol):
     description: str
 
     @property
-    def head(self) -> DecoderExecution | None:
+    def speculator(self) -> DecoderExecution | None:
         """The draft head, if it is open."""
         ...
 
     @property
     def next_hidden(self) -> torch.Tensor | None:
-        """What a head reads of the last call's tokens; None for models without one."""
+        """What a draft head reads of the last call's tokens; None for models without one."""
         ...
 
     @property

@@ -37,7 +37,7 @@ class KvCache:
     through which rows of prompts read these. stream: of a device, which works on them in
     turn; None: the caller's own memory and time.
     max_length: T, tokens that a slot holds. model: digest of the model whose keys and values these
-    are; saved sequences of other models are refused. follows: whether these are a head's, see `part`.
+    are; saved sequences of other models are refused. follows: whether these are a draft head's, see `part`.
     """
 
     def __init__(

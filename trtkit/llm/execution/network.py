@@ -77,10 +77,10 @@ def decoder_network(
     )
 
 
-def head_network(backend: Backend, opened: OpenedDecoder) -> DecoderNetwork:
-    """Return the network of the head that guesses an opened model's tokens."""
+def speculator_network(backend: Backend, opened: OpenedDecoder) -> DecoderNetwork:
+    """Return the network of an opened model's draft head."""
     options = llm_options(opened.config)
-    graph = opened.write_head(Graph(backend))
+    graph = opened.write_speculator(Graph(backend))
     return DecoderNetwork(
         graph.layers(),
         graph.inputs,
@@ -126,12 +126,12 @@ def bundle_network(bundle: Bundle, rank: int = 0, *, has_all_logits: bool = Fals
     )
 
 
-def bundle_head_network(bundle: Bundle) -> DecoderNetwork:
-    """Return the network of the head in a bundle. Raises BundleError if its layers have changed."""
+def bundle_speculator_network(bundle: Bundle) -> DecoderNetwork:
+    """Return the network of a bundle's draft head. Raises BundleError if its layers have changed."""
     layers, options, decoder = bundle.layers(SPECULATOR), llm_options(bundle.manifest.config), bundle.manifest.decoder
     assert decoder is not None
     if layers is None:
-        return written_head_network(bundle)
+        return written_speculator_network(bundle)
     return DecoderNetwork(
         layers,
         [record.spec for record in bundle.manifest.stage(SPECULATOR).inputs],
@@ -149,9 +149,9 @@ def written_network(bundle: Bundle, rank: int = 0, logits: Literal["all", "last"
     return decoder_network(backend, opened, logits, bundle_embeddings(bundle.path))
 
 
-def written_head_network(bundle: Bundle) -> DecoderNetwork:
-    """Return the network of a bundle's head, written again. Raises BundleError if the source has changed."""
-    return head_network(load_backend(bundle.manifest.backend.name), _opened(bundle, 0))
+def written_speculator_network(bundle: Bundle) -> DecoderNetwork:
+    """Return the same, written again. Raises BundleError if the source has changed."""
+    return speculator_network(load_backend(bundle.manifest.backend.name), _opened(bundle, 0))
 
 
 def _opened(bundle: Bundle, rank: int) -> OpenedDecoder:

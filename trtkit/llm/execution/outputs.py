@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trtkit.network.decoder import NEXT_HIDDEN_STATES
-from trtkit.network.speculators.names import NEXT_DRAFT_HIDDEN
+from trtkit.network.speculators import NEXT_DRAFT_HIDDEN
 from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 
 from trtkit.llm.cache import PageCopies, PageTables
 from trtkit.llm.cache.page_groups import like_lengths
-from trtkit.llm.execution.cache_size import bytes_of_page, copies_pages, page_tokens_of, with_head
+from trtkit.llm.execution.cache_size import bytes_of_page, copies_pages, page_tokens_of, with_speculator
 from trtkit.llm.execution.cached_places import codes
 from trtkit.llm.execution.call import CallPages
 from trtkit.llm.execution.host_blocks import LocalBlocks
@@ -97,7 +97,7 @@ class PagedCache(KvCache):
             pass  # the scheduler has done it
         elif not self.follows:
             copies = self.pages.reserve(slots, call.starts, stops)
-        else:  # what others read of a head's cache may be overwritten: it changes guesses, never tokens
+        else:  # what others read of a draft head's cache may be overwritten: it changes guesses, never tokens
             for row in (call.counts > 0).nonzero()[0].tolist():
                 self.pages.grow(int(slots[row]), int(stops[row]))
         window = kv_window(max(1, int(stops[call.counts > 0].max(initial=0))), self.max_length)
@@ -182,7 +182,7 @@ def open_cache(
     specs = list(specs)
     if pool.model is not None:
         return pool.model.part(specs, follows=True)
-    specs = with_head(specs, pool.head)
+    specs = with_speculator(specs, pool.speculator)
     if page_tokens_of(specs) is not None:
         return PagedCache(specs, slots, max_length, dtype_of, stream, pool)
     return KvCache(specs, slots, max_length, dtype_of, stream)

@@ -15,13 +15,13 @@ class PoolSize:
     """How many pages paged caches have, as many as linear ones would take if None.
 
     weight_bytes: of the network that reads them, which a call reads too, however few rows it has.
-    head: inputs of the draft head, whose caches lie next to the model's, in its slots and pages. model:
-    the caches that a head's lie alongside, if these are a head's.
+    speculator: inputs of the draft head, whose caches lie next to the model's, in its slots and pages. model:
+    the caches that a draft head's lie alongside, if these are one's.
     """
 
     pages: int | None = None
     weight_bytes: int = 0
-    head: tuple[InputSpec, ...] = ()
+    speculator: tuple[InputSpec, ...] = ()
     model: KvCache | None = None
 
 

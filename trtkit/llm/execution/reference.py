@@ -16,7 +16,7 @@ from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.pool_size import AS_LINEAR, PoolSize
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.network.input_spec import DECODE_POSITION_IDS, LOGIT_INDEX, PROMPT, output_of_prompts
-from trtkit.network.speculators.names import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
+from trtkit.network.speculators import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
 
@@ -55,10 +55,10 @@ class ReferenceDecoder:
         self.cache = open_cache(
             network.inputs, slots, network.max_length, lambda spec: hold(DTYPES[spec.dtype]), pool=pool
         )
-        self._own = self.cache.part(network.inputs)  # without a head's
+        self._own = self.cache.part(network.inputs)  # without a draft head's
         of_prompts = {output_of_prompts(spec) for spec in self._own.specs if spec.updated}
         self._outputs_of_decoding = [name for name in self._executor.output_names if name not in of_prompts]
-        self.head: RankExecution | None = None
+        self.speculator: RankExecution | None = None
         self.next_hidden: torch.Tensor | None = None
         self.adapters = adapter_memory(network.inputs, network.max_ranks, lambda spec: hold(DTYPES[spec.dtype]))
         self.tokens, self.calls = torch.zeros(slots, dtype=torch.int64), CallCounts()
@@ -205,8 +205,8 @@ class ReferenceDecoder:
         """Forget the caches."""
         self.cache.close()
         self._own.close()
-        if self.head is not None:
-            self.head.close()
+        if self.speculator is not None:
+            self.speculator.close()
 
 
 def _places_of(call: Call) -> NewTokens:

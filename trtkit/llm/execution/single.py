@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from trtkit.backends import load_backend
 from trtkit.builder.decoders import llm_options, most_pages
 from trtkit.errors import GenerationError, RequestError
-from trtkit.llm.execution.cache_size import bytes_of_page, page_tokens_of, with_head
-from trtkit.llm.execution.network import bundle_head_network, bundle_network
+from trtkit.llm.execution.cache_size import bytes_of_page, page_tokens_of, with_speculator
+from trtkit.llm.execution.network import bundle_network, bundle_speculator_network
 from trtkit.llm.execution.pool_size import CacheSize, PoolSize
 from trtkit.llm.execution.reference import ReferenceDecoder
 from trtkit.models.model import SPECULATOR
@@ -41,14 +41,14 @@ class ExecutionOptions:
     needs_all_logits: open the reference executor if the engine gives the last token's logits only.
     cache_gib: a rank's memory for paged caches; as much as linear ones would take if None.
     weight_budget_gib: GPU memory for an engine's weights, of which the others stay on the host; all if None.
-    has_head: whether to open the draft head, too.
+    has_speculator: whether to open the draft head, too.
     """
 
     has_cuda_graphs: bool = True
     needs_all_logits: bool = False
     cache_gib: float | None = None
     weight_budget_gib: float | None = None
-    has_head: bool = False
+    has_speculator: bool = False
 
 
 DEFAULT_EXECUTION = ExecutionOptions()
@@ -99,9 +99,9 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Ran
         network = bundle_network(bundle, peers.rank, has_all_logits=needs_reference)
         pool = _pool(bundle, options, peers.rank)
         execution = ReferenceDecoder(network, options.slots, ranks=peers.members, pool=pool)
-        if options.how.has_head:
+        if options.how.has_speculator:
             pool = PoolSize(model=execution.cache)
-            execution.head = ReferenceDecoder(bundle_head_network(bundle), options.slots, pool=pool)
+            execution.speculator = ReferenceDecoder(bundle_speculator_network(bundle), options.slots, pool=pool)
     if execution.adapters is not None and bundle.manifest.grid.ranks > 1:
         execution.adapters.share_of = _shares(bundle, peers.rank)
     return execution
@@ -125,9 +125,9 @@ def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Dev
     has_cuda_graphs = options.how.has_cuda_graphs and peers.members is None
     size = CacheSize(options.slots, _pool(bundle, options, peers.rank))
     engine = open_engine(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
-    if options.how.has_head:
-        head, size = DecoderPlan.of(bundle, name=SPECULATOR), CacheSize(options.slots, PoolSize(model=engine.cache))
-        engine.head = EngineDecoder(backend, head, size, device, has_cuda_graphs=has_cuda_graphs)
+    if options.how.has_speculator:
+        plan, size = DecoderPlan.of(bundle, name=SPECULATOR), CacheSize(options.slots, PoolSize(model=engine.cache))
+        engine.speculator = EngineDecoder(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
     budget_bytes = weight_budget_bytes(bundle, options.how.weight_budget_gib)
     if budget_bytes is not None:
         engine.stream_weights(budget_bytes)
@@ -139,12 +139,12 @@ def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Dev
 def _pool(bundle: Bundle, options: OpenOptions, rank: int) -> PoolSize:
     stage = bundle.manifest.stages[-1]
     weight_bytes = stage.ranks[rank].weight_bytes if stage.ranks else sum(stage.totals.weight_bytes.values())
-    return PoolSize(_pages(bundle, options), weight_bytes, tuple(_head_inputs(bundle, options)))
+    return PoolSize(_pages(bundle, options), weight_bytes, tuple(_speculator_inputs(bundle, options)))
 
 
-def _head_inputs(bundle: Bundle, options: OpenOptions) -> list[InputSpec]:
-    """Return the inputs of the head's network; none if it is not opened."""
-    return [record.spec for record in bundle.manifest.stage(SPECULATOR).inputs] if options.how.has_head else []
+def _speculator_inputs(bundle: Bundle, options: OpenOptions) -> list[InputSpec]:
+    """Return the inputs of the draft head's network; none if it is not opened."""
+    return [record.spec for record in bundle.manifest.stage(SPECULATOR).inputs] if options.how.has_speculator else []
 
 
 def _pages(bundle: Bundle, options: OpenOptions) -> int | None:
@@ -157,7 +157,7 @@ def _pages(bundle: Bundle, options: OpenOptions) -> int | None:
         return None
     stage = bundle.manifest.stages[-1]
     ranks = [[record.spec for record in network.inputs] for network in stage.networks]
-    ranks[0] = with_head(ranks[0], _head_inputs(bundle, options))
+    ranks[0] = with_speculator(ranks[0], _speculator_inputs(bundle, options))
     if page_tokens_of(ranks[0]) is None:
         fix = "build with `--set llm.kv=paged`, or limit the slots"
         raise RequestError("the engine's caches are linear: each slot has its own memory", "cache_gib", fix)

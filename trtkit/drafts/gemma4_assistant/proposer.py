@@ -1,0 +1,82 @@
+"""Guesses of Gemma 4's assistant, which reads the model's caches and the hidden state that it has just computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.drafts.proposers import DraftHeadProposer, LastHidden, no_drafts
+from trtkit.llm.engine.proposers import Guesses
+from trtkit.llm.execution import Call
+from trtkit.runtime.device import to_device
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from trtkit.llm.engine.drafts import Drafts
+    from trtkit.llm.execution import DecoderExecution
+    from trtkit.llm.sampling.settings import Settings
+    from trtkit.llm.sequences import Ints, Sequences
+
+
+class AssistantProposer(DraftHeadProposer):
+    """What the assistant in the model's bundle guesses, each guess from the token and the hidden state before it.
+
+    It writes nothing to caches: all guesses of a step read the same keys, from the same position, that of the last
+    token, which the model has not read yet. So a slot only keeps the model's hidden state after the token before.
+    A slot whose tokens were replaced in the meantime has no guesses for a step.
+
+    Source: transformers, `SinglePositionMultiTokenCandidateGenerator`, which lets the first guess see the key of a
+    guess that the model has just rejected; here it does not.
+    """
+
+    def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
+        super().__init__(model, most, most_guesses)
+        self._guesses = Guesses(self._speculator)
+        self._hidden = LastHidden(model)
+
+    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+        """Keep the hidden state of each slot's last token."""
+        self._hidden.observe(sequences, call, counts)
+
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
+        """Let the assistant guess, and go on from its guesses."""
+        lengths = sequences.lengths[slots]
+        can = self._hidden.waits(sequences, slots)
+        can &= (lengths > 1) & (lengths - 2 + most < self._speculator.max_length)
+        rows, active = can.nonzero()[0], slots[can]
+        if not active.size:
+            return no_drafts(len(slots))
+        for row in rows.tolist():
+            self._guesses.begin(sequences, int(slots[row]), settings[row])
+        states, tokens = self._hidden.states, sequences.tokens[active, lengths[can] - 1]
+        hidden = states[to_device(active, states.device)]
+        tree = self.tree(len(active), most)
+        for _ in range(most):
+            logits, hidden = self._run(sequences, active, tokens, hidden)
+            drawn = self._guesses.draw(logits, active)
+            tree.grow(logits, drawn)
+            tokens = np.maximum(drawn, 0)
+        return tree.drafts().of_rows(rows, len(slots))
+
+    def _run(
+        self, sequences: Sequences, slots: Ints, tokens: Ints, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits [R, V] and the next hidden states [R, D] for tokens [R] of sorted slots, and hidden states."""
+        first = int(slots[0])
+        total = self._speculator.rows_to_run(first, int(slots[-1]) + 1 - first)
+        at, (ids, starts, counts) = slots - first, np.zeros((3, total), np.int64)
+        # A call's lengths include its new token. This one is not cached, so the one before represents it.
+        ids[at], starts[at], counts[at] = tokens, sequences.lengths[slots] - 2, 1
+        places = to_device(at, hidden.device)
+        states = hidden.new_zeros(total, 1, hidden.shape[-1])
+        states[places, 0] = hidden
+        logits = self._speculator.forward(Call(first, ids[:, None], starts, counts, hidden=states))
+        assert self._speculator.next_hidden is not None
+        return logits[places], self._speculator.next_hidden[places]
+
+
+PROPOSER = AssistantProposer

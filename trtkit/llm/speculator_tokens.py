@@ -1,0 +1,44 @@
+"""How many tokens a bundle's draft head guesses in a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from trtkit.bundle.bundle import Bundle
+
+SPECULATOR_TOKENS = 3
+"""Tokens that a bundle's draft head guesses in a step, unless the user says otherwise."""
+_OPTION = "speculate"
+
+
+def speculator_tokens(bundle: Bundle, speculate: int | None, *, has_others: bool = False) -> int:
+    """Return how many tokens the bundle's draft head guesses: `speculate`, or by default some if it has one.
+
+    has_others: whether something else guesses. Raises RequestError for a number without a head or above what it can
+    guess, and for two ways to guess.
+    """
+    decoder = bundle.manifest.decoder
+    speculator = None if decoder is None else decoder.speculator
+    options, most = bundle.manifest.config.llm, None if speculator is None else speculator.most_tokens
+    tree = None if speculator is None or options is None else options.tree_tokens
+    if speculate is None:
+        limits = (SPECULATOR_TOKENS, most or SPECULATOR_TOKENS, tree or SPECULATOR_TOKENS)
+        return 0 if speculator is None or has_others else min(limits)
+    if speculate < 0:
+        raise RequestError(f"{speculate} tokens to guess", _OPTION, "give 0 or more")
+    if speculate and speculator is None:
+        fix = "build with `llm.speculator`, or use `--lookup` or `--draft`"
+        raise RequestError("the bundle has no head that guesses tokens", _OPTION, fix)
+    if speculate and has_others:
+        raise RequestError("cannot be combined with `draft` or `lookup`", _OPTION, "choose one")
+    if most is not None and speculate > most:
+        raise RequestError(
+            f"{speculate} tokens to guess; the bundle's heads guess {most}", _OPTION, f"give {most} or less"
+        )
+    if tree is not None and speculate > tree:
+        what = f"{speculate} tokens ahead exceed the {tree} guesses of a step that the bundle was built for"
+        raise RequestError(what, _OPTION, f"give {tree} or less, or build with a larger `llm.tree_tokens`")
+    return speculate
