@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trtkit.benchmarking.report import Report as BenchReport
     from trtkit.benchmarking.request import Load, ServedModel
     from trtkit.benchmarking.timing import Rules
+    from trtkit.builder.presets import Preset
     from trtkit.builder.quantize import QuantizeResult
     from trtkit.deployment.triton.deploy import Deployment, Form
     from trtkit.jobs.events import Listener
@@ -59,18 +60,23 @@ def build(
     model: Source,
     out: str | Path | None = None,
     *,
+    preset: Preset | None = None,
     use_cache: bool = True,
     on_event: Listener = ignore,
     **keys: object,
 ) -> Bundle:
     """Build an engine and return its bundle: the folder with the engine, its network and the manifest.
 
-    out: the bundle's folder; `bundles/NAME` if None. use_cache: whether an identical build may come from the cache.
+    out: the bundle's folder; `bundles/NAME` if None. preset: of a language model, what decides the keys that neither
+    its config nor `keys` have. use_cache: whether an identical build may come from the cache.
     Raises ConfigError, SourceError, BuildError or another TrtkitError; `out` is then unchanged.
     """
     from trtkit.builder.build import build_bundle
+    from trtkit.builder.presets import with_preset
 
     config = load_config(model, **keys)
+    if preset is not None:
+        config = with_preset(config, preset).config
     folder = Path("bundles") / config.name if out is None else Path(out)
     return build_bundle(config, folder, new_runner(on_event), use_cache=use_cache).bundle
 

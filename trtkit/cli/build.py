@@ -15,13 +15,15 @@ from trtkit.cli.options import json_option, quiet_option
 
 if TYPE_CHECKING:
     from trtkit.builder.build import BuildResult
+    from trtkit.builder.presets import Preset
     from trtkit.cli.model_options import Overrides
+    from trtkit.config.schema import ModelConfig
 
 EPILOG = """\b
 Examples:
   trtkit build efficientnet-lite0
   trtkit build model.onnx --shapes images:1x3x64x64,8x3x64x64,32x3x64x64
-  trtkit build Qwen/Qwen3-0.6B --precision bf16
+  trtkit build Qwen/Qwen3-0.6B --preset chat
   trtkit build model.gguf --set llm.max_batch_size=4
   trtkit build my.yaml --target sm89 --json"""
 
@@ -31,6 +33,11 @@ Examples:
 @click.option("-c", "--config", metavar="MODEL", help="Same as MODEL.", shell_complete=completions.configs)
 @output_option("Folder for the bundle.  [default: bundles/NAME]")
 @model_options
+@click.option(
+    "--preset",
+    type=click.Choice(["chat", "throughput", "long"]),
+    help="For language models: decide what a build decides for a purpose, where the config and --set do not.",
+)
 @click.option("--no-cache", is_flag=True, help="Build even if the result is cached.")
 @json_option
 @quiet_option
@@ -40,6 +47,7 @@ def command(
     out: Path | None,
     target: str | None,
     overrides: Overrides,
+    preset: Preset | None,
     no_cache: bool,
     as_json: bool,
     quiet: bool,
@@ -54,12 +62,26 @@ def command(
     from trtkit.cli.progress import show_progress
 
     model = local_config(local_model(_one_model(path, config)), overrides, target)
+    if preset is not None:
+        model = _chosen(model, preset, is_shown=not (quiet or as_json))
     with show_progress(quiet=quiet or as_json) as runner:
         result = build_bundle(model, out or Path("bundles") / model.name, runner, use_cache=not no_cache)
     if as_json:
         click.echo(json.dumps({"origin": result.origin, "path": str(result.bundle.path), **_manifest(result)}))
     else:
         _render(result)
+
+
+def _chosen(model: ModelConfig, name: Preset, *, is_shown: bool) -> ModelConfig:
+    """Return the config with what a preset decides, and show that in full, before the work begins."""
+    from trtkit.builder.presets import with_preset
+    from trtkit.cli.tables import show
+    from trtkit.report.presets import preset_tables
+
+    chosen = with_preset(model, name)
+    if is_shown:
+        show(preset_tables(chosen))
+    return chosen.config
 
 
 def _one_model(path: str | None, config: str | None) -> str:
