@@ -38,8 +38,12 @@ def test_commands_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("opt-6.7b", 6.7e9), ("opt-13b", 13e9), ("opt-30b", 30e9), ("opt-175b", 175e9), ("llama-3.1-70b", 70.6e9)]
-    + [
+    [
+        ("opt-6.7b", 6.7e9),
+        ("opt-13b", 13e9),
+        ("opt-30b", 30e9),
+        ("opt-175b", 175e9),
+        ("llama-3.1-70b", 70.6e9),
         ("qwen3-0.6b", 0.6e9),
         ("qwen3-4b", 4.0e9),
         ("qwen3-8b", 8.2e9),
