@@ -8,9 +8,10 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic_core import PydanticUndefined
 
+from trtkit.benchmarking.variants import VERSION, VariantComparison
 from trtkit.bundle.manifest import json_schema
 from trtkit.config.llm import LlmOptions, LoraOptions, VisionOptions
 from trtkit.config.quantize import Calibration, QuantizeOptions
@@ -203,6 +204,14 @@ def manifest_schema() -> str:
     return json.dumps(json_schema(), indent=2) + "\n"
 
 
+def compare_schema() -> str:
+    """Return docs/compare.schema.json, of what `trtkit compare --json` prints."""
+    schema = TypeAdapter(VariantComparison).json_schema()
+    schema["properties"] |= {"version": {"const": VERSION}, "verdict": {"type": "string"}}
+    schema["required"] += ["version", "verdict"]
+    return json.dumps({"title": "trtkit compare", **schema, "additionalProperties": False}, indent=2) + "\n"
+
+
 def _section(title: str, model: type[BaseModel]) -> str:
     """Return one table of keys."""
     doc = " ".join((model.__doc__ or "").split())
@@ -247,6 +256,7 @@ def main() -> None:
     (DOCS / "quantization.md").write_text(quantization(), encoding="utf-8")
     (DOCS / "generate.md").write_text(generation_settings(), encoding="utf-8")
     (DOCS / "manifest.schema.json").write_text(manifest_schema(), encoding="utf-8")
+    (DOCS / "compare.schema.json").write_text(compare_schema(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.mark.parametrize(
     ("file", "function"),
     [
+        ("compare.schema.json", "compare_schema"),
         ("config.md", "config_reference"),
         ("deploy-options.md", "deploy_options"),
         ("generate.md", "generation_settings"),

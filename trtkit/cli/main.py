@@ -39,6 +39,7 @@ GROUPS = {
         "generate": "Generate text with a language model.",
         "chat": "Chat with a language model.",
         "eval": "Measure a model's quality: perplexity, accuracy, mAP.",
+        "compare": "Compare a model's precisions and quantization methods.",
         "bench": "Benchmark a bundle, alone or against other runtimes.",
     },
     "Deploy": {
