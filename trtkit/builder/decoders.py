@@ -203,6 +203,9 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     if options.batching == "packed" and (obstacle := _obstacle_to_packing(config, spec)):
         what = f"`packed` does not work with {obstacle} yet: decoding and prompts have a call each"
         problems.append(Problem(what, "llm.batching", "use `separate`"))
+    if grid_of(config).sequence and (obstacle := _obstacle_to_sharing_tokens(config, spec)):
+        what = f"ranks cannot share the tokens of a call with {obstacle} yet: that takes packed calls"
+        problems.append(Problem(what, "parallel.sequence", "remove it"))
     if problems:
         raise ConfigError(f"the config does not fit {opened.where}", problems)
     grid = grid_of(config)
@@ -244,6 +247,13 @@ def _obstacle_to_packing(config: ModelConfig, spec: DecoderSpec) -> str:
         "pipeline stages": grid_of(config).pipeline > 1,
     }
     return next((name for name, is_there in obstacles.items() if is_there), "")
+
+
+def _obstacle_to_sharing_tokens(config: ModelConfig, spec: DecoderSpec) -> str:
+    """Return what keeps ranks from sharing the tokens of a call; empty if nothing does."""
+    if spec.states:
+        return "recurrent layers"
+    return _obstacle_to_packing(config, spec) or ("" if is_packed(config, spec) else "`llm.batching: separate`")
 
 
 def llm_options(config: ModelConfig) -> LlmOptions:

@@ -129,11 +129,26 @@ class ParallelOptions(StrictModel):
         1, ge=1, le=1024, description="Groups of ranks that share a mixture's experts; divides `tensor` if that is set."
     )
     pipeline: StrictInt = Field(1, ge=1, le=1024, description="Stages that share the layers.")
+    sequence: StrictBool = Field(
+        False, description="Let ranks of `tensor` share the tokens of norms and residual sums (sequence parallelism)."
+    )
 
     @model_validator(mode="after")
     def _experts_fit(self) -> Self:
         if self.tensor > 1 and self.tensor % self.expert:
             raise ValueError(f"`expert`, {self.expert}, does not divide `tensor`, {self.tensor}")
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_can_be_shared(self) -> Self:
+        if self.sequence and self.tensor < 2:
+            raise ValueError(
+                f"`sequence` needs `tensor` of at least 2, got {self.tensor}; raise it, or remove `sequence`"
+            )
+        if self.sequence and self.pipeline > 1:
+            raise ValueError(
+                f"`sequence` does not work with pipeline stages, got {self.pipeline}; set `pipeline: 1`, or remove `sequence`"
+            )
         return self
 
 

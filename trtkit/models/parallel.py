@@ -3,6 +3,7 @@
 Tensor parallel as in Megatron-LM (https://arxiv.org/abs/1909.08053): projections into heads and into the intermediate
 size are split by rows, those back by columns, and the ranks' partial outputs are summed; embedding and head are split
 by vocabulary. Expert parallel: a rank computes whole experts. Pipeline parallel: a stage computes some of the layers.
+Sequence parallel (https://arxiv.org/abs/2205.05198): between such blocks, a tensor parallel rank has some of the tokens.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ SECTION = "parallel"
 class Grid:
     """How many ranks share each layer (`tensor`), its experts (`expert`), and all layers (`pipeline`).
 
+    sequence: whether the ranks of a layer share the tokens that norms and residual sums are computed of.
     The ranks of a stage are neighbours: rank r is number r % stage_ranks of stage r // stage_ranks.
     """
 
     tensor: int = 1
     expert: int = 1
     pipeline: int = 1
+    sequence: bool = False
 
     @property
     def stage_ranks(self) -> int:
@@ -55,6 +58,10 @@ class Grid:
     def tensor_share(self, rank: int) -> Share:
         """Return which share of heads, intermediate sizes and vocabulary a rank holds."""
         return Share(rank % self.stage_ranks, self.tensor) if self.tensor > 1 else WHOLE
+
+    def token_share(self, rank: int) -> Share:
+        """Return which share of a call's tokens a rank has between blocks."""
+        return self.tensor_share(rank) if self.sequence else WHOLE
 
     def expert_shares(self, rank: int) -> tuple[Share, Share]:
         """Return which share of the experts a rank holds, and which share of each one's intermediate size."""
@@ -78,7 +85,7 @@ def prefill_parts(stages: int, tokens: int) -> int:
 def grid_of(config: ModelConfig) -> Grid:
     """Return the grid that a config asks for."""
     options = config.parallel
-    return SINGLE if options is None else Grid(options.tensor, options.expert, options.pipeline)
+    return SINGLE if options is None else Grid(options.tensor, options.expert, options.pipeline, options.sequence)
 
 
 def check_grid(spec: DecoderSpec, grid: Grid, where: str) -> None:
@@ -100,6 +107,7 @@ def rank_spec(spec: DecoderSpec, grid: Grid, rank: int) -> DecoderSpec:
         vocab_share=grid.tensor_share(rank),
         stage=stage,
         first_layer=held.start,
+        token_share=grid.token_share(rank),
     )
 
 

@@ -120,7 +120,8 @@ class DecoderSpec:
     unused: how the names of weights begin that checkpoints hold for other uses, such as predicting later tokens.
     table_copies: names under which checkpoints may repeat the embedding.
     vocab_share: of the rows of embedding and head, which this rank holds. stage: of the model's layers, which this
-        pipeline stage computes; `layers` are those, numbered from `first_layer` on.
+        pipeline stage computes; `layers` are those, numbered from `first_layer` on. token_share: of a call's tokens,
+        which this rank norms and adds between blocks.
     """
 
     model_type: str
@@ -139,6 +140,7 @@ class DecoderSpec:
     vocab_share: Share = WHOLE
     stage: Share = WHOLE
     first_layer: int = 0
+    token_share: Share = WHOLE
 
     @property
     def is_first_stage(self) -> bool:

@@ -11,6 +11,7 @@ from trtkit.models.spec import LearnedPositions, SinusoidalPositions
 from trtkit.network.blocks.layer import decoder_layer
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.blocks.streams import from_streams, per_layer_vectors, to_streams
+from trtkit.network.blocks.token_share import TokenShare
 from trtkit.network.blocks.weights import LowRankInputs, Weights
 from trtkit.network.host_array import COMPUTE_TYPES
 from trtkit.network.input_spec import BATCH, LOGIT_INDEX, NEW_TOKENS, ONE, TOKENS, Axis, InputSpec
@@ -18,7 +19,7 @@ from trtkit.network.layer_inputs import LayerInputs, scheduled_inputs
 from trtkit.network.ops.activation import tanh
 from trtkit.network.ops.arithmetic import cast
 from trtkit.network.ops.collective import all_gather_last
-from trtkit.network.ops.gather import embedding, embedding_of_share, entries, token_at
+from trtkit.network.ops.gather import embedding, embedding_part, token_at
 from trtkit.network.ops.linear import linear
 from trtkit.network.ops.shape import reshape, take
 from trtkit.network.rope_tables import sinusoid_table
@@ -82,10 +83,12 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     arrays: weights by path, as `trtkit.models.weights.find_weights` returns them. Raises NetworkError.
     """
     _check(spec, options)
-    weights = Weights(graph, arrays, options.dtype, spec.is_in_out, experts=options.experts)
+    tokens = TokenShare(spec.token_share)
+    weights = Weights(graph, arrays, options.dtype, spec.is_in_out, experts=options.experts, tokens=tokens)
     embedded = _embed(weights, spec, options)
     if options.adapted:
-        low_rank = LowRankInputs(graph, options.dtype, options.adapted, TOKENS if options.is_packed else BATCH)
+        rows = TOKENS if options.is_packed else BATCH
+        low_rank = LowRankInputs(graph, options.dtype, options.adapted, rows, tokens)
         weights = replace(weights, low_rank=low_rank)
     x = _layers(weights, spec, options, embedded)
     if spec.is_last_stage:
@@ -118,6 +121,9 @@ def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
     if options.dtype not in COMPUTE_TYPES:
         names = ", ".join(str(dtype) for dtype in COMPUTE_TYPES)
         raise NetworkError(f"a network cannot be written in {options.dtype}", spec.model_type, f"use one of {names}")
+    if spec.token_share.count > 1 and (spec.states or spec.reads_encoder or not options.is_packed):
+        what = "ranks cannot share tokens with recurrent layers, an encoder's states or calls that are not packed"
+        raise NetworkError(what, spec.model_type, "remove `parallel.sequence`")
     last = spec.first_layer + len(spec.layers)
     if spec.is_first_stage and not spec.is_last_stage and options.deepstack > last:
         what = f"vectors of images are added after the first {options.deepstack} layers, and the first stage has {last}"
@@ -161,7 +167,7 @@ class _Embedded:
 
 def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> _Embedded:
     """Add the inputs, and what precedes the layers."""
-    graph = weights.graph
+    graph, share = weights.graph, weights.tokens
     added: list[Tensor] = []
     new = (TOKENS, ONE) if options.is_packed else (BATCH, NEW_TOKENS)
     hidden = (*new, Axis("hidden_size", spec.hidden_size))
@@ -171,27 +177,40 @@ def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> _Emb
     elif options.has_embeds_input:
         size = spec.hidden_size
         axes = (*new, Axis("hidden_size", size * (1 + options.deepstack)))
-        embeds = graph.take(InputSpec(EMBEDS, options.dtype.name, axes, "request"))
+        embeds = share.own(share.padded(graph.take(InputSpec(EMBEDS, options.dtype.name, axes, "request"))))
         parts = [take(embeds, -1, index * size, size) for index in range(1 + options.deepstack)]
         x, *added = parts if options.deepstack else [embeds]
     else:
-        tokens = graph.take(InputSpec("input_ids", options.ids_dtype.name, new, "request"))
-    inputs = scheduled_inputs(graph, spec, options)
+        tokens = share.padded(graph.take(InputSpec("input_ids", options.ids_dtype.name, new, "request")))
+    inputs = _padded(share, scheduled_inputs(graph, spec, options))
     table = None
     with graph.scope("embedding"):
         if takes_ids or (spec.is_last_stage and spec.head.is_tied):
             table = weights.get("weight")
         if takes_ids and table is not None:
-            x = _rows_of(tokens, table, spec)
+            x = _rows_of(weights, tokens, table, spec)
     x = _position(weights, x, spec, options, inputs) if spec.is_first_stage else x
-    vectors = per_layer_vectors(weights, tokens, x, spec) if takes_ids else []
+    vectors = per_layer_vectors(weights, share.own(tokens), x, spec) if takes_ids else []
     return _Embedded(x, table, inputs, vectors, added)
 
 
-def _rows_of(tokens: Tensor, table: Tensor, spec: DecoderSpec) -> Tensor:
-    """Return the embedding [B, S, D] of tokens [B, S]."""
-    is_whole = spec.vocab_share.count == 1
-    x = embedding(tokens, table) if is_whole else embedding_of_share(tokens, table, spec.vocab_share)
+def _padded(share: TokenShare, inputs: ScheduledInputs) -> ScheduledInputs:
+    """Return the inputs with positions for the tokens that fill the ranks' shares."""
+    positions, rope = inputs.position_ids, inputs.rope_position_ids
+    positions = positions if positions is None else share.padded(positions)
+    return replace(
+        inputs, position_ids=positions, rope_position_ids=rope if rope is None else share.padded(rope, axis=1)
+    )
+
+
+def _rows_of(weights: Weights, tokens: Tensor, table: Tensor, spec: DecoderSpec) -> Tensor:
+    """Return the embedding [B, S, D] of tokens [B, S], of which a rank may have its share."""
+    share = spec.vocab_share
+    if share.count == 1:
+        x = embedding(tokens, table)
+    else:
+        with tokens.graph.scope("vocab_share"):
+            x = weights.tokens.leave(embedding_part(tokens, table, share), share.count)
     return x * spec.embedding.scale if spec.embedding.scale != 1 else x
 
 
@@ -200,6 +219,7 @@ def _position(
 ) -> Tensor:
     """Add learned or sinusoidal positions and norm the embedding, where the model does."""
     added, ids = spec.embedding.positions, inputs.position_ids
+    ids = ids if added is None or ids is None else weights.tokens.own(ids)
     with x.graph.scope("position_embedding"):
         if isinstance(added, LearnedPositions) and ids is not None:
             x = x + embedding(ids + added.offset if added.offset else ids, weights.get("weight"))
@@ -220,7 +240,8 @@ def _head(weights: Weights, spec: DecoderSpec, options: DecoderOptions, x: Tenso
     if options.gives_last_hidden:
         graph.output(x, NEXT_DRAFT_HIDDEN)
     if options.is_packed:
-        x = entries(x, 0, graph.take(InputSpec(LOGIT_INDEX, INT32.name, (Axis("logit_rows"),), "scheduler")))
+        index = graph.take(InputSpec(LOGIT_INDEX, INT32.name, (Axis("logit_rows"),), "scheduler"))
+        x = weights.tokens.picked(x, index)
         x = reshape(x, (0, x.shape[2]))
     elif not options.has_all_logits:
         x = token_at(x, graph.take(InputSpec("last_token_index", INT32.name, (BATCH,), "scheduler")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -148,7 +147,7 @@ class TokensVerifier:
     def of_ranks(self, comparisons: list[Comparison]) -> Corner:
         """Return what all ranks' logits differ by from those of one rank's network."""
         grid = grid_of(self.config)
-        shapes: Shapes = {"tensor, expert, pipeline": tuple(astuple(grid))}
+        shapes: Shapes = {"tensor, expert, pipeline": (grid.tensor, grid.expert, grid.pipeline)}
         return corner(f"{grid.ranks} ranks and one", shapes, worst(comparisons), self.limits)
 
     def of_speculator(self, opened: OpenedSpeculator, ids: Sequence[int]) -> Iterator[Corner]:

@@ -68,6 +68,7 @@ def attention_block(
         q = scale_query(q, spec.scale, positions.query_growth)
         sinks = weights.get("sinks") if spec.has_sinks else None
         attended = concat([_attend(q, reach, spec, latent, sinks) for reach in reaches], 0)
+        attended = weights.tokens.padded(attended)
         attended = attended if latent is None else latent.outputs(attended)
         attended = attended if spec.value_dim is None else take(attended, -1, 0, spec.value_dim)
         attended = attended if spec.gate is None else attended * _own_gates(weights, x, spec, spec.gate)

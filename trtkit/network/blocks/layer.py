@@ -42,19 +42,20 @@ def _joined_parts(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Apply mixer and feed-forward, of which the layer has at least one."""
     present: dict[str, Tensor] = {}
+    enter = weights.tokens.enter
     if layer.mixer is not None and memory is not None:
-        normed = x if block.is_post_norm else _norm(weights, "attention_norm", x, block)
+        normed = enter(x if block.is_post_norm else _norm(weights, "attention_norm", x, block))
         attended, present = mixer_block(weights, normed, layer, memory)
         attended = _norm(weights, "post_attention_norm", attended, block)
         if block.is_parallel and layer.feed_forward is not None:
-            read = _norm(weights, "mlp_norm", x, block) if "mlp_norm" in block.norms else normed
+            read = enter(_norm(weights, "mlp_norm", x, block)) if "mlp_norm" in block.norms else normed
             return x + (attended + feed_forward_block(weights, read, layer.feed_forward, x)), present
         x = _joined(weights, "attention_norm", x, attended, block)
     if layer.cross is not None and isinstance(memory, Attending) and memory.encoded:
         x = x + cross_block(weights, _norm(weights, "cross_norm", x, block), layer.cross, memory.encoded)
     if layer.feed_forward is None:
         return x, present
-    read = x if block.is_post_norm else _norm(weights, "mlp_norm", x, block)
+    read = enter(x if block.is_post_norm else _norm(weights, "mlp_norm", x, block))
     forwarded = _norm(weights, "post_mlp_norm", feed_forward_block(weights, read, layer.feed_forward, x), block)
     return _joined(weights, "mlp_norm", x, forwarded, block), present
 

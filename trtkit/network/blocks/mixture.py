@@ -18,7 +18,6 @@ from trtkit.network.blocks.mlp import gate_of, is_bias_added, limited, mlp_block
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.ops.activation import activation, sigmoid
 from trtkit.network.ops.arithmetic import cast
-from trtkit.network.ops.collective import all_reduce
 from trtkit.network.ops.gather import embedding, entries
 from trtkit.network.ops.linear import linear
 from trtkit.network.ops.moe import (
@@ -74,15 +73,18 @@ def _routed_and_shared(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
     if spec.latent_size is not None:
         rows = weights.linear("latent/in", rows, has_bias=spec.has_latent_bias)
     y = _experts(weights, rows, choice, spec)
-    y = y if spec.joins_shared else all_reduce(y, spec.ranks)
+    y = y if spec.joins_shared else weights.tokens.leave(y, spec.ranks)
     if spec.latent_size is not None:
         y = weights.linear("latent/out", y, has_bias=spec.has_latent_bias)
-    y = reshape_like(y, x)
+    summed = x if spec.joins_shared else weights.tokens.own(x)
+    y = reshape_like(y, summed)
     if spec.shared is None:
         return y
     shared = mlp_block(weights, "shared", x, spec.shared, 1 if spec.joins_shared else None)
-    y = y + (sigmoid(weights.linear("shared_router", x)) * shared if spec.is_shared_gated else shared)
-    return all_reduce(y, spec.ranks) if spec.joins_shared else y
+    if spec.is_shared_gated:
+        router = weights if spec.joins_shared else weights.of_share
+        shared = sigmoid(router.linear("shared_router", summed)) * shared
+    return weights.tokens.leave(y + shared, spec.ranks) if spec.joins_shared else y + shared
 
 
 def _apart_block(weights: Weights, x: Tensor, hidden: Tensor, spec: MoeSpec) -> Tensor:
@@ -92,11 +94,12 @@ def _apart_block(weights: Weights, x: Tensor, hidden: Tensor, spec: MoeSpec) -> 
     norm = spec.apart
     with x.graph.scope("moe"):
         shared = norm_block(weights, "shared_norm", mlp_block(weights, "shared", x, spec.shared), norm)
+        hidden = weights.tokens.enter(hidden)
         rows = reshape(hidden, (1, -1, hidden.shape[-1]))
         routed = rms_norm(rows, weights.get("router_scale", 3), norm.eps) * hidden.shape[-1] ** -0.5
         choice = scaled_choice(_choice(weights, routed, spec), cast(weights.get("expert_scale", 3), FP32))
         y = _experts(weights, norm_block(weights, "input_norm", rows, norm), choice, spec)
-        y = all_reduce(reshape_like(y, hidden), spec.ranks)
+        y = weights.tokens.leave(reshape_like(y, hidden), spec.ranks)
         return shared + norm_block(weights, "output_norm", y, norm)
 
 

@@ -57,15 +57,15 @@ def streams_layer(
     vector: Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Apply a layer to hidden states [B, S, P, D]; return the next ones, and the layer's updated caches by name."""
-    norm = block.norm
+    norm, enter = block.norm, weights.tokens.enter
     assert layer.feed_forward is not None
     predicted = _predict(weights, streams, spec, norm)
     active = _stream(predicted, spec.active)
     normed = norm_block(weights, "attention_norm", active, norm)
-    attended, present = mixer_block(weights, normed, layer, memory)
+    attended, present = mixer_block(weights, enter(normed), layer, memory)
     attended = active + norm_block(weights, "post_attention_norm", attended, norm)
     x = (attended + _laurel(weights, normed, norm)) / 2**0.5
-    forwarded = feed_forward_block(weights, norm_block(weights, "mlp_norm", x, norm), layer.feed_forward)
+    forwarded = feed_forward_block(weights, enter(norm_block(weights, "mlp_norm", x, norm)), layer.feed_forward)
     x = x + norm_block(weights, "post_mlp_norm", forwarded, norm)
     corrected = _correct(weights, predicted, x, spec, norm)
     gating = _stream(corrected, spec.active)
@@ -115,6 +115,7 @@ def _routed(weights: Weights, x: Tensor, norm: NormSpec) -> Tensor:
 def _laurel(weights: Weights, x: Tensor, norm: NormSpec) -> Tensor:
     """Return x [B, S, D] plus a low-rank product of it, normed."""
     with x.graph.scope("laurel"):
+        weights = weights.of_share
         return x + norm_block(weights, "norm", weights.linear("right", weights.linear("left", x)), norm)
 
 
@@ -142,6 +143,7 @@ def per_layer_vectors(weights: Weights, tokens: Tensor, x: Tensor, model: Decode
 
 def per_layer_part(weights: Weights, x: Tensor, vector: Tensor, spec: PerLayerSpec, norm: NormSpec) -> Tensor:
     """Return what a layer adds [B, S, D] to x [B, S, D], gated by its vector [B, S, P]."""
+    weights = weights.of_share
     with x.graph.scope("per_layer"):
         inner = activation(weights.linear("gate", x), spec.activation) * vector
         return norm_block(weights, "norm", weights.linear("down", inner), norm)

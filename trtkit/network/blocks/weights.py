@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,10 @@ import numpy as np
 from trtkit.dtypes import INT32
 from trtkit.errors import NetworkError
 from trtkit.network.blocks.quantized import QuantizedLinears
+from trtkit.network.blocks.token_share import ALL_TOKENS, TokenShare
 from trtkit.network.input_spec import ADAPTER_IDS, ADAPTER_RANK, BATCH, LORA_ENDS, RANK_OWNERS, Axis, InputSpec
 from trtkit.network.lowering.sampling import GRID_SAMPLE
 from trtkit.network.ops.arithmetic import equal, select
-from trtkit.network.ops.collective import all_reduce
 from trtkit.network.ops.linear import linear, matmul
 from trtkit.network.ops.shape import unsqueeze
 from trtkit.quantized_matrix import QuantizedMatrix
@@ -35,7 +36,7 @@ class Weights:
     arrays: `layers.7.attention.q.weight` is `weight` in the scope `layers.7/attention/q`.
     is_in_out: matrices inside layers are stored as [in, out]. form: how sampling ops are written, one of
     `lowering.sampling.FORMS`, for the writers that use these weights. experts: whose matrices mixtures read. low_rank:
-    what adapters add to linear layers, if there can be any.
+    what adapters add to linear layers, if there can be any. tokens: what a rank has of them between blocks.
     """
 
     graph: Graph
@@ -45,11 +46,19 @@ class Weights:
     form: str = GRID_SAMPLE
     experts: ExpertsRead = "all"
     low_rank: LowRankInputs | None = None
+    tokens: TokenShare = ALL_TOKENS
 
     @cached_property
     def quantized(self) -> QuantizedLinears:
         """The writer of quantized matrices."""
         return QuantizedLinears(self.graph, self.dtype)
+
+    @cached_property
+    def of_share(self) -> Weights:
+        """The same weights, for linear layers whose inputs are this rank's share of the tokens."""
+        if self.tokens.is_whole or self.low_rank is None:
+            return self
+        return replace(self, low_rank=self.low_rank.of_share(self.tokens))
 
     def get(self, role: str, rank: int = 0) -> Tensor:
         """Return weight `role` of the current scope as a tensor, with leading axes of size 1 up to `rank`.
@@ -83,13 +92,14 @@ class Weights:
     def linear(self, name: str, x: Tensor, *, has_bias: bool = False, ranks: int = 1) -> Tensor:
         """Apply the linear layer `name` of the current scope to x [..., in] -> [..., out].
 
-        ranks: how many hold parts of the inputs; their outputs are summed before the bias is added.
+        ranks: how many hold parts of the inputs; their outputs are summed before the bias is added, and of the sum
+            each has its share of the tokens.
         """
         with self.graph.scope(name):
             bias = self.get("bias", x.rank) if has_bias else None
             y = self.product(x, bias if ranks == 1 else None, is_in_out=self.is_in_out)
             y = y if self.low_rank is None else self.low_rank.added_to(y, x)
-            y = y if ranks == 1 else all_reduce(y, ranks)
+            y = y if ranks == 1 else self.tokens.leave(y, ranks)
             return y if bias is None or ranks == 1 else y + bias
 
     def linear_by_rows(self, name: str, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -125,15 +135,28 @@ class LowRankInputs:
 
     `adapter_ids` [B] is each row's adapter (of a packed call, each token's), `rank_owners` [R] whose each resident rank
     is; R may be 0. A layer at PATH takes `PATH.lora_a` [R, in] and `PATH.lora_b` [R, out].
-    paths: of the layers that can be adapted. rows: the axis of `adapter_ids`.
+    paths: of the layers that can be adapted. rows: the axis of `adapter_ids`. tokens: which a packed network pads.
     """
 
-    def __init__(self, graph: Graph, dtype: DType, paths: frozenset[str], rows: Axis = BATCH) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        dtype: DType,
+        paths: frozenset[str],
+        rows: Axis = BATCH,
+        tokens: TokenShare = ALL_TOKENS,
+    ) -> None:
         self._graph, self._dtype, self._paths = graph, dtype, paths
-        ids = graph.take(InputSpec(ADAPTER_IDS, INT32.name, (rows,), "scheduler"))
+        ids = tokens.padded(graph.take(InputSpec(ADAPTER_IDS, INT32.name, (rows,), "scheduler")))
         owners = graph.take(InputSpec(RANK_OWNERS, INT32.name, (ADAPTER_RANK,), "adapter"))
         with graph.scope("adapters"):
             self._is_own = equal(unsqueeze(ids, 1, 2), unsqueeze(owners, 0, 1))  # [B, 1, R]
+
+    def of_share(self, tokens: TokenShare) -> LowRankInputs:
+        """Return what adds to outputs for this rank's share of the tokens."""
+        part = copy(self)
+        part._is_own = tokens.own(self._is_own)
+        return part
 
     def added_to(self, y: Tensor, x: Tensor) -> Tensor:
         """Return y [B, S, out], the output of the current scope's layer for x [B, S, in], with the rows' adapters.

@@ -21,12 +21,22 @@ def all_reduce(x: Tensor, ranks: int) -> Tensor:
     return x if ranks == 1 else _collective(x, "ALL_REDUCE", "SUM", ranks)
 
 
+def reduce_scatter(x: Tensor, ranks: int) -> Tensor:
+    """Return this rank's share of the rows of the sum of every rank's x [n, ...], where `ranks` divides n."""
+    return _collective(x, "REDUCE_SCATTER", "SUM", ranks)
+
+
+def all_gather(x: Tensor, ranks: int) -> Tensor:
+    """Join every rank's x [n, ...] along the first axis: [ranks * n, ...], in the order of ranks."""
+    return _collective(x, "ALL_GATHER", "NONE", ranks)
+
+
 def all_gather_last(x: Tensor, ranks: int) -> Tensor:
     """Join every rank's x [..., n] along the last axis: [..., ranks * n], in the order of ranks."""
     if ranks == 1:
         return x
     with x.graph.scope("all_gather"):
-        parts = _collective(unsqueeze(x, 0), "ALL_GATHER", "NONE", ranks)  # [ranks, ..., n]
+        parts = all_gather(unsqueeze(x, 0), ranks)  # [ranks, ..., n]
         joined = transpose(parts, (*range(1, x.rank), 0, x.rank))
         return reshape(joined, (*[0] * (x.rank - 1), ranks * x.shape[-1]))
 

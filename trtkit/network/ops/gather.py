@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.network.ops.arithmetic import select
-from trtkit.network.ops.collective import all_reduce
 from trtkit.network.ops.shape import unsqueeze
 
 if TYPE_CHECKING:
@@ -20,17 +19,16 @@ def embedding(ids: Tensor, table: Tensor) -> Tensor:
     return ids.graph.add(ids.graph.network.add_gather(table.trt, ids.trt, 0), "gather")
 
 
-def embedding_of_share(ids: Tensor, table: Tensor, share: Share) -> Tensor:
+def embedding_part(ids: Tensor, table: Tensor, share: Share) -> Tensor:
     """Look up rows of a table [rows, D] that is one rank's share of a whole one: ids [B, S] -> [B, S, D].
 
-    Ids that other ranks hold are zeros here; the ranks' results are summed.
+    Ids that other ranks hold are zeros here: the sum of the ranks' results is the embedding.
     """
-    with ids.graph.scope("vocab_share"):
-        rows = table.shape[0]
-        local = ids - share.index * rows
-        is_here = (local > -1) & (local < rows)
-        rows_here = embedding(select(is_here, local, 0), table)
-        return all_reduce(select(unsqueeze(is_here, 2), rows_here, 0.0), share.count)
+    rows = table.shape[0]
+    local = ids - share.index * rows
+    is_here = (local > -1) & (local < rows)
+    rows_here = embedding(select(is_here, local, 0), table)
+    return select(unsqueeze(is_here, 2), rows_here, 0.0)
 
 
 def token_at(x: Tensor, index: Tensor) -> Tensor:

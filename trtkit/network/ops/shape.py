@@ -81,6 +81,15 @@ def slice_of(x: Tensor, start: Tensor | int, size: Tensor) -> Tensor:
     return x.graph.add(layer, "slice")
 
 
+def padded_to(x: Tensor, axis: int, size: Tensor) -> Tensor:
+    """Return x with zeros after the elements of one axis, up to `size`: int64 [1], known at run time only."""
+    layer = x.graph.network.add_slice(x.trt, (0,), (1,), (1,))
+    layer.axes = (axis % x.rank,)
+    layer.mode = x.graph.backend.trt.SampleMode.FILL
+    layer.set_input(2, size.trt)
+    return x.graph.add(layer, "pad")
+
+
 def reshape_to(x: Tensor, shape: Tensor) -> Tensor:
     """Return x in a shape that is known at run time only: int64 [rank]."""
     layer = x.graph.network.add_shuffle(x.trt)
