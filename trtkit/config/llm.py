@@ -146,9 +146,8 @@ class ParallelOptions(StrictModel):
                 f"`sequence` needs `tensor` of at least 2, got {self.tensor}; raise it, or remove `sequence`"
             )
         if self.sequence and self.pipeline > 1:
-            raise ValueError(
-                f"`sequence` does not work with pipeline stages, got {self.pipeline}; set `pipeline: 1`, or remove `sequence`"
-            )
+            stages = f"`sequence` does not work with pipeline stages, got {self.pipeline}"
+            raise ValueError(f"{stages}; set `pipeline: 1`, or remove `sequence`")
         return self
 
 

@@ -3,7 +3,7 @@
 Tensor parallel as in Megatron-LM (https://arxiv.org/abs/1909.08053): projections into heads and into the intermediate
 size are split by rows, those back by columns, and the ranks' partial outputs are summed; embedding and head are split
 by vocabulary. Expert parallel: a rank computes whole experts. Pipeline parallel: a stage computes some of the layers.
-Sequence parallel (https://arxiv.org/abs/2205.05198): between such blocks, a tensor parallel rank has some of the tokens.
+Sequence parallel (https://arxiv.org/abs/2205.05198): between blocks, each tensor parallel rank has some of the tokens.
 """
 
 from __future__ import annotations

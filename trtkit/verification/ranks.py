@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from trtkit.builder.decoders import llm_options
 from trtkit.llm.execution import ReferenceDecoder, decoder_network
 from trtkit.models.parallel import SINGLE, grid_of
@@ -18,11 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Literal
 
-    import torch
-
     from trtkit.backends import Backend
     from trtkit.builder.decoders import OpenedDecoder
     from trtkit.llm.execution import Call, DecoderNetwork
+    from trtkit.llm.execution.packed import PackedCall
     from trtkit.models.parallel import Grid
     from trtkit.reference.ranks import Rank
     from trtkit.verification.layers import LayerName
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 # What every rank of a stage holds: residual sums and norms. Norms inside attention are of a rank's own heads.
 _ALIKE = re.compile(r"layers\.\d+/([^/]+|\w+_norm/[^/]+)$|(embedding|embedding_norm|final_norm)/[^/]+$")
-_REDUCED = "/all_reduce"
+_REDUCED = ("/all_reduce", "/reduce_scatter")
+# What ranks hold of all tokens even if they share those between blocks: the final norm is of the tokens with logits.
+_OF_ALL_TOKENS = ("final_norm/",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +61,9 @@ class RankedDecoder:
         self._ranks = ranks
         pairs = zip(ranks.networks, ranks.members(), strict=True)
         self.decoders = [ReferenceDecoder(network, slots, ranks=member) for network, member in pairs]
+        first = self.decoders[0]
+        self.packed = None if first.packed is None else self
+        self.row_tokens, self.max_length = first.row_tokens, first.max_length
 
     def forward(self, call: Call) -> torch.Tensor:
         """Run new tokens; return the first rank's fp32 logits [R, V], or [R, S, V] of all tokens."""
@@ -67,6 +73,12 @@ class RankedDecoder:
             call = replace(call, hidden=outputs[0])
         assert call.hidden is not None
         return call.hidden
+
+    def forward_packed(self, packed: PackedCall) -> torch.Tensor:
+        """Run slots that decode and slots that read prompts at once; return the first rank's fp32 logits [N, V]."""
+        with ThreadPoolExecutor(len(self.decoders)) as pool:
+            outputs: list[torch.Tensor] = list(pool.map(lambda each: each.forward_packed(packed), self.decoders))
+        return outputs[0]
 
 
 def rank_networks(
@@ -107,13 +119,25 @@ def rank_errors(ranks: RankNetworks, whole: DecoderNetwork, call: Call) -> list[
     counterparts = {name: _counterpart(name, names) for name in _rank_tensors(ranks)}
     kept = wide.run(widened(inputs, type_of), keep={name for name in counterparts.values() if name})
     errors: dict[str, LayerError] = {}
+    has_shares = ranks.grid.sequence
     for values in _values(ranks, call, [name for name, whole_name in counterparts.items() if whole_name]):
         for tensor, value in ((tensor, value) for tensor, value in values.items() if value.numel()):
             name = names[counterparts[tensor]]
-            error = measure(replace(name, layer=tensor), tensor, value, kept[counterparts[tensor]], None)
+            expected = kept[counterparts[tensor]]
+            used = value[: len(expected)] if has_shares else value  # the tokens that fill the last share are nobody's
+            error = measure(replace(name, layer=tensor), tensor, used, expected, None)
             if tensor not in errors or error.relative_rms_error > errors[tensor].relative_rms_error:
                 errors[tensor] = error
     return list(errors.values())
+
+
+def _joined(results: Sequence[dict[str, torch.Tensor]], tokens: int) -> list[dict[str, torch.Tensor]]:
+    """Return tensors of which each rank has its share of the tokens as those of all `tokens`."""
+    rows = -(-tokens // len(results))
+    alike = (name for name in results[0] if not name.startswith(_OF_ALL_TOKENS))
+    shared = [name for name in alike if results[0][name].shape[:1] == (rows,)]
+    whole = {name: torch.cat([each[name] for each in results]) for name in shared}
+    return [each | whole for each in results]
 
 
 def _rank_tensors(ranks: RankNetworks) -> list[str]:
@@ -127,8 +151,8 @@ def _rank_tensors(ranks: RankNetworks) -> list[str]:
 
 def _counterpart(name: str, names: Mapping[str, LayerName]) -> str:
     """Return what one rank's network calls the same tensor; empty if it has none."""
-    summed = name.removesuffix(_REDUCED)
-    candidates = [f"{summed}/matmul", f"{summed.rpartition('/')[0]}/gather"] if name.endswith(_REDUCED) else [name]
+    summed = name.rpartition("/")[0] if name.endswith(_REDUCED) else name
+    candidates = [f"{summed}/matmul", f"{summed.rpartition('/')[0]}/gather"] if name != summed else [name]
     return next((candidate for candidate in candidates if candidate in names), "")
 
 
@@ -139,5 +163,6 @@ def _values(ranks: RankNetworks, call: Call, wanted: Sequence[str]) -> Iterator[
         decoders = [decoder.decoders[rank] for rank in stage]
         with ThreadPoolExecutor(len(decoders)) as pool:
             results = list(pool.map(lambda decoder, call=call: decoder.tensors(call, set(wanted)), decoders))
-        yield from ({name: values[name] for name in wanted if name in values} for values in results)
+        named = [{name: values[name] for name in wanted if name in values} for values in results]
+        yield from _joined(named, int(call.counts.sum())) if ranks.grid.sequence else named
         call = replace(call, hidden=results[0].get(NEXT_HIDDEN_STATES))

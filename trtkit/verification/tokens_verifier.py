@@ -65,7 +65,7 @@ class _KindReference(Protocol):
 class TokensVerifier:
     """A language model's networks on the reference executor, whatever goes into it, and transformers' model.
 
-    network: with logits of every token, of one rank. stepper: runs it, or those of all ranks.
+    network: with logits of every token, of one rank. stepped: runs it, or those of all ranks, in `stepper`.
     """
 
     def __init__(self, request: VerifyRequest, report: Listener) -> None:
@@ -80,10 +80,14 @@ class TokensVerifier:
         speculator = None if opened.speculator is None else speculator_network(self.backend, opened)
         pool = PoolSize(speculator=() if speculator is None else tuple(speculator.inputs))
         self.decoder = ReferenceDecoder(self.network, _SLOTS, pool=pool)
+        self.stepped: ReferenceDecoder | RankedDecoder = self.decoder
         if speculator is not None:
             self.decoder.speculator = ReferenceDecoder(speculator, _SLOTS, pool=PoolSize(model=self.decoder.cache))
         self.single = Stepper(self.decoder, most)
-        self.stepper = self.single if self.ranks is None else Stepper(RankedDecoder(self.ranks, _SLOTS), most)
+        self.stepper = self.single
+        if self.ranks is not None:
+            self.stepped = RankedDecoder(self.ranks, _SLOTS)
+            self.stepper = Stepper(self.stepped, most)
         report(Phase("load reference"))
         self.inputs = token_inputs(request, opened, self.backend)
         self.rounding, tolerance = self.inputs.rounding, tolerance_of(self.config)
@@ -138,10 +142,10 @@ class TokensVerifier:
     def mixed(self, samples: Sequence[TokenSample]) -> Iterator[Corner]:
         """Compare calls of a packed network in which slots decode and others read, with the reference."""
         cut_anywhere = [sample for sample in samples if sample.soft is None or sample.soft.ends is None]
-        if self.decoder.packed is None or not cut_anywhere:
+        if self.stepped.packed is None or not cut_anywhere:
             return
         longest = max(cut_anywhere, key=lambda sample: len(sample.ids))
-        pairs = _mixed_pairs(self.decoder, longest, self.inputs.reference.logits(longest.ids, longest.media))
+        pairs = _mixed_pairs(self.stepped, longest, self.inputs.reference.logits(longest.ids, longest.media))
         yield self._corner("decoding and prompts in one call", {self._tokens: (len(pairs), 1)}, pairs)
 
     def of_ranks(self, comparisons: list[Comparison]) -> Corner:
@@ -189,7 +193,7 @@ _ENDS = (6, 4, 3, 4, 6, 6)
 
 
 def _mixed_pairs(
-    model: ReferenceDecoder, sample: TokenSample, expected: torch.Tensor
+    model: ReferenceDecoder | RankedDecoder, sample: TokenSample, expected: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the logits [S, V] of each row of packed calls, and those `expected` [S', V] of the whole prompt.
 

@@ -80,7 +80,8 @@ class EngineDecoder:
         most_ranks = 0 if options.lora is None else options.lora.max_rank_sum
         self.adapters = adapter_memory(specs, most_ranks, dtype_of, self._stream)
         self._specs = [spec for spec in specs if not spec.is_kept and spec.feeder not in ("adapter", "slots")]
-        self.tokens, self.calls = self._stream.empty((slots,), torch.int64), CallCounts()
+        self.tokens = self._stream.empty((slots,), torch.int64)
+        self.calls = CallCounts(token_multiple=plan.token_multiple)
         self._graphs: dict[StreamStep, CapturedGraph | None] = {}
         self._captured_sizes = {1}
         self._has_cuda_graphs = has_cuda_graphs

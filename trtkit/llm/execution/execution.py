@@ -110,14 +110,19 @@ class AdapterSlots(Protocol):
 
 @dataclass
 class CallCounts:
-    """What a decoder has run. network_calls: of its network, with computed_tokens, of which padded_tokens are idle."""
+    """What a decoder has run. network_calls: of its network, with computed_tokens, of which padded_tokens are idle.
+
+    token_multiple: the network pads the tokens of a call to a multiple of it.
+    """
 
     network_calls: int = 0
     computed_tokens: int = 0
     padded_tokens: int = 0
+    token_multiple: int = 1
 
     def add(self, computed: int, used: int) -> None:
         """Count a call."""
+        computed += -computed % self.token_multiple
         self.network_calls += 1
         self.computed_tokens += computed
         self.padded_tokens += computed - used

@@ -35,7 +35,8 @@ class DecoderNetwork:
 
     max_length: T, tokens that a slot holds. max_prefill_length: new tokens that a row may bring. embeddings: the
     table, where the network takes vectors. has_read_only_caches: whether the network gives new keys and values, which
-    its runtime keeps. max_ranks: sum of the ranks of adapters that are resident at once.
+    its runtime keeps. max_ranks: sum of the ranks of adapters that are resident at once. token_multiple: see
+    CallCounts.
     """
 
     layers: LayerGraph
@@ -47,6 +48,7 @@ class DecoderNetwork:
     embeddings: TokenEmbeddings | None = None
     has_read_only_caches: bool = False
     max_ranks: int = 0
+    token_multiple: int = 1
 
 
 def decoder_network(
@@ -74,6 +76,7 @@ def decoder_network(
         embeddings,
         has_read_only_caches(opened),
         0 if options.lora is None else options.lora.max_rank_sum,
+        opened.rank_spec.token_share.count,
     )
 
 
@@ -123,6 +126,7 @@ def bundle_network(bundle: Bundle, rank: int = 0, *, has_all_logits: bool = Fals
         bundle_embeddings(bundle.path) if any(spec.name == EMBEDS for spec in inputs) else None,
         decoder.has_read_only_caches,
         0 if options.lora is None else options.lora.max_rank_sum,
+        manifest.grid.token_share(rank).count,
     )
 
 

@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class DecoderPlan:
-    """A decoder's engine, and what its network says of it. where: names it in errors."""
+    """A decoder's engine, and what its network says of it. where: names it in errors.
+
+    token_multiple: see CallCounts.
+    """
 
     file: PlanFile
     inputs: Sequence[InputSpec]
     options: LlmOptions
     embeddings: TokenEmbeddings | None
     where: str
+    token_multiple: int = 1
 
     @classmethod
     def of(cls, bundle: Bundle, rank: int = 0, name: str = "") -> DecoderPlan:
@@ -47,6 +51,7 @@ class DecoderPlan:
             llm_options(bundle.manifest.config),
             bundle_embeddings(bundle.path) if takes_embeddings else None,
             str(bundle.path),
+            1 if name else bundle.manifest.grid.token_share(rank).count,
         )
 
 

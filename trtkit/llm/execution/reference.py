@@ -61,7 +61,8 @@ class ReferenceDecoder:
         self.speculator: RankExecution | None = None
         self.next_hidden: torch.Tensor | None = None
         self.adapters = adapter_memory(network.inputs, network.max_ranks, lambda spec: hold(DTYPES[spec.dtype]))
-        self.tokens, self.calls = torch.zeros(slots, dtype=torch.int64), CallCounts()
+        self.tokens = torch.zeros(slots, dtype=torch.int64)
+        self.calls = CallCounts(token_multiple=network.token_multiple)
         self._appends = network.has_read_only_caches
         self.is_asynchronous, self.takes_ids = False, network.embeddings is None
         self.slots, self.max_length = slots, self.cache.max_length
