@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtkit.builder.decoders import llm_options
+from trtkit.dtypes import DTYPES
 from trtkit.llm.execution import ReferenceDecoder, decoder_network
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.network.decoder import NEXT_HIDDEN_STATES
@@ -141,11 +142,11 @@ def _joined(results: Sequence[dict[str, torch.Tensor]], tokens: int) -> list[dic
 
 
 def _rank_tensors(ranks: RankNetworks) -> list[str]:
-    """Return the tensors that ranks hold alike."""
+    """Return the tensors of numbers that ranks hold alike; positions are for each one's heads."""
     names: dict[str, LayerName] = {}
     for network in ranks.networks:
         names |= makers(network.layers)
-    computed = (name for name, maker in names.items() if maker.kind != "CONSTANT")
+    computed = (name for name, maker in names.items() if maker.kind != "CONSTANT" and DTYPES[maker.dtype].is_float)
     return [name for name in computed if name.endswith(_REDUCED) or _ALIKE.match(name)]
 
 
