@@ -26,6 +26,8 @@ GRIDS = {
     "both, paged": {"tensor": 2, "pipeline": 2},
     "tensor, packed": {"tensor": 2},
     "tensor, packed, paged": {"tensor": 2},
+    "sequence": {"tensor": 2, "sequence": True},
+    "sequence, paged": {"tensor": 4, "sequence": True},
 }
 SIZES = {"max_batch_size": 8, "max_sequence_length": 128, "max_prefill_length": 64}
 

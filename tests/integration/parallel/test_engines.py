@@ -32,7 +32,7 @@ def launch(count: int, *words: str, **environment: str) -> subprocess.CompletedP
     )
 
 
-@pytest.mark.parametrize("grid", ["tensor", "pipeline"])
+@pytest.mark.parametrize("grid", ["tensor", "pipeline", "sequence"])
 def test_engines_of_ranks_generate_what_one_rank_does(
     bundle_of: Callable[[str], Path], tmp_path: Path, grid: str
 ) -> None:
@@ -43,4 +43,4 @@ def test_engines_of_ranks_generate_what_one_rank_does(
     tokens, logits = greedy(open_execution(open_bundle(bundle_of("one")), "reference"), PROMPTS, STEPS)
     assert np.array_equal(answer["tokens"], tokens)
     assert np.abs(answer["logits"] - np.array(logits)).max() < 1e-4
-    assert answer["connected"] == (2 if grid == "tensor" else 0)  # both contexts, in every rank
+    assert answer["connected"] == (0 if grid == "pipeline" else 2)  # both contexts, in every rank

@@ -60,6 +60,8 @@ def answers(execution: DecoderExecution, count: int, *, restores: bool = False) 
         ("both", 20),
         ("tensor, packed", 20),
         ("tensor, packed, paged", 20),
+        ("sequence", 20),
+        ("sequence, paged", 20),
         pytest.param("tensor", 200, marks=pytest.mark.slow),
         pytest.param("pipeline", 200, marks=pytest.mark.slow),
     ],
@@ -71,7 +73,7 @@ def test_requests_in_flight_get_what_one_rank_gives(bundle_of: BundleOf, grid: s
     execution.close()
 
 
-@pytest.mark.parametrize("grid", ["tensor, packed", "tensor, packed, paged"])
+@pytest.mark.parametrize("grid", ["tensor, packed", "tensor, packed, paged", "sequence, paged"])
 def test_ranks_check_guesses_in_the_calls_of_prompts(bundle_of: BundleOf, grid: str) -> None:
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     prompts = [[5, 6, 7, 5, 6, 7, 5, 6][:size] for size in (8, 3, 6, 7, 5, 8, 4, 6)]
@@ -81,6 +83,15 @@ def test_ranks_check_guesses_in_the_calls_of_prompts(bundle_of: BundleOf, grid: 
         assert llm.statistics.network_calls == llm.statistics.steps
         assert llm.statistics.accepted_tokens > 0
     assert [each.outputs[0].token_ids for each in outputs] == [each.outputs[0].token_ids for each in expected]
+
+
+def test_tokens_that_fill_the_shares_of_ranks_are_counted(bundle_of: BundleOf) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    with LLM(bundle_of("sequence, paged"), runtime="reference") as llm:
+        llm.generate([[5, 6, 7, 8, 9]], params)
+        counts = llm.statistics
+    assert (counts.network_calls, counts.computed_tokens) == (3, 8 + 4 + 4)  # of 4 ranks
+    assert counts.padded_tokens == 3 + 3 + 3
 
 
 def test_ranks_share_pages_and_give_way_as_one_rank_does(bundle_of: BundleOf) -> None:

@@ -12,6 +12,9 @@ from tests import tiny_llm
 from trtkit.bundle.bundle import open_bundle
 from trtkit.bundle.known import read_all_known
 from trtkit.models.rank_weights import RankWeights
+from trtkit.network.blocks.token_share import TokenShare
+from trtkit.network.ops.gather import reorder
+from trtkit.network.ops.shape import reshape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Ran
     from trtkit.models.rank_weights import Weight
+    from trtkit.network.graph import Tensor
 
 GRID = "parallel: {tensor: 2, pipeline: 2}"
 
@@ -62,6 +66,42 @@ def test_a_share_that_is_cut_wrongly_is_found_and_its_layer_named(
     layers = ran.json()["layers"]
     first = next(layer["layer"] for layer in layers if layer["relative_rms_error"] > 1e-3)
     assert first == "layers.1/attention/o/all_reduce"
+
+
+SEQUENCE = ("--set", "parallel={tensor: 4, sequence: true}")
+
+
+def test_ranks_that_share_tokens_are_verified_together(config: Path, trtkit: Callable[..., Ran]) -> None:
+    report = trtkit("verify", config, *SEQUENCE, "--layers", "--json").json()
+    assert report["passed"]
+    corners = {corner["name"]: corner["relative_rms_error"] for corner in report["corners"]}
+    assert 0 < corners["4 ranks and one"] <= 1e-5
+    assert corners["decoding and prompts in one call"] <= 1e-5
+    layers = {layer["layer"]: layer["relative_rms_error"] for layer in report["layers"]}
+    summed = {f"layers.{index}/{name}/reduce_scatter" for index in range(3) for name in ("attention/o", "mlp/down")}
+    assert summed <= set(layers)
+    assert max(layers.values()) <= 1e-5
+
+
+def test_a_share_of_the_tokens_that_is_wrong_is_found_and_its_layer_named(
+    config: Path, trtkit: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In layer 1, ranks read all tokens in another order of ranks than they have them."""
+    right = TokenShare.enter
+
+    def wrong(share: TokenShare, x: Tensor) -> Tensor:
+        every = right(share, x)
+        if share.is_whole or x.graph.path() != "layers.1":
+            return every
+        by_rank = reorder(reshape(every, (4, -1, every.shape[2])), [3, 2, 1, 0], axis=0)
+        return reshape(by_rank, (-1, 1, every.shape[2]))
+
+    monkeypatch.setattr(TokenShare, "enter", wrong)
+    ran = trtkit("verify", config, *SEQUENCE, "--json")
+    assert ran.code == 3
+    layers = ran.json()["layers"]
+    first = next(layer["layer"] for layer in layers if layer["relative_rms_error"] > 1e-3)
+    assert first == "layers.1/attention/o/reduce_scatter"
 
 
 def test_ranks_that_cannot_share_the_model_are_refused(config: Path, trtkit: Callable[..., Ran]) -> None:
