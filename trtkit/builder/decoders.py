@@ -203,9 +203,7 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     if options.batching == "packed" and (obstacle := _obstacle_to_packing(config, spec)):
         what = f"`packed` does not work with {obstacle} yet: decoding and prompts have a call each"
         problems.append(Problem(what, "llm.batching", "use `separate`"))
-    if grid_of(config).sequence and (obstacle := _obstacle_to_sharing_tokens(config, spec)):
-        what = f"ranks cannot share the tokens of a call with {obstacle} yet: that takes packed calls"
-        problems.append(Problem(what, "parallel.sequence", "remove it"))
+    problems += sequence_problems(config, spec)
     if problems:
         raise ConfigError(f"the config does not fit {opened.where}", problems)
     grid = grid_of(config)
@@ -249,11 +247,14 @@ def _obstacle_to_packing(config: ModelConfig, spec: DecoderSpec) -> str:
     return next((name for name, is_there in obstacles.items() if is_there), "")
 
 
-def _obstacle_to_sharing_tokens(config: ModelConfig, spec: DecoderSpec) -> str:
-    """Return what keeps ranks from sharing the tokens of a call; empty if nothing does."""
-    if spec.states:
-        return "recurrent layers"
-    return _obstacle_to_packing(config, spec) or ("" if is_packed(config, spec) else "`llm.batching: separate`")
+def sequence_problems(config: ModelConfig, spec: DecoderSpec) -> list[Problem]:
+    """Return what keeps ranks from sharing the tokens of a call, if the config asks for that."""
+    if not grid_of(config).sequence:
+        return []
+    obstacle = "recurrent layers" if spec.states else _obstacle_to_packing(config, spec)
+    obstacle = obstacle or ("" if is_packed(config, spec) else "`llm.batching: separate`")
+    what = f"ranks cannot share the tokens of a call with {obstacle} yet: that takes packed calls"
+    return [Problem(what, "parallel.sequence", "remove it")] if obstacle else []
 
 
 def llm_options(config: ModelConfig) -> LlmOptions:

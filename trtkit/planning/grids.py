@@ -9,7 +9,7 @@ from trtkit.lora.targets import adapter_bytes
 from trtkit.models.parallel import SINGLE, prefill_parts, rank_spec
 from trtkit.planning.gpus import GPUS_PER_NODE, Ring, known_links, send_s
 from trtkit.planning.memory import Footprint
-from trtkit.planning.report import GridPlan
+from trtkit.planning.report import GridPlan, SequencePlan
 from trtkit.planning.roofline import floor
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def tensor_pays_up_to(question: PlanningQuestion, gpu: PlannedGpu) -> int | None
     """Return the most GPUs that make a decode step faster than half of them do; None if the link is not known."""
     if not gpu.link:
         return None
-    shares = [share for share in question.shares if share.grid.pipeline == 1]
+    shares = [share for share in question.shares if share.grid.pipeline == 1 and not share.grid.sequence]
     seconds = [_times(question, gpu, share)[1] for share in shares]
     best = 0
     while best + 1 < len(shares) and seconds[best + 1] < seconds[best]:
@@ -46,10 +46,7 @@ def tensor_pays_up_to(question: PlanningQuestion, gpu: PlannedGpu) -> int | None
 
 def own_share(question: PlanningQuestion) -> GridShare:
     """Return what one GPU of the model's own grid holds and computes; of experts, what tensor parallelism gives it."""
-    grid = question.grid
-    return next(
-        share for share in question.shares if (share.grid.tensor, share.grid.pipeline) == (grid.tensor, grid.pipeline)
-    )
+    return next(share for share in question.shares if share.grid == replace(question.grid, expert=1))
 
 
 def footprint_on(question: PlanningQuestion, share: GridShare) -> Footprint:
@@ -59,7 +56,16 @@ def footprint_on(question: PlanningQuestion, share: GridShare) -> Footprint:
     chunk = question.work.chunk
     footprint = Footprint(share.counts, *sizes, chunk, model.vocab_size, model.keeps_new, share.state_bytes)
     head, per_token = model.head_bytes, model.head_kv_bytes_per_token
-    return replace(footprint, adapters=adapters, page_tokens=model.page_tokens, head=head, head_per_token=per_token)
+    token_bytes = model.dtype.size_bytes(model.hidden_size) if share.grid.sequence else 0
+    return replace(
+        footprint,
+        adapters=adapters,
+        page_tokens=model.page_tokens,
+        head=head,
+        head_per_token=per_token,
+        hidden_per_token=token_bytes,
+        token_ranks=share.grid.tensor,
+    )
 
 
 def passed_s(least: Floor, stages: int, tokens: int) -> float:
@@ -77,14 +83,23 @@ def link_seconds(
     """Return how long links take in a step of `tokens` new tokens, logits of `rows`, and what each GPU sends.
 
     Of tensor parallelism: all-reduces of hidden states after attention, feed-forward and embedding, and an all-gather
-    of logits; of a pipeline: hidden states from each stage to the next.
+    of logits; of a pipeline: hidden states from each stage to the next. If GPUs share tokens, reduce-scatters take the
+    place of all-reduces, all-gathers come before attention and feed-forward, and an all-reduce of the hidden states
+    that logits are of before the head.
     """
     model, grid, links = question.model, share.grid, known_links().links
     link, network = links[gpu.link], links[_NETWORK]
+    tokens += -tokens % grid.tensor if grid.sequence else 0
     hidden, logits = model.dtype.size_bytes(tokens * model.hidden_size), 4 * rows * model.vocab_size
-    ring = Ring(link, network, grid.tensor)
-    seconds = share.reduces * ring.all_reduce_s(hidden) + ring.all_gather_s(logits)
-    sent = (2 * share.reduces * hidden + logits) * (grid.tensor - 1) // grid.tensor
+    ring, last = Ring(link, network, grid.tensor), 0
+    seconds = ring.all_gather_s(logits)
+    if grid.sequence:
+        halves, last = share.reduces + share.gathers, model.dtype.size_bytes(rows * model.hidden_size)
+        seconds += halves * ring.all_gather_s(hidden) + ring.all_reduce_s(last)
+    else:
+        halves = 2 * share.reduces
+        seconds += share.reduces * ring.all_reduce_s(hidden)
+    sent = (halves * hidden + 2 * last + logits) * (grid.tensor - 1) // grid.tensor
     for stage in range(1, grid.pipeline):
         is_near = (stage * grid.tensor) % GPUS_PER_NODE != 0
         seconds += send_s(link if is_near else network, hidden)
@@ -112,6 +127,7 @@ def _plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare) -> Grid
     ttft, tpot = _times(question, gpu, share)
     links_s, sent = link_seconds(question, gpu, share, work.concurrency, work.concurrency)
     return GridPlan(
+        sequence=_sequence_plan(question, gpu, share) if grid.sequence else None,
         tensor=grid.tensor,
         pipeline=grid.pipeline,
         gpus=grid.ranks,
@@ -123,6 +139,27 @@ def _plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare) -> Grid
         links_s_per_step=links_s,
         sent_bytes_per_step=sent,
         decode_tokens_per_second=work.concurrency / tpot,
+    )
+
+
+def _sequence_plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare) -> SequencePlan:
+    """Return what sharing tokens saves in the largest step: a packed call that reads a chunk of prompts."""
+    model, work = question.model, question.work
+    without = replace(share, grid=replace(share.grid, sequence=False))
+    tokens, rows = min(work.chunk, work.concurrency * work.length), work.concurrency
+    whole, own = (model.dtype.size_bytes(each.hidden_tokens(tokens) * model.hidden_size) for each in (without, share))
+    before_s, before = link_seconds(question, gpu, without, tokens, rows)
+    after_s, after = link_seconds(question, gpu, share, tokens, rows)
+    return SequencePlan(
+        tokens=tokens,
+        hidden_bytes=own,
+        hidden_bytes_without=whole,
+        between_bytes=share.between * own,
+        between_bytes_without=share.between * whole,
+        sent_bytes=after,
+        sent_bytes_without=before,
+        links_s=after_s,
+        links_s_without=before_s,
     )
 
 

@@ -51,7 +51,8 @@ class Footprint:
     apart. vocab_size: of the logits that are sampled. state_bytes: of a slot's recurrent states, which engines write
     apart. adapters: bytes of resident LoRA adapters. page_tokens: of pages, of which each sequence takes whole ones,
     and nobody one; 0 if caches are linear.
-    head, head_per_token: bytes of the draft head.
+    head, head_per_token: bytes of the draft head. hidden_per_token: bytes of the hidden state of a token, if
+    `token_ranks` share those of a step; 0 if each has all.
     """
 
     counts: NetworkCounts
@@ -65,11 +66,14 @@ class Footprint:
     page_tokens: int = 0
     head: int = 0
     head_per_token: int = 0
+    hidden_per_token: int = 0
+    token_ranks: int = 1
 
     def need(self, batch: int, length: int) -> MemoryNeed:
         """Return what `batch` slots of `length` tokens need."""
         new = min(self.chunk, length)
         activations = self.counts.activation_bytes((batch, new, length))
+        activations -= self.hidden_per_token * (batch * new - -(-batch * new // self.token_ranks))
         tokens = batch * length
         if self.page_tokens:
             tokens = (batch * whole_pages(length, self.page_tokens) + 1) * self.page_tokens

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trtkit.builder.decoders import can_pack, llm_options
+from trtkit.builder.decoders import can_pack, llm_options, sequence_problems
 from trtkit.builder.speculators import open_config_speculator, speculator_size
 from trtkit.dtypes import dtype_of
-from trtkit.errors import PlanError
+from trtkit.errors import ConfigError, PlanError
 from trtkit.files import scratch_folder
 from trtkit.lora.targets import adapter_bytes
 from trtkit.models.parallel import SINGLE, check_grid, grid_of
@@ -106,6 +106,8 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
     grid = grid_of(planned.config)
     if grid != SINGLE:
         check_grid(spec, grid, planned.where)
+        if problems := sequence_problems(planned.config, spec):
+            raise ConfigError(f"the config does not fit {planned.where}", problems)
     counts = _count(planned, quantized, work.length, runner)
     return PlanningQuestion(model, counts, work, spec, grid, options.lora, can_pack(planned.config, spec))
 

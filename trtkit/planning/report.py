@@ -116,10 +116,30 @@ class MixedStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SequencePlan:
+    """What GPUs save that share the tokens of a step (`parallel.sequence`), next to what each has without.
+
+    tokens: new ones of the step. hidden_bytes: the hidden states that a GPU keeps while blocks compute.
+    between_bytes: what it writes for norms and residual sums of all layers. sent_bytes, links_s: over links.
+    """
+
+    tokens: int
+    hidden_bytes: int
+    hidden_bytes_without: int
+    between_bytes: int
+    between_bytes_without: int
+    sent_bytes: int
+    sent_bytes_without: int
+    links_s: float
+    links_s_without: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class GridPlan:
     """What a grid of GPUs gives, with the time of its links.
 
     links_s_per_step: of a decode step, a part of `tpot_s`. best_at: among the grids of as many GPUs that fit.
+    sequence: what sharing tokens saves; None if GPUs do not share them.
     """
 
     tensor: int
@@ -134,6 +154,7 @@ class GridPlan:
     sent_bytes_per_step: int
     decode_tokens_per_second: float
     best_at: tuple[str, ...] = ()
+    sequence: SequencePlan | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from trtkit.planning.counts import PAGE_COPIES, Multilinear
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
-    from trtkit.models.spec import DecoderSpec, LayerSpec
+    from trtkit.models.spec import BlockSpec, DecoderSpec, LayerSpec
     from trtkit.planning.counts import GroupCounts, NetworkCounts
     from trtkit.planning.decoder_model import DecoderModel
 
@@ -39,7 +39,9 @@ class GridShare:
     """One GPU's share of a model on a grid.
 
     counts: as if it did all layers, with its share of each. weight_bytes: of the rank with the most. kv_per_token,
-    state_bytes: of the rank with the largest caches, and with the largest states. reduces: all-reduces of a step.
+    state_bytes: of the rank with the largest caches, and with the largest states. reduces: all-reduces of a step, which
+    are reduce-scatters if ranks share tokens; then `gathers` of its blocks begin with an all-gather.
+    between: hidden states that norms and residual sums of a step write, one of each token.
     """
 
     grid: Grid
@@ -48,20 +50,28 @@ class GridShare:
     kv_per_token: int
     state_bytes: int
     reduces: int
+    gathers: int
+    between: int
+
+    def hidden_tokens(self, tokens: int) -> int:
+        """Return of how many of a step's tokens a GPU has hidden states between blocks."""
+        return -(-tokens // self.grid.tensor) if self.grid.sequence else tokens
 
 
 def grid_shares(model: DecoderModel, counts: NetworkCounts, spec: DecoderSpec, own_grid: Grid) -> tuple[GridShare, ...]:
     """Return the shares of one GPU, of the model's own grid, and of those of 2 to 16 GPUs that can share the model."""
     by_tensor: dict[int, NetworkCounts] = {}
     shares = []
-    grids = {SINGLE, Grid(own_grid.tensor, pipeline=own_grid.pipeline), *_grids(spec)}
-    for grid in sorted(grids, key=lambda candidate: (candidate.ranks, candidate.tensor)):
+    grids = {SINGLE, replace(own_grid, expert=1), *_grids(spec)}
+    reduces = 1 + sum(_reduces(layer) for layer in spec.layers)
+    gathers = sum(_gathers(layer, spec.block) for layer in spec.layers)
+    between = sum(_between(layer, spec.block) for layer in spec.layers)
+    for grid in sorted(grids, key=lambda candidate: (candidate.ranks, candidate.tensor, candidate.sequence)):
         if grid.tensor not in by_tensor:
             by_tensor[grid.tensor] = tensor_share(counts, spec, grid.tensor, model.dtype)
         weights, cache = rank_bytes(model, spec, grid)
         states = max(part.state_bytes(model.dtype) for part in _stages(spec, grid))
-        reduces = 1 + sum(_reduces(layer) for layer in spec.layers)
-        shares.append(GridShare(grid, by_tensor[grid.tensor], weights, cache, states, reduces))
+        shares.append(GridShare(grid, by_tensor[grid.tensor], weights, cache, states, reduces, gathers, between))
     return tuple(shares)
 
 
@@ -104,6 +114,20 @@ def _reduces(layer: LayerSpec) -> int:
     moe = layer.feed_forward
     is_apart = isinstance(moe, MoeSpec) and moe.shared is not None and not moe.joins_shared
     return (layer.mixer is not None) + (layer.beside is not None) + (moe is not None) + is_apart
+
+
+def _gathers(layer: LayerSpec, block: BlockSpec) -> int:
+    """Return how often the blocks of a layer read hidden states that other blocks of it do not."""
+    moe = layer.feed_forward
+    reads_both = isinstance(moe, MoeSpec) and moe.apart is not None
+    is_read_twice = block.is_parallel and layer.mixer is not None and "mlp_norm" not in block.norms
+    return (layer.mixer is not None) + (moe is not None and not is_read_twice) + reads_both
+
+
+def _between(layer: LayerSpec, block: BlockSpec) -> int:
+    """Return how many norms and residual sums a layer has."""
+    sums = (layer.mixer is not None) + (layer.feed_forward is not None)
+    return sums + sum(layer.has_norm(name) for name in block.norms)
 
 
 def _grids(spec: DecoderSpec) -> list[Grid]:

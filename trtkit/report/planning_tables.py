@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.planning.gpus import efficiency_text, known_links
 from trtkit.planning.question import HOURS_PER_MONTH
-from trtkit.planning.report import FormatPlan, GridPlan, LlmGpu, LlmReport, LlmSpeed, VisionGpu
+from trtkit.planning.report import FormatPlan, GridPlan, LlmGpu, LlmReport, LlmSpeed, SequencePlan, VisionGpu
 from trtkit.report.tables import (
     Column,
     Facts,
@@ -248,6 +248,7 @@ def detail_tables(plan: LlmGpu | VisionGpu) -> Iterator[Part]:
         yield _formats(plan)
         if plan.grids:
             yield _grids(plan)
+            yield from (_sequence(plan, grid, grid.sequence) for grid in plan.grids if grid.sequence)
         if plan.streaming:
             yield _streaming(plan)
 
@@ -282,13 +283,28 @@ def _grids(gpu: LlmGpu) -> Table:
         counts = (str(row.gpus), need, _fits(row), _count(row.largest_batch))
         sent = size(row.sent_bytes_per_step)
         rate, best = _rate(row.decode_tokens_per_second), ", ".join(row.best_at)
-        rows.append((f"{row.tensor} x {row.pipeline}", *counts, *times, sent, rate, best))
+        name = f"{row.tensor} x {row.pipeline}{' *' if row.sequence else ''}"
+        rows.append((name, *counts, *times, sent, rate, best))
     times_of = ("GPUs", "GiB", "fits", "batch", "TTFT\nms", "TPOT\nms", "links\nms")
     sent_in = Column("sent per step", "number", is_wide=True)
     columns = (_name("tensor x\npipeline"), *numbers(*times_of), sent_in, *numbers("tokens\n/s", "best at"))
     title = f"{gpu.gpu.key}: several GPUs over {known_links().links[gpu.gpu.link].name}, GiB per GPU"
     caption = f"largest tensor-parallel size that makes a decode step faster: {gpu.tensor_pays_up_to}"
+    caption += "; *: with `parallel.sequence`" if any(row.sequence for row in gpu.grids) else ""
     return Table(title, columns, rows, caption)
+
+
+def _sequence(gpu: LlmGpu, grid: GridPlan, plan: SequencePlan) -> Table:
+    """Return what sharing the tokens of a step saves."""
+    links = (_figure(1e3 * plan.links_s_without), _figure(1e3 * plan.links_s))
+    rows: list[tuple[Value, ...]] = [
+        ("hidden states kept", size(plan.hidden_bytes_without), size(plan.hidden_bytes)),
+        ("norms and residual sums written", size(plan.between_bytes_without), size(plan.between_bytes)),
+        ("sent over links", size(plan.sent_bytes_without), size(plan.sent_bytes)),
+        ("time of links, ms", *links),
+    ]
+    title = f"{gpu.gpu.key}: `parallel.sequence` on {grid.gpus} GPUs, in a step of {plan.tokens} new tokens, per GPU"
+    return Table(title, (_name(""), *numbers("all tokens", "a share")), rows)
 
 
 def _streaming(gpu: LlmGpu) -> Table:

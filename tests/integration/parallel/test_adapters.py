@@ -40,12 +40,16 @@ if TYPE_CHECKING:
 
 # Separate, joined, grouped and interleaved projections, biases, recurrent groups.
 SHARED = ("llama", "phi3", "falcon-40b", "codegen", "qwen2", "bamba")
+# With layers that read all tokens, and with some between blocks, which read a rank's share of them.
+SEQUENCED = ("llama", "gemma3n", "gemma4", "qwen2_moe")
+ADAPTED = [(case, ParallelOptions(tensor=2)) for case in CASES if case.name in SHARED]
+ADAPTED += [(case, ParallelOptions(tensor=2, sequence=True)) for case in CASES if case.name in SEQUENCED]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in SHARED], ids=str)
-def test_ranks_compute_adapters_as_one_does(case: Case, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("case", "parallel"), ADAPTED, ids=str)
+def test_ranks_compute_adapters_as_one_does(case: Case, parallel: ParallelOptions, tmp_path: Path) -> None:
     whole = opened_of(case, tmp_path)
-    config = whole.config.model_copy(update={"parallel": ParallelOptions(tensor=2)})
+    config = whole.config.model_copy(update={"parallel": parallel})
     adapter = save_adapter(tmp_path / "adapter", model_of(case).hf, r=5, target_modules=targets_of(whole))
     matrices, group, ranks = prepared_matrices(open_adapter(adapter, whole.spec), torch.float32), ThreadGroup(2), []
     for number in range(2):

@@ -59,6 +59,18 @@ def test_a_config_on_images_of_ones_own(trtkit: Run, workspace: Path) -> None:
 
 
 @pytest.mark.usefixtures("workspace")
+def test_ranks_share_the_tokens_of_images(trtkit: Run) -> None:
+    """Vectors of images, those that are added after the first layers, and their positions: of a share of the tokens."""
+    write_config(VLMS["qwen3-vl"], more="precision: fp32\nparallel: {tensor: 2, sequence: true}\n")
+    ran = trtkit("verify", "m.yaml", "--json")
+    assert ran.code == 0, ran.err
+    errors = {corner["name"]: corner["relative_rms_error"] for corner in ran.json()["corners"]}
+    assert "decoding and prompts in one call" in errors
+    assert 0 < errors["2 ranks and one"] <= 1e-5
+    assert ran.json()["outputs"]["logits"]["relative_rms_error"] <= 1e-5
+
+
+@pytest.mark.usefixtures("workspace")
 def test_a_network_out_of_tolerance(trtkit: Run) -> None:
     write_config(VLMS["llava"], more="verify: {max_relative_rms_error: 1.0e-9}\n")
     ran = trtkit("verify", "m.yaml", "--json", "--no-corners")
