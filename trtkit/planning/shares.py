@@ -63,9 +63,9 @@ def grid_shares(model: DecoderModel, counts: NetworkCounts, spec: DecoderSpec, o
     by_tensor: dict[int, NetworkCounts] = {}
     shares = []
     grids = {SINGLE, replace(own_grid, expert=1), *_grids(spec)}
-    reduces = 1 + sum(_reduces(layer) for layer in spec.layers)
-    gathers = sum(_gathers(layer, spec.block) for layer in spec.layers)
-    between = sum(_between(layer, spec.block) for layer in spec.layers)
+    reduces = 1 + sum(reduces_of(layer) for layer in spec.layers)
+    gathers = sum(gathers_of(layer, spec.block) for layer in spec.layers)
+    between = sum(between_blocks_of(layer, spec.block) for layer in spec.layers)
     for grid in sorted(grids, key=lambda candidate: (candidate.ranks, candidate.tensor, candidate.sequence)):
         if grid.tensor not in by_tensor:
             by_tensor[grid.tensor] = tensor_share(counts, spec, grid.tensor, model.dtype)
@@ -109,14 +109,14 @@ def _stages(spec: DecoderSpec, grid: Grid) -> list[DecoderSpec]:
     return [rank_spec(spec, grid, rank) for rank in range(0, grid.ranks, grid.stage_ranks)]
 
 
-def _reduces(layer: LayerSpec) -> int:
+def reduces_of(layer: LayerSpec) -> int:
     """Return how many all-reduces a layer has."""
     moe = layer.feed_forward
-    is_apart = isinstance(moe, MoeSpec) and moe.shared is not None and not moe.joins_shared
+    is_apart = isinstance(moe, MoeSpec) and moe.shared is not None and not (moe.joins_shared and moe.apart is None)
     return (layer.mixer is not None) + (layer.beside is not None) + (moe is not None) + is_apart
 
 
-def _gathers(layer: LayerSpec, block: BlockSpec) -> int:
+def gathers_of(layer: LayerSpec, block: BlockSpec) -> int:
     """Return how often the blocks of a layer read hidden states that other blocks of it do not."""
     moe = layer.feed_forward
     reads_both = isinstance(moe, MoeSpec) and moe.apart is not None
@@ -124,7 +124,7 @@ def _gathers(layer: LayerSpec, block: BlockSpec) -> int:
     return (layer.mixer is not None) + (moe is not None and not is_read_twice) + reads_both
 
 
-def _between(layer: LayerSpec, block: BlockSpec) -> int:
+def between_blocks_of(layer: LayerSpec, block: BlockSpec) -> int:
     """Return how many norms and residual sums a layer has."""
     sums = (layer.mixer is not None) + (layer.feed_forward is not None)
     return sums + sum(layer.has_norm(name) for name in block.norms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ from trtkit.network.blocks.token_share import TokenShare
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
+from trtkit.planning.shares import between_blocks_of, gathers_of, reduces_of
 from trtkit.reference import ThreadGroup
 from trtkit.resolve import resolve
 
@@ -171,6 +173,30 @@ def test_norms_and_residual_sums_are_of_a_share_of_the_tokens() -> None:
         rows.append({name: len(kept[0][name]) for name in names})
     assert set(rows[0].values()) == {8}
     assert rows[1] == {**dict.fromkeys(rows[0], 2), "layers.0/mlp/gate/matmul": 8}
+
+
+@pytest.mark.parametrize("case", slow_unless(is_kept, SEQUENCED), ids=str)
+def test_plans_count_the_collectives_of_a_rank(case: Case) -> None:
+    spec, names = spec_of(case), []
+    graph = next(graphs_of(case, Grid(2, sequence=True)))
+    for node in graph.layers().nodes:
+        names += [node.name.rpartition("/")[2].rstrip("_0123456789")] if node.kind == "DIST_COLLECTIVE" else []
+    assert names.count("reduce_scatter") == 1 + sum(map(reduces_of, spec.layers))
+    assert names.count("all_gather") == 1 + sum(gathers_of(layer, spec.block) for layer in spec.layers)  # of logits
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "cohere", "phi", "opt-post-norm", "qwen3_moe"])
+def test_plans_count_the_norms_and_sums_of_a_rank(name: str) -> None:
+    """By their names: in the scope of a layer, sums, and the last result of each norm."""
+    case = next(case for case in SEQUENCED if case.name == name)
+    spec, graph = spec_of(case), next(graphs_of(case, Grid(2, sequence=True)))
+    paths = {node.name for node in graph.layers().nodes}
+    count = 0
+    for index in range(len(spec.layers)):
+        own = {path.removeprefix(f"layers.{index}/") for path in paths if path.startswith(f"layers.{index}/")}
+        count += len({path for path in own if re.fullmatch(r"sum(_\d+)?", path)})
+        count += len({path.partition("/")[0] for path in own if re.match(r"\w*_norm/", path)})
+    assert count == sum(between_blocks_of(layer, spec.block) for layer in spec.layers)
 
 
 def test_a_share_of_other_tokens_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

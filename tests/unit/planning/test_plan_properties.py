@@ -15,7 +15,7 @@ from trtkit.dtypes import FP16
 from trtkit.models.parallel import Grid
 from trtkit.planning.formats import FORMATS, Format, in_format, quantized_bytes
 from trtkit.planning.gpus import PlannedGpu, find_gpus, planned_gpus
-from trtkit.planning.grids import link_seconds
+from trtkit.planning.grids import link_seconds, tensor_pays_up_to
 from trtkit.planning.llm import cost_per_million, mixed_steps, plan_llm, speeds
 from trtkit.planning.memory import Footprint, largest
 from trtkit.planning.roofline import compute_bound_batch, floor, group_floor, mixed_floor, unfused_s
@@ -224,6 +224,28 @@ def test_grids_that_cannot_share_the_model_are_left_out() -> None:
 def test_the_grid_of_the_config_is_listed() -> None:
     asked = replace(question("llama-3.1-8b"), grid=Grid(4, pipeline=3))
     assert (4, 3) in {(each.tensor, each.pipeline) for each in plan_llm(asked, H200).grids}
+
+
+def test_what_ranks_save_that_share_tokens() -> None:
+    """Llama 3.1 8B: 32 layers of two norms and two sums, and hidden states of 4,096 numbers in fp16."""
+    asked = replace(question("llama-3.1-8b"), grid=Grid(8, sequence=True))
+    asked = replace(asked, work=replace(asked.work, chunk=500, input_len=600))
+    with_share = next(each for each in plan_llm(asked, H200).grids if each.sequence)
+    without = next(each for each in plan_llm(asked, H200).grids if (each.tensor, each.pipeline) == (8, 1))
+    plan = with_share.sequence
+    assert plan is not None
+    assert (with_share.tensor, without.sequence, plan.tokens) == (8, None, 500)
+    assert (plan.hidden_bytes_without, plan.hidden_bytes) == (500 * 8192, 63 * 8192)  # 500 tokens of 8 ranks: 504
+    assert plan.between_bytes == 32 * 4 * plan.hidden_bytes
+    assert plan.between_bytes_without == 32 * 4 * plan.hidden_bytes_without
+    logits = 4 * 128256
+    assert plan.sent_bytes_without == (2 * 65 * 500 * 8192 + logits) * 7 // 8
+    assert plan.sent_bytes == ((65 + 64) * 504 * 8192 + 2 * 8192 + logits) * 7 // 8
+    saved = without.memory_per_gpu.activations - with_share.memory_per_gpu.activations
+    assert saved == (500 - 63) * 8192
+    assert with_share.largest_batch >= without.largest_batch
+    assert with_share.tpot_s > without.tpot_s  # a decode step has twice as many collectives
+    assert tensor_pays_up_to(asked, H200) == tensor_pays_up_to(question("llama-3.1-8b"), H200)
 
 
 def test_the_best_grids_are_those_that_fit() -> None:
