@@ -50,6 +50,17 @@ def test_adapters_take_memory_and_are_read_once_a_step(tiny: Path, trtkit: Calla
     assert matrices / 2 < halves[0] < matrices
 
 
+def test_a_plan_says_what_ranks_save_that_share_tokens(tiny: Path, trtkit: Callable[..., Ran]) -> None:
+    words = ("plan", tiny, "--gpu", "h200", "--set", "parallel.tensor=2", "--set", "parallel.sequence=true")
+    text = " ".join(trtkit(*words, "--set", "llm.max_prefill_length=100").out.split())
+    assert "h200: `parallel.sequence` on 2 GPUs, in a step of 100 new tokens, per GPU" in text
+    assert "hidden states kept 18.8 KiB 9.4 KiB" in text  # of 48 numbers of fp32
+    assert "2 x 1 *" in text
+    refused = trtkit(*words, "--set", "llm.batching=separate")
+    assert refused.code == 2
+    assert "parallel.sequence: ranks cannot share the tokens of a call with `llm.batching: separate` yet" in refused.err
+
+
 def test_a_head_takes_memory(tiny: Path, workspace: Path, trtkit: Callable[..., Ran]) -> None:
     head = Head(fields_of(320, hidden_size=48, draft_vocab_size=200, eagle_aux_hidden_state_layer_ids=[0, 1]), layers=2)
     save_head(workspace / "head", head, ids=list(range(200)))
