@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from trtkit.benchmarking.variants import VERSION, VariantComparison
 from trtkit.bundle.manifest import json_schema
-from trtkit.config.llm import LlmOptions, LoraOptions, VisionOptions
+from trtkit.config.llm import LlmOptions, LoraOptions, ParallelOptions, VisionOptions
 from trtkit.config.quantize import Calibration, QuantizeOptions
 from trtkit.config.schema import (
     BuildOptions,
@@ -53,6 +53,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("quantize.calibration", Calibration),
     ("llm", LlmOptions),
     ("llm.lora", LoraOptions),
+    ("parallel", ParallelOptions),
     ("vision", VisionOptions),
     ("preprocess", Preprocess),
     ("preprocess.resize", Resize),

@@ -58,7 +58,8 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     first part is the token's vector, and the others are added after the first layers.
     A pipeline stage after the first takes `previous_hidden_states` [B, S, D] in place of tokens; one before the last
     gives `next_hidden_states` in place of logits. What ranks of a stage share is joined by collectives among them, so
-    that all have the same hidden states and logits.
+    that all have the same hidden states and logits; with a `token_share`, hidden states between blocks are of a rank's
+    share of the tokens (see `TokenShare`).
     Outputs: `logits` in fp32, and for each cache its `present_<name>_<i>`, which shares the input's memory.
     Layers with a state take `past_<state>_<i>` [B, ...] and give `present_<state>_<i>`, the state after the first
     `token_counts` [B] of a row's new tokens. Where `write_indices` is 0, a sequence begins, with zeros for a state.

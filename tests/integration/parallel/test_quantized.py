@@ -38,7 +38,7 @@ LENGTHS = {"max_sequence_length": 32, "max_prefill_length": 16, "max_batch_size"
 BY_TOKEN = 0.1
 
 
-def opened(folder: Path, parallel: dict[str, int], made: Path | None = None) -> OpenedDecoder:
+def opened(folder: Path, parallel: dict[str, Any], made: Path | None = None) -> OpenedDecoder:
     fields = {"source": {"hf": str(folder)}, "precision": "fp32", "llm": LENGTHS, "parallel": parallel}
     return open_decoder(resolve(ModelConfig.model_validate(fields)), made)
 
@@ -102,8 +102,16 @@ def of_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llm.save(tmp_path_factory.mktemp("blocks") / "model", **tiny_llm.OF_BLOCKS)
 
 
-@pytest.mark.parametrize("method", [*METHODS, "kv_cache"])
-def test_ranks_of_every_method_give_what_one_gives(method: str, of_blocks: Path, tmp_path: Path) -> None:
+SEQUENCE = {"tensor": 2, "sequence": True}
+# Of ranks that share tokens, a method that quantizes weights, one that quantizes inputs too, and one of caches.
+GRIDS = [(method, {"tensor": 2, "pipeline": 2}) for method in (*METHODS, "kv_cache")]
+GRIDS += [(method, SEQUENCE) for method in ("int4_awq", "mxfp8", "kv_cache")]
+
+
+@pytest.mark.parametrize(("method", "parallel"), GRIDS, ids=str)
+def test_ranks_of_every_method_give_what_one_gives(
+    method: str, parallel: dict[str, Any], of_blocks: Path, tmp_path: Path
+) -> None:
     text, made = tmp_path / "text.txt", tmp_path / "made"
     text.write_text(tiny_llm.TEXT * 3)
     made.mkdir()
@@ -114,7 +122,7 @@ def test_ranks_of_every_method_give_what_one_gives(method: str, of_blocks: Path,
         {"source": {"hf": str(of_blocks)}, "precision": "fp32", "quantize": {**asked, "calibration": calibration}}
     )
     quantize_llm(QuantizeRequest(config, made), JobContext())
-    assert error(opened(of_blocks, {"tensor": 2, "pipeline": 2}, made)) <= 1e-5
+    assert error(opened(of_blocks, parallel, made)) <= 1e-5
 
 
 def test_the_decoder_of_a_vision_language_model_is_shared(tmp_path: Path, trtkit: Callable[..., Ran]) -> None:
