@@ -239,7 +239,6 @@ def _obstacle_to_packing(config: ModelConfig, spec: DecoderSpec) -> str:
     """Return what keeps decoding and prompts from sharing a call; empty if nothing does."""
     options = llm_options(config)
     obstacles = {
-        "recurrent layers": bool(spec.states),
         "a draft head": options.speculator is not None,
         "`llm.hidden_states`": options.hidden_states,
         "pipeline stages": grid_of(config).pipeline > 1,

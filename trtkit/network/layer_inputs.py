@@ -18,6 +18,7 @@ from trtkit.network.input_spec import (
     DECODE_POSITION_IDS,
     ENCODED,
     ENCODED_MASK,
+    MOST_ROW_TOKENS,
     NEW_TOKENS,
     ONE,
     PROMPT,
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
     from trtkit.dtypes import DType
     from trtkit.models.attention import CrossSpec, QueryGrowth, RelativeSpec, RopeSpec
-    from trtkit.models.recurrent import StateSpec
+    from trtkit.models.recurrent import RecurrentSpec, StateSpec
     from trtkit.models.share import Share
     from trtkit.models.spec import DecoderSpec, LayerSpec
     from trtkit.network.blocks.mixer import Memory
@@ -75,53 +76,27 @@ class LayerInputs:
         self._rows: list[RowInputs] = []
         for rows in inputs.rows:
             self._rows.append(RowInputs(weights, options, rows, inputs.in_place, self._rows[:1]))
-        self._has_begun: Tensor | None = None
-        self._chunks: dict[int, TokenChunk] = {}
         self._tables: list[tuple[RopeSpec, tuple[Tensor, Tensor]]] = []
         self._growths: dict[QueryGrowth, Tensor] = {}
 
     def of(self, index: int, layer: LayerSpec) -> Memory | None:
         """Return what the mixer of a layer reads; None if it has none."""
         with self._graph.scope(f"layers.{index}"):
+            recurrent = layer.recurrent
+            states = () if recurrent is None else tuple(rows.states(index, recurrent) for rows in self._rows)
             if isinstance(layer.mixer, AttentionSpec):
                 cross, attention = layer.cross, layer.mixer
                 encoded = () if cross is None else tuple(rows.encoded(index, cross) for rows in self._rows)
-                states, positions = self._states(index, layer), self._positions(attention)
+                positions = self._positions(attention)
                 reaches = tuple(rows.reach(index, attention) for rows in self._rows)
                 return Attending(positions, reaches, encoded, states)
-            return self._states(index, layer)
-
-    def _states(self, index: int, layer: LayerSpec) -> States | None:
-        """Return what a layer's recurrent mixer reads; None if it has none."""
-        if layer.recurrent is None:
-            return None
-        assert self._inputs.token_counts is not None
-        states = {state.name: self._state(index, state) for state in layer.states}
-        return States(states, self._inputs.token_counts, self._chunk(layer.recurrent.most_new_tokens))
+            return states or None
 
     def _positions(self, attention: AttentionSpec) -> Positions:
         tables = None if attention.rope is None else self._rope(attention.rope)
         growth = None if attention.query_growth is None else self._growth(attention.query_growth)
         is_by_token = bool(attention.rope and attention.rope.sections and self._inputs.rope_position_ids is not None)
         return Positions(self._inputs.position_ids, tables, growth, is_by_token)
-
-    def _state(self, index: int, state: StateSpec) -> Tensor:
-        """Add the input for a state; a sequence begins with zeros, whatever its slot holds."""
-        dtype = FP32 if state.is_fp32 else self._options.dtype
-        axes = (BATCH, *(Axis("state", size) for size in state.shape))
-        name = f"{state.name}_{index}"
-        past = self._graph.take(InputSpec(f"past_{name}", dtype.name, axes, "state", f"present_{name}"))
-        with self._graph.scope(f"past_{state.name}"):
-            if self._has_begun is None:
-                self._has_begun = self._inputs.rows[0].write_indices > 0
-            axes_of_state = range(1, 1 + len(state.shape))
-            return select(unsqueeze(self._has_begun, *axes_of_state), past, 0.0)
-
-    def _chunk(self, most: int | None) -> TokenChunk:
-        """Return the new tokens of a call, shared by all layers that take as many."""
-        assert self._inputs.token_counts is not None
-        size = most or 1
-        return self._chunks.setdefault(size, TokenChunk(self._inputs.token_counts, size))
 
     def _rope(self, rope: RopeSpec) -> tuple[Tensor, Tensor]:
         """Return cosines and sines."""
@@ -160,7 +135,7 @@ def _by_section(table: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
 
 
 class RowInputs:
-    """Adds the caches that some rows of a call read, and what all layers share of them: masks and page tables.
+    """Adds the caches and states that some rows of a call read, and what all layers share: masks and page tables.
 
     others: the call's other rows, whose pools of pages these read, too.
     """
@@ -187,6 +162,37 @@ class RowInputs:
         self._indices: dict[int, CacheIndex] = {}
         self._page_rows: PageRows | None = None
         self._read: dict[int, Mapping[str, Tensor]] = {}
+        self._has_begun: Tensor | None = None
+        self._chunks: dict[int, TokenChunk] = {}
+
+    def states(self, index: int, recurrent: RecurrentSpec) -> States:
+        """Return what a layer's recurrent mixer reads, adding the inputs for its states."""
+        counts = self._inputs.token_counts
+        assert counts is not None
+        states = {state.name: self._state(index, state) for state in recurrent.states}
+        return States(self._inputs.rows, states, counts, self._chunk(counts, recurrent.most_new_tokens or 1))
+
+    def _state(self, index: int, state: StateSpec) -> Tensor:
+        """Add the input for a state; a sequence begins with zeros, whatever its slot holds."""
+        dtype = FP32 if state.is_fp32 else self._options.dtype
+        axes = (self._row_axis, *(Axis("state", size) for size in state.shape))
+        name = f"{self._prefix}{state.name}_{index}"
+        feeder: Feeder = "slots" if self._prefix else "state"
+        updated = "" if self._prefix else f"present_{name}"
+        past = self._graph.take(InputSpec(f"past_{name}", dtype.name, axes, feeder, updated))
+        with self._graph.scope(f"past_{self._prefix}{state.name}"):
+            if self._has_begun is None:
+                self._has_begun = self._inputs.write_indices > 0
+            axes_of_state = range(1, 1 + len(state.shape))
+            return select(unsqueeze(self._has_begun, *axes_of_state), past, 0.0)
+
+    def _chunk(self, counts: Tensor, most: int) -> TokenChunk:
+        """Return the new tokens of the rows, shared by all layers that take as many.
+
+        Rows that decode in a packed call have few: their recurrences need no products for more.
+        """
+        size = min(most, MOST_ROW_TOKENS) if isinstance(self._inputs.rows, DecodingRows) else most
+        return self._chunks.setdefault(size, TokenChunk(counts, size))
 
     def reach(self, index: int, attention: AttentionSpec) -> Reach:
         """Return what the rows' tokens attend to in a layer, adding the inputs for its caches."""
@@ -369,7 +375,7 @@ class ScheduledRows:
 
     position_ids, kv_lengths: if a layer attends. key_positions: if attention reads a part of the caches.
     page_table: if caches are pools of pages. visible_lengths: if tokens of an image see each other.
-    branch_ends: if new tokens form a tree.
+    branch_ends: if new tokens form a tree. token_counts: if the model has recurrent states.
     """
 
     rows: Rows
@@ -380,6 +386,7 @@ class ScheduledRows:
     page_table: Tensor | None = None
     visible_lengths: Tensor | None = None
     branch_ends: Tensor | None = None
+    token_counts: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,14 +394,12 @@ class ScheduledInputs:
     """The inputs that say where tokens stand, of which a network has those that it reads.
 
     rows: of each group of a call's rows. position_ids: if positions are looked up: for a rotary embedding, or added to
-    embeddings. rope_position_ids: if the model has M-RoPE. token_counts: if the model has recurrent states.
-    in_place: numbers of the layers that read pages where they are.
+    embeddings. rope_position_ids: if the model has M-RoPE. in_place: numbers of the layers that read pages where they are.
     """
 
     rows: tuple[ScheduledRows, ...]
     position_ids: Tensor | None = None
     rope_position_ids: Tensor | None = None
-    token_counts: Tensor | None = None
     in_place: frozenset[int] = frozenset()
 
 
@@ -413,23 +418,31 @@ def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -
     has_positions = gathers or turns or (spec.is_first_stage and spec.embedding.positions is not None)
     position_ids = _scheduled(graph, "position_ids", ids, *new) if has_positions else None
     rope = _scheduled(graph, "rope_position_ids", ids, Axis("rope_sections", 3), *new) if has_sections else None
-    counts = _scheduled(graph, "token_counts", INT32, BATCH) if spec.states else None
-    attends = bool(spec.attentions)
+    reads = _Reads(bool(spec.attentions), gathers, bool(spec.states))
     decoding = None
     if options.is_packed:
         decoding = DecodingRows(_scheduled(graph, DECODE_POSITION_IDS, INT32, BATCH, NEW_TOKENS))
     positions = position_ids if decoding is None else decoding.positions
-    rows = [_rows_at_once(graph, options, positions, decoding or AllRows(), attends=attends, gathers=gathers)]
+    rows = [_rows_at_once(graph, options, positions, decoding or AllRows(), reads)]
     if decoding is not None:
-        rows.append(_rows_of_prompts(graph, options, decoding.count, gathers=gathers))
-    return ScheduledInputs(tuple(rows), position_ids, rope, counts, in_place)
+        rows.append(_rows_of_prompts(graph, options, decoding.count, reads))
+    return ScheduledInputs(tuple(rows), position_ids, rope, in_place)
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """What some layers do: attend, gather cached tokens that they attend to, or read recurrent states."""
+
+    attends: bool
+    gathers: bool
+    has_states: bool
 
 
 def _rows_at_once(
-    graph: Graph, options: DecoderOptions, position_ids: Tensor | None, rows: Rows, *, attends: bool, gathers: bool
+    graph: Graph, options: DecoderOptions, position_ids: Tensor | None, rows: Rows, reads: _Reads
 ) -> ScheduledRows:
     """Add the inputs of all rows, or of those that decode in a packed call."""
-    has_window = options.has_kv_window or options.page_tokens is not None
+    attends, has_window = reads.attends, options.has_kv_window or options.page_tokens is not None
     starts = _scheduled(graph, "write_indices", INT32, BATCH)
     has_visible, has_tree = options.has_visible_lengths and not options.is_packed, options.has_tree
     return ScheduledRows(
@@ -437,30 +450,32 @@ def _rows_at_once(
         starts,
         position_ids,
         _scheduled(graph, "kv_lengths", INT32, BATCH) if attends else None,
-        _scheduled(graph, "key_positions", INT32, Axis("kv_window")) if has_window and gathers else None,
+        _scheduled(graph, "key_positions", INT32, Axis("kv_window")) if has_window and reads.gathers else None,
         _scheduled(graph, "page_table", INT32, BATCH, Axis("row_pages")) if options.page_tokens and attends else None,
         _scheduled(graph, "visible_lengths", INT32, BATCH, NEW_TOKENS) if has_visible and attends else None,
         _scheduled(graph, "branch_ends", INT32, BATCH, NEW_TOKENS) if has_tree and attends else None,
+        _scheduled(graph, "token_counts", INT32, BATCH) if reads.has_states else None,
     )
 
 
-def _rows_of_prompts(graph: Graph, options: DecoderOptions, decoding: Tensor, *, gathers: bool) -> ScheduledRows:
+def _rows_of_prompts(graph: Graph, options: DecoderOptions, decoding: Tensor, reads: _Reads) -> ScheduledRows:
     """Add the inputs of the rows of a packed call that read prompts."""
     prompts, length = PROMPTS, Axis("prompt_length")
 
     def scheduled(name: str, *axes: Axis) -> Tensor:
         return _scheduled(graph, f"{PROMPT}{name}", INT32, *axes)
 
-    is_paged = options.page_tokens is not None
+    gathers, is_paged = reads.gathers, options.page_tokens is not None
     rows = PromptRows(decoding, scheduled("tokens", prompts, length), scheduled("places", Axis("prompt_tokens")))
     return ScheduledRows(
         rows,
         scheduled("write_indices", prompts),
         scheduled("position_ids", prompts, length) if gathers else None,
-        scheduled("kv_lengths", prompts),
+        scheduled("kv_lengths", prompts) if reads.attends else None,
         scheduled("key_positions", Axis("prompt_window")) if gathers and is_paged else None,
         scheduled("page_table", prompts, Axis("prompt_pages")) if is_paged else None,
         scheduled("visible_lengths", prompts, length) if options.has_visible_lengths else None,
+        token_counts=scheduled("token_counts", prompts) if reads.has_states else None,
     )
 
 

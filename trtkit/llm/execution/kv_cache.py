@@ -87,6 +87,11 @@ class KvCache:
         return bool(self._state_names)
 
     @property
+    def needs_neighbors(self) -> bool:
+        """Whether rows of one group have to be neighboring slots: what they hold is read as one slice."""
+        return self.page_tokens is None or self.has_slot_memory
+
+    @property
     def has_states(self) -> bool:
         """Whether layers keep recurrent states."""
         return bool(self.states)

@@ -24,8 +24,8 @@ class PackedCall:
     """New tokens of all rows, one after another: those of `decode`, then those of `prompts` without padding.
 
     decode: neighboring slots, each with a token and guesses of those that follow, padded to as many tokens.
-    prompts: other slots, any number of tokens each; a row of none is idle. They are neighbors, too, if caches are
-    linear.
+    prompts: other slots, any number of tokens each; a row of none is idle. They are neighbors, too, unless all that a
+    slot holds are pages.
     logit_index: [N], the tokens whose logits the network gives, by their place among all.
     idle: tokens after these that nobody reads, so that the network computes a number of them that suits its kernels.
     """
@@ -86,12 +86,14 @@ class PackedCall:
         prompts = self.prompts
         return np.flatnonzero(np.arange(prompts.ids.shape[1]) < prompts.counts[:, None])
 
-    @property
-    def prompt_slots(self) -> slice:
-        """The slots of prompts, if they are neighbors, as those of linear caches are."""
+    def prompt_slots(self, *, are_neighbors: bool) -> slice:
+        """Return the slots of prompts as a slice of what slots hold; any slice if all of that are pages.
+
+        are_neighbors: whether the prompts' slots have to be.
+        """
         slots = self.prompts.slots
         first = int(slots[0]) if slots.size else 0
-        assert self.page_tokens is not None or np.array_equal(slots, np.arange(first, first + len(slots)))
+        assert not are_neighbors or np.array_equal(slots, np.arange(first, first + len(slots)))
         return slice(first, first + len(slots))
 
     @property
@@ -133,10 +135,12 @@ class PackedCall:
             DECODE_POSITION_IDS: decode.position_ids,
             "write_indices": decode.starts,
             "kv_lengths": np.maximum(decode.starts + decode.counts, 1),
+            "token_counts": decode.counts,
             f"{PROMPT}tokens": numbers.reshape(rows, width),
             f"{PROMPT}places": np.r_[of_all, np.zeros(self.idle, np.int64)],
             f"{PROMPT}write_indices": prompts.starts,
             f"{PROMPT}kv_lengths": np.maximum(prompts.starts + prompts.counts, 1),
+            f"{PROMPT}token_counts": prompts.counts,
             f"{PROMPT}position_ids": prompts.position_ids,
             LOGIT_INDEX: self.logit_index,
         }

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _BY_TOKEN = ("input_ids", "position_ids", ADAPTER_IDS)
 """Inputs that the rows which decode begin, made on the device; the tokens of prompts follow."""
-_BY_ROW = ("write_indices", "kv_lengths", DECODE_POSITION_IDS)
+_BY_ROW = ("write_indices", "kv_lengths", "token_counts", DECODE_POSITION_IDS)
 """Inputs of rows that decode, made on the device if they have one token each."""
 _CONSTANT = ("key_positions", f"{PROMPT}key_positions")
 
@@ -133,6 +133,11 @@ class PackedEngineDecoder(EngineDecoder):
             output_of_prompts(spec): self._stream.empty((self._most_tokens * size,), dtype_of(spec))
             for spec, size in sizes.items()
         }
+        self._new_states_of_prompts = {
+            output_of_prompts(spec): self._stream.empty((self.slots, *spec.shape[1:]), dtype_of(spec))
+            for spec in self.cache.states
+        }
+        self._new_of_prompts |= self._new_states_of_prompts
         self._outputs.reserve(0, self._most_sizes["logit_rows"], is_joined=self.cache.page_tokens is not None)
 
     @property
@@ -196,18 +201,20 @@ class PackedEngineDecoder(EngineDecoder):
         return replace(super()._step(call, draw), prompts=PromptSizes(pages * page, pages))
 
     def _mixed_step(self, packed: PackedCall) -> StreamStep:
-        window, prompts = packed.prompt_window(self.max_length), packed.prompts
-        rows, length = prompts.ids.shape
+        window, (rows, length) = packed.prompt_window(self.max_length), packed.prompts.ids.shape
         sizes = PromptSizes(
             window,
             window // (self.cache.page_tokens or window),
-            packed.prompt_slots.start,
+            self._prompt_slots(packed).start,
             rows,
             length,
             len(packed.places) + packed.idle,
             len(packed.logit_index),
         )
         return replace(super()._step(packed.decode), prompts=sizes)
+
+    def _prompt_slots(self, packed: PackedCall) -> slice:
+        return packed.prompt_slots(are_neighbors=self.cache.needs_neighbors)
 
     def _copy_mixed(self, packed: PackedCall) -> None:
         """Put copies of a mixed call's inputs on the stream, but for what is made of rows on the device."""
@@ -242,6 +249,9 @@ class PackedEngineDecoder(EngineDecoder):
             self._stream.run(partial(super()._unpack, step.rows))
         self._enqueue(step)
         self._stream.run(partial(self._append_prompts, packed))
+        slots = self._prompt_slots(packed)  # one of them may lie between slots that decode: its own states come last
+        states = {spec.name: self._new_states_of_prompts[output_of_prompts(spec)] for spec in self.cache.states}
+        self.cache.keep(slots, {name: new[: slots.stop - slots.start] for name, new in states.items()})
 
     def _append_prompts(self, packed: PackedCall) -> None:
         """Write new keys and values of prompts after those of each slot."""

@@ -15,7 +15,7 @@ from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.pool_size import AS_LINEAR, PoolSize
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
-from trtkit.network.input_spec import DECODE_POSITION_IDS, LOGIT_INDEX, PROMPT, output_of_prompts
+from trtkit.network.input_spec import DECODE_POSITION_IDS, LOGIT_INDEX, MOST_ROW_TOKENS, PROMPT, output_of_prompts
 from trtkit.network.speculators import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
@@ -56,7 +56,7 @@ class ReferenceDecoder:
             network.inputs, slots, network.max_length, lambda spec: hold(DTYPES[spec.dtype]), pool=pool
         )
         self._own = self.cache.part(network.inputs)  # without a draft head's
-        of_prompts = {output_of_prompts(spec) for spec in self._own.specs if spec.updated}
+        of_prompts = {output_of_prompts(spec) for spec in (*self._own.specs, *self._own.states) if spec.updated}
         self._outputs_of_decoding = [name for name in self._executor.output_names if name not in of_prompts]
         self.speculator: RankExecution | None = None
         self.next_hidden: torch.Tensor | None = None
@@ -67,7 +67,8 @@ class ReferenceDecoder:
         self.is_asynchronous, self.takes_ids = False, network.embeddings is None
         self.slots, self.max_length = slots, self.cache.max_length
         self.packed: PackedCalls | None = self if LOGIT_INDEX in self._names else None
-        self.row_tokens = network.max_prefill_length if DECODE_POSITION_IDS in self._names else 1
+        most = min(network.max_prefill_length, MOST_ROW_TOKENS if self._own.states else network.max_prefill_length)
+        self.row_tokens = most if DECODE_POSITION_IDS in self._names else 1
         self.vocab_size, self.has_all_logits = network.vocab_size, network.has_all_logits
         self.max_prefill_length = network.max_prefill_length
         self.description = f"reference executor on the {network.layers.library} network, CPU"
@@ -97,15 +98,22 @@ class ReferenceDecoder:
         return logits
 
     def _run_packed(self, packed: PackedCall) -> torch.Tensor:
-        """Return logits [N, V] in fp32. Prompts' new keys and values are appended when the network has run."""
+        """Return logits [N, V] in fp32. What prompts add to caches, and their states, are kept when the network has run.
+
+        A slot between those that decode may read a prompt: its states are those of the prompt's row, kept last.
+        """
         decode, kept = packed.decode, [spec for spec in self._own.specs if spec.updated]
         names = None if len(packed.places) else self._outputs_of_decoding
         outputs = self._executor.run(self.packed_inputs(packed), outputs=names)
         self.calls.add(packed.tokens, packed.used_tokens)
+        states = self._own.states
+        if packed.rows:
+            self.cache.keep(decode.rows, {spec.name: outputs[spec.updated] for spec in states})
         if self._appends and packed.rows:
             self.cache.append(_places_of(decode), {spec.name: outputs[spec.updated] for spec in kept})
         if len(packed.places):
-            new = {spec.name: outputs[output_of_prompts(spec)] for spec in kept}
+            new = {spec.name: outputs[output_of_prompts(spec)] for spec in (*kept, *states)}
+            self.cache.keep(self._prompt_slots(packed), {spec.name: new.pop(spec.name) for spec in states})
             self.cache.append(packed.new_tokens(), new)
         return outputs["logits"].float()
 
@@ -130,7 +138,10 @@ class ReferenceDecoder:
             feed[EMBEDS] = packed.vectors(*(self._network.embeddings.inputs(call, spec) for call in (decode, prompts)))
         if self.adapters is not None:
             feed |= self.adapters.view(self.adapters.ranks)
-        return feed | self._own.view(decode.rows) | self._own.view_of_prompts(packed.prompt_slots)
+        return feed | self._own.view(decode.rows) | self._own.view_of_prompts(self._prompt_slots(packed))
+
+    def _prompt_slots(self, packed: PackedCall) -> slice:
+        return packed.prompt_slots(are_neighbors=self.cache.needs_neighbors)
 
     def _run_groups(self, call: Call) -> torch.Tensor:
         """Run the groups of a call's rows one after another; return the output of all."""

@@ -82,12 +82,13 @@ def _read_and_kept(past: Past, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """A layer's states [B, ...] by name, zeros where a sequence begins.
+    """The states [B, ...] of some rows of a layer by name, zeros where a sequence begins.
 
-    token_counts: [B], how many of each row's new tokens are tokens; the rest is padding, which no state may read.
+    rows: whose they are. token_counts: [B], how many of each row's new tokens are tokens; the rest is padding, which no state may read.
     chunk: the new tokens, for layers that take a limited number of them at once.
     """
 
+    rows: Rows
     arrays: Mapping[str, Tensor]
     token_counts: Tensor
     chunk: TokenChunk

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy as np
 from trtkit.dtypes import FP32
 from trtkit.models.recurrent import ConvSpec, DeltaNetSpec
 from trtkit.network.blocks.attention import attention_block
-from trtkit.network.blocks.cache import States
 from trtkit.network.ops.activation import activation, sigmoid, silu, softplus
 from trtkit.network.ops.arithmetic import cast, maximum, select, sqrt, sum_over
 from trtkit.network.ops.gather import reorder
@@ -19,10 +19,12 @@ from trtkit.network.ops.recurrence import causal_convolution, decayed_sums, deca
 from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, transpose, unsqueeze
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trtkit.models.recurrent import MambaSpec, RecurrentSpec
     from trtkit.models.spec import LayerSpec
     from trtkit.network.blocks.attention import Encoded
-    from trtkit.network.blocks.cache import Positions, Reach
+    from trtkit.network.blocks.cache import Positions, Reach, States
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
 
@@ -37,18 +39,19 @@ class Attending:
     positions: Positions
     reaches: tuple[Reach, ...]
     encoded: tuple[Encoded, ...] = ()
-    states: States | None = None
+    states: tuple[States, ...] = ()
 
 
-Memory = Attending | States
+Memory = Attending | tuple["States", ...]
+"""What a layer's mixer reads besides hidden states. States: of each of the call's groups of rows."""
 
 
 def mixer_block(weights: Weights, x: Tensor, layer: LayerSpec, memory: Memory) -> tuple[Tensor, dict[str, Tensor]]:
     """Apply a layer's mixer to x [B, S, D]; return [B, S, D], and the updated caches or states by name."""
-    if isinstance(memory, States):
+    if not isinstance(memory, Attending):
         assert layer.recurrent is not None
         return _recurrent_block(weights, x, layer.recurrent, memory)
-    if layer.beside is None or memory.states is None:
+    if layer.beside is None:
         return attention_block(weights, x, layer.attention, memory.positions, memory.reaches)
     (before, after), (own_before, own_after) = layer.beside.attention_factors, layer.beside.factors
     attended, caches = attention_block(weights, _times(x, before), layer.attention, memory.positions, memory.reaches)
@@ -61,20 +64,41 @@ def _times(x: Tensor, factor: float) -> Tensor:
 
 
 def _recurrent_block(
-    weights: Weights, x: Tensor, spec: RecurrentSpec, states: States
+    weights: Weights, x: Tensor, spec: RecurrentSpec, groups: tuple[States, ...]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     if isinstance(spec, ConvSpec):
-        return conv_block(weights, x, spec, states)
+        return conv_block(weights, x, spec, groups)
     if isinstance(spec, DeltaNetSpec):
-        return delta_block(weights, x, spec, states)
-    return mamba_block(weights, x, spec, states)
+        return delta_block(weights, x, spec, groups)
+    return mamba_block(weights, x, spec, groups)
+
+
+def _by_rows(
+    groups: tuple[States, ...],
+    vectors: tuple[Tensor, ...],
+    recurrence: Callable[..., tuple[Tensor, dict[str, Tensor]]],
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Apply a recurrence to each group of rows: it joins tokens, unlike all else of a layer.
+
+    vectors: of all of the call's tokens, [B, S, C]; `recurrence` takes each group's, and its states. Return what it
+    gives each token [B, S, C'], and the updated states by name.
+    """
+    parts: list[Tensor] = []
+    updated: dict[str, Tensor] = {}
+    for states in groups:
+        part, new = recurrence(*(states.rows.tokens(vector) for vector in vectors), states)
+        parts.append(states.rows.by_token(part))
+        updated |= {f"{states.rows.prefix}{name}": state for name, state in new.items()}
+    return concat(parts, 0), updated
 
 
 _LEAST_LENGTH = 1e-6
 """What is added to a squared length, as HF's `l2norm` does."""
 
 
-def delta_block(weights: Weights, x: Tensor, spec: DeltaNetSpec, states: States) -> tuple[Tensor, dict[str, Tensor]]:
+def delta_block(
+    weights: Weights, x: Tensor, spec: DeltaNetSpec, groups: tuple[States, ...]
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Apply a gated delta net to x [B, S, D]; return [B, S, D] and the updated states.
 
     Source: HF `Qwen3NextGatedDeltaNet` and, by channel, `KimiLinearDeltaAttention`. The rule and its state are in fp32,
@@ -82,14 +106,22 @@ def delta_block(weights: Weights, x: Tensor, spec: DeltaNetSpec, states: States)
     """
     with x.graph.scope("delta"):
         qkv, z, b, a = _project(weights, x, spec)
-        convolved, conv = convolution(weights, qkv, states, has_bias=False)
-        q, k, v = _heads(activation(convolved, spec.activation), spec)
-        g, beta = _gates(weights, a, b, spec, states)
-        with x.graph.scope("rule"):
-            masks = states.chunk.masks(x, has_levels=spec.is_by_channel)
-            read, state = gated_delta_rule((q, k, v), g, beta, states.arrays["delta"], masks)
+        read, updated = _by_rows(groups, (qkv, a, b), partial(_delta, weights, spec))
         y = _normed(weights, read, z, spec)
-        return weights.linear("out", y, ranks=spec.share.count), {"conv": conv, "delta": state}
+        return weights.linear("out", y, ranks=spec.share.count), updated
+
+
+def _delta(
+    weights: Weights, spec: DeltaNetSpec, qkv: Tensor, a: Tensor, b: Tensor, states: States
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return what each token reads [B, S, V * E] in fp32, and the updated states. Parameters are as `_project` gives."""
+    convolved, conv = convolution(weights, qkv, states, has_bias=False)
+    q, k, v = _heads(activation(convolved, spec.activation), spec)
+    g, beta = _gates(weights, a, b, spec, states)
+    with qkv.graph.scope("rule"):
+        masks = states.chunk.masks(qkv, has_levels=spec.is_by_channel)
+        read, state = gated_delta_rule((q, k, v), g, beta, states.arrays["delta"], masks)
+    return merge_heads(read), {"conv": conv, "delta": state}
 
 
 def _project(weights: Weights, x: Tensor, spec: DeltaNetSpec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -144,31 +176,44 @@ def _gates(weights: Weights, a: Tensor, b: Tensor, spec: DeltaNetSpec, states: S
 
 
 def _normed(weights: Weights, read: Tensor, z: Tensor, spec: DeltaNetSpec) -> Tensor:
-    """Norm each head of what was read [B, V, S, E] and multiply it by its gates, z [B, S, V * E] -> [B, S, V * E]."""
+    """Norm each head of what was read [B, S, V * E] and multiply it by its gates, z [B, S, V * E]."""
     V, E = spec.value_heads, spec.value_dim
     gate = sigmoid if spec.is_by_channel else silu
     with z.graph.scope("norm"):
-        normed = rms_norm(transpose(read, (0, 2, 1, 3)), cast(weights.get("weight", 4), FP32), spec.eps)
+        normed = rms_norm(reshape(read, (0, 0, V, E)), cast(weights.get("weight", 4), FP32), spec.eps)
         gated = normed * gate(cast(reshape(z, (0, 0, V, E)), FP32))
         return cast(reshape(gated, (0, 0, V * E)), z.dtype)
 
 
-def mamba_block(weights: Weights, x: Tensor, spec: MambaSpec, states: States) -> tuple[Tensor, dict[str, Tensor]]:
+def mamba_block(
+    weights: Weights, x: Tensor, spec: MambaSpec, groups: tuple[States, ...]
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Apply a Mamba-2 layer to x [B, S, D]; return [B, S, D] and the updated states.
 
     Source: HF `BambaMixer`. The recurrence and its state are in fp32, whatever the network's type.
     """
     with x.graph.scope("mamba"):
         H, P = spec.values
-        sizes = [count * size for count, size in spec.channels]
         projected = _projected(weights, x, spec)
-        z, channels, dt = split(projected, -1, (H * P, sum(sizes), H))
-        convolved, conv = convolution(weights, channels, states, has_bias=spec.has_conv_bias)
-        inner, b, c = split(cast(activation(convolved, spec.activation), FP32), -1, tuple(sizes))
-        y, state = _recurrence(weights, inner, b, c, dt, spec, states)
+        z, channels, dt = split(projected, -1, (H * P, sum(_channel_sizes(spec)), H))
+        y, updated = _by_rows(groups, (channels, dt), partial(_mamba, weights, spec))
         y = _mamba_normed(weights, y, z, spec)
-        out = weights.linear("out", y, has_bias=spec.has_output_bias, ranks=spec.share.count)
-        return out, {"conv": conv, "ssm": state}
+        return weights.linear("out", y, has_bias=spec.has_output_bias, ranks=spec.share.count), updated
+
+
+def _channel_sizes(spec: MambaSpec) -> tuple[int, ...]:
+    """Return how many channels x, b and c have."""
+    return tuple(count * size for count, size in spec.channels)
+
+
+def _mamba(
+    weights: Weights, spec: MambaSpec, channels: Tensor, dt: Tensor, states: States
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return what each token reads [B, S, H * P] in fp32, and the updated states. channels: x, b and c."""
+    convolved, conv = convolution(weights, channels, states, has_bias=spec.has_conv_bias)
+    x, b, c = split(cast(activation(convolved, spec.activation), FP32), -1, _channel_sizes(spec))
+    y, state = _recurrence(weights, x, b, c, dt, spec, states)
+    return y, {"conv": conv, "ssm": state}
 
 
 def _projected(weights: Weights, x: Tensor, spec: MambaSpec) -> Tensor:
@@ -218,13 +263,19 @@ def _mamba_normed(weights: Weights, y: Tensor, z: Tensor, spec: MambaSpec) -> Te
         return cast(y * gate if spec.norm == "before_gate" else y, z.dtype)
 
 
-def conv_block(weights: Weights, x: Tensor, spec: ConvSpec, states: States) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute `out(c * conv(b * x))` of x [B, S, D]; return [B, S, D] and the updated state."""
+def conv_block(
+    weights: Weights, x: Tensor, spec: ConvSpec, groups: tuple[States, ...]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute `out(c * conv(b * x))` of x [B, S, D]; return [B, S, D] and the updated states."""
     with x.graph.scope("conv"):
         b, c, inner = split(weights.linear("in", x, has_bias=spec.has_bias), -1, (spec.channels,) * 3)
-        convolved, state = convolution(weights, b * inner, states, has_bias=spec.has_bias)
-        y = weights.linear("out", c * convolved, has_bias=spec.has_bias, ranks=spec.share.count)
-        return y, {"conv": state}
+        convolved, updated = _by_rows(groups, (b * inner,), partial(_conv, weights, spec))
+        return weights.linear("out", c * convolved, has_bias=spec.has_bias, ranks=spec.share.count), updated
+
+
+def _conv(weights: Weights, spec: ConvSpec, x: Tensor, states: States) -> tuple[Tensor, dict[str, Tensor]]:
+    y, conv = convolution(weights, x, states, has_bias=spec.has_bias)
+    return y, {"conv": conv}
 
 
 def convolution(weights: Weights, x: Tensor, states: States, *, has_bias: bool) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
-"""Which rows of a call attention sees: all of them, or, of a packed call, those that decode and those of prompts.
+"""Which rows of a call a mixer sees: all of them, or, of a packed call, those that decode and those of prompts.
 
-A packed call computes every layer but attention on its T new tokens, each a row of one: `[T, 1, D]`. The tokens of rows
-that decode come first, S of each: its own, and guesses of what follows, with padding. So these rows are a slice, cut
-into rows. Rows of prompts are padded to the longest of them by a gather, for attention only.
+A packed call computes on its T new tokens, each a row of one, `[T, 1, D]`, all but what joins tokens: attention and
+recurrences. The tokens of rows that decode come first, S of each: its own, and guesses of what follows, with padding.
+So these rows are a slice, cut into rows. Rows of prompts are padded to the longest of them by a gather.
 Source: selective batching, https://www.usenix.org/conference/osdi22/presentation/yu.
 """
 
@@ -49,6 +49,12 @@ class Rows(Protocol):
     def outputs(self, attended: Tensor, fold: int) -> Tensor:
         """Return what `queries` of the same `fold` attended to, in the order of the call's tokens."""
 
+    def tokens(self, x: Tensor) -> Tensor:
+        """Return the rows' part [B, S, C] of vectors of all tokens."""
+
+    def by_token(self, x: Tensor) -> Tensor:
+        """Return vectors [B, S, C] of the rows' tokens in the order of the call's tokens."""
+
 
 class AllRows:
     """The rows of a call that is not packed."""
@@ -73,6 +79,12 @@ class AllRows:
         assert fold == 1
         return attended
 
+    def tokens(self, x: Tensor) -> Tensor:
+        return x
+
+    def by_token(self, x: Tensor) -> Tensor:
+        return x
+
 
 class DecodingRows:
     """The rows of a packed call that decode. positions: [A, S] int32, of their tokens, which are the call's first."""
@@ -81,11 +93,17 @@ class DecodingRows:
 
     def __init__(self, positions: Tensor) -> None:
         self.positions = positions
-        self._shapes: dict[tuple[int, int], Tensor] = {}
+        self._shapes: dict[tuple[int, ...], Tensor] = {}
 
     def new(self, x: Tensor) -> Tensor:
         _, heads, _, size = x.shape
         return transpose(reshape_to(slice_of(x, 0, self.count), self._shape(heads, size)), (0, 2, 1, 3))
+
+    def tokens(self, x: Tensor) -> Tensor:
+        return reshape_to(slice_of(x, 0, self.count), self._shape(x.shape[2]))
+
+    def by_token(self, x: Tensor) -> Tensor:
+        return reshape(x, (-1, 1, x.shape[2]))
 
     def unpadded(self, x: Tensor) -> Tensor:
         return self.new(x)
@@ -108,14 +126,14 @@ class DecodingRows:
         """How many tokens they are: A * S, int64 [1]."""
         return size_of(reshape(self.positions, (-1,)))
 
-    def _shape(self, heads: int, size: int) -> Tensor:
-        """Return the shape [A, S, heads, size], int64 [4]."""
-        if (heads, size) not in self._shapes:
+    def _shape(self, *sizes: int) -> Tensor:
+        """Return the shape [A, S, *sizes], int64."""
+        if sizes not in self._shapes:
             graph = self.positions.graph
             with graph.scope("decoding_rows"):
-                last = graph.constant(np.array([heads, size], np.int64), "heads")
-                self._shapes[heads, size] = concat([self._rows_and_tokens, last], 0)
-        return self._shapes[heads, size]
+                last = graph.constant(np.array(sizes, np.int64), "sizes")
+                self._shapes[sizes] = concat([self._rows_and_tokens, last], 0)
+        return self._shapes[sizes]
 
     @cached_property
     def _rows_and_tokens(self) -> Tensor:
@@ -141,6 +159,12 @@ class PromptRows:
 
     def unpadded(self, x: Tensor) -> Tensor:
         return slice_of(x, *self._start_and_size)
+
+    def tokens(self, x: Tensor) -> Tensor:
+        return entries(reshape(x, (0, x.shape[2])), 0, self._tokens)
+
+    def by_token(self, x: Tensor) -> Tensor:
+        return entries(reshape(x, (-1, x.shape[2])), 0, self._fold(1)[1])  # [P, 1, C]
 
     def queries(self, q: Tensor, fold: int) -> Tensor:
         heads, size = q.shape[1] // fold, q.shape[3]

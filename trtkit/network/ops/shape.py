@@ -24,7 +24,7 @@ def transpose(x: Tensor, order: tuple[int, ...]) -> Tensor:
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """[B, S, heads * H] -> [B, heads, S, H]."""
     layer = x.graph.network.add_shuffle(x.trt)
-    layer.reshape_dims = (0, 0, heads, -1)
+    layer.reshape_dims = (0, 0, heads, x.shape[2] // heads)  # -1 cannot be told from no elements
     layer.second_transpose = (0, 2, 1, 3)
     return x.graph.add(layer, "split_heads")
 
