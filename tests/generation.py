@@ -49,13 +49,10 @@ def network_of(
     expands_latent: bool = False,
     is_packed: bool = False,
 ) -> DecoderNetwork:
-    """Return a case's network in fp32. in_place: it reads pages where they are, by the op's lowering here.
-
-    is_packed: as far as its layers can be.
-    """
+    """Return a case's network in fp32. in_place: it reads pages where they are, by the op's lowering here."""
     model = model_of(case)
     options = {"page_tokens": page_tokens, "has_pages_in_place": in_place, "expands_latent": expands_latent}
-    options["is_packed"] = is_packed and not model.spec.states
+    options["is_packed"] = is_packed
     graph = graph_of(model, DecoderOptions(FP32, length, has_all_logits=has_all_logits, **options))
     sizes = model.spec.vocab_size, length, MAX_PREFILL, has_all_logits
     return DecoderNetwork(graph.layers(), graph.inputs, *sizes, has_read_only_caches=page_tokens is not None)

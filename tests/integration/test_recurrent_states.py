@@ -12,7 +12,6 @@ import torch
 
 from tests.decoders import executor_of, graph_of, model_of
 from tests.generation import SLOTS, Asked, alone, answer, case_of, decoder, engine, is_clean, run
-from tests.integration.conftest import SEPARATE
 from tests.integration.test_generate_parity import RECURRENT, STATES
 from tests.integration.test_in_flight_batching import draw
 from tests.selection import slow_unless
@@ -41,10 +40,7 @@ LAST = "overlap, small budget"
 EVERY_TIME = set(zip(("small budget", "overlap", "plain"), STATES, strict=True))
 families = pytest.mark.parametrize("model_type", RECURRENT)
 
-pytestmark = [
-    pytest.mark.usefixtures("caches"),
-    pytest.mark.parametrize("caches", SEPARATE, indirect=True),
-]
+pytestmark = pytest.mark.usefixtures("caches")
 
 
 def continued(r: random.Random, asked: Asked, tokens: list[int]) -> Asked:

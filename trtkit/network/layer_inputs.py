@@ -465,7 +465,7 @@ def _rows_of_prompts(graph: Graph, options: DecoderOptions, decoding: Tensor, re
     def scheduled(name: str, *axes: Axis) -> Tensor:
         return _scheduled(graph, f"{PROMPT}{name}", INT32, *axes)
 
-    gathers, is_paged = reads.gathers, options.page_tokens is not None
+    gathers, is_paged = reads.gathers, reads.attends and options.page_tokens is not None
     rows = PromptRows(decoding, scheduled("tokens", prompts, length), scheduled("places", Axis("prompt_tokens")))
     return ScheduledRows(
         rows,

@@ -25,9 +25,8 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
     state.statistics.synchronous_steps += 1
     drafts = None if proposer is None else drafts_of(state, ready, proposer)
     call = decode_call(state, ready, drafts)
-    has_states = state.execution.cache.has_states
-    if drafts is not None and has_states:
-        state.execution.cache.mark(call.rows)
+    if drafts is not None:
+        mark(state, call)
     logits = state.execution.forward(call)
     logits = logits.unsqueeze(1) if logits.dim() == 2 else logits  # [rows, S, V]
     if len(ready) < logits.shape[0]:
@@ -36,8 +35,6 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
     if drafts is not None:
         firsts = np.arange(len(ready)) * logits.shape[1]
         verify(state, call, Guessed(ready, drafts, firsts), logits.flatten(0, 1), goes_on)
-        if has_states:
-            _rewind(state, ready[drafts.counts > 0])
     if proposer is not None:
         observe(state, call, proposer)
 
@@ -109,12 +106,26 @@ class Guessed:
     firsts: Ints
 
 
+def mark(state: State, call: Call) -> None:
+    """Keep recurrent states as they are before a call that reads guesses, for `verify`."""
+    if state.execution.cache.has_states:
+        state.execution.cache.mark(call.rows)
+
+
 def verify(state: State, call: Call, guessed: Guessed, logits: torch.Tensor, goes_on: Bools) -> None:
     """Go on with the rows that drew what was guessed: the guess's logits are then those of the next token.
 
-    Each token is drawn as without guesses, so answers are the same to the last token, greedy or not.
+    Each token is drawn as without guesses, so answers are the same to the last token, greedy or not. Recurrent states
+    that have read wrong guesses go back to where `mark` kept them.
     call: the one that read them. goes_on: [R], which slots do after the token that follows their last one.
     """
+    _accept(state, call, guessed, logits, goes_on)
+    if state.execution.cache.has_states:
+        _rewind(state, guessed.slots[guessed.drafts.counts > 0])
+
+
+def _accept(state: State, call: Call, guessed: Guessed, logits: torch.Tensor, goes_on: Bools) -> None:
+    """Take the tokens of the rows that drew what was guessed."""
     slots, drafts = guessed.slots, guessed.drafts
     sequences = state.slots.sequences
     requests = [state.running.requests.get(slot) for slot in slots.tolist()]

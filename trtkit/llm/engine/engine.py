@@ -10,7 +10,7 @@ import numpy as np
 
 from trtkit.llm.adapters import no_adapters
 from trtkit.llm.cache.prefixes import Prefixes
-from trtkit.llm.engine.decoding import Guessed, decode, drafts_of, observe, verify
+from trtkit.llm.engine.decoding import Guessed, decode, drafts_of, mark, observe, verify
 from trtkit.llm.engine.in_flight import InFlight, Launched, begin, can_launch, collect, draw, launch, launched_step
 from trtkit.llm.engine.mixed import chunks_call, mixed_call
 from trtkit.llm.engine.options import EngineOptions, check_options
@@ -178,6 +178,8 @@ class LLMEngine:
     def _mixed_call(self, packed: PackedCalls, mixed: MixedCall) -> None:
         """Run a mixed call; the slots that decode and the prompts that are complete draw their next tokens."""
         state, proposer = self._state, self._options.proposer
+        if mixed.drafts is not None:
+            mark(state, mixed.call.decode)
         all_logits = packed.forward_packed(mixed.call)
         complete = []
         for chunk, span in zip(mixed.chunks, mixed.spans, strict=True):
