@@ -14,7 +14,7 @@ from tests.covering import CACHED, in_covering_set_of, spec_of
 from tests.decoder_cases import CASES
 from tests.decoders import graph_of, model_of, read_network
 from tests.engine_decoders import config_of
-from tests.generation import FEW_PAGES, MAX_PREFILL, Asked, alone, caches_of, decoder, engine, run
+from tests.generation import FEW_PAGES, MAX_PREFILL, Asked, alone, caches_of, case_of, decoder, engine, run
 from tests.generation import SLOTS as ENGINE_SLOTS
 from tests.selection import slow_unless
 from trtkit.builder.decoders import open_decoder
@@ -43,7 +43,7 @@ LENGTH, SLOTS, TOKENS, STEPS, GUESSES = 32, 5, 26, 30, 3
 LINEAR: dict[str, Any] = {}
 WINDOW = {"has_kv_window": True}
 PAGED = {"page_tokens": 4}
-PACKED = [case for case in CASES if not spec_of(case).states]
+RECURRENT = [case for case in CASES if spec_of(case).states]
 
 
 def decoder_of(case: Case, *, is_packed: bool = True, **options: Any) -> ReferenceDecoder:
@@ -62,17 +62,17 @@ def decoder_of(case: Case, *, is_packed: bool = True, **options: Any) -> Referen
     return ReferenceDecoder(read_network(network), SLOTS)
 
 
-def random_call(r: random.Random, ids: np.ndarray, read: np.ndarray, *, is_paged: bool) -> PackedCall:
+def random_call(r: random.Random, ids: np.ndarray, read: np.ndarray, *, are_neighbors: bool) -> PackedCall:
     """Return a call in which some slots decode, with idle ones between them, and others read pieces of any length.
 
-    In some calls, those that decode have up to GUESSES guesses each. The others are neighbors if caches are linear.
+    In some calls, those that decode have up to GUESSES guesses each. are_neighbors: whether the others are.
     """
     left = [slot for slot in range(SLOTS) if read[slot] < TOKENS]
     decode = [slot for slot in left if read[slot] and r.random() < 0.6]
     prompts = [slot for slot in r.sample(left, len(left)) if slot not in decode and r.random() < 0.7]
     if not decode and not prompts:
         prompts = left[:1]
-    if not is_paged:
+    if are_neighbors:
         prompts = [slot for place, slot in enumerate(sorted(prompts)) if slot == min(prompts) + place]
     rows = np.arange(min(decode), max(decode) + 1) if decode else np.zeros(0, np.int64)
     most = 1 + r.choice([0, 0, GUESSES])
@@ -98,7 +98,7 @@ def check_steps(decoder: ReferenceDecoder, expected: torch.Tensor, seed: int = 0
     for _ in range(STEPS):
         if (read == TOKENS).all():
             break
-        call = random_call(r, ids, read, is_paged=decoder.cache.pages is not None)
+        call = random_call(r, ids, read, are_neighbors=decoder.cache.needs_neighbors)
         logits = decoder.packed.forward_packed(call)
         width = call.decode.ids.shape[1]
         for row, (slot, count) in enumerate(zip(call.decode.slots.tolist(), call.decode.counts.tolist(), strict=True)):
@@ -125,13 +125,14 @@ def logits_of(case: Case, seed: int = 0) -> torch.Tensor:
 
 
 CACHES = {"linear": LINEAR, "window": WINDOW, "paged": PAGED}
-_covers = in_covering_set_of(PACKED, CACHED)
+_covers = in_covering_set_of(CASES, CACHED)
 
 
 @pytest.mark.parametrize(
     ("case", "kind"),
     slow_unless(
-        lambda case, kind: kind == "paged" or (kind == "linear" and _covers(case)), itertools.product(PACKED, CACHES)
+        lambda case, kind: kind == "paged" or (kind == "linear" and (case in RECURRENT or _covers(case))),
+        itertools.product(CASES, CACHES),
     ),
     ids=str,
 )
@@ -144,7 +145,7 @@ def test_prompts_read_nothing_that_decoding_rows_may_write(monkeypatch: pytest.M
 
     Prompts are given caches as they were before the call, with large numbers after the cached tokens.
     """
-    case = next(each for each in PACKED if each.name == "llama")
+    case = case_of("llama")
     decoder = decoder_of(case)
     view, run = decoder._own.view_of_prompts, decoder._run_packed
     starts: list[np.ndarray] = []
@@ -170,7 +171,7 @@ def test_prompts_read_nothing_that_decoding_rows_may_write(monkeypatch: pytest.M
 @pytest.mark.parametrize("stored", ["int8", "fp8"])
 def test_mixed_steps_read_caches_in_8_bits_as_separate_calls_do(stored: str, kind: str) -> None:
     """Rows of a quantized cache round alike, so that nothing depends on who shares a call."""
-    case = next(each for each in PACKED if each.name == "llama")
+    case = case_of("llama")
     scales = (0.05,) * len(spec_of(case).layers)
     kv = KvQuantization(stored, scales, scales)
     alone = decoder_of(case, is_packed=False, kv_cache=kv, **CACHES[kind])
@@ -183,8 +184,6 @@ def test_mixed_steps_read_caches_in_8_bits_as_separate_calls_do(stored: str, kin
 @pytest.mark.parametrize(
     ("name", "options", "obstacle"),
     [
-        ("mamba2", {}, "recurrent layers"),
-        ("qwen3_5", {}, "recurrent layers"),
         ("llama", {"hidden_states": True}, "`llm.hidden_states`"),
         ("llama", {"speculator": "heads"}, "a draft head"),
         ("llama", {"parallel": {"pipeline": 2}}, "pipeline stages"),
@@ -192,7 +191,7 @@ def test_mixed_steps_read_caches_in_8_bits_as_separate_calls_do(stored: str, kin
 )
 def test_what_cannot_be_packed_is_refused(name: str, options: dict[str, Any], obstacle: str, tmp_path: Path) -> None:
     llm = {key: value for key, value in options.items() if key != "parallel"}
-    config = config_of(next(case for case in CASES if case.name == name), tmp_path, batching="packed", **llm)
+    config = config_of(case_of(name), tmp_path, batching="packed", **llm)
     config = config.model_copy(update={"parallel": ParallelOptions(**options.get("parallel", {}))})
     with pytest.raises(ConfigError) as error:
         open_decoder(resolve(config))
@@ -204,7 +203,7 @@ def test_what_cannot_be_packed_is_refused(name: str, options: dict[str, Any], ob
 
 @pytest.mark.parametrize("kind", CACHES)
 def test_a_step_without_prompts_computes_nothing_for_them(kind: str) -> None:
-    decoder = decoder_of(next(case for case in PACKED if case.name == "llama"), **CACHES[kind])
+    decoder = decoder_of(case_of("llama"), **CACHES[kind])
     ids, none = ids_of(0), np.zeros(SLOTS, np.int64)
     reading, decoding = (decoder.layer_seconds(Call(0, ids[:, :width], none, none + width)).keys() for width in (2, 1))
     of_prompts = "layers.0/attention/attention_1"

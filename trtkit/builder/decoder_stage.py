@@ -87,7 +87,7 @@ def _describe_source(opened: OpenedDecoder, size: DecoderSize, steps: Steps) -> 
     steps.add("source", f"{spec.model_type}, {len(spec.layers)} layers, {parameters}{note}")
     if rotary := rope_note(spec, llm_options(opened.config)):
         steps.add("rope", rotary)
-    if calls := calls_note(opened.config, spec):
+    if calls := calls_note(opened.config):
         steps.add("calls", calls)
 
 

@@ -66,7 +66,7 @@ class OpenedDecoder:
     @property
     def is_packed(self) -> bool:
         """Whether decoding and prompts share a call."""
-        return is_packed(self.config, self.spec)
+        return is_packed(self.config)
 
     @property
     def rank_spec(self) -> DecoderSpec:
@@ -200,7 +200,7 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     if options.kv == "paged" and not spec.attentions:
         what = "`llm.kv: paged` does not apply to a model without attention: it has no KV caches"
         problems.append(Problem(what, "llm.kv", "leave it out"))
-    if options.batching == "packed" and (obstacle := _obstacle_to_packing(config, spec)):
+    if options.batching == "packed" and (obstacle := _obstacle_to_packing(config)):
         what = f"`packed` does not work with {obstacle} yet: decoding and prompts have a call each"
         problems.append(Problem(what, "llm.batching", "use `separate`"))
     problems += sequence_problems(config, spec)
@@ -218,24 +218,24 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     return spec
 
 
-def is_packed(config: ModelConfig, spec: DecoderSpec) -> bool:
+def is_packed(config: ModelConfig) -> bool:
     """Whether a model's decoding and prompts share a call: if the config does not say, whenever they can."""
     batching = llm_options(config).batching
-    return can_pack(config, spec) if batching is None else batching == "packed"
+    return can_pack(config) if batching is None else batching == "packed"
 
 
-def calls_note(config: ModelConfig, spec: DecoderSpec) -> str:
+def calls_note(config: ModelConfig) -> str:
     """Say why decoding and prompts have a call each, where the config does not ask for that; empty otherwise."""
-    obstacle = "" if llm_options(config).batching else _obstacle_to_packing(config, spec)
+    obstacle = "" if llm_options(config).batching else _obstacle_to_packing(config)
     return obstacle and f"one for decoding and one for prompts: they cannot share one with {obstacle} yet"
 
 
-def can_pack(config: ModelConfig, spec: DecoderSpec) -> bool:
+def can_pack(config: ModelConfig) -> bool:
     """Whether decoding and prompts can share a call."""
-    return not _obstacle_to_packing(config, spec)
+    return not _obstacle_to_packing(config)
 
 
-def _obstacle_to_packing(config: ModelConfig, spec: DecoderSpec) -> str:
+def _obstacle_to_packing(config: ModelConfig) -> str:
     """Return what keeps decoding and prompts from sharing a call; empty if nothing does."""
     options = llm_options(config)
     obstacles = {

@@ -160,7 +160,6 @@ def _planned(
     path: str, longest: int, options: Mapping[str, Any], runner: Runner
 ) -> tuple[ReplicaOptions, tuple[str, ...]]:
     """Return replicas that run a model on a GPU, with the times of its roofline."""
-    from trtkit.builder.decoders import is_packed
     from trtkit.errors import SimulationError
     from trtkit.llm.scheduler import ScheduleOptions
     from trtkit.models.parallel import grid_of
@@ -178,9 +177,11 @@ def _planned(
     check_grid_is_simulated(grid_of(model.config), gpu)
     longest = max(longest, model.max_length)
     question = llm_question(model, PlanRequest([gpu], longest - 1, 1, 1), runner)
+    if options["batching"] is not None:
+        question = replace(question, is_packed=options["batching"] == "packed")
     kv, own_page_tokens = _caches(model, question, options["kv"])
     page_tokens = options["page_tokens"] or own_page_tokens
-    share, overhead_s, batching = options["efficiency"], options["overhead_ms"] / 1e3, options["batching"]
+    share, overhead_s = options["efficiency"], options["overhead_ms"] / 1e3
     machine_options = MachineOptions(share, overhead_s, 1e9 * options["host_gb_per_s"], _slots(model, options["slots"]))
     machine = machine_of(question, gpu, machine_options, kv)
     pages = options["pages"] or machine.cache_tokens // page_tokens
@@ -197,7 +198,7 @@ def _planned(
         token_bytes=machine.token_bytes,
         schedule=ScheduleOptions(options["schedule"]),
         gpus=machine.gpus,
-        is_packed=is_packed(model.config, question.spec) if batching is None else batching == "packed",
+        is_packed=question.is_packed,
         token_tile=TOKEN_TILE,
     )
     holds = "each with room for the longest" if kv == "linear" else f"{pages} pages of {page_tokens} tokens"
@@ -238,8 +239,6 @@ def _slots(model: PlannedModel, slots: int | None) -> int | None:
 
 def _with_blocks(replica: ReplicaOptions, traffic: Traffic) -> ReplicaOptions:
     """Let prompts share the traffic's blocks, in whole pages."""
-    from dataclasses import replace
-
     from trtkit.errors import SimulationError
 
     if not traffic.hash_ids:

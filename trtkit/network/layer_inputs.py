@@ -394,7 +394,8 @@ class ScheduledInputs:
     """The inputs that say where tokens stand, of which a network has those that it reads.
 
     rows: of each group of a call's rows. position_ids: if positions are looked up: for a rotary embedding, or added to
-    embeddings. rope_position_ids: if the model has M-RoPE. in_place: numbers of the layers that read pages where they are.
+    embeddings. rope_position_ids: if the model has M-RoPE.
+    in_place: numbers of the layers that read pages where they are.
     """
 
     rows: tuple[ScheduledRows, ...]

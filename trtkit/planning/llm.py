@@ -15,7 +15,6 @@ from trtkit.planning.streaming import plan_streaming
 
 if TYPE_CHECKING:
     from trtkit.planning.counts import NetworkCounts
-    from trtkit.planning.decoder_model import DecoderModel
     from trtkit.planning.formats import Format
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.question import Demand, PlanningQuestion
@@ -29,7 +28,7 @@ _LEAST_CHUNK = 64
 def plan_llm(question: PlanningQuestion, gpu: PlannedGpu, demand: Demand = NO_DEMAND) -> LlmGpu:
     """Return everything about one GPU. Times are floors: nothing that runs this network there can be faster."""
     model, counts, work = question.model, question.counts, question.work
-    footprint = footprint_of(model, counts, work.chunk)
+    footprint = footprint_of(question, counts)
     need = footprint.need(work.concurrency, work.length)
     batch = footprint.largest_batch(work.length, gpu.memory_bytes)
     limit = model.max_length or _NO_LIMIT
@@ -99,12 +98,13 @@ def cost_per_million(price_per_hour: float | None, per_second: float) -> float |
     return None if price_per_hour is None else price_per_hour / 3600 / per_second * 1e6
 
 
-def footprint_of(model: DecoderModel, counts: NetworkCounts, chunk: int) -> Footprint:
-    """Return what the model keeps on one GPU. chunk: new tokens of each slot in a prefill step."""
+def footprint_of(question: PlanningQuestion, counts: NetworkCounts) -> Footprint:
+    """Return what the model keeps on one GPU."""
+    model = question.model
     sizes = model.weight_bytes, model.kv_bytes_per_token
-    footprint = Footprint(counts, *sizes, chunk, model.vocab_size, model.keeps_new, model.state_bytes)
+    footprint = Footprint(counts, *sizes, question.work.chunk, model.vocab_size, model.keeps_new, model.state_bytes)
     head, per_token = model.head_bytes, model.head_kv_bytes_per_token
-    footprint = replace(footprint, head=head, head_per_token=per_token)
+    footprint = replace(footprint, head=head, head_per_token=per_token, row_groups=question.row_groups)
     return replace(footprint, adapters=model.adapter_bytes, page_tokens=model.page_tokens)
 
 
@@ -125,7 +125,7 @@ def _in_format(question: PlanningQuestion, gpu: PlannedGpu, form: Format) -> For
     kv = model.kv_bytes_per_token * (form.kv_bits or model.dtype.bits) // model.dtype.bits
     keeps_new = form.kv_bits is not None or model.keeps_new
     weights = model.weight_bytes - saved
-    whole = footprint_of(model, counts, work.chunk)
+    whole = footprint_of(question, counts)
     footprint = replace(whole, weights=weights, kv_per_token=kv, keeps_new=keeps_new)
     return FormatPlan(
         name=form.name,

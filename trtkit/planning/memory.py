@@ -49,8 +49,8 @@ class Footprint:
     weights: bytes. kv_per_token: bytes, of all layers. chunk: new tokens of each slot in a prefill step, which the
     activations follow from. keeps_new: engines whose caches have eight bits or pages give a step's keys and values
     apart. vocab_size: of the logits that are sampled. state_bytes: of a slot's recurrent states, which engines write
-    apart. adapters: bytes of resident LoRA adapters. page_tokens: of pages, of which each sequence takes whole ones,
-    and nobody one; 0 if caches are linear.
+    apart, those of each of a call's `row_groups`. adapters: bytes of resident LoRA adapters. page_tokens: of pages, of
+    which each sequence takes whole ones, and nobody one; 0 if caches are linear.
     head, head_per_token: bytes of the draft head. hidden_per_token: bytes of the hidden state of a token, if
     `token_ranks` share those of a step; 0 if each has all.
     """
@@ -68,6 +68,7 @@ class Footprint:
     head_per_token: int = 0
     hidden_per_token: int = 0
     token_ranks: int = 1
+    row_groups: int = 1
 
     def need(self, batch: int, length: int) -> MemoryNeed:
         """Return what `batch` slots of `length` tokens need."""
@@ -79,9 +80,13 @@ class Footprint:
             tokens = (batch * whole_pages(length, self.page_tokens) + 1) * self.page_tokens
         head = self.head + self.head_per_token * tokens
         tokens += batch * new if self.keeps_new else 0
-        caches = self.kv_per_token * tokens + 2 * self.state_bytes * batch
+        caches = self.kv_per_token * tokens + self.states(batch)
         sampling = sampling_bytes(batch, self.vocab_size)
         return MemoryNeed(self.weights, caches, activations, sampling, self.adapters, head)
+
+    def states(self, batch: int) -> int:
+        """Return the bytes of `batch` slots' recurrent states, and of those that calls write."""
+        return (1 + self.row_groups) * self.state_bytes * batch
 
     def largest_batch(self, length: int, memory_bytes: int) -> int:
         """Return the most slots of `length` tokens that fit, 0 where not even one does."""

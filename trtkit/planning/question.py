@@ -24,6 +24,7 @@ class PlanningQuestion:
     """A model with its counts, and the work it is to do.
 
     grid: the ranks of its config. lora: its adapters. can_pack: whether `llm.batching: packed` works with it.
+    is_packed: whether its calls are.
     """
 
     model: DecoderModel
@@ -33,6 +34,12 @@ class PlanningQuestion:
     grid: Grid = SINGLE
     lora: LoraOptions | None = None
     can_pack: bool = True
+    is_packed: bool = True
+
+    @property
+    def row_groups(self) -> int:
+        """Groups of rows that a call has: those that decode and those of prompts, if it is packed."""
+        return 2 if self.is_packed else 1
 
     @cached_property
     def shares(self) -> tuple[GridShare, ...]:

@@ -140,7 +140,7 @@ def machine_of(question: PlanningQuestion, gpu: PlannedGpu, options: MachineOpti
         what = f"{slots} slots of {work.slot_length} tokens do not fit {gpu.name}; {fitting} do"
         raise SimulationError(what, "--slots", "use fewer, or --kv paged")
     need = footprint.need(slots, work.slot_length)
-    free = gpu.memory_bytes - (need.total - need.kv_cache) - 2 * share.state_bytes * slots
+    free = gpu.memory_bytes - (need.total - need.kv_cache) - footprint.states(slots)
     token_bytes = share.kv_per_token
     cache_tokens = free // token_bytes if token_bytes else slots * work.slot_length
     if cache_tokens < work.slot_length:

@@ -40,10 +40,11 @@ SIZES = {"max_batch_size": SLOTS, "max_sequence_length": LENGTH, "max_prefill_le
 KEPT = {
     *(("llama", "linear"), ("gpt_oss", "window"), ("gpt_oss", "paged")),
     *(("deepseek_v2", "window"), ("deepseek_v2", "paged"), ("gemma2", "window")),
+    *(("mamba2", "linear"), ("falcon_h1", "linear"), ("qwen3_5_text", "paged")),
 }
-PAIRS = slow_unless(
-    lambda *pair: pair in KEPT, itertools.product(("llama", "gpt_oss", "deepseek_v2", "gemma2"), CACHES)
-)
+ATTENDING = itertools.product(("llama", "gpt_oss", "deepseek_v2", "gemma2"), CACHES)
+RECURRENT = itertools.product(("lfm2", "qwen3_5_text", "falcon_h1", "kimi_linear"), ("linear", "paged"))
+PAIRS = slow_unless(lambda *pair: pair in KEPT, [*ATTENDING, *RECURRENT, ("mamba2", "linear")])
 
 
 @pytest.fixture(scope="module")

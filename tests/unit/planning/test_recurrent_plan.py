@@ -68,9 +68,11 @@ def test_states_are_counted_for_each_sequence(fields: dict[str, Any], cached: in
     assert (model.kv_bytes_per_token, model.state_bytes) == (2 * cached, states)
     work = workload(model, 100, 28, concurrency=1, chunk=64)
     assert formulas(model, counts, work).kv_bytes_per_token.counted == 2 * cached
-    footprint = Footprint(counts, 0, model.kv_bytes_per_token, 64, 101, state_bytes=model.state_bytes)
-    for batch, length in ((1, 10), (3, 100)):
-        assert footprint.need(batch, length).kv_cache == batch * (2 * cached * length + 2 * states)
+    for row_groups in (1, 2):  # each of which writes new states apart
+        sizes = {"state_bytes": model.state_bytes, "row_groups": row_groups}
+        footprint = Footprint(counts, 0, model.kv_bytes_per_token, 64, 101, **sizes)
+        for batch, length in ((1, 10), (3, 100)):
+            assert footprint.need(batch, length).kv_cache == batch * (2 * cached * length + (1 + row_groups) * states)
 
 
 @models

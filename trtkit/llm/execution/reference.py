@@ -98,7 +98,7 @@ class ReferenceDecoder:
         return logits
 
     def _run_packed(self, packed: PackedCall) -> torch.Tensor:
-        """Return logits [N, V] in fp32. What prompts add to caches, and their states, are kept when the network has run.
+        """Return logits [N, V] in fp32. States, and what prompts add to caches, are kept when the network has run.
 
         A slot between those that decode may read a prompt: its states are those of the prompt's row, kept last.
         """

@@ -84,8 +84,8 @@ def _read_and_kept(past: Past, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
 class States:
     """The states [B, ...] of some rows of a layer by name, zeros where a sequence begins.
 
-    rows: whose they are. token_counts: [B], how many of each row's new tokens are tokens; the rest is padding, which no state may read.
-    chunk: the new tokens, for layers that take a limited number of them at once.
+    rows: whose they are. token_counts: [B], how many of each row's new tokens are tokens; the rest is padding, which no
+    state may read. chunk: the new tokens, for layers that take a limited number of them at once.
     """
 
     rows: Rows

@@ -114,7 +114,7 @@ def delta_block(
 def _delta(
     weights: Weights, spec: DeltaNetSpec, qkv: Tensor, a: Tensor, b: Tensor, states: States
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return what each token reads [B, S, V * E] in fp32, and the updated states. Parameters are as `_project` gives."""
+    """Return what each token reads [B, S, V * E] in fp32, and the updated states. qkv, a, b: see `_project`."""
     convolved, conv = convolution(weights, qkv, states, has_bias=False)
     q, k, v = _heads(activation(convolved, spec.activation), spec)
     g, beta = _gates(weights, a, b, spec, states)
