@@ -16,6 +16,7 @@ from tests.decoders import graph_of, model_of, read_network
 from tests.engine_decoders import config_of
 from tests.generation import FEW_PAGES, MAX_PREFILL, Asked, alone, caches_of, case_of, decoder, engine, run
 from tests.generation import SLOTS as ENGINE_SLOTS
+from tests.integration.engines.planted import is_seen
 from tests.selection import slow_unless
 from trtkit.builder.decoders import open_decoder
 from trtkit.config.llm import ParallelOptions
@@ -165,6 +166,39 @@ def test_prompts_read_nothing_that_decoding_rows_may_write(monkeypatch: pytest.M
     monkeypatch.setattr(decoder, "_run_packed", noted)
     check_steps(decoder, logits_of(case))
     assert len(starts) > 5
+
+
+REFERENCE, FEED = "trtkit.llm.execution.reference", "trtkit.llm.execution.packed"
+APPENDED = "self.cache.append(packed.new_tokens(), new)"
+MISTAKES_OF_STATES = {
+    "states of a neighboring slot": (
+        FEED,
+        "return slice(first, first + len(slots))",
+        "return slice(max(first - 1, 0), max(first - 1, 0) + len(slots))",
+    ),
+    "states of prompts that are not kept": (REFERENCE, "self.cache.keep(self._prompt_slots(packed), ", "dict("),
+    "states of decoding rows that are not kept": (REFERENCE, "self.cache.keep(decode.rows, ", "dict("),
+    "idle rows that write": (FEED, '"token_counts": decode.counts', '"token_counts": np.maximum(decode.counts, 1)'),
+    "idle rows that are kept after prompts": (
+        REFERENCE,
+        APPENDED,
+        f"{APPENDED}; self.cache.keep(decode.rows, {{s.name: outputs[s.updated] for s in states}})",
+    ),
+    "padding that states read": (
+        FEED,
+        'token_counts": prompts.counts',
+        'token_counts": np.full_like(prompts.counts, prompts.ids.shape[1])',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES_OF_STATES)
+def test_a_mistake_with_states_is_seen(name: str) -> None:
+    """In these steps, slots are idle between those that decode, and go on later."""
+    case, seed = case_of("mamba2"), 2
+    expected = logits_of(case, seed)
+    check_steps(decoder_of(case), expected, seed)
+    assert is_seen(MISTAKES_OF_STATES[name], lambda: check_steps(decoder_of(case), expected, seed), None)
 
 
 @pytest.mark.parametrize("kind", ["linear", "paged"])

@@ -11,6 +11,7 @@ import pytest
 
 from tests.engine_decoders import bundle_of
 from tests.generation import case_of
+from tests.integration.engines.planted import is_seen
 from tests.integration.engines.test_decoders import PAST_A_PAGE, assert_same
 from tests.integration.test_packed_calls import GUESSES, LENGTH, SLOTS, check_steps, logits_of
 from tests.selection import slow_unless
@@ -40,7 +41,7 @@ SIZES = {"max_batch_size": SLOTS, "max_sequence_length": LENGTH, "max_prefill_le
 KEPT = {
     *(("llama", "linear"), ("gpt_oss", "window"), ("gpt_oss", "paged")),
     *(("deepseek_v2", "window"), ("deepseek_v2", "paged"), ("gemma2", "window")),
-    *(("mamba2", "linear"), ("falcon_h1", "linear"), ("qwen3_5_text", "paged")),
+    *(("mamba2", "linear"), ("falcon_h1", "linear"), ("kimi_linear", "paged")),
 }
 ATTENDING = itertools.product(("llama", "gpt_oss", "deepseek_v2", "gemma2"), CACHES)
 RECURRENT = itertools.product(("lfm2", "qwen3_5_text", "falcon_h1", "kimi_linear"), ("linear", "paged"))
@@ -56,6 +57,12 @@ def llamas(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle]:
         return bundle_of(case_of("llama"), tmp_path_factory.mktemp(kind), **SIZES, **CACHES[kind])
 
     return llama
+
+
+@pytest.fixture(scope="module")
+def falcon(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle of a model whose layers both attend and keep states."""
+    return bundle_of(case_of("falcon_h1"), tmp_path_factory.mktemp("falcon"), **SIZES, **CACHES["paged"], logits="all")
 
 
 @pytest.mark.parametrize(("model_type", "kind"), PAIRS)
@@ -142,3 +149,54 @@ def test_guesses_are_checked_in_the_calls_of_prompts(kind: str, gpu: Simulated, 
     with LLM(bundle.path, runtime="tensorrt", slots=3, lookup=MOST_ROW_TOKENS) as llm:
         assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
         assert llm.statistics.network_calls > llm.statistics.steps  # no row has room for as many
+
+
+def answers(bundle: Bundle, runtime: str, **options: Any) -> list[tuple[int, ...]]:
+    """Return the tokens of requests that are read in small pieces while others decode."""
+    prompts = [[5, 6, 7, 5, 6, 7, 5, *range(size)][-size:] for size in (13, 2, 9, 17, 1, 6, 11, 5)]
+    params = SamplingParams(temperature=0.5, seed=3, max_tokens=12, ignore_eos=True)
+    with LLM(bundle.path, runtime=runtime, slots=4, prefill_budget=6, **options) as llm:
+        found = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+        statistics = llm.statistics
+        if "draft" in options:  # slots that end at other times are no neighbors: some prompts have calls of their own
+            assert statistics.drafted_tokens == statistics.accepted_tokens > 0
+        else:
+            assert statistics.network_calls <= statistics.steps
+            assert bool(options) == (statistics.drafted_tokens > statistics.accepted_tokens)
+    return found
+
+
+@pytest.mark.parametrize("guesses", ["none", "lookup", "draft"])
+def test_states_share_calls_with_prompts_and_guesses(guesses: str, gpu: Simulated, falcon: Bundle) -> None:
+    """Steps overlap if nothing is guessed; states that have read wrong guesses go back. The draft is the model itself."""
+    gpu.plans.add(falcon)
+    options: dict[str, dict[str, Any]] = {"none": {}, "lookup": {"lookup": 4}, "draft": {"draft": falcon.path}}
+    assert answers(falcon, "tensorrt", **options[guesses]) == answers(falcon, "reference")
+
+
+PACKED = "trtkit.llm.execution.packed_engine"
+KEPT_STATES = "self.cache.keep(slots, {name: new[: slots.stop - slots.start] for name, new in states.items()})"
+MISTAKES = {
+    "states of prompts that are not kept": (PACKED, KEPT_STATES, "pass"),
+    "states of prompts in the next slot": (
+        PACKED,
+        "self.cache.keep(slots, {",
+        "self.cache.keep(slice(min(slots.start + 1, 3), min(slots.start + 1, 3) + slots.stop - slots.start), {",
+    ),
+    "memory of other rows for new states": (
+        PACKED,
+        "output_of_prompts(spec): self._stream.empty((self.slots, *spec.shape[1:]), dtype_of(spec))",
+        "output_of_prompts(spec): self._new_states[spec.name]",
+    ),
+    "counts of tokens that are not made": (
+        "trtkit.llm.execution.engine",
+        "for name in inputs.keys() & self._inputs.keys():",
+        'for name in inputs.keys() & self._inputs.keys() - {"token_counts"}:',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_with_states_is_seen(name: str, gpu: Simulated, falcon: Bundle) -> None:
+    gpu.plans.add(falcon)
+    assert is_seen(MISTAKES[name], lambda: answers(falcon, "tensorrt"), answers(falcon, "reference"))
