@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -11,14 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests import tiny_llm, tiny_t5, tiny_whisper
+from tests import engine_decoders, tiny_llm, tiny_t5, tiny_whisper
 from tests.eagle3 import Head, fields_of, save_head
+from tests.generation import case_of
 from tests.tiny_vlm import VLMS, folder_of
 from trtkit.builder.decoders import OpenedDecoder
 from trtkit.config.schema import ModelConfig
 from trtkit.jobs.runner import new_runner
 from trtkit.llm.encoded import Encoder
 from trtkit.llm.execution import ReferenceDecoder
+from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.images import VisionTower
 from trtkit.models.rank_weights import RankWeights
 from trtkit.verification.jobs import VerifySettings
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trtkit.llm.execution import Call
-    from trtkit.llm.execution.packed import PackedCall
 
     Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -62,6 +64,10 @@ def config_of(kind: str) -> ModelConfig:
             llm |= {"batching": "separate", "logits": "last"}
         case "packed calls":
             tiny_llm.save(folder)
+        case "states":
+            case = case_of("falcon_h1")
+            case = replace(case, config={**case.config, "vocab_size": len(tiny_llm.tokenizer())})
+            return engine_decoders.config_of(case, folder, **llm)
     return ModelConfig.model_validate({"source": {"hf": str(folder)}, "precision": "fp32", "llm": llm, **more})
 
 
@@ -144,6 +150,11 @@ def in_mixed_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReferenceDecoder, "forward_packed", run)
 
 
+def in_slots_of_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts read and write the first slots' states."""
+    monkeypatch.setattr(PackedCall, "prompt_slots", lambda self, **_: slice(0, len(self.prompts.starts)))
+
+
 def in_a_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     """One matrix of the language model has its inputs in the wrong order."""
     weights = OpenedDecoder.weights
@@ -198,6 +209,7 @@ def slow(*values: Any) -> Any:
         ("packed calls", in_later_pieces, {"chunks of 5"}),
         ("packed calls", in_other_slots, {SLOTS}),
         ("packed calls", in_mixed_calls, {ONE_CALL}),
+        ("states", in_slots_of_prompts, {ONE_CALL}),
         ("head", in_a_weight, {*ANSWERS, "guesses of the head", "branches of a tree of guesses"}),
         ("head", in_the_head, {"guesses of the head"}),
         ("head", in_trees, {"branches of a tree of guesses"}),
@@ -234,6 +246,6 @@ def test_a_mistake_fails_the_checks_that_are_for_it(
     assert checks <= failed_checks(kind)
 
 
-@pytest.mark.parametrize("kind", ["separate calls", "packed calls", "head", "ranks", slow("whole images")])
+@pytest.mark.parametrize("kind", ["separate calls", "packed calls", "states", "head", "ranks", slow("whole images")])
 def test_a_right_network_passes_every_check(kind: str) -> None:
     assert failed_checks(kind) == set()

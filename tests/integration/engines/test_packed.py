@@ -168,7 +168,7 @@ def answers(bundle: Bundle, runtime: str, **options: Any) -> list[tuple[int, ...
 
 @pytest.mark.parametrize("guesses", ["none", "lookup", "draft"])
 def test_states_share_calls_with_prompts_and_guesses(guesses: str, gpu: Simulated, falcon: Bundle) -> None:
-    """Steps overlap if nothing is guessed; states that have read wrong guesses go back. The draft is the model itself."""
+    """Steps overlap if nothing is guessed; states that have read wrong guesses go back. The draft is the model."""
     gpu.plans.add(falcon)
     options: dict[str, dict[str, Any]] = {"none": {}, "lookup": {"lookup": 4}, "draft": {"draft": falcon.path}}
     assert answers(falcon, "tensorrt", **options[guesses]) == answers(falcon, "reference")
