@@ -107,7 +107,9 @@ def mixed_s(network: DecoderNetwork, budget: int) -> float:
 def filled(network: DecoderNetwork) -> ReferenceDecoder:
     """Return a decoder whose slots have CACHED tokens."""
     decoder, one = ReferenceDecoder(network, SLOTS, pool=POOL), np.ones(SLOTS, np.int64)
-    decoder.forward(Call(0, np.full((SLOTS, CACHED), 1000), 0 * one, CACHED * one))
+    for start in range(0, CACHED, network.max_prefill_length):
+        count = min(network.max_prefill_length, CACHED - start)
+        decoder.forward(Call(0, np.full((SLOTS, count), 1000), start * one, count * one))
     return decoder
 
 

@@ -18,6 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from trtkit.backends import Backend, load_backend
+from trtkit.builder.decoders import decoder_profiles
+from trtkit.config.llm import LlmOptions
 from trtkit.dtypes import DTYPES, FP32, DType
 from trtkit.llm.execution.cache_size import page_tokens_of
 from trtkit.models.registry import decoder_spec
@@ -25,6 +27,7 @@ from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
+from trtkit.network.input_spec import takes_packed_calls
 from trtkit.network.layer_file import LayerFiles, load_layers, save_layers
 from trtkit.reference import Executor, Options
 from trtkit.sources.huggingface import auto_classes
@@ -198,8 +201,28 @@ def builds(graph: Graph, capabilities: Sequence[int] = (), *, has_decode: bool =
     has_decode: with a second profile, of one new token.
     """
     config = graph.builder.create_builder_config()
-    for new_tokens in ((1, 8, T), (1, 1, 1))[: 1 + has_decode]:
+    for shapes in _profiles(graph)[: 1 + has_decode]:
         profile = graph.builder.create_optimization_profile()
+        for name, each in shapes.items():
+            profile.set_shape(name, *each)
+        config.add_optimization_profile(profile)
+    config.builder_optimization_level = 0
+    if capabilities:
+        config.num_compute_capabilities = len(capabilities)
+    for index, capability in enumerate(capabilities):
+        named = getattr(graph.backend.trt.ComputeCapability, f"SM{capability}")
+        config.set_compute_capability(named, index)
+    return graph.builder.build_serialized_network(graph.network, config) is not None
+
+
+def _profiles(graph: Graph) -> list[dict[str, tuple[tuple[int, ...], ...]]]:
+    """Return the smallest, typical and largest shape of each input, in calls for prompts and in decode steps."""
+    if takes_packed_calls(graph.inputs):
+        options = LlmOptions(max_batch_size=4, max_prefill_length=T, max_sequence_length=T)
+        profiles = decoder_profiles(graph.inputs, options)
+        return [{name: (each.min, each.opt, each.max) for name, each in shapes.items()} for shapes in profiles]
+    profiles = []
+    for new_tokens in ((1, 8, T), (1, 1, 1)):
         sizes = zip((1, 2, 4), new_tokens, (1, T // 2, T), strict=True)
         named = [
             {"batch": batch, "new_tokens": new, "kv_window": window, "adapter_rank": 8 * (batch - 1)}
@@ -211,16 +234,8 @@ def builds(graph: Graph, capabilities: Sequence[int] = (), *, has_decode: bool =
                 size | {"row_pages": row, "pages": 8, "kv_window": row * page_tokens}
                 for size, row in zip(named, rows, strict=True)
             ]
-        for spec in graph.inputs:
-            profile.set_shape(spec.name, *(spec.shape_at(each) for each in named))
-        config.add_optimization_profile(profile)
-    config.builder_optimization_level = 0
-    if capabilities:
-        config.num_compute_capabilities = len(capabilities)
-    for index, capability in enumerate(capabilities):
-        named = getattr(graph.backend.trt.ComputeCapability, f"SM{capability}")
-        config.set_compute_capability(named, index)
-    return graph.builder.build_serialized_network(graph.network, config) is not None
+        profiles.append({spec.name: tuple(spec.shape_at(each) for each in named) for spec in graph.inputs})
+    return profiles
 
 
 def relative_rms(got: torch.Tensor, want: torch.Tensor) -> float:

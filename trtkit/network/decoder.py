@@ -76,6 +76,8 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     `prompt_write_indices` [B], `prompt_kv_lengths` [B], `prompt_position_ids` [B, S] and `prompt_key_positions` [T']
     are as without the prefix. Rows of prompts only read caches: `past_prompt_<cache>_<i>` [B, K, T, H], or pools, by
     `prompt_page_table` [B, n]. Their new keys and values are the outputs `present_prompt_<cache>_<i>` [P, K, 1, H].
+    Their states are `past_prompt_<state>_<i>` [B, ...] and, after `prompt_token_counts` [B] tokens,
+    `present_prompt_<state>_<i>`; a state is not to be read by rows of both kinds, unless the one that decodes is idle.
     `logits` [N, V] are of the tokens at `logit_index` [N].
     Every sequence is a slot with its own lengths. New tokens beyond a slot's `kv_lengths` are padding, which is written
     to the cache too, so `write_indices` + S is at most T. An idle slot has a `kv_lengths` of 1, since a softmax over no
