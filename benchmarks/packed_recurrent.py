@@ -21,16 +21,15 @@ from trtkit.llm.execution import config_network
 ROUNDS, BUDGET = 3, 64
 CALLS = ("separate", "packed")
 MODEL = {
-    **{"vocab_size": 16384, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8},
+    **{"vocab_size": 8192, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 4},
     **{"num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 1024},
     **{"mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 128},
 }
-CACHES: dict[str, dict[str, Any]] = {"linear": {}, "paged": {"kv": "paged"}}
 
 
-def config_of(folder: Path, **options: Any) -> ModelConfig:
-    """Return the config of the model in `folder`. options: of `llm`."""
-    sizes = {"max_batch_size": SLOTS, "max_sequence_length": 512, "max_prefill_length": BUDGET, **options}
+def config_of(folder: Path, calls: str) -> ModelConfig:
+    """Return the config of the model in `folder`."""
+    sizes = {"max_batch_size": SLOTS, "max_sequence_length": 512, "max_prefill_length": BUDGET, "batching": calls}
     return ModelConfig.model_validate({"source": {"hf": str(folder)}, "precision": "fp32", "llm": sizes})
 
 
@@ -41,16 +40,11 @@ def main() -> None:
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model("falcon_h1", **MODEL))
         figures["parameters"] = model.num_parameters()
         model.save_pretrained(folder)
-        for kind, caches in CACHES.items():
-            networks = {
-                calls: config_network(config_of(Path(folder), batching=calls, **caches), "tensorrt_rtx")
-                for calls in CALLS
-            }
-            figures[kind] = {}
-            for name, step in (("decode", decode_s), ("mixed", partial(mixed_s, budget=BUDGET))):
-                times = interleaved({calls: partial(step, networks[calls]) for calls in CALLS}, ROUNDS, 0)
-                figures[kind][f"{name}_s"] = {calls: summary(each) for calls, each in times.items()}
-                figures[kind][f"{name}_ratio"] = ratio(times["packed"], times["separate"])
+        networks = {calls: config_network(config_of(Path(folder), calls), "tensorrt_rtx") for calls in CALLS}
+    for name, step in (("decode", decode_s), ("mixed", partial(mixed_s, budget=BUDGET))):
+        times = interleaved({calls: partial(step, networks[calls]) for calls in CALLS}, ROUNDS, 0)
+        figures[f"{name}_s"] = {calls: summary(each) for calls, each in times.items()}
+        figures[f"{name}_ratio"] = ratio(times["packed"], times["separate"])
     write("packed_recurrent", figures)
 
 
