@@ -250,8 +250,8 @@ def sequence_problems(config: ModelConfig, spec: DecoderSpec) -> list[Problem]:
     """Return what keeps ranks from sharing the tokens of a call, if the config asks for that."""
     if not grid_of(config).sequence:
         return []
-    obstacle = "recurrent layers" if spec.states else _obstacle_to_packing(config, spec)
-    obstacle = obstacle or ("" if is_packed(config, spec) else "`llm.batching: separate`")
+    obstacle = "recurrent layers" if spec.states else _obstacle_to_packing(config)
+    obstacle = obstacle or ("" if is_packed(config) else "`llm.batching: separate`")
     what = f"ranks cannot share the tokens of a call with {obstacle} yet: that takes packed calls"
     return [Problem(what, "parallel.sequence", "remove it")] if obstacle else []
 
