@@ -252,7 +252,7 @@ def sequence_problems(config: ModelConfig, spec: DecoderSpec) -> list[Problem]:
         return []
     obstacle = "recurrent layers" if spec.states else _obstacle_to_packing(config)
     obstacle = obstacle or ("" if is_packed(config) else "`llm.batching: separate`")
-    what = f"ranks cannot share the tokens of a call with {obstacle} yet: that takes packed calls"
+    what = f"ranks cannot share the tokens of a call with {obstacle} yet"
     return [Problem(what, "parallel.sequence", "remove it")] if obstacle else []
 
 
