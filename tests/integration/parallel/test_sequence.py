@@ -276,7 +276,7 @@ def test_calls_whose_tokens_cannot_be_shared_are_refused(
     with pytest.raises(ConfigError) as error:
         open_decoder(resolve(config))
     problem = next(each for each in error.value.problems if each.where == "parallel.sequence")
-    assert problem.what == f"ranks cannot share the tokens of a call with {obstacle} yet: that takes packed calls"
+    assert problem.what == f"ranks cannot share the tokens of a call with {obstacle} yet"
     assert problem.fix == "remove it"
 
 
