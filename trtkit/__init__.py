@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trtkit.api import (
         bench,
         build,
+        compare,
         deploy,
         evaluate,
         evaluate_images,
@@ -36,6 +37,7 @@ __all__ = [
     "__version__",
     "bench",
     "build",
+    "compare",
     "deploy",
     "evaluate",
     "evaluate_images",
@@ -62,6 +64,7 @@ __getattr__ = lazy_names(
             "build",
             "verify",
             "quantize",
+            "compare",
             "plan",
             "deploy",
             "bench",

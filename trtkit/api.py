@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trtkit.benchmarking.report import Report as BenchReport
     from trtkit.benchmarking.request import Load, ServedModel
     from trtkit.benchmarking.timing import Rules
+    from trtkit.benchmarking.variants import VariantComparison
     from trtkit.builder.presets import Preset
     from trtkit.builder.quantize import QuantizeResult
     from trtkit.deployment.triton.deploy import Deployment, Form
@@ -147,6 +148,35 @@ def quantize(
     config = load_config(model, **{**keys, **changes})
     scoring = ScoringRequest(sensitivity, budget, fallback)
     return quantize_model(config, None if out is None else Path(out), new_runner(on_event), scoring)
+
+
+def compare(
+    model: Source,
+    variants: Sequence[str],
+    *,
+    images: str | Path | None = None,
+    truth: str | Path | None = None,
+    text: str | Path | None = None,
+    windows: int = 8,
+    gpu: str = "l4",
+    max_loss: float = 1.0,
+    out: str | Path = "bundles",
+    on_event: Listener = ignore,
+    **keys: object,
+) -> VariantComparison:
+    """Compare precisions and quantization methods of a model; `verdict` says which to take.
+
+    variants: such as `["fp32", "fp16", "int8"]`, the baseline first. images, truth: labelled pictures, as for
+    `evaluate_images`. text, windows: of a language model, as for `evaluate`. gpu: to plan for.
+    max_loss: against the baseline: points of the first measure on pictures, or percent of perplexity.
+    out: folder of the bundles, each as NAME-VARIANT.
+    Raises ConfigError for unknown variants and data of the wrong kind, and the errors of `build` and `evaluate`.
+    """
+    from trtkit.benchmarking.variants import VariantsRequest, compare_variants
+
+    photos, answers, book = (None if path is None else Path(path) for path in (images, truth, text))
+    request = VariantsRequest(tuple(variants), photos, answers, book, gpu, max_loss, windows)
+    return compare_variants(load_config(model, **keys), Path(out), request, new_runner(on_event))
 
 
 def plan(

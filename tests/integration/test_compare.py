@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from tests import models
 from tests.docs import DOCS
 from tests.tiny_chat import save_model
-from trtkit import evaluate, evaluate_images, open_model, plan, verify
+from trtkit import compare, evaluate, evaluate_images, open_model, plan, verify
 from trtkit.jobs.runner import inline_jobs
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def test_int8_that_was_calibrated_on_the_wrong_pictures_loses(workspace: Path, t
         noise(workspace / "dark" / f"{index}.png", index, brightest=6)
     words = ("compare", "tiny.yaml", "--gpu", "t4", "--json", "--variants")
     with inline_jobs():
-        first = trtkit(*words, "fp32,fp16").json()
+        first = compare("tiny.yaml", ["fp32", "fp16"], gpu="t4").to_json()
         photos = [noise(workspace / "photos" / f"{index}.png", 100 + index) for index in range(12)]
         answers = list(open_model(first["variants"][0]["bundle"]).predict(photos))
         for photo, answer in zip(photos, answers, strict=True):  # what fp32 says is the truth
