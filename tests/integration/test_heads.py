@@ -12,9 +12,9 @@ from tests.generation import PAGE_TOKENS, SLOTS, Asked, _caches, alone, case_of,
 from tests.heads import LAYERS, decoder_with_head, saved_head, torch_head
 from tests.integration.conftest import SEPARATE
 from trtkit.builder.speculators import open_speculator
-from trtkit.drafts.eagle3.proposer import Eagle3Proposer
 from trtkit.drafts.medusa.proposer import MedusaProposer
 from trtkit.drafts.medusa.reference import medusa_logits
+from trtkit.drafts.proposers import ChainProposer
 from trtkit.llm.engine import EngineOptions, LLMEngine
 from trtkit.llm.execution.kv_cache import KvCache
 from trtkit.models.speculators import kind_part
@@ -39,7 +39,7 @@ Guess = tuple[list[int], list[int], list[torch.Tensor]]
 """The tokens before a guess, the guess, and the logits of its tokens."""
 
 
-class Recorded(Eagle3Proposer):
+class Recorded(ChainProposer):
     """A proposer whose logits and guesses can be seen."""
 
     guesses: list[Guess]
@@ -63,7 +63,7 @@ class Recorded(Eagle3Proposer):
 
 def engine(
     kind: str = "eagle3",
-    proposer: type[Eagle3Proposer | MedusaProposer] | None = None,
+    proposer: type[ChainProposer | MedusaProposer] | None = None,
     tree: int | None = None,
     **options: Any,
 ) -> LLMEngine:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from trtkit.builder.stages import DecoderSize
+from trtkit.config.llm import BUILT_IN
 from trtkit.dtypes import dtype_of
 from trtkit.errors import ConfigError, Problem, reader
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.models.speculators import kind_of, kind_part, open_kind
 from trtkit.network.host_array import Array
+from trtkit.sources import package_file
 from trtkit.sources.attached_folders import speculator_config
 from trtkit.sources.safetensors_file import read_folder, read_json
 
@@ -90,16 +92,30 @@ def open_config_speculator(
 
     Raises ConfigError for a model or config that no head fits, and what `open_speculator` does.
     """
-    folder = None if config.llm is None else config.llm.speculator
+    folder = _folder(config)
     if folder is None:
         return None
-    obstacles = (*_obstacles(config, spec), *open_kind(folder_kind(Path(folder))).obstacles(spec))
+    obstacles = (*_obstacles(config, spec), *open_kind(folder_kind(folder)).obstacles(spec))
     problems = [Problem(what, _KEY) for what in obstacles]
     if has_quantized_caches:
         problems.append(Problem("the checkpoint's caches are quantized, and the head's cache has no scales", _KEY))
     if problems:
         raise ConfigError("a head that guesses tokens does not work here", problems, "leave `llm.speculator` out")
-    return open_speculator(Path(folder), spec)
+    return open_speculator(folder, spec)
+
+
+def _folder(config: ModelConfig) -> Path | None:
+    """Return the folder of the draft head that the config names, which may be the model's own; None if it names none.
+
+    Raises ConfigError if the head is to be in the model's own weights, and these are not in a Hugging Face folder.
+    """
+    name = None if config.llm is None else config.llm.speculator
+    if name != BUILT_IN:
+        return None if name is None else Path(name)
+    if config.source.hf is None:
+        what = f"`{BUILT_IN}`: draft heads in a model's own weights are read from `source.hf` only"
+        raise ConfigError("the config does not fit its source", [Problem(what, _KEY, "leave `llm.speculator` out")])
+    return package_file.hf_folder(config.source)
 
 
 def _obstacles(config: ModelConfig, spec: DecoderSpec) -> Iterator[str]:

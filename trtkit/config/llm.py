@@ -8,6 +8,8 @@ from trtkit.config.strict import StrictModel
 from trtkit.dtypes import Precision
 
 _PAGE_TOKENS = 16
+BUILT_IN = "built-in"
+"""A draft head whose weights are in the model's own checkpoint, in place of a folder."""
 
 
 class LoraOptions(StrictModel):
@@ -59,8 +61,8 @@ class LlmOptions(StrictModel):
     )
     speculator: str | None = Field(
         None,
-        description="Folder of a head that guesses tokens: EAGLE-3, Medusa, or Gemma 4's assistant; `logits` is `all` "
-        "then.",
+        description="Folder of a head that guesses tokens: EAGLE-3, Medusa, Gemma 4's assistant or MTP modules; `built-in` "
+        "for one in the model's own weights. `logits` is `all` then.",
     )
     tree_tokens: StrictInt | None = Field(
         None,

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trtkit.config.explain import explain
+from trtkit.config.llm import BUILT_IN
 from trtkit.config.overrides import Override, keyword_overrides, read_overrides
 from trtkit.config.schema import ModelConfig
 from trtkit.config.yaml_file import KeyPath, YamlFile, read_yaml
@@ -30,6 +31,8 @@ _PATH_KEYS: tuple[KeyPath, ...] = (
     ("quantize", "calibration", "data"),
     ("quantize", "parts", "*", "calibration", "data"),
 )
+# Words that may take the place of a path.
+_WORDS: dict[KeyPath, str] = {("llm", "speculator"): BUILT_IN}
 
 
 # Kinds of source by the ends of their files' names.
@@ -201,8 +204,9 @@ def _anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Make the file's relative paths relative to its folder."""
     for key_path in _PATH_KEYS:
         for parent in _below(data, key_path[:-1]):
-            if isinstance(parent.get(key_path[-1]), str):
-                parent[key_path[-1]] = _anchor(parent[key_path[-1]], folder)
+            value = parent.get(key_path[-1])
+            if isinstance(value, str) and value != _WORDS.get(key_path):
+                parent[key_path[-1]] = _anchor(value, folder)
     return data
 
 
@@ -224,8 +228,9 @@ def _is_path(key_path: KeyPath) -> bool:
 
 def _anchored(override: Override) -> Override:
     """Return an override, a path in it made absolute under the current folder."""
-    if _is_path(override.key_path) and isinstance(override.value, str):
-        return replace(override, value=_anchor(override.value, Path.cwd()))
+    value, is_word = override.value, override.value == _WORDS.get(override.key_path)
+    if _is_path(override.key_path) and isinstance(value, str) and not is_word:
+        return replace(override, value=_anchor(value, Path.cwd()))
     return override
 
 

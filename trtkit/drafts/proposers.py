@@ -1,4 +1,4 @@
-"""What proposers of several kinds have in common: how many tokens they guess, and the hidden state they guess from."""
+"""What proposers of several kinds have in common: how many tokens they guess, and the hidden states they guess from."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import numpy as np
 
 from trtkit.errors import RequestError
 from trtkit.llm.engine.drafts import Drafts, GuessTree
+from trtkit.llm.engine.proposers import Guesses
+from trtkit.llm.execution import Call
 from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
-    from trtkit.llm.execution import Call, DecoderExecution
+    from trtkit.llm.execution import DecoderExecution
+    from trtkit.llm.sampling.settings import Settings
     from trtkit.llm.scheduler.slots import Bools
     from trtkit.llm.sequences import Ints, Sequences
 
@@ -72,3 +77,103 @@ class LastHidden:
         is_current = self._versions[slots] == sequences.versions[slots]
         waits: Bools = is_current & (self._stops[slots] == sequences.lengths[slots] - 1)
         return waits
+
+
+class ChainProposer(DraftHeadProposer):
+    """What a head of one layer with a cache guesses, each guess from the hidden state of the one before.
+
+    Position i of the head's cache is of token i + 1 and the model's hidden states after token i. The cache is next to
+    the model's: what is copied, shared or saved of a slot includes it. Hidden states wait, in `_hidden`, until the
+    token after them is known and guesses are requested. A slot whose tokens were replaced in the meantime has none
+    for a step.
+
+    Source: https://arxiv.org/abs/2503.01840, with alternatives to a chain's guesses in place of whole trees.
+    """
+
+    def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
+        super().__init__(model, most, most_guesses)
+        self._guesses = Guesses(self._speculator)
+        self._hidden: torch.Tensor | None = None  # [slots, 1 + most, D]
+        self._starts, self._counts = np.zeros(model.slots, np.int64), np.zeros(model.slots, np.int64)
+        self._versions = np.full(model.slots, -1)
+
+    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+        """Keep the hidden states of the last tokens; let the head read the others, of prompts."""
+        hidden, slots = self._model.next_hidden, np.arange(call.rows.start, call.rows.stop)
+        assert hidden is not None
+        if self._hidden is None:
+            self._hidden = hidden.new_zeros(self._model.slots, 1 + self.most, hidden.shape[-1])
+        # Of a prompt's piece, all but the last wait for no token; those of a step are few enough to wait together.
+        follows = np.clip(sequences.lengths[slots] - 1 - call.starts, 0, counts)
+        is_step = sequences.lengths[slots] > sequences.prompt_lengths[slots]
+        is_step &= (call.starts + counts == sequences.lengths[slots] - 1) & (counts <= 1 + self.most)
+        read = np.where(is_step, 0, follows)
+        if read.any():
+            self._read(sequences, (slots, call.starts, read), hidden[:, : int(read.max())])
+        left = counts - read
+        for row in left.nonzero()[0].tolist():
+            first, stop = int(read[row]), int(counts[row])
+            self._hidden[int(slots[row]), : stop - first] = hidden[row, first:stop]
+        rows = counts > 0
+        self._starts[slots[rows]], self._counts[slots[rows]] = (call.starts + read)[rows], left[rows]
+        self._versions[slots[rows]] = sequences.versions[slots[rows]]
+
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
+        """Let the head read what waits, and go on from there."""
+        lengths = sequences.lengths[slots]
+        waits = (self._versions[slots] == sequences.versions[slots]) & (self._counts[slots] > 0)
+        waits &= self._starts[slots] + self._counts[slots] == lengths - 1
+        if not waits.any():
+            return no_drafts(len(slots))
+        size = self._speculator.tokens_to_run(int(self._counts[slots[waits]].max()), 1 + self.most)
+        length = self._speculator.max_length
+        waits &= (self._starts[slots] + size <= length) & (lengths - 2 + most < length)
+        rows, active = waits.nonzero()[0], slots[waits]
+        if not active.size:
+            return no_drafts(len(slots))
+        self._guesses.sequences.lengths[:] = sequences.lengths  # after which the rows of other slots write
+        for row in rows.tolist():
+            self._guesses.begin(sequences, int(slots[row]), settings[row])
+        assert self._hidden is not None
+        waiting = active, self._starts[active], self._counts[active]
+        hidden = self._hidden[to_device(active, self._hidden.device), :size]
+        logits = self._read(self._guesses.sequences, waiting, hidden, is_step=True)
+        tree = self.tree(len(active), most)
+        tree.grow(logits, self._guesses.draw(logits, active))
+        ones = np.ones(len(active), np.int64)
+        for index in range(1, most):
+            hidden = self._of(active, self._speculator.next_hidden)
+            place = active, lengths[waits] - 2 + index, ones
+            logits = self._read(self._guesses.sequences, place, hidden[:, None], is_step=True)
+            tree.grow(logits, self._guesses.draw(logits, active))
+        self._counts[active] = 0
+        return tree.drafts().of_rows(rows, len(slots))
+
+    def _read(
+        self, sequences: Sequences, place: tuple[Ints, Ints, Ints], hidden: torch.Tensor, *, is_step: bool = False
+    ) -> torch.Tensor:
+        """Let the head read the tokens after positions, and hidden states [R, S, D]; return its logits [R, V].
+
+        place: sorted slots, the first position of each, and how many, at most S, [R] each. is_step: whether idle slots
+        may run along.
+        """
+        slots, starts, counts = place
+        first, size = int(slots[0]), hidden.shape[1]
+        total = int(slots[-1]) + 1 - first
+        total = self._speculator.rows_to_run(first, total) if is_step else total
+        at = slots - first
+        ids, all_counts = np.zeros((total, size), np.int64), np.zeros(total, np.int64)
+        all_starts = np.minimum(sequences.lengths[first : first + total], self._speculator.max_length - size)
+        all_starts[at], all_counts[at] = np.minimum(starts, self._speculator.max_length - size), counts
+        for row, slot, start, count in zip(at.tolist(), slots.tolist(), starts.tolist(), counts.tolist(), strict=True):
+            ids[row, :count] = sequences.tokens[slot, start + 1 : start + 1 + count]
+        states = hidden.new_zeros(total, size, hidden.shape[-1])
+        states[to_device(at, hidden.device)] = hidden
+        logits = self._speculator.forward(Call(first, ids, all_starts, all_counts, hidden=states))
+        self._first = first
+        return logits[to_device(at, logits.device)]
+
+    def _of(self, slots: Ints, output: torch.Tensor | None) -> torch.Tensor:
+        """Return the rows of slots of what the head's last call gave."""
+        assert output is not None
+        return output[to_device(slots - self._first, output.device)]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtkit.config.llm import BUILT_IN
 from trtkit.errors import SourceError
 from trtkit.files import sha256_of
 from trtkit.sources import onnx_file, package_file
@@ -32,9 +33,9 @@ def digest_source(source: Source) -> list[SourceFile]:
 
 
 def digest_model(config: ModelConfig) -> list[SourceFile]:
-    """Return every file that a config's model is read from: its source, and the draft head."""
+    """Return every file that a config's model is read from: its source, and the draft head if it is apart."""
     speculator = None if config.llm is None else config.llm.speculator
-    attached = [] if speculator is None else speculator_files(Path(speculator))
+    attached = [] if speculator in (None, BUILT_IN) else speculator_files(Path(str(speculator)))
     return [*digest_source(config.source), *(_digest(path) for path in attached)]
 
 

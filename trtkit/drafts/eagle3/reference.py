@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.drafts.eagle3.spec import Eagle3Spec
-from trtkit.errors import GenerationError
-from trtkit.llm.execution import Call
+from trtkit.drafts.references import chain_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
     from trtkit.llm.execution import ReferenceDecoder
     from trtkit.models.speculators import Fields
     from trtkit.network.host_array import Array
-
-_GUESSES = 2
-"""Made from the head's own hidden states, after those of the model."""
-
 
 class Eagle3Reference:
     """A head in fp32 on the CPU. arrays: the weights of its network by path."""
@@ -117,26 +112,7 @@ def logit_pairs(
     """Return a head's logits and its reference's: after a prompt's pieces, and after its own guesses."""
     import torch
 
-    speculator, torch_head, known, count = model.speculator, Eagle3Reference(opened, arrays), opened.ids, len(ids)
-    if speculator is None or count < 3:
-        raise GenerationError("a head needs a prompt of three tokens", "inputs", "give a longer text")
+    torch_head = Eagle3Reference(opened, arrays)
     with torch.inference_mode():
         states = reference(torch.tensor([list(ids)]), output_hidden_states=True).hidden_states
-        theirs_hidden = torch_head.fuse([state[0] for state in states])[: count - 1]
-        model.forward(Call(0, np.array([ids]), np.zeros(1, np.int64), np.array([count])))
-        assert model.next_hidden is not None
-        ours_hidden, tokens, pairs = model.next_hidden[:, : count - 1].clone(), list(ids[1:]), []
-        middle = count // 2
-        spans = [(0, middle), *((position, position + 1) for position in range(middle, count - 1 + _GUESSES))]
-        for start, stop in spans:
-            sizes = np.array([start]), np.array([stop - start])
-            call = Call(0, np.array([tokens[start:stop]]), *sizes, hidden=ours_hidden[:, start:stop])
-            logits = speculator.forward(call)[:, known]
-            theirs, next_hidden = torch_head(tokens[:stop], theirs_hidden[:stop])
-            pairs.append((logits, theirs[-1:]))
-            if stop >= count - 1:  # the next guess is made from this one
-                assert speculator.next_hidden is not None
-                ours_hidden = torch.cat([ours_hidden, speculator.next_hidden[:, None]], 1)
-                theirs_hidden = torch.cat([theirs_hidden, next_hidden[-1:]])
-                tokens.append(int(known[int(theirs[-1].argmax())]))
-    return pairs
+        return chain_pairs(model, opened.ids, torch_head, torch_head.fuse([state[0] for state in states]), ids)

@@ -25,12 +25,8 @@ _PREFIXES = {
 }
 _PARTS = {"text_config", "vision_config"}
 # What wrappers hold besides the language model, below `model.` or not.
-_TOWERS = ("vision_tower", "vision_model", "visual", "audio_tower", "mtp")
-_OTHER_PARTS = tuple(
-    f"{prefix}{name}."
-    for name in (*_TOWERS, "multi_modal_projector", "connector", "embed_vision", "embed_audio")
-    for prefix in ("model.", "")
-)
+_NAMES = """vision_tower vision_model visual audio_tower mtp multi_modal_projector connector embed_vision embed_audio"""
+_OTHER_PARTS = tuple(f"{prefix}{name}." for name in _NAMES.split() for prefix in ("model.", ""))
 
 
 # What wrappers of old wrote into their language model's config: of parts that are no longer there.

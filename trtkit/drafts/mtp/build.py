@@ -1,0 +1,49 @@
+"""An MTP module's folder: that of its model, or one with the module's weights alone and the model's config.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.builder.speculators import OpenedSpeculator
+from trtkit.drafts.fit import misfits
+from trtkit.drafts.mtp.spec import LM_HEAD, SHARED, TABLE, mtp_spec, one_layer_fields
+from trtkit.errors import ProblemsError, SourceError
+from trtkit.sources.checkpoint import Checkpoint
+from trtkit.sources.decoder_source import open_hf_folder
+
+if TYPE_CHECKING:
+    from trtkit.builder.speculators import SpeculatorFolder
+    from trtkit.models.spec import DecoderSpec
+
+_IDLE = "rotary_emb.inv_freq"
+
+
+def open_folder(folder: SpeculatorFolder, target: DecoderSpec) -> OpenedSpeculator:
+    """Open the MTP module of the model `target`.
+
+    Raises SourceError, ProblemsError for fields and weights that are missing, unknown, quantized or another model's.
+    """
+    source = open_hf_folder(Path(folder.path))
+    spec = mtp_spec(source.config, folder.where, target)
+    checkpoint = source.checkpoint
+    assert isinstance(checkpoint, Checkpoint)
+    own = {name: checkpoint.stored(name) for name in checkpoint if name.startswith(spec.start)}
+    arrays = Checkpoint({name: array for name, array in own.items() if not name.endswith(_IDLE)})
+    if not arrays:
+        what = f"no weights begin with `{spec.start}`: the checkpoint was saved without its MTP module"
+        raise SourceError(what, folder.path, "use the files as the model's authors published them")
+    network_weights = {weight.path: weight for weight in spec.network_weights()}
+    of_model = {TABLE: TABLE, LM_HEAD: TABLE if target.head.is_tied else LM_HEAD}
+    borrowed = {path: of_model[path] for path in SHARED if network_weights[path].name not in arrays}
+    stored_weights = {path: weight for path, weight in network_weights.items() if path not in borrowed}
+    if problems := list(misfits(stored_weights.values(), arrays, folder.path)):
+        raise ProblemsError("the weights do not fit the MTP module of this config", problems)
+    if low := [name for name in arrays if arrays.is_quantized(name)]:
+        fix = "use the checkpoint in 16 bits, or leave `llm.speculator` out"
+        raise SourceError(f"the MTP module is quantized, which is not supported, such as `{low[0]}`", folder.path, fix)
+    read = {path: arrays[weight.name] for path, weight in stored_weights.items()}
+    ids = np.arange(target.vocab_size)
+    return OpenedSpeculator(spec, ids, {}, read, borrowed, one_layer_fields(source.config))

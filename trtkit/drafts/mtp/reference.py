@@ -1,0 +1,106 @@
+"""An MTP module of transformers' layers, and the comparison of a module's network with it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.drafts.mtp.spec import EMBEDDING_NORM, HIDDEN_NORM, LM_HEAD, PROJECTION, TABLE
+from trtkit.drafts.references import chain_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+    from transformers import PreTrainedModel
+
+    from trtkit.arrays import Array
+    from trtkit.builder.speculators import OpenedSpeculator
+    from trtkit.llm.execution import ReferenceDecoder
+
+_CLASSES = {"deepseek_v3": "DeepseekV3", "glm4_moe": "Glm4Moe", "qwen3_next": "Qwen3Next"}
+"""How the names of transformers' classes of a family begin."""
+_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+class MtpReference:
+    """A module in fp32 on the CPU. arrays: the weights of its network by path."""
+
+    def __init__(self, opened: OpenedSpeculator, arrays: Mapping[str, Array]) -> None:
+        import torch
+
+        model_type, path = str(opened.layer_fields["model_type"]), f"layers.{opened.spec.decoder.first_layer}."
+        classes = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+        configs = importlib.import_module(f"transformers.models.{model_type}.configuration_{model_type}")
+        start = _CLASSES[model_type]
+        config = getattr(configs, f"{start}Config")(**opened.layer_fields)
+        config._attn_implementation = config._experts_implementation = "eager"
+        weights = {name: torch.from_numpy(np.array(array, np.float32)) for name, array in arrays.items()}
+        self._table, self._lm_head = weights.pop(TABLE), weights.pop(LM_HEAD)
+        self._projection = weights.pop(f"{path}{PROJECTION}.weight")
+        self._layer = getattr(classes, f"{start}DecoderLayer")(config, 0)
+        self._rotary = getattr(classes, f"{start}RotaryEmbedding")(config)
+        paths = (f"{path}{EMBEDDING_NORM}.weight", f"{path}{HIDDEN_NORM}.weight", "final_norm.weight")
+        norm_class = getattr(classes, f"{start}RMSNorm")
+        self._norms = [_norm(norm_class(config.hidden_size, config.rms_norm_eps), weights.pop(name)) for name in paths]
+        inner = opened.spec.decoder.names["layers.{i}.attention_norm"].removesuffix("input_layernorm")
+        start_of_layer = inner.format(i=opened.spec.decoder.first_layer)
+        names = {weight.path: weight.name.removeprefix(start_of_layer) for weight in opened.spec.network_weights()}
+        self._layer.load_state_dict(_stacked({names[name]: weight for name, weight in weights.items()}))
+        self._layer.eval()
+
+    def __call__(self, ids: Sequence[int], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits [S, V] and hidden states for the next guess [S, D] of next tokens and hidden states."""
+        import torch
+
+        count = len(ids)
+        of_embedding, of_hidden, last = self._norms
+        joined = torch.cat([of_embedding(self._table[torch.tensor(list(ids))]), of_hidden(hidden)], -1)
+        x = torch.nn.functional.linear(joined, self._projection)[None]
+        mask = torch.full((count, count), torch.finfo(x.dtype).min).triu(1)[None, None]
+        positions = torch.arange(count)[None]
+        turned = self._rotary(x, positions)
+        x = last(self._layer(x, position_embeddings=turned, attention_mask=mask, position_ids=positions)[0])
+        return torch.nn.functional.linear(x, self._lm_head), x
+
+
+def _norm(module: torch.nn.Module, weight: torch.Tensor) -> torch.nn.Module:
+    module.load_state_dict({"weight": weight})
+    return module
+
+
+def _stacked(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return a layer's weights with those of all experts as one, as transformers holds them."""
+    import torch
+
+    experts: dict[int, dict[str, torch.Tensor]] = {}
+    stacked = {}
+    for name, weight in weights.items():
+        if (match := _EXPERT.fullmatch(name)) is None:
+            stacked[name] = weight
+        else:
+            experts.setdefault(int(match[1]), {})[match[2]] = weight
+    if experts:
+        ordered = [experts[index] for index in range(len(experts))]
+        both = [torch.cat([each["gate"], each["up"]]) for each in ordered]
+        stacked["mlp.experts.gate_up_proj"] = torch.stack(both)
+        stacked["mlp.experts.down_proj"] = torch.stack([each["down"] for each in ordered])
+    return stacked
+
+
+def logit_pairs(
+    model: ReferenceDecoder,
+    reference: PreTrainedModel,
+    opened: OpenedSpeculator,
+    arrays: Mapping[str, Array],
+    ids: Sequence[int],
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return a module's logits and its reference's: after a prompt's pieces, and after its own guesses."""
+    import torch
+
+    with torch.inference_mode():
+        hidden = reference.model(torch.tensor([list(ids)])).last_hidden_state[0]
+        return chain_pairs(model, opened.ids, MtpReference(opened, arrays), hidden, ids)

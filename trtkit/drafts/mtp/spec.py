@@ -1,0 +1,193 @@
+"""An MTP module, as data: a decoder layer after a model's own that guesses the token after the next one.
+
+In all families below, position i of the module reads two vectors, each normed: the embedding of token i + 1, then the
+model's hidden state after token i, which is the one after the model's final norm. A projection joins them, a decoder
+layer and a last norm follow, and the model's LM head gives the logits of token i + 2. For one more guess, the hidden
+state is the module's own after its last norm. Positions are counted as the model's, and nothing is masked.
+
+Sources, read for the order, the norms, the side of the final norm and the chain:
+
+- DeepSeek-V3: https://arxiv.org/abs/2412.19437, section 2.2 (which writes the hidden state first), and
+  https://github.com/deepseek-ai/DeepSeek-V3/blob/main/README_WEIGHTS.md for the weights: the columns of `eh_proj` are
+  the embedding's, then the hidden state's, in both `deepseek_mtp.py` of vLLM and `deepseek_nextn.py` of SGLang.
+  The chain: SGLang, and https://github.com/vllm-project/vllm/pull/47448; the paper's chain has a module for each guess.
+- GLM-4.5: https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/glm4_moe_mtp.py, by its authors.
+- Qwen3-Next: `qwen3_next_mtp.py` of vLLM and of SGLang, which agree.
+
+vLLM sets the embedding at position 0 to zero in the first two families, SGLang and the paper do not; here it is read.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from trtkit.drafts.fit import SizePair, check_target
+from trtkit.errors import SourceError
+from trtkit.models.attention import AttentionSpec
+from trtkit.models.registry import decoder_spec
+from trtkit.models.spec import DecoderSpec, HeadSpec
+from trtkit.models.speculators import Fields
+from trtkit.models.weights import Weight, model_weights
+
+MTP, TITLE = "mtp", "MTP modules"
+EMBEDDING_NORM, HIDDEN_NORM, PROJECTION = "embedding_norm", "hidden_norm", "joined"
+TABLE, LM_HEAD = "embedding.weight", "lm_head.weight"
+SHARED = (TABLE, LM_HEAD)
+"""Weights that are the model's where a checkpoint does not repeat them."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How checkpoints of some families hold a module. start: how names begin; `{i}` is the number after the layers'.
+
+    layer: how those of its decoder layer begin. inside: names after `start` by path, of what is not in that layer.
+    counts: fields that say how many modules there are, with how many there are if a config does not say.
+    one_layer: fields of a config whose only layer is the module's, out of the model's.
+    """
+
+    start: str
+    layer: str
+    inside: Mapping[str, str]
+    counts: Mapping[str, int]
+    one_layer: Callable[[Fields], dict[str, object]]
+
+
+def _next_layer(fields: Fields) -> dict[str, object]:
+    """Return a config whose layer is that after the last of the model, which has experts if there are any after it."""
+    dense = int(fields["num_hidden_layers"]) < int(fields.get("first_k_dense_replace", 0))
+    return {**fields, "num_hidden_layers": 1, "first_k_dense_replace": int(dense)}
+
+
+def _attending_layer(fields: Fields) -> dict[str, object]:
+    """Return a config whose layer has attention, whatever the types of the model's layers are."""
+    return {**fields, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
+
+
+_NEXT_LAYER = Layout(
+    "model.layers.{i}.",
+    "model.layers.{i}.",
+    {
+        "embedding": "embed_tokens",
+        EMBEDDING_NORM: "enorm",
+        HIDDEN_NORM: "hnorm",
+        PROJECTION: "eh_proj",
+        "final_norm": "shared_head.norm",
+        "lm_head": "shared_head.head",
+    },
+    {"num_nextn_predict_layers": 1},
+    _next_layer,
+)
+_QWENS = Layout(
+    "mtp.",
+    "mtp.layers.0.",
+    {
+        "embedding": "embed_tokens",
+        EMBEDDING_NORM: "pre_fc_norm_embedding",
+        HIDDEN_NORM: "pre_fc_norm_hidden",
+        PROJECTION: "fc",
+        "final_norm": "norm",
+        "lm_head": "lm_head",
+    },
+    {"mtp_num_hidden_layers": 1},
+    _attending_layer,
+)
+LAYOUTS = {"deepseek_v3": _NEXT_LAYER, "glm4_moe": _NEXT_LAYER, "qwen3_next": _QWENS}
+"""By `model_type`."""
+SIGN = f"in the model's own weights, `model_type` of {', '.join(LAYOUTS)}"
+
+
+@dataclass(frozen=True)
+class MtpSpec:
+    """A module. decoder: its layer, numbered after those of the model, the model's sizes, and names in checkpoints."""
+
+    decoder: DecoderSpec
+    start: str
+    fusion: None = field(default=None, init=False)
+
+    @property
+    def kind(self) -> str:
+        return MTP
+
+    @property
+    def cached_elements(self) -> int:
+        """Elements that the cache of the layer holds of one token."""
+        return self.decoder.cached_elements
+
+    @property
+    def most_tokens(self) -> int | None:
+        """None: each guess is made from the one before."""
+        return None
+
+    @property
+    def description(self) -> str:
+        """Return the kind, what it guesses and what it reads, for people."""
+        names = f"`{self.start}*`"
+        return f"MTP module {names}, {self.decoder.vocab_size} tokens; reads the model's hidden state after its last norm"
+
+    def fusion_weights(self) -> Iterator[Weight]:
+        """Yield nothing: the model's network has no weights for it."""
+        yield from ()
+
+    def network_weights(self) -> Iterator[Weight]:
+        """Yield the weights of its own network, with embedding and LM head, by their names in checkpoints."""
+        names, layer, size = self.decoder.names, f"layers.{self.decoder.first_layer}", self.decoder.hidden_size
+        yield from model_weights(self.decoder)
+        for norm in (EMBEDDING_NORM, HIDDEN_NORM):
+            yield Weight(f"{layer}.{norm}.weight", f"{names[norm]}.weight", (size,))
+        yield Weight(f"{layer}.{PROJECTION}.weight", f"{names[PROJECTION]}.weight", (size, 2 * size))
+
+
+def describes(fields: Fields) -> bool:
+    """Whether a `config.json` is that of a model with modules in its weights."""
+    is_head = fields.get("speculators_model_type") is not None
+    return not is_head and (fields.get("model_type") in LAYOUTS or bool(fields.get("num_nextn_predict_layers")))
+
+
+def obstacles(target: DecoderSpec) -> Iterator[str]:
+    """Yield why no module can guess tokens of a model."""
+    if target.model_type not in LAYOUTS:
+        unread = " or ".join(f"`{name}*`" for name in target.unused if "visual" not in name)
+        what = f"MTP modules of a `{target.model_type}` are not supported, only those of {', '.join(LAYOUTS)}"
+        yield what + (f": its weights {unread} are not read" if unread else "")
+
+
+def mtp_spec(fields: Fields, where: str, target: DecoderSpec) -> MtpSpec:
+    """Return the module of a model that a `config.json` describes.
+
+    Raises SourceError for several modules or none, ProblemsError for what differs from the model `target`.
+    """
+    model, layout = decoder_spec(fields, where), LAYOUTS[target.model_type]
+    if model.model_type != target.model_type:
+        raise SourceError(f"the modules are of a `{model.model_type}`, the model is a `{target.model_type}`", where)
+    count = len(target.layers)
+    sizes = (
+        SizePair("`hidden_size`", model.hidden_size, target.hidden_size),
+        SizePair("`num_hidden_layers`", len(model.layers), count),
+        SizePair("`vocab_size`", model.vocab_size, target.vocab_size),
+    )
+    check_target(sizes, SizePair("vocab_size", model.vocab_size, target.vocab_size), where)
+    _check_count(fields, layout, where)
+    own = decoder_spec(layout.one_layer(fields), where)
+    if not isinstance(own.layers[0].mixer, AttentionSpec) or own.layers[0].attention.sliding_window:
+        raise SourceError("a module whose layer slides or has no attention is not supported", where)
+    start, layer = layout.start.format(i=count), layout.layer.format(i=count)
+    names = {path: name.replace("model.layers.{i}.", layer) for path, name in own.names.items()}
+    names |= {path: start + name for path, name in layout.inside.items()}
+    head = HeadSpec(own.block.norm, is_tied=False)
+    return MtpSpec(replace(own, first_layer=count, head=head, names=names, prefix="", unused=()), start)
+
+
+def _check_count(fields: Fields, layout: Layout, where: str) -> None:
+    """Raise SourceError for a config of several modules or none."""
+    for name, usual in layout.counts.items():
+        count = fields.get(name, usual)
+        if count == 0:
+            fix = "use a checkpoint with an MTP module, or leave `llm.speculator` out"
+            raise SourceError(f"`{name}` is 0: the model has no MTP module", where, fix)
+        if count != 1:
+            what = f"`{name}` is {count}; only one MTP module is supported, which makes all guesses of a chain"
+            raise SourceError(what, where, f"set `{name}` to 1 in a copy of the folder to guess with the first one")
+
+
+def one_layer_fields(fields: Fields) -> dict[str, object]:
+    """Return the config of a module's layer, as of a model of one layer."""
+    return LAYOUTS[str(fields["model_type"])].one_layer(fields)
