@@ -90,9 +90,10 @@ NAMES = {
 
 
 class Module(nn.Module):
-    """An MTP module. model: of transformers, whose last layer is the module's and which keeps the others.
+    """An MTP module. model: of transformers, whose last layer is the module's.
 
-    swaps: whether the hidden state comes first in the joined vector, which is wrong in these families.
+    Mistakes to plant: `swaps`, the hidden state comes first in the joined vector; `chains_raw`, the next guess is made
+    from the hidden state before the last norm.
     """
 
     def __init__(self, model: Any) -> None:
@@ -103,7 +104,7 @@ class Module(nn.Module):
         self.projection = nn.Linear(2 * size, size, bias=False)
         self.layer = model.model.layers[-1]
         self.shared = {"table": model.model.embed_tokens, "head": model.lm_head, "rotary": model.model.rotary_emb}
-        self.swaps, self.chains_raw, self.shift = False, False, 0
+        self.swaps, self.chains_raw = False, False
 
     def forward(self, ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits [B, S, V] and hidden states for the next guess [B, S, D] of next tokens and hidden states."""
@@ -111,7 +112,7 @@ class Module(nn.Module):
         parts = [self.embedding_norm(self.shared["table"](ids)), self.hidden_norm(hidden)]
         x = self.projection(torch.cat(parts[::-1] if self.swaps else parts, -1))
         mask = torch.full((count, count), torch.finfo(x.dtype).min, dtype=x.dtype).triu(1)[None, None]
-        positions = torch.arange(count)[None] + self.shift
+        positions = torch.arange(count)[None]
         x = self.layer(
             x,
             position_embeddings=self.shared["rotary"](x, positions),
