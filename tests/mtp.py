@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+WINDOW = 24
+"""Tokens of a window of text that a pair is trained on."""
 EXPERTS = {"moe_intermediate_size": 36, "num_experts_per_tok": 2}
 SHARED = {
     "vocab_size": 67,
@@ -144,8 +146,8 @@ def new_pair(model_type: str, layers: int = 2, **changes: Any) -> Pair:
     sizes = {**SIZES[model_type], "num_hidden_layers": layers + 1, **changes}
     if model_type == "qwen3_next":
         sizes["layer_types"] = [*(["linear_attention", "full_attention"] * layers)[:layers], "full_attention"]
-    config = AutoConfig.for_model(model_type, **sizes)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").eval()
+    config, eager = AutoConfig.for_model(model_type, **sizes), {"attn_implementation": "eager"}
+    model = AutoModelForCausalLM.from_config(config, **eager, experts_implementation="eager").eval()
     module = Module(model).eval()
     for part in (model, module):
         tensors = [*part.named_parameters(), *(each for each in part.named_buffers() if "score_correction" in each[0])]
@@ -153,26 +155,29 @@ def new_pair(model_type: str, layers: int = 2, **changes: Any) -> Pair:
             is_matrix, is_gain = weight.dim() > 1, "norm" in name and model_type != "qwen3_next"
             deviation = 1.5 * weight.shape[-1] ** -0.5 if is_matrix else 0.3
             nn.init.normal_(weight, float(is_gain and not is_matrix), deviation)
-    return Pair(model, module)
-
-
-def without_last_layer(pair: Pair) -> Pair:
-    """Take the module's layer out of the model, which then computes what its authors' config says."""
-    model = pair.model
-    model.model.layers = model.model.layers[:-1]
-    model.config.num_hidden_layers -= 1
-    for name in ("layer_types", "mlp_layer_types"):
-        if getattr(model.config, name, None):
-            setattr(model.config, name, getattr(model.config, name)[:-1])
+    pair = Pair(model, module)
+    _resize(pair, -1)
     return pair
 
 
+def _resize(pair: Pair, change: int) -> None:
+    """Take the module's layer out of the model (-1), or put it back (1)."""
+    layers, config = pair.model.model.layers, pair.model.config
+    pair.model.model.layers = layers[:-1] if change < 0 else nn.ModuleList([*layers, pair.module.layer])
+    config.num_hidden_layers += change
+    for name, kind in (("layer_types", "full_attention"), ("mlp_layer_types", "sparse")):
+        if types := getattr(config, name, None):
+            setattr(config, name, types[:-1] if change < 0 else [*types, kind])
+
+
 def save(folder: Path, pair: Pair, *, repeats_shared: bool = False) -> Path:
-    """Write the folder of a model with its module, as the authors' are, and take the layer out of the model.
+    """Write the folder of a model with its module, as the authors' are.
 
     repeats_shared: the module's copies of embedding and LM head are stored too, as DeepSeek's files do.
     """
+    _resize(pair, 1)
     pair.model.save_pretrained(folder)
+    _resize(pair, -1)
     path, fields = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
     weights, last = load_file(path), fields["num_hidden_layers"] - 1
     is_qwen = fields["model_type"] == "qwen3_next"
@@ -192,5 +197,45 @@ def save(folder: Path, pair: Pair, *, repeats_shared: bool = False) -> Path:
         if fields.get(name):
             fields[name] = fields[name][:-1]
     (folder / "config.json").write_text(json.dumps(fields))
-    without_last_layer(pair)
     return folder
+
+
+def train(pair: Pair, ids: Tensor, steps: int, seed: int = 0) -> None:
+    """Teach a pair to continue windows of `ids` [N], the module by the model's own hidden states, with a fixed seed."""
+    generator = torch.Generator().manual_seed(seed)
+    parameters = list({id(each): each for part in (pair.model, pair.module) for each in part.parameters()}.values())
+    optimizer, loss = torch.optim.AdamW(parameters, lr=4e-3), nn.functional.cross_entropy
+    for _ in range(steps):
+        starts = torch.randint(len(ids) - WINDOW - 1, (8,), generator=generator)
+        rows = torch.stack([ids[start : start + WINDOW] for start in starts.tolist()])
+        hidden = pair.hidden(rows)
+        logits, states = pair.model.lm_head(hidden), hidden[:, :-1]
+        total = loss(logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
+        for ahead in (1, 2):  # the second guess is made from the first one's hidden state
+            logits, states = pair.module(rows[:, ahead : WINDOW - 1 + 1], states)
+            total = total + 0.5 * loss(logits[:, :-1].flatten(0, 1), rows[:, ahead + 1 :].flatten())
+            states = states[:, :-1]
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+    pair.model.eval()
+
+
+@torch.inference_mode()
+def speculate(pair: Pair, prompt: list[int], count: int, most: int) -> tuple[list[int], int, int]:
+    """Return `count` greedy tokens after a prompt, and how many were guessed and accepted, `most` in a step."""
+    known = [*prompt, int(pair.model.lm_head(pair.hidden(torch.tensor([prompt])))[0, -1].argmax())]
+    guessed = accepted = 0
+    while len(known) < len(prompt) + count:
+        left = len(prompt) + count - len(known)
+        guesses: list[int] = []
+        ids, hidden = torch.tensor([known[1:]]), pair.hidden(torch.tensor([known[:-1]]))
+        for _ in range(min(most, left - 1)):  # the last token is not guessed
+            logits, states = pair.module(ids, hidden)
+            guesses.append(int(logits[0, -1].argmax()))
+            ids, hidden = torch.cat([ids, torch.tensor([guesses[-1:]])], 1), torch.cat([hidden, states[:, -1:]], 1)
+        logits = pair.model.lm_head(pair.hidden(torch.tensor([[*known, *guesses]])))[0, len(known) - 1 :]
+        best = logits.argmax(-1).tolist()
+        right = next((n for n, guess in enumerate(guesses) if guess != best[n]), len(guesses))
+        guessed, accepted, known = guessed + len(guesses), accepted + right, [*known, *best[: right + 1]]
+    return known[len(prompt) :][:count], guessed, accepted

@@ -17,6 +17,7 @@ import torch
 from trtkit.errors import SourceError
 from trtkit.files import scratch_folder
 from trtkit.models.hybrids.weights import find_part_weights
+from trtkit.models.registry import decoder_spec
 from trtkit.quantization.scoring.emulation import round_blocks
 from trtkit.quantization_methods import FORMATS
 from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
@@ -89,7 +90,7 @@ class TransformersReference(TokensReference):
 
     def __init__(self, opened: DecoderSource, length: int = 0) -> None:
         """length: the longest sequence of the engine, whose rope factors are then taken at every length."""
-        model = causal_lm(opened)
+        model = causal_lm(opened, decoder_spec(opened.config, opened.where).unused)
         read = "" if opened.folder is not None else ", with the weights that trtkit read"
         long = ", long rope factors at every length" if _lengthen(model, length) else ""
         super().__init__(model, f"{read}{long}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,18 +16,19 @@ from trtkit.sources.huggingface.folder import load_folder, load_weights, open_co
 from trtkit.sources.huggingface.stacked_experts import stack_experts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import torch
 
     from trtkit.sources.decoder_source import DecoderSource
 
 
-def causal_lm(opened: DecoderSource) -> Any:
+def causal_lm(opened: DecoderSource, unused: Sequence[str] = ()) -> Any:
     """Return a causal language model of transformers in fp32 on the CPU, ready to run; quantized weights dequantized.
 
     transformers reads a folder of its own on its own, so that nothing of trtkit's reading is in the model; of a model
     with other parts around it, all of them. What it cannot read alike gets its weights from `opened`.
+    unused: how the names of a folder's weights begin that it may leave out; it knows those of published sizes itself.
     Raises SourceError where transformers does not know the model or the weights do not fit it.
     """
     import transformers
@@ -36,7 +38,8 @@ def causal_lm(opened: DecoderSource) -> Any:
     config = open_config(opened.folder)
     is_alone = config.model_type == opened.config["model_type"]
     auto = transformers.AutoModelForCausalLM if is_alone else transformers.AutoModelForImageTextToText
-    return load_folder(auto, opened.folder, attn_implementation=_attention(config))
+    patterns = [f"^{re.escape(name)}" for name in unused]
+    return load_folder(auto, opened.folder, unused=patterns, attn_implementation=_attention(config))
 
 
 def text_model(opened: DecoderSource) -> Any:
