@@ -223,9 +223,12 @@ def train(pair: Pair, ids: Tensor, steps: int, seed: int = 0) -> None:
 
 @torch.inference_mode()
 def speculate(pair: Pair, prompt: list[int], count: int, most: int) -> tuple[list[int], int, int]:
-    """Return `count` greedy tokens after a prompt, and how many were guessed and accepted, `most` in a step."""
-    known = [*prompt, int(pair.model.lm_head(pair.hidden(torch.tensor([prompt])))[0, -1].argmax())]
-    guessed = accepted = 0
+    """Return `count` greedy tokens after a prompt, and how many were guessed and accepted, `most` in a step.
+
+    After a wrong guess, a recurrent model reads what was right again, which gives a token without guesses.
+    """
+    known, guessed, accepted = [*prompt, _next(pair, prompt)], 0, 0
+    is_recurrent = pair.model.config.model_type == "qwen3_next"
     while len(known) < len(prompt) + count:
         left = len(prompt) + count - len(known)
         guesses: list[int] = []
@@ -238,4 +241,10 @@ def speculate(pair: Pair, prompt: list[int], count: int, most: int) -> tuple[lis
         best = logits.argmax(-1).tolist()
         right = next((n for n, guess in enumerate(guesses) if guess != best[n]), len(guesses))
         guessed, accepted, known = guessed + len(guesses), accepted + right, [*known, *best[: right + 1]]
+        if is_recurrent and right < len(guesses):
+            known.append(_next(pair, known))
     return known[len(prompt) :][:count], guessed, accepted
+
+
+def _next(pair: Pair, ids: list[int]) -> int:
+    return int(pair.model.lm_head(pair.hidden(torch.tensor([ids])))[0, -1].argmax())
