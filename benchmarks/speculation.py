@@ -21,7 +21,7 @@ import torch
 from benchmarks.measure import interleaved, summary, write, write_between
 from benchmarks.quantize_llm import texts
 from trtkit import LLM, SamplingParams
-from trtkit.drafts.eagle3.proposer import Eagle3Proposer
+from trtkit.drafts.proposers import ChainProposer
 from trtkit.files import cache_folder
 
 Json = dict[str, Any]
@@ -148,7 +148,7 @@ def table(figures: Json) -> str:
 def head_share() -> float:
     """Return the share of decoding time that the head takes for three guesses, after a warm-up."""
     spent: list[float] = []
-    propose = Eagle3Proposer.propose
+    propose = ChainProposer.propose
 
     def timed(*arguments: Any) -> Any:
         began = time.perf_counter()
@@ -159,7 +159,7 @@ def head_share() -> float:
     with LLM(BUNDLE, runtime="reference", slots=1, speculate=3) as llm:
         asked = prompts(llm, (FOLDER / "held-out.txt").read_text(encoding="utf-8"))
         answer(llm, asked)
-        with patch.object(Eagle3Proposer, "propose", timed):
+        with patch.object(ChainProposer, "propose", timed):
             seconds = answer(llm, asked)["seconds"]
     share: float = round(sum(spent) / seconds, 3)
     return share

@@ -144,7 +144,9 @@ def test_models_without_modules_are_refused(tmp_path: Path) -> None:
     tiny_llm.save(tmp_path / "model")
     with pytest.raises(TrtkitError, match="not a head of a kind that is supported: the config names") as error:
         assert open_decoder(resolve(load_config(config_file(tmp_path)))).speculator
-    assert "MTP modules, in the model's own weights, `model_type` of deepseek_v3, glm4_moe, qwen3_next" in error.value.fix
+    assert (
+        "MTP modules, in the model's own weights, `model_type` of deepseek_v3, glm4_moe, qwen3_next" in error.value.fix
+    )
 
 
 def test_files_of_other_kinds_have_no_module(tmp_path: Path) -> None:

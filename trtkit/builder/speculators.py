@@ -40,6 +40,23 @@ class SpeculatorFolder:
     stored: Mapping[str, StoredArray]
 
 
+class JoinedWeights(Mapping[str, Array]):
+    """Weights of two sources by path, read when asked for."""
+
+    def __init__(self, weights: Mapping[str, Array], others: Mapping[str, Array]) -> None:
+        self._weights, self._others = weights, others
+
+    def __getitem__(self, path: str) -> Array:
+        return self._others[path] if path in self._others else self._weights[path]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._weights
+        yield from self._others
+
+    def __len__(self) -> int:
+        return len(self._weights) + len(self._others)
+
+
 @dataclass(frozen=True, eq=False)
 class OpenedSpeculator:
     """A draft head with its files open. ids: [V'], the model's token of each of the head's.
@@ -56,9 +73,9 @@ class OpenedSpeculator:
     borrowed: Mapping[str, str] = field(default_factory=dict)
     layer_fields: Fields = field(default_factory=dict)
 
-    def weights(self, of_model: Mapping[str, Array]) -> dict[str, Array]:
+    def weights(self, of_model: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return the weights of the draft head's network by path. of_model: the model's by path."""
-        return {**self.arrays, **{path: of_model[name] for path, name in self.borrowed.items()}}
+        return JoinedWeights(self.arrays, {path: of_model[name] for path, name in self.borrowed.items()})
 
 
 class _KindBuild(Protocol):
@@ -66,23 +83,6 @@ class _KindBuild(Protocol):
 
     @staticmethod
     def open_folder(folder: SpeculatorFolder, target: DecoderSpec) -> OpenedSpeculator: ...
-
-
-class JoinedWeights(Mapping[str, Array]):
-    """Weights of two sources by path, read when asked for."""
-
-    def __init__(self, weights: Mapping[str, Array], others: Mapping[str, Array]) -> None:
-        self._weights, self._others = weights, others
-
-    def __getitem__(self, path: str) -> Array:
-        return self._others[path] if path in self._others else self._weights[path]
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self._weights
-        yield from self._others
-
-    def __len__(self) -> int:
-        return len(self._weights) + len(self._others)
 
 
 def open_config_speculator(

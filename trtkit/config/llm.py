@@ -61,8 +61,8 @@ class LlmOptions(StrictModel):
     )
     speculator: str | None = Field(
         None,
-        description="Folder of a head that guesses tokens: EAGLE-3, Medusa, Gemma 4's assistant or MTP modules; `built-in` "
-        "for one in the model's own weights. `logits` is `all` then.",
+        description="Folder of a head that guesses tokens: EAGLE-3, Medusa, Gemma 4's assistant or MTP modules; "
+        "`built-in` for one in the model's own weights. `logits` is `all` then.",
     )
     tree_tokens: StrictInt | None = Field(
         None,

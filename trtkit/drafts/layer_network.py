@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerHead:
-    """A draft head of one layer. decoder: the layer, numbered after those of the model, and sizes of embedding and head.
+    """A draft head of one layer.
 
+    decoder: the layer, numbered after those of the model, and the sizes of embedding and head.
     layer: applies the layer to embeddings and hidden states [B, S, D]; returns [B, S, D] and its cache.
     gives_normed: the next guess is made from the hidden state after the last norm.
     """

@@ -26,7 +26,10 @@ PARAMS = [
 ]
 KINDS = [
     ("glm4_moe", "paged", None),
-    *(pytest.param(kind, marks=pytest.mark.slow) for kind in (("deepseek_v3", "linear", 6), ("qwen3_next", "linear", None))),
+    *(
+        pytest.param(kind, marks=pytest.mark.slow)
+        for kind in (("deepseek_v3", "linear", 6), ("qwen3_next", "linear", None))
+    ),
 ]
 
 

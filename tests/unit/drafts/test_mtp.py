@@ -200,6 +200,22 @@ def test_shared_weights_are_borrowed_from_the_model(tmp_path: Path) -> None:
     assert opened.read.borrowed == {"embedding.weight": "embedding.weight", "lm_head.weight": "embedding.weight"}
 
 
+def test_quantized_module_is_dequantized(tmp_path: Path) -> None:
+    """In fp8 with a scale for each block, as DeepSeek-V3 is published."""
+    torch.manual_seed(5)
+    folder = save(tmp_path / "model", new_pair("glm4_moe"))
+    weights, name = load_file(folder / "model.safetensors"), "model.layers.2.self_attn.o_proj.weight"
+    weights[name] = weights[name].to(torch.float8_e4m3fn)
+    scales = weights[f"{name}_scale_inv"] = torch.rand(3, 3) + 0.5
+    save_file(weights, folder / "model.safetensors")
+    quantization = {"quant_method": "fp8", "weight_block_size": [16, 16], "activation_scheme": "dynamic"}
+    rewrite("quantization_config", quantization)(folder)
+    source = open_hf_folder(folder)
+    read = open_speculator(folder, stored_spec(source.config, source.where, source.checkpoint))
+    expected = weights[name].float() * scales.repeat_interleave(16, 0).repeat_interleave(16, 1)
+    assert torch.equal(torch.from_numpy(read.arrays["layers.2.attention.o.weight"]), expected)
+
+
 def rewrite(name: str, value: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         fields = json.loads((folder / "config.json").read_text())

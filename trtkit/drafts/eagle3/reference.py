@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trtkit.models.speculators import Fields
     from trtkit.network.host_array import Array
 
+
 class Eagle3Reference:
     """A head in fp32 on the CPU. arrays: the weights of its network by path."""
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trtkit.arrays import Array
 from trtkit.builder.speculators import OpenedSpeculator
 from trtkit.drafts.fit import misfits
 from trtkit.drafts.mtp.spec import LM_HEAD, SHARED, TABLE, mtp_spec, one_layer_fields
 from trtkit.errors import ProblemsError, SourceError
+from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.checkpoint import Checkpoint
 from trtkit.sources.decoder_source import open_hf_folder
 
@@ -24,7 +27,7 @@ _IDLE = "rotary_emb.inv_freq"
 def open_folder(folder: SpeculatorFolder, target: DecoderSpec) -> OpenedSpeculator:
     """Open the MTP module of the model `target`.
 
-    Raises SourceError, ProblemsError for fields and weights that are missing, unknown, quantized or another model's.
+    Raises SourceError, ProblemsError for fields and weights that are missing, unknown or another model's.
     """
     source = open_hf_folder(Path(folder.path))
     spec = mtp_spec(source.config, folder.where, target)
@@ -41,9 +44,23 @@ def open_folder(folder: SpeculatorFolder, target: DecoderSpec) -> OpenedSpeculat
     stored_weights = {path: weight for path, weight in network_weights.items() if path not in borrowed}
     if problems := list(misfits(stored_weights.values(), arrays, folder.path)):
         raise ProblemsError("the weights do not fit the MTP module of this config", problems)
-    if low := [name for name in arrays if arrays.is_quantized(name)]:
-        fix = "use the checkpoint in 16 bits, or leave `llm.speculator` out"
-        raise SourceError(f"the MTP module is quantized, which is not supported, such as `{low[0]}`", folder.path, fix)
-    read = {path: arrays[weight.name] for path, weight in stored_weights.items()}
+    read = _Dequantized({path: weight.name for path, weight in stored_weights.items()}, arrays)
     ids = np.arange(target.vocab_size)
     return OpenedSpeculator(spec, ids, {}, read, borrowed, one_layer_fields(source.config))
+
+
+class _Dequantized(Mapping[str, Array]):
+    """Weights by path, each read or dequantized when asked for: a whole module can be larger than the memory."""
+
+    def __init__(self, names: Mapping[str, str], arrays: Checkpoint) -> None:
+        self._names, self._arrays = names, arrays
+
+    def __getitem__(self, path: str) -> Array:
+        array = self._arrays[self._names[path]]
+        return array.weights() if isinstance(array, QuantizedMatrix) else array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.drafts.mtp.spec import EMBEDDING_NORM, HIDDEN_NORM, LM_HEAD, PROJECTION, TABLE
+from trtkit.drafts.mtp.spec import EMBEDDING_NORM, HIDDEN_NORM, LM_HEAD, PROJECTION, TABLE, MtpSpec
 from trtkit.drafts.references import chain_pairs
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ class MtpReference:
     def __init__(self, opened: OpenedSpeculator, arrays: Mapping[str, Array]) -> None:
         import torch
 
-        model_type, path = str(opened.layer_fields["model_type"]), f"layers.{opened.spec.decoder.first_layer}."
+        assert isinstance(opened.spec, MtpSpec)
+        decoder, model_type = opened.spec.decoder, str(opened.layer_fields["model_type"])
+        path = f"layers.{decoder.first_layer}."
         classes = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
         configs = importlib.import_module(f"transformers.models.{model_type}.configuration_{model_type}")
         start = _CLASSES[model_type]
@@ -46,8 +48,8 @@ class MtpReference:
         paths = (f"{path}{EMBEDDING_NORM}.weight", f"{path}{HIDDEN_NORM}.weight", "final_norm.weight")
         norm_class = getattr(classes, f"{start}RMSNorm")
         self._norms = [_norm(norm_class(config.hidden_size, config.rms_norm_eps), weights.pop(name)) for name in paths]
-        inner = opened.spec.decoder.names["layers.{i}.attention_norm"].removesuffix("input_layernorm")
-        start_of_layer = inner.format(i=opened.spec.decoder.first_layer)
+        inner = decoder.names["layers.{i}.attention_norm"].removesuffix("input_layernorm")
+        start_of_layer = inner.format(i=decoder.first_layer)
         names = {weight.path: weight.name.removeprefix(start_of_layer) for weight in opened.spec.network_weights()}
         self._layer.load_state_dict(_stacked({names[name]: weight for name, weight in weights.items()}))
         self._layer.eval()

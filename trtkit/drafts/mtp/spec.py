@@ -121,7 +121,9 @@ class MtpSpec:
     def description(self) -> str:
         """Return the kind, what it guesses and what it reads, for people."""
         names = f"`{self.start}*`"
-        return f"MTP module {names}, {self.decoder.vocab_size} tokens; reads the model's hidden state after its last norm"
+        return (
+            f"MTP module {names}, {self.decoder.vocab_size} tokens; reads the model's hidden state after its last norm"
+        )
 
     def fusion_weights(self) -> Iterator[Weight]:
         """Yield nothing: the model's network has no weights for it."""

@@ -28,17 +28,17 @@ def causal_lm(opened: DecoderSource, unused: Sequence[str] = ()) -> Any:
 
     transformers reads a folder of its own on its own, so that nothing of trtkit's reading is in the model; of a model
     with other parts around it, all of them. What it cannot read alike gets its weights from `opened`.
-    unused: how the names of a folder's weights begin that it may leave out; it knows those of published sizes itself.
+    unused: how the names of weights begin that it may leave out; it knows those of published sizes itself.
     Raises SourceError where transformers does not know the model or the weights do not fit it.
     """
     import transformers
 
+    patterns = [f"^{re.escape(name)}" for name in unused]
     if opened.folder is None:
-        return _filled(opened)
+        return _filled(opened, patterns)
     config = open_config(opened.folder)
     is_alone = config.model_type == opened.config["model_type"]
     auto = transformers.AutoModelForCausalLM if is_alone else transformers.AutoModelForImageTextToText
-    patterns = [f"^{re.escape(name)}" for name in unused]
     return load_folder(auto, opened.folder, unused=patterns, attn_implementation=_attention(config))
 
 
@@ -53,8 +53,8 @@ def _attention(config: Any) -> str:
     return "sdpa" if config.model_type == "falcon" and config.alibi else "eager"
 
 
-def _filled(opened: DecoderSource) -> Any:
-    """Return transformers' model of a source's config, with the weights that trtkit read."""
+def _filled(opened: DecoderSource, unused: Sequence[str] = ()) -> Any:
+    """Return transformers' model of a source's config, with the weights that trtkit read, `unused` patterns aside."""
     import torch
     import transformers
 
@@ -67,7 +67,7 @@ def _filled(opened: DecoderSource) -> Any:
         empty = transformers.AutoModelForCausalLM.from_config(config, **how)
     arrays = stack_experts(opened.checkpoint, str(model_type))
     state = {name: _weight(empty, name, array) for name, array in arrays.items()}
-    return load_weights(type(empty), None, opened.where, unused=(), config=config, state_dict=state, **how)
+    return load_weights(type(empty), None, opened.where, unused=unused, config=config, state_dict=state, **how)
 
 
 # In text, M-RoPE counts time, rows and columns alike and is plain RoPE, which these models have without images.
