@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 VOCABULARY = len(tiny_llm.tokenizer())
-SHIPPED = ("eagle3", "gemma4_assistant", "medusa")
+SHIPPED = ("eagle3", "gemma4_assistant", "medusa", "mtp")
 PARAMS = [
     SamplingParams(temperature=t, seed=seed, max_tokens=14, ignore_eos=True)
     for seed, t in enumerate((0.0, 0.8, 30.0, 0.0))
@@ -105,7 +105,8 @@ def test_without_the_folder_nothing_of_it_is_known(tmp_path: Path) -> None:
     assert error.value.fix == (
         "give a head of one of these kinds: EAGLE-3, `architectures` of LlamaForCausalLMEagle3, "
         "Eagle3LlamaForCausalLM, Eagle3Speculator, Eagle3DraftModel; Gemma 4's assistant, `model_type` of "
-        "gemma4_assistant; Medusa, `medusa_num_heads`"
+        "gemma4_assistant; Medusa, `medusa_num_heads`; MTP modules, in the model's own weights, `model_type` of "
+        "deepseek_v3, glm4_moe, qwen3_next"
     )
 
 
@@ -114,7 +115,7 @@ def test_only_folders_of_kinds_are_imported_by_a_name(kind: str) -> None:
     before = set(sys.modules)
     with pytest.raises(SourceError, match=f"unknown kind of draft head `{kind}`") as error:
         kind_part(kind, "proposer")
-    assert error.value.fix == "build again with one of these: eagle3, gemma4_assistant, medusa"
+    assert error.value.fix == "build again with one of these: eagle3, gemma4_assistant, medusa, mtp"
     assert set(sys.modules) == before
 
 
