@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from trtkit.builder.speculators import OpenedSpeculator
     from trtkit.llm.execution import ReferenceDecoder
 
-_CLASSES = {"deepseek_v3": "DeepseekV3", "glm4_moe": "Glm4Moe", "qwen3_next": "Qwen3Next"}
+_CLASSES = {
+    "deepseek_v3": "DeepseekV3",
+    "glm4_moe": "Glm4Moe",
+    "glm4_moe_lite": "Glm4MoeLite",
+    "qwen3_next": "Qwen3Next",
+}
 """How the names of transformers' classes of a family begin."""
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 

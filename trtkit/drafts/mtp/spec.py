@@ -12,9 +12,10 @@ Sources, read for the order, the norms, the side of the final norm and the chain
   the embedding's, then the hidden state's, in both `deepseek_mtp.py` of vLLM and `deepseek_nextn.py` of SGLang.
   The chain: SGLang, and https://github.com/vllm-project/vllm/pull/47448; the paper's chain has a module for each guess.
 - GLM-4.5: https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/glm4_moe_mtp.py, by its authors.
+  GLM-4.7-Flash: `glm4_moe_lite_mtp.py` next to it, by the same.
 - Qwen3-Next: `qwen3_next_mtp.py` of vLLM and of SGLang, which agree.
 
-vLLM sets the embedding at position 0 to zero in the first two families, SGLang and the paper do not; here it is read.
+vLLM sets the embedding at position 0 to zero in all but Qwen3-Next, SGLang and the paper do not; here it is read.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -57,6 +58,11 @@ def _next_layer(fields: Fields) -> dict[str, object]:
     return {**fields, "num_hidden_layers": 1, "first_k_dense_replace": int(dense)}
 
 
+def _sparse_layer(fields: Fields) -> dict[str, object]:
+    """Return a config whose layer has experts, whatever the types of the model's layers are."""
+    return {**fields, "num_hidden_layers": 1, "mlp_layer_types": ["sparse"]}
+
+
 def _attending_layer(fields: Fields) -> dict[str, object]:
     """Return a config whose layer has attention, whatever the types of the model's layers are."""
     return {**fields, "num_hidden_layers": 1, "layer_types": ["full_attention"]}
@@ -90,7 +96,12 @@ _QWENS = Layout(
     {"mtp_num_hidden_layers": 1},
     _attending_layer,
 )
-LAYOUTS = {"deepseek_v3": _NEXT_LAYER, "glm4_moe": _NEXT_LAYER, "qwen3_next": _QWENS}
+LAYOUTS = {
+    "deepseek_v3": _NEXT_LAYER,
+    "glm4_moe": _NEXT_LAYER,
+    "glm4_moe_lite": replace(_NEXT_LAYER, one_layer=_sparse_layer),
+    "qwen3_next": _QWENS,
+}
 """By `model_type`."""
 SIGN = f"in the model's own weights, `model_type` of {', '.join(LAYOUTS)}"
 
