@@ -59,6 +59,12 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next-dense": ("qwen3_next", {"mlp_only_layers": [0, 2]}),
 }
 
+WIRED = [
+    "glm4_moe",
+    "qwen3_next",
+    *(pytest.param(form, marks=pytest.mark.slow) for form in ("deepseek_v3", "glm4_moe_lite")),
+]
+
 
 class Opened:
     """A pair's folder, read, and its module's network with caches for two slots."""
@@ -145,7 +151,7 @@ def other_last_norm(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("mistake", [swapped, norms_exchanged, raw_model, other_last_norm, raw_chain])
-@pytest.mark.parametrize("form", ["glm4_moe", "deepseek_v3", "glm4_moe_lite", "qwen3_next"])
+@pytest.mark.parametrize("form", WIRED)
 @torch.inference_mode()
 def test_a_module_that_is_wired_wrongly_gives_other_logits(
     form: str, mistake: Callable[[Pair], None], tmp_path: Path
