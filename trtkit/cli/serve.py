@@ -151,7 +151,8 @@ def command(context: click.Context, /, path: str, as_json: bool, quiet: bool, **
     """
     from trtkit.bundle.bundle import is_bundle
 
-    is_one = is_bundle(Path(path)) or is_model(path)
+    is_repository = any(Path(path).glob("*/config.pbtxt"))  # maybe in a folder that is called as a shipped config is
+    is_one = is_bundle(Path(path)) or (is_model(path) and not is_repository)
     _check_options(context, _OF_REPOSITORIES if is_one else _OF_BUNDLES, "a repository" if is_one else "a bundle")
     server_options = {
         name: options[name] for name in ("host", "http_port", *(_OF_BUNDLES if is_one else _OF_REPOSITORIES))
