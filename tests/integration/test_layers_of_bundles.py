@@ -125,7 +125,7 @@ def test_a_classifier_runs_without_tensorrt_and_its_onnx_file(tmp_path: Path) ->
 
 def test_a_large_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRTKIT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("trtkit.sources.digest._SETTLED_NS", -1)
+    monkeypatch.setattr("trtkit.files._SETTLED_NS", -1)
     counted: list[object] = []
     digest = hashlib.file_digest
     monkeypatch.setattr(hashlib, "file_digest", lambda *args: counted.append(args) or digest(*args))

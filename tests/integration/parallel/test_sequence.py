@@ -97,7 +97,7 @@ def calls(seed: int = 0, *, is_paged: bool = False) -> Iterator[PackedCall]:
     for _ in range(STEPS):
         if (read == TOKENS).all():
             return
-        yield (call := random_call(r, ids, read, is_paged=is_paged))
+        yield (call := random_call(r, ids, read, are_neighbors=not is_paged))
         for part in (call.decode, call.prompts):
             read[part.slots] += part.counts
 
