@@ -12,6 +12,7 @@ import trtkit as api
 from tests import tiny_llm
 from tests.hub_server import REVISION, hub_server, use_hub
 from tests.tiny_chat import save_model
+from trtkit.cli.local_model import local_config
 from trtkit.errors import SourceError
 from trtkit.jobs.runner import inline_jobs
 
@@ -179,6 +180,16 @@ def test_repositories_without_safetensors(hub: Hub, refuses: Callable[..., str])
     message = refuses("build", "acme/gguf", "--yes")
     assert "`hf download acme/gguf tiny.Q4_0.gguf --local-dir .`, then `trtkit build tiny.Q4_0.gguf`" in message
     assert "lacks `config.json` or .safetensors files" in refuses("build", "acme/old", "--yes")
+
+
+def test_a_shipped_config_is_fetched_unless_a_package_has_its_model(
+    hub: Hub, workspace: Path, refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(workspace))
+    hub.repositories["Qwen/Qwen3-0.6B"] = hub.repositories[NAME]
+    assert "not on this machine (Qwen/Qwen3-0.6B: " in refuses("build", "qwen3")
+    assert local_config("all-minilm-l6-v2").source.hub is not None
+    assert hub.served == []
 
 
 def test_paths_of_outputs_are_no_ids(hub: Hub, refuses: Callable[..., str]) -> None:

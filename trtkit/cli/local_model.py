@@ -60,11 +60,13 @@ def local_config(name: str, overrides: Overrides = (), target: str | None = None
     Raises ConfigError, SourceError, BundleError; Abort if the user declines.
     """
     from trtkit.config.load import find_model_config
+    from trtkit.sources.package_file import SCHEME
 
     config = find_model_config(name, overrides, target)
-    source = config.source
-    if source.hub is not None and source.hf is not None and not (Path(source.hf) / "config.json").is_file():
-        fetched(source.hub, Path(source.hf))
+    hub, folder = config.source.hub, config.source.hf
+    is_here = folder is None or folder.startswith(SCHEME) or (Path(folder) / "config.json").is_file()
+    if hub is not None and folder is not None and not is_here:
+        fetched(hub, Path(folder))
     return config
 
 
