@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from trtkit.backends import Backend, load_backend
 from trtkit.builder.decoders import decoder_profiles
-from trtkit.config.llm import LlmOptions
+from trtkit.config.llm import LlmOptions, LoraOptions
 from trtkit.dtypes import DTYPES, FP32, DType
 from trtkit.llm.execution.cache_size import page_tokens_of
 from trtkit.models.registry import decoder_spec
@@ -218,7 +218,9 @@ def builds(graph: Graph, capabilities: Sequence[int] = (), *, has_decode: bool =
 def _profiles(graph: Graph) -> list[dict[str, tuple[tuple[int, ...], ...]]]:
     """Return the smallest, typical and largest shape of each input, in calls for prompts and in decode steps."""
     if takes_packed_calls(graph.inputs):
-        options = LlmOptions(max_batch_size=4, max_prefill_length=T, max_sequence_length=T)
+        has_adapters = any(spec.feeder == "adapter" for spec in graph.inputs)
+        lora = LoraOptions(max_rank_sum=24) if has_adapters else None
+        options = LlmOptions(max_batch_size=4, max_prefill_length=T, max_sequence_length=T, lora=lora)
         profiles = decoder_profiles(graph.inputs, options)
         return [{name: (each.min, each.opt, each.max) for name, each in shapes.items()} for shapes in profiles]
     profiles = []
