@@ -1,5 +1,6 @@
 """One table of data types: name, NumPy, torch, TensorRT and ONNX names, bits, tolerance, hardware needed."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,3 +80,12 @@ def from_tensorrt(name: str) -> DType:
 def from_onnx(name: str) -> DType | None:
     """Return the type that ONNX calls `name`, or None if TensorRT has no counterpart."""
     return _BY_ONNX.get(name)
+
+
+_STATED_PRECISIONS: dict[str, Precision] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+
+def stated_precision(fields: Mapping[str, object]) -> Precision:
+    """Return the precision of the weights by a model's `config.json`; fp16 if it names none of these types."""
+    stated = str(fields.get("dtype") or fields.get("torch_dtype") or "float16").removeprefix("torch.")
+    return _STATED_PRECISIONS.get(stated, "fp16")

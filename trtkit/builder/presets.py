@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from trtkit.builder.decoders import open_config_source
+from trtkit.config.llm import LlmOptions, LoraOptions
 from trtkit.config.load import changed_config
+from trtkit.dtypes import stated_precision
 from trtkit.errors import ConfigError
 from trtkit.lora.targets import adapted_layers
 from trtkit.models.weights import stored_spec
@@ -24,11 +26,9 @@ if TYPE_CHECKING:
 
 Preset = Literal["chat", "throughput", "long"]
 PRESETS: tuple[Preset, ...] = get_args(Preset)
-_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _LORA = "llm.lora.max_rank_sum"
-_PAGE_TOKENS = 16
 
-_WANTED: dict[Preset, dict[str, object]] = {
+_WANTED: dict[Preset, dict[str, int | str]] = {
     "chat": {
         "llm.max_batch_size": 8,
         "llm.max_sequence_length": 8192,
@@ -101,8 +101,7 @@ def with_preset(config: ModelConfig, name: Preset) -> ChosenPreset:
     opened = open_config_source(config)
     spec = stored_spec(opened.config, opened.where, opened.checkpoint)
     wanted, left_out = _fitted(_WANTED[name], spec, config)
-    stated = str(opened.config.get("dtype") or opened.config.get("torch_dtype") or "float16").removeprefix("torch.")
-    wanted = {"precision": _PRECISIONS.get(stated, "fp16"), **wanted}
+    wanted = {"precision": stated_precision(opened.config), **wanted}
     stated_keys = _stated_keys(config)
     keys = {key: value for key, value in wanted.items() if not _is_stated(key, stated_keys)}
     chosen = changed_config(config, keys)
@@ -111,12 +110,12 @@ def with_preset(config: ModelConfig, name: Preset) -> ChosenPreset:
 
 
 def _fitted(
-    wanted: Mapping[str, object], spec: DecoderSpec, config: ModelConfig
-) -> tuple[dict[str, object], dict[str, str]]:
+    wanted: Mapping[str, int | str], spec: DecoderSpec, config: ModelConfig
+) -> tuple[dict[str, int | str], dict[str, str]]:
     """Return the keys that apply to a model, within its limits, and why others do not."""
     fitted, left_out = dict(wanted), {}
     stated = None if config.llm is None or "max_sequence_length" not in config.llm.model_fields_set else config.llm
-    length = min(int(str(wanted["llm.max_sequence_length"])), spec.max_position_embeddings or 2**31)
+    length = min(int(wanted["llm.max_sequence_length"]), spec.max_position_embeddings or 2**31)
     length = length if stated is None else stated.max_sequence_length
     is_paged = wanted["llm.kv"] == "paged"
     if is_paged and not spec.attentions:
@@ -124,23 +123,17 @@ def _fitted(
         fitted.update({"llm.kv": "linear"})
         fitted.pop("llm.page_tokens", None)
     elif is_paged and stated is None:
-        page = int(str(wanted.get("llm.page_tokens", _PAGE_TOKENS)))
-        length -= length % page
+        length -= length % int(wanted.get("llm.page_tokens") or LlmOptions(kv="paged").page_size or 1)
     fitted["llm.max_sequence_length"] = length
-    prefill = int(str(wanted["llm.max_prefill_length"]))
+    prefill = int(wanted["llm.max_prefill_length"])
     fitted["llm.max_prefill_length"] = min(prefill, length, spec.most_new_tokens or prefill)
-    if not spec.attentions and fitted.pop("llm.kv_window", None):
+    if not spec.attentions and "llm.kv_window" in fitted:
+        del fitted["llm.kv_window"]
         left_out["llm.kv_window"] = "the model has no attention, so no KV caches"
-    if _LORA in fitted and (obstacle := _obstacle_to_adapters(spec)):
-        left_out[_LORA] = obstacle
+    if not adapted_layers(spec, LoraOptions(max_rank_sum=1)):
+        left_out[_LORA] = "the model has no layer that takes adapters"
         del fitted[_LORA]
     return fitted, left_out
-
-
-def _obstacle_to_adapters(spec: DecoderSpec) -> str:
-    from trtkit.config.llm import LoraOptions
-
-    return "" if adapted_layers(spec, LoraOptions(max_rank_sum=1)) else "the model has no layer that takes adapters"
 
 
 def _stated_keys(config: ModelConfig) -> set[str]:

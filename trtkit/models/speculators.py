@@ -52,7 +52,7 @@ class SpeculatorSpec(Protocol):
 
     @property
     def cached_elements(self) -> int:
-        """Elements that it caches of one token, besides the model's."""
+        """Elements per token in its own caches, which are apart from the model's."""
         ...
 
     @property

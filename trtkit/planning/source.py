@@ -25,6 +25,7 @@ from trtkit.config.load import (
 from trtkit.config.overrides import Override, read_overrides
 from trtkit.config.schema import ModelConfig
 from trtkit.config.targets import load_target
+from trtkit.dtypes import stated_precision
 from trtkit.errors import ConfigError, PlanError, SourceError, did_you_mean
 from trtkit.models.registry import ENCODER_DECODERS
 from trtkit.resolve import resolve
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 CONFIG = "config.json"
 _TOWER = ("the vision tower is not counted, the language model is",)
-# What a config.json calls its type -> precision.
-_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -175,9 +174,7 @@ def _of_config_json(file: Path, overrides: Sequence[str | Override]) -> PlannedM
         fix = f"give a bundle, a config, or a folder with {CONFIG}"
         raise PlanError(f"the folder has neither `manifest.json` nor `{CONFIG}`", str(file.parent), fix)
     fields = _fields(file)
-    stated = str(fields.get("dtype") or fields.get("torch_dtype") or "float16").removeprefix("torch.")
-    name, precision = model_name(file.parent.resolve()), _PRECISIONS.get(stated, "fp16")
-    config = _bare_config(str(file.parent), name, precision, overrides)
+    config = _bare_config(str(file.parent), model_name(file.parent.resolve()), stated_precision(fields), overrides)
     return PlannedModel(config.name, config, choose_backend(), fields, str(file), notes=_notes(file))
 
 

@@ -158,7 +158,9 @@ def answers(bundle: Bundle, runtime: str, **options: Any) -> list[tuple[int, ...
     with LLM(bundle.path, runtime=runtime, slots=4, prefill_budget=6, **options) as llm:
         found = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
         statistics = llm.statistics
-        if "draft" in options:  # slots that end at other times are no neighbors: some prompts have calls of their own
+        if (
+            "draft" in options
+        ):  # slots finish at different times, so some prompts are not in neighboring slots and get separate calls
             assert statistics.drafted_tokens == statistics.accepted_tokens > 0
         else:
             assert statistics.network_calls <= statistics.steps
