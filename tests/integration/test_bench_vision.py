@@ -110,7 +110,7 @@ def test_efficientnet_beside_torch_computes_the_same(tmp_path: Path, trtkit: Run
     found = trtkit("bench", path, *words).json()
     assert found["inputs"] == "chelsea.png, cut or repeated to each shape"
     assert [result["computes"] for result in found["cases"][0]["results"]] == [
-        "reference executor, CPU, fp32",
+        "reference executor with ONNX Runtime, CPU, fp32",
         "PyTorch eager, CPU, fp32",
         "ONNX Runtime, CPU, fp32",
     ]

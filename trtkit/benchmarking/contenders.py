@@ -6,7 +6,7 @@ import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from trtkit.benchmarking.ceiling import CPU, GPU
 from trtkit.benchmarking.provenance import verification
@@ -72,10 +72,11 @@ def own_contender(
     device = None if runtime == "reference" else devices.find_device()
     has_engine = runtime == "tensorrt" or device is not None
     graphs = graphs_text(has_cuda_graphs, has_engine=has_engine, are_usual=False)
-    kind: Literal["tensorrt", "reference"] = "tensorrt" if has_engine else "reference"
+    kind: Runtime = "tensorrt" if has_engine else runtime
     model = open_model(bundle.path, kind, has_cuda_graphs=bool(has_cuda_graphs), weight_budget_gib=weight_budget_gib)
     precision = bundle.manifest.config.precision
-    where = "reference executor, CPU" if device is None else f"{bundle.manifest.backend.name} engine, {device.name}"
+    reference = f"{model.description.partition(' on ')[0]}, CPU"
+    where = reference if device is None else f"{bundle.manifest.backend.name} engine, {device.name}"
     hardware = GPU if has_engine else CPU
     return Contender(name, f"{where}, {precision}", model.run, hardware, precision, model.layer_seconds, graphs)
 

@@ -121,6 +121,8 @@ class Compiler:
             self.owned.update(node.outputs)
         if lowered.overwrite and node.inputs[0] in self.owned & once:
             step = replace(step, fast=lowered.overwrite)
+        if lowered.packed and self.settings.packs:
+            step = replace(step, fast=lowered.packed)
         return step
 
     def _optional_inputs(self, node: LayerNode, layer: Layer) -> frozenset[int]:

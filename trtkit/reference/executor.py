@@ -13,6 +13,7 @@ from trtkit.reference.compile import Compiler
 from trtkit.reference.layer import CompileSettings, Tensor
 from trtkit.reference.precision import Precision, to_tensor
 from trtkit.reference.program import execute, observe, shortened, timed
+from trtkit.reference.session import onnx_runtime_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,12 +35,15 @@ class Options:
     device: a torch device.
     in_place_caches: KV-cache updates write into the cache given as input instead of a copy of it.
     ranks: this rank, for a network with collectives: a thread of a `Group` (see `run_ranks`), or a process (GlooRank).
+    is_fast: outputs come from ONNX Runtime where it computes in the network's types, else from torch on weights that
+    are held a second time in the processor's layout. Tensors between layers are computed layer by layer all the same.
     """
 
     widen: str | None = None
     device: str = "cpu"
     in_place_caches: bool = False
     ranks: Rank | None = None
+    is_fast: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,18 +67,21 @@ class Executor:
         if options.widen not in WIDENINGS:
             raise ExecutionError(f"unknown widening `{options.widen}`", fix="use one of none, fp32, fp64")
         self._ranks = options.ranks
-        self._graph = layers
+        self.layers = layers
         self._precision = Precision(options.widen, torch.device(options.device))
-        settings = CompileSettings(self._precision, options.in_place_caches, options.ranks)
+        is_fast = options.is_fast and options.widen is None and self._precision.device.type == "cpu"
+        is_whole = is_fast and options.ranks is None and not options.in_place_caches
+        self._onnx_runtime = onnx_runtime_run(layers) if is_whole else None
+        settings = CompileSettings(self._precision, options.in_place_caches, options.ranks, is_fast)
         self._memo = settings.memo
-        compiler = Compiler(self._graph, settings)
+        compiler = Compiler(self.layers, settings)
         with torch.inference_mode():
             self._program = compiler.network()
         self._shortened: dict[tuple[frozenset[int], tuple[str, ...]], Program] = {}
-        self._slots = {spec.name: compiler.slot(spec.index) for spec in self._graph.specs if spec is not None}
+        self._slots = {spec.name: compiler.slot(spec.index) for spec in self.layers.specs if spec is not None}
         self._known = compiler.known
-        self.inputs = tuple(self._input_spec(slot) for slot in self._graph.inputs)
-        self.output_names = tuple(self._name(slot) for slot in self._graph.outputs)
+        self.inputs = tuple(self._input_spec(slot) for slot in self.layers.inputs)
+        self.output_names = tuple(self._name(slot) for slot in self.layers.outputs)
 
     def run(
         self,
@@ -92,10 +99,13 @@ class Executor:
         outputs: of the network that are computed where no tensor is requested; all if None.
         Raises ExecutionError for inputs that the network does not take and for layers that fail.
         """
-        values = list(self._program.initial)
-        for slot, value in zip(self._graph.inputs, self._checked(inputs), strict=True):
-            values[slot] = value
+        checked = self._checked(inputs)
         wanted, program, names = self._wanted(keep), self._program, self.output_names
+        if self._onnx_runtime is not None and not wanted and (on_tensor, on_layer, outputs) == (None, None, None):
+            return self._onnx_runtime(dict(zip((spec.name for spec in self.inputs), checked, strict=True)))
+        values = list(program.initial)
+        for slot, value in zip(self.layers.inputs, checked, strict=True):
+            values[slot] = value
         kept: dict[int, Tensor] = {slot: values[slot] for slot in wanted.values() if values[slot] is not None}
         with torch.inference_mode(), self._memo:
             if wanted or on_tensor is not None:
@@ -109,6 +119,11 @@ class Executor:
         }
         results = {name: values[slot] for name, slot in zip(names, program.outputs, strict=True)}
         return {name: value for name, value in tensors.items() if value is not None} | results
+
+    @property
+    def has_session(self) -> bool:
+        """Whether the outputs come from ONNX Runtime."""
+        return self._onnx_runtime is not None
 
     @property
     def tensor_names(self) -> set[str]:
@@ -127,7 +142,7 @@ class Executor:
 
     def _program_for(self, values: Sequence[Any], outputs: tuple[str, ...]) -> Program:
         """Return the steps that give some outputs of inputs like these."""
-        empty = frozenset(slot for slot in self._graph.inputs if not values[slot].numel())
+        empty = frozenset(slot for slot in self.layers.inputs if not values[slot].numel())
         if not empty and outputs == self.output_names:
             return self._program
         if (empty, outputs) not in self._shortened:
@@ -190,12 +205,12 @@ class Executor:
         return tensor.to(device="cpu" if spec.is_shape else self._precision.device, dtype=storage)
 
     def _input_spec(self, slot: int) -> NetworkInput:
-        spec = self._graph.spec(slot)
+        spec = self.layers.spec(slot)
         assert spec.shape is not None
         return NetworkInput(spec.name, spec.dtype, spec.shape, spec.is_shape)
 
     def _name(self, slot: int) -> str:
-        return self._graph.spec(slot).name
+        return self.layers.spec(slot).name
 
 
 def run_ranks(executors: Sequence[Executor], inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Tensor]]:

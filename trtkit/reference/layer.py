@@ -65,11 +65,13 @@ class Lowered:
     run: computes the output from the inputs.
     overwrite: as `run`, but may destroy its first input; used where nothing else needs that input.
     is_view: the output may share memory with an input.
+    packed: as `run`, on weights that are held a second time, in the layout that the processor reads fastest.
     """
 
     run: Op
     overwrite: Op | None = None
     is_view: bool = False
+    packed: Op | None = None
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,13 @@ class CompileSettings:
     """How to compile. in_place_caches: KV caches are updated where they are.
 
     ranks: the other ranks of a multi-device network, None for a single one. memo: what layers share during a run.
+    packs: whether `fast` steps take their layers' packed form.
     """
 
     precision: Precision
     in_place_caches: bool = False
     ranks: Rank | None = None
+    packs: bool = False
     memo: RunMemo = field(default_factory=RunMemo)
 
 

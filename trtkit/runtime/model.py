@@ -145,9 +145,9 @@ def open_model(
 ) -> Model:
     """Open a bundle, given by its folder or as `open_bundle` returned it.
 
-    runtime: `auto` runs the engine if a GPU is present and otherwise as `reference`, which runs the exact network that
-    the engine was built from on the CPU; `onnxruntime` runs the ONNX file that TensorRT parsed, `tensorrt` the engine
-    on the GPU.
+    runtime: `tensorrt` runs the engine on the GPU; `reference` runs the exact network that the engine was built from on
+    the CPU, layer by layer; `auto` runs the engine if a GPU is present and otherwise that network, as fast as this
+    processor can: convolutions in fp32 in ONNX Runtime. `onnxruntime` runs the ONNX file that TensorRT parsed.
     has_cuda_graphs: whether to capture an engine's launches once per shape and replay them.
     weight_budget_gib: GPU memory for weights, of which the others stay in host memory; all if None.
     Raises BundleError if a file has changed since the build, BackendError if the TensorRT library is missing, does not
@@ -177,7 +177,10 @@ def open_model(
         return _model(bundle, running, f"{library}, {device.name}")
     if runtime == "tensorrt":
         raise ExecutionError("no GPU to run the engine", str(bundle.path), "use runtime `reference`, which needs none")
-    return _model(bundle, _reference(bundle), f"reference executor on the {library} network, CPU")
+    running = _reference(bundle, is_fast=runtime == "auto")
+    has_session = any(isinstance(stage, ReferenceStage) and stage.has_session for stage in running.stages)
+    how = "reference executor with ONNX Runtime" if has_session else "reference executor"
+    return _model(bundle, running, f"{how} on the {library} network, CPU")
 
 
 def _model(bundle: Bundle, running: StagesExecution, description: str) -> Model:
@@ -206,19 +209,19 @@ def _no_layers(_inputs: Mapping[str, Array]) -> dict[str, float]:
     return {}
 
 
-def _reference(bundle: Bundle) -> StagesExecution:
+def _reference(bundle: Bundle, *, is_fast: bool) -> StagesExecution:
     """Return the reference executor on all stages. Raises BundleError if weights that it reads have changed."""
     names = [stage.name for stage in bundle.manifest.stages]
     layers = [graph for name in names if (graph := bundle.layers(name)) is not None]
     if len(layers) == len(names):
         outputs = [output.name for output in bundle.manifest.outputs]
-        return StagesExecution([ReferenceStage(graph) for graph in layers], outputs)
+        return StagesExecution([ReferenceStage(graph, is_fast=is_fast) for graph in layers], outputs)
     backend, stages = load_backend(bundle.manifest.backend.name), bundle_stages(bundle)
     if all(stage.writer == "parser" for stage in stages):
-        return reference_stages(backend, stages, None)
+        return reference_stages(backend, stages, None, is_fast=is_fast)
     config = bundle.manifest.config
     bundle.check_sources({file.sha256 for file in digest_source(config.source)})
-    return reference_stages(backend, stages, open_hybrid(resolve(config)))
+    return reference_stages(backend, stages, open_hybrid(resolve(config)), is_fast=is_fast)
 
 
 def _onnx_runtime(bundle: Bundle) -> Callable[[Mapping[str, Array]], Arrays]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trtkit.builder.parts_stage import parts_network
 from trtkit.jobs.events import ignore
 from trtkit.network.onnx.parse import parse_onnx
-from trtkit.reference import Executor, constants_from_onnx, read_layers
+from trtkit.reference import Executor, Options, constants_from_onnx, read_layers
 from trtkit.runtime.runtime_cache import cache_file
 from trtkit.runtime.weight_budget import over_budget
 
@@ -82,12 +82,13 @@ class StagesExecution:
 class ReferenceStage:
     """A stage's network on the reference executor. seams: `part.output` tensors of the last run, where kept.
 
-    tensors: the network's name of every `part.output`.
+    tensors: the network's name of every `part.output`. is_fast: see the executor's Options.
     """
 
-    def __init__(self, layers: LayerGraph, tensors: Mapping[str, str] | None = None) -> None:
+    def __init__(self, layers: LayerGraph, tensors: Mapping[str, str] | None = None, *, is_fast: bool = False) -> None:
         self.layers, self.tensors = layers, tensors or {}
-        self._executor = Executor(layers)
+        self._executor = Executor(layers, Options(is_fast=is_fast))
+        self.has_session = self._executor.has_session
         self.keeps_seams = False
         self.seams: dict[str, torch.Tensor] = {}
 
@@ -111,10 +112,18 @@ class ReferenceStage:
 
 
 def reference_stages(
-    backend: Backend, stages: Sequence[PreparedStage], opened: OpenedHybrid | None, report: Listener = ignore
+    backend: Backend,
+    stages: Sequence[PreparedStage],
+    opened: OpenedHybrid | None,
+    report: Listener = ignore,
+    *,
+    is_fast: bool = False,
 ) -> StagesExecution:
-    """Return a model of arrays on the reference executor. opened: the source of a model of a family's parts."""
-    running = [ReferenceStage(*stage_layers(backend, stage, opened, report)) for stage in stages]
+    """Return a model of arrays on the reference executor.
+
+    opened: the source of a model of a family's parts. is_fast: see the executor's Options.
+    """
+    running = [ReferenceStage(*stage_layers(backend, stage, opened, report), is_fast=is_fast) for stage in stages]
     return StagesExecution(running, running[-1].output_names if opened is None else opened.output_names)
 
 

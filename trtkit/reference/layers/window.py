@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from trtkit.network.layer_view import Window, window_of
-from trtkit.reference.layer import Layer, Op, Tensor, sizes
+from trtkit.reference.layer import Layer, Lowered, Op, Tensor, sizes
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _DECONVOLVE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -18,7 +18,7 @@ def pad_sizes(before: list[int], after: list[int]) -> list[int]:
     return [size for pair in zip(reversed(before), reversed(after), strict=True) for size in pair]
 
 
-def convolution(layer: Layer) -> Op:
+def convolution(layer: Layer) -> Lowered:
     """Correlate [N, C, ...] with a kernel [K, C / groups, ...] given as weights or as input 1; bias likewise."""
     window = window_of(layer, "kernel_size_nd")
     groups, maps = layer.number("num_groups"), layer.number("num_output_maps")
@@ -31,7 +31,38 @@ def convolution(layer: Layer) -> Op:
         padded = F.pad(x, pad_sizes(*window.padding(tuple(x.shape[2:]))))
         return convolve(padded, kernel, bias, window.stride, 0, window.dilation, groups)
 
-    return _with_parameters(layer, apply, kernel, bias)
+    packed = None
+    if kernel is not None and len(window.size) == 2 and window.is_symmetric and not layer.has_input(2):
+        packed = _packed_convolution(layer.input_dtype(), kernel, bias, (window, groups))
+    return Lowered(_with_parameters(layer, apply, kernel, bias), packed=packed)
+
+
+def _packed_convolution(
+    dtype: torch.dtype, kernel: Tensor, bias: Tensor | None, form: tuple[Window, int]
+) -> Callable[[Tensor], Tensor] | None:
+    """Return a convolution of channels-last pictures on a kernel in oneDNN's layout, or None if torch's is as fast.
+
+    kernel: in the type that products are summed in. It is packed when the convolution first runs.
+    """
+    if not torch._C._has_mkldnn or kernel.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    if kernel.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return None
+    window, groups = form
+    is_product = groups == max(*window.size, *window.stride) == 1
+    if is_product and kernel.dtype == torch.float32:  # of matrices, which torch multiplies as fast
+        return None
+    numbers = (list(window.before), list(window.stride), list(window.dilation), groups)
+    held: list[Tensor] = []
+
+    def run(x: Tensor, *_: Tensor | None) -> Tensor:
+        if not held:
+            held.append(torch.ops.mkldnn._reorder_convolution_weight(kernel, *numbers, list(x.shape)))
+        x = x.to(kernel.dtype, memory_format=torch.channels_last)
+        y: Tensor = torch.ops.mkldnn._convolution_pointwise(x, held[0], bias, *numbers, "none", [], "")
+        return y.to(dtype)
+
+    return run
 
 
 def deconvolution(layer: Layer) -> Op:
