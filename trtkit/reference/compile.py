@@ -44,6 +44,9 @@ _HOST_INPUTS = {
 }
 """Inputs that layers read on the host: sizes, axes and single values."""
 
+_VIEWS = ("SHUFFLE", "SLICE", "SQUEEZE", "UNSQUEEZE")
+"""Layers whose output is elements of the first input that the other inputs' values choose."""
+
 _NEVER_FOLDED = ("FILL", "ASSERTION", "KV_CACHE_UPDATE", "DIST_COLLECTIVE")
 
 
@@ -69,6 +72,7 @@ class Compiler:
         self.owned: set[int] = set()
         self.host = {slot for slot in graph.inputs if graph.spec(slot).is_shape}
         self.joined: dict[int, JoinedConstants] = {}
+        self._held = {node.outputs[0]: node.weights.get("weights") for node in graph.nodes if node.kind == "CONSTANT"}
 
     def slot(self, slot: int) -> int:
         """Return the slot that holds the value of `slot`."""
@@ -121,6 +125,8 @@ class Compiler:
             self.owned.update(node.outputs)
         if lowered.overwrite and node.inputs[0] in self.owned & once:
             step = replace(step, fast=lowered.overwrite)
+        if node.kind in _VIEWS and self._is_on_cpu:
+            step = replace(step, is_view=True)
         if lowered.packed and self.settings.packs:
             step = replace(step, fast=lowered.packed)
         return step
@@ -161,6 +167,7 @@ class Compiler:
             tuple(specs[slot] for slot in node.inputs),
             tuple(_spec(specs[slot]) for slot in node.outputs),
             tuple(self.known.get(slot) for slot in node.inputs),
+            tuple(self._held.get(slot) for slot in node.inputs),
             settings,
         )
 

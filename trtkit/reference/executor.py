@@ -56,6 +56,23 @@ class NetworkInput:
     is_shape: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class _Accepted:
+    """What is accepted as an input. dtypes: the first holds it, on `device`. fixed: axes with their sizes."""
+
+    spec: NetworkInput
+    dtypes: tuple[torch.dtype, torch.dtype]
+    device: torch.device
+    fixed: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, spec: NetworkInput, precision: Precision) -> _Accepted:
+        """Return what fits an input of a network that is computed in `precision`."""
+        dtypes = precision.storage(spec.dtype), Precision().storage(spec.dtype)
+        device = torch.device("cpu") if spec.is_shape else precision.device
+        return cls(spec, dtypes, device, tuple((axis, size) for axis, size in enumerate(spec.shape) if size != -1))
+
+
 class Executor:
     """A network compiled to torch. It shares the memory of the network's weights.
 
@@ -81,6 +98,7 @@ class Executor:
         self._slots = {spec.name: compiler.slot(spec.index) for spec in self.layers.specs if spec is not None}
         self._known = compiler.known
         self.inputs = tuple(self._input_spec(slot) for slot in self.layers.inputs)
+        self._accepted = [_Accepted.of(spec, self._precision) for spec in self.inputs]
         self.output_names = tuple(self._name(slot) for slot in self.layers.outputs)
 
     def run(
@@ -177,32 +195,27 @@ class Executor:
     def _checked(self, inputs: Mapping[str, Any]) -> list[Tensor]:
         """Return the inputs in the network's order as tensors of the right type on the device."""
         names = [spec.name for spec in self.inputs]
-        unknown = sorted(set(inputs) - set(names))
-        missing = sorted(set(names) - set(inputs))
-        if unknown or missing:
+        if inputs.keys() != set(names):
+            unknown, missing = sorted(set(inputs) - set(names)), sorted(set(names) - set(inputs))
             what = [f"missing input `{name}`" for name in missing] + [f"unknown input `{name}`" for name in unknown]
             raise ExecutionError(", ".join(what), fix=f"the network's inputs are {', '.join(names)}")
-        return [self._checked_input(spec, inputs[spec.name]) for spec in self.inputs]
+        return [self._checked_input(accepted, inputs[accepted.spec.name]) for accepted in self._accepted]
 
-    def _checked_input(self, spec: NetworkInput, value: Any) -> Tensor:
+    def _checked_input(self, accepted: _Accepted, value: Any) -> Tensor:
         """Return one input as a tensor. Raises ExecutionError where its type or shape does not fit."""
-        tensor = to_tensor(value, spec.name)
-        where = f"input `{spec.name}`"
-        own_dtype, storage = Precision().storage(spec.dtype), self._precision.storage(spec.dtype)
-        if tensor.dtype not in (own_dtype, storage):
+        spec = accepted.spec
+        tensor = value if isinstance(value, torch.Tensor) else to_tensor(value, spec.name)
+        if tensor.dtype not in accepted.dtypes:
             dtype = str(tensor.dtype).removeprefix("torch.")
-            raise ExecutionError(f"got type {dtype}; expected {spec.dtype}", where, f"convert it to {spec.dtype.numpy}")
-        fits = len(tensor.shape) == len(spec.shape) and all(
-            want in (-1, have) for want, have in zip(spec.shape, tensor.shape, strict=True)
-        )
-        if not fits:
-            want = list(spec.shape)
-            raise ExecutionError(
-                f"got shape {list(tensor.shape)}; expected {want}",
-                where,
-                "-1 means any size",
-            )
-        return tensor.to(device="cpu" if spec.is_shape else self._precision.device, dtype=storage)
+            what = f"got type {dtype}; expected {spec.dtype}"
+            raise ExecutionError(what, f"input `{spec.name}`", f"convert it to {spec.dtype.numpy}")
+        shape = tensor.shape
+        if len(shape) != len(spec.shape) or any(shape[axis] != size for axis, size in accepted.fixed):
+            what = f"got shape {list(shape)}; expected {list(spec.shape)}"
+            raise ExecutionError(what, f"input `{spec.name}`", "-1 means any size")
+        if (tensor.dtype, tensor.device) == (accepted.dtypes[0], accepted.device):
+            return tensor
+        return tensor.to(device=accepted.device, dtype=accepted.dtypes[0])
 
     def _input_spec(self, slot: int) -> NetworkInput:
         spec = self.layers.spec(slot)

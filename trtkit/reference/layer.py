@@ -95,11 +95,13 @@ class Layer(LayerView):
 
     inputs: None if an optional input is left out.
     known: values of the inputs that are the same in every run, None for the others.
+    held: the weights of which an input is the value, None for what is computed.
     """
 
     inputs: tuple[TensorSpec | None, ...]
     outputs: tuple[TensorSpec, ...]
     known: tuple[Tensor | None, ...]
+    held: tuple[LayerWeights | None, ...]
     settings: CompileSettings
 
     @property

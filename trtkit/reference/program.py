@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import ExecutionError
@@ -13,7 +15,9 @@ from trtkit.network.layer_graph import MISSING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from trtkit.reference.layer import Op
+    import torch
+
+    from trtkit.reference.layer import Op, Tensor
 
 Observer = Callable[[int, Any], None]
 """Told each tensor's slot and value as it is computed."""
@@ -28,7 +32,8 @@ class Instruction:
 
     run: leaves its inputs as they are. fast: may reuse the memory of an input that nothing else needs.
     frees: slots that no later step reads. optional: inputs of a concatenation that add nothing to it if they have no
-    elements, by their place: only along its axis can their size be 0.
+    elements, by their place: only along its axis can their size be 0. is_view: the output is elements of the first
+    input, often in its memory; the other inputs say which.
     """
 
     run: Op
@@ -39,6 +44,7 @@ class Instruction:
     kind: str
     name: str
     optional: frozenset[int] = frozenset()
+    is_view: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +57,14 @@ class Program:
     steps: tuple[Instruction, ...]
     initial: list[Any]
     outputs: tuple[int, ...]
+
+    @cached_property
+    def calls(self) -> list[tuple[Instruction, Op, tuple[int, ...], int | None, tuple[int, ...]]]:
+        """What the loop over the steps reads of each: it runs once for every layer. The output is None of several."""
+        return [
+            (step, step.fast, step.inputs, step.outputs[0] if len(step.outputs) == 1 else None, step.frees)
+            for step in self.steps
+        ]
 
 
 def with_frees(steps: Sequence[Instruction], outputs: tuple[int, ...]) -> list[Instruction]:
@@ -89,21 +103,86 @@ def shortened(program: Program, inputs: Iterable[int], outputs: tuple[int, ...])
         read = tuple(slot for place, slot in enumerate(step.inputs) if place not in step.optional or slot not in empty)
         steps.append(replace(step, inputs=read or step.inputs))
         needed.update(steps[-1].inputs)
-    return replace(program, steps=tuple(with_frees(steps[::-1], outputs)), outputs=outputs)
+    return replace(program, steps=tuple(with_frees(_in_fewer_steps(steps[::-1], outputs), outputs)), outputs=outputs)
+
+
+def _in_fewer_steps(steps: Sequence[Instruction], outputs: tuple[int, ...]) -> list[Instruction]:
+    """Return the steps with views of views as one step each, also through joins of a single tensor, which copy it.
+
+    Where no prompts are read, the tokens of every layer go through such steps on their way to attention and back.
+    """
+    readers = Counter(slot for step in steps for slot in step.inputs)
+    readers.update(outputs)
+    finished: dict[int, Instruction] = {}
+    for step in steps:
+        joined = _joined_views(step, finished, readers) if step.is_view else step
+        finished[joined.outputs[0] if joined.outputs else -1 - len(finished)] = joined
+    return list(finished.values())
+
+
+def _joined_views(step: Instruction, finished: dict[int, Instruction], readers: Counter[int]) -> Instruction:
+    """Return a view with those that only it reads, which are taken out of the finished steps."""
+    while readers[step.inputs[0]] == 1 and (before := finished.get(step.inputs[0])) is not None:
+        if before.is_view:
+            joined = _after(before, step)
+        elif before.kind == "CONCATENATION" and len(before.inputs) == 1:
+            joined = replace(step, inputs=before.inputs + step.inputs[1:])
+        else:
+            break
+        del finished[step.inputs[0]]
+        step = joined
+    return step
+
+
+def _after(first: Instruction, second: Instruction) -> Instruction:
+    """Return two views as one step."""
+    views = [
+        step.run if isinstance(step.run, _Views) else _Views(((step.run, len(step.inputs) - 1),))
+        for step in (first, second)
+    ]
+    run = _Views(views[0].views + views[1].views)
+    return replace(second, run=run, fast=run, inputs=first.inputs + second.inputs[1:])
+
+
+@dataclass(frozen=True, eq=False)
+class _Views:
+    """Views of views. views: each with the number of inputs that it takes besides the tensor."""
+
+    views: tuple[tuple[Op, int], ...]
+    _known: dict[Any, tuple[torch.Size, tuple[int, ...], int]] = field(default_factory=dict)
+
+    def __call__(self, x: Tensor, *numbers: Tensor | None) -> Tensor:
+        """Return the last view: the same sizes and strides for the same sizes, strides and numbers."""
+        key = (x.shape, x.stride(), *[None if item is None else tuple(item.flatten().tolist()) for item in numbers])
+        if (known := self._known.get(key)) is not None:
+            shape, stride, offset = known
+            return x.as_strided(shape, stride, x.storage_offset() + offset)
+        y, first = x, 0
+        for view, count in self.views:
+            y = view(y, *numbers[first : first + count])
+            first += count
+        if y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+            if len(self._known) == _MOST_VIEWS:
+                self._known.clear()
+            self._known[key] = y.shape, y.stride(), int(y.storage_offset() - x.storage_offset())
+        return y
+
+
+_MOST_VIEWS = 256  # that a step remembers
 
 
 def execute(program: Program, values: list[Any]) -> None:
     """Run every step on `values`, forgetting each value after its last use."""
     step = None
     try:
-        for step in program.steps:
-            result = step.fast(*[values[slot] for slot in step.inputs])
-            if len(step.outputs) == 1:
-                values[step.outputs[0]] = result
+        for step, run, inputs, output, frees in program.calls:
+            result = run(*[values[slot] for slot in inputs])
+            if output is not None:
+                values[output] = result
             else:
                 for slot, item in zip(step.outputs, result, strict=True):
                     values[slot] = item
-            for slot in step.frees:
+            for slot in frees:
                 values[slot] = None
     except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, OverflowError) as error:
         assert step is not None

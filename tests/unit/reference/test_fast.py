@@ -52,7 +52,8 @@ def test_pictures_of_any_size_are_convolved_alike(
     x = net.given(torch.zeros(1, channels, 9, 9, dtype=torch_type), (-1, channels, -1, -1))
     weight = random(16, channels // groups, kernel, kernel, dtype=torch_type)
     plain, fast = both(net, convolution(net, x, weight, num_groups=groups, **attributes))
-    for shape in ((1, channels, 9, 9), (3, channels, 9, 9), (2, channels, 31, 12), (1, channels, 9, 9)):
+    for count, *size in ((1, 9, 9), (3, 9, 9), (2, 31, 12), (0, 9, 9), (1, 9, 9)):
+        shape = (count, channels, *size)
         feed = {"input0": random(*shape, dtype=torch_type)}
         (want,), (got,) = plain.run(feed).values(), fast.run(feed).values()
         assert_same(got, want)
@@ -103,3 +104,25 @@ def test_tensors_between_layers_are_computed_layer_by_layer(net: Any, random: An
     fast.run({"input0": x}, on_tensor=lambda name, _: seen.append(name))
     assert {y.name, relu.name} <= set(seen)
     assert len(fast.layer_seconds({"input0": x})) == 2
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("shape", [(96, 64), (8, 200)])
+def test_products_with_constant_matrices_are_alike(
+    net: Any, random: Any, transposed: bool, shape: tuple[int, int]
+) -> None:
+    x = net.given(torch.zeros(1, 1, shape[1], dtype=torch.bfloat16), (-1, -1, shape[1]))
+    held = random(1, *shape, dtype=torch.bfloat16)
+    matrix = (held if transposed else held.mT).contiguous()
+    net.held.append(matrix)
+    weights = net.trt.Weights(net.trt.DataType.BF16, matrix.data_ptr(), matrix.numel())
+    constant = net.network.add_constant(tuple(matrix.shape), weights).get_output(0)
+    operations = net.trt.MatrixOperation
+    how = operations.TRANSPOSE if transposed else operations.NONE
+    product = net.network.add_matrix_multiply(x, operations.NONE, constant, how).get_output(0)
+    plain, fast = both(net, product)
+    for rows in ((1, 1), (3, 1), (2, 70), (0, 1), (1, 0)):
+        feed = {"input0": random(*rows, shape[1], dtype=torch.bfloat16)}
+        (want,), (got,) = plain.run(feed).values(), fast.run(feed).values()
+        assert_same(got, want)
+        assert_same(want, (feed["input0"].double() @ held[0].mT.double()).bfloat16())

@@ -32,7 +32,7 @@ class ReferenceDecoder:
     """A RankExecution on torch. Caches are updated where they are, as the engine does.
 
     widen: "fp64" computes all but exactly, so that how tokens are batched cannot be told from the logits.
-    ranks: those of a network with collectives. pool: of paged caches.
+    ranks: those of a network with collectives. pool: of paged caches. is_fast: see the executor's Options.
     """
 
     token_tile = 1
@@ -44,8 +44,10 @@ class ReferenceDecoder:
         widen: str | None = None,
         ranks: Rank | None = None,
         pool: PoolSize = AS_LINEAR,
+        *,
+        is_fast: bool = False,
     ) -> None:
-        options = Options(in_place_caches=True, widen=widen, ranks=ranks)
+        options = Options(in_place_caches=True, widen=widen, ranks=ranks, is_fast=is_fast)
         self._network = network
         self._executor = Executor(network.layers, options)
         self._names = {spec.name for spec in self._executor.inputs}

@@ -98,10 +98,12 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Ran
             bundle.check_network(reads_layers=True)
         network = bundle_network(bundle, peers.rank, has_all_logits=needs_reference)
         pool = _pool(bundle, options, peers.rank)
-        execution = ReferenceDecoder(network, options.slots, ranks=peers.members, pool=pool)
+        is_fast = options.runtime == "auto"
+        execution = ReferenceDecoder(network, options.slots, ranks=peers.members, pool=pool, is_fast=is_fast)
         if options.how.has_speculator:
             pool = PoolSize(model=execution.cache)
-            execution.speculator = ReferenceDecoder(bundle_speculator_network(bundle), options.slots, pool=pool)
+            head = bundle_speculator_network(bundle)
+            execution.speculator = ReferenceDecoder(head, options.slots, pool=pool, is_fast=is_fast)
     if execution.adapters is not None and bundle.manifest.grid.ranks > 1:
         execution.adapters.share_of = _shares(bundle, peers.rank)
     return execution

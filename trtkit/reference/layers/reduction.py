@@ -8,6 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from trtkit.reference.layer import Layer, Lowered, Op, Tensor
 from trtkit.reference.layers.quantization import FP8_MAX
+from trtkit.sources.safetensors_file import release
 
 Reduction = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
@@ -142,15 +143,20 @@ def _spread(parameter: Tensor, x: Tensor) -> Tensor:
     return parameter.repeat_interleave(x.shape[1] // channels, 1)
 
 
+_PACKED_SIZE = 64
+"""Rows and columns from which a matrix is worth packing."""
+
 FEW_ROWS = 12
 """Rows up to which torch's own fp16 product on CPUs is faster than one in fp32 on converted matrices; measured."""
 
 
-def matrix_multiply(layer: Layer) -> Op:
+def matrix_multiply(layer: Layer) -> Lowered:
     """Multiply collections of matrices or vectors, transposed where the layer says so."""
     left, right = layer.option("op0"), layer.option("op1")
-    dtype = layer.input_dtype()
+    dtype, constant = layer.input_dtype(), _constant_matrix(layer)
     multiply = torch.matmul if layer.precision.accumulation(dtype) == dtype else _summed_in_fp32
+    if constant is not None:
+        return Lowered(lambda a, _: multiply(a, constant), packed=_packed_product(layer, constant))
 
     def run(a: Tensor, b: Tensor) -> Tensor:
         a = a.mT if left == "TRANSPOSE" else a.unsqueeze(-2) if left == "VECTOR" else a
@@ -158,6 +164,40 @@ def matrix_multiply(layer: Layer) -> Op:
         y = multiply(a, _as_one_matrix(b) if 2 < b.dim() <= a.dim() else b)
         y = y.squeeze(-1) if right == "VECTOR" else y
         return y.squeeze(-2 if right != "VECTOR" else -1) if left == "VECTOR" else y
+
+    return Lowered(run)
+
+
+def _constant_matrix(layer: Layer) -> Tensor | None:
+    """Return the constant by which all rows are multiplied, [in, out], or None if a run computes it or has several."""
+    matrix = layer.known_input(1)
+    forms = ("NONE", "TRANSPOSE")
+    if matrix is None or layer.option("op0") != "NONE" or layer.option("op1") not in forms or matrix.dim() < 2:
+        return None
+    if matrix.shape[:-2].numel() != 1 or matrix.dim() > len(layer.input_shape(0)):
+        return None
+    one = _as_one_matrix(matrix)
+    return one.mT if layer.option("op1") == "TRANSPOSE" else one
+
+
+def _packed_product(layer: Layer, matrix: Tensor) -> Op | None:
+    """Return a product with a constant bf16 matrix in oneDNN's layout, or None if torch's is as fast.
+
+    The matrix is packed when the product first runs; its own memory is then given back if it is mapped from a file.
+    """
+    weights = layer.held[1]
+    if weights is None or matrix.dtype != torch.bfloat16 or min(matrix.shape) < _PACKED_SIZE:
+        return None
+    if not torch._C._has_mkldnn or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return None
+    packed: list[Tensor] = []
+
+    def run(a: Tensor, _: Tensor) -> Tensor:
+        if not packed:
+            packed.append(torch.ops.mkldnn._reorder_linear_weight(matrix.mT.contiguous()))
+            release(weights.raw)
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(a, packed[0], None, "none", [], "")
+        return y
 
     return run
 
