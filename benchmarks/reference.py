@@ -42,7 +42,7 @@ class Case:
 
     @property
     def runtimes(self) -> tuple[str, ...]:
-        return ("trtkit", "onnxruntime", *(["torch"] if self.config.source.torch else []))
+        return ("trtkit", "layer_by_layer", "onnxruntime", *(["torch"] if self.config.source.torch else []))
 
 
 def cases() -> list[Case]:

@@ -23,18 +23,18 @@ THREADS, WARMUPS, REPEATS = 2, 2, 5
 Array = np.ndarray[Any, Any]
 
 
-def trtkit(onnx: Path, _config: Any) -> Callable[[Array], Any]:
-    """The reference executor on the network that TensorRT-RTX's parser writes."""
+def trtkit(onnx: Path, _config: Any, *, is_fast: bool = True) -> Callable[[Array], Any]:
+    """The reference executor on the network that TensorRT-RTX's parser writes, as `trtkit run` takes it."""
     import torch
 
     from trtkit.backends import load_backend
     from trtkit.network.onnx.parse import parse_onnx
-    from trtkit.reference import Executor, read_layers
+    from trtkit.reference import Executor, Options, read_layers
 
     torch.set_num_threads(THREADS)
     backend = load_backend("tensorrt_rtx")
     network = parse_onnx(backend, onnx)
-    executor = Executor(read_layers(backend, network.definition))
+    executor = Executor(read_layers(backend, network.definition), Options(is_fast=is_fast))
     name = executor.inputs[0].name
     return lambda x: executor.run({name: x})
 
@@ -67,7 +67,17 @@ def onnxruntime(onnx: Path, _config: Any) -> Callable[[Array], Any]:
     return lambda x: session.run(None, {name: x})
 
 
-RUNTIMES = {"trtkit": trtkit, "torch": torch_eager, "onnxruntime": onnxruntime}
+def layer_by_layer(onnx: Path, config: Any) -> Callable[[Array], Any]:
+    """The reference executor as `trtkit verify` takes it."""
+    return trtkit(onnx, config, is_fast=False)
+
+
+RUNTIMES: dict[str, Callable[[Path, Any], Callable[[Array], Any]]] = {
+    "trtkit": trtkit,
+    "layer_by_layer": layer_by_layer,
+    "torch": torch_eager,
+    "onnxruntime": onnxruntime,
+}
 
 
 def main(runtime: str, onnx: str, shape: str, config: str) -> None:
