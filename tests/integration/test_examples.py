@@ -47,7 +47,7 @@ def run_readme(topic: str, folder: Path) -> str:
 
 def test_every_example_has_commands() -> None:
     wanted = {"classification", "ocr", "llm-chat", "custom-decoder", "custom-op", "detr3d", "serving"}
-    wanted |= {"distillation", "speculation"}
+    wanted |= {"ci", "distillation", "speculation"}
     assert set(TOPICS) == wanted
     index = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| \[([\w-]+)\]\(\1\) \|", index, re.MULTILINE)) == wanted
