@@ -18,6 +18,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from tests.plan_cache import writer_of_plans
+from tests.selection import is_listed
+from trtkit.builder import stage_job
 from trtkit.cli.main import main
 from trtkit.jobs.runner import inline_jobs
 
@@ -75,7 +78,7 @@ TRTKIT = [sys.executable, "-c", "from trtkit.cli import main; main()"]
 
 def pytest_configure(config: pytest.Config) -> None:
     """Look for cycles less often: importing torch and collecting all tests makes many objects that stay."""
-    for tier in (*TIERS, "heavy"):
+    for tier in (*TIERS, "heavy", "listed"):
         config.addinivalue_line("markers", f"{tier}: given by conftest.py to the tests of a target (CONTRIBUTING.md)")
     gc.set_threshold(20_000, 50, 100)
 
@@ -111,6 +114,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if (tier := _tier(item.nodeid, item.path)) is not None:
             item.add_marker(tier)
+        if is_listed(item.nodeid):
+            item.add_marker("slow")
+            item.add_marker("listed")
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(_unit(item.nodeid), len(places)))
 
@@ -170,6 +176,7 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTKIT_CACHE_DIR", str(shared / "trtkit-cache"))
+        patch.setattr(stage_job, "write_plan", writer_of_plans(shared / "plans"))
         yield
 
 
