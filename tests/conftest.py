@@ -18,9 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-from tests.plan_cache import writer_of_plans
 from tests.selection import is_listed
-from trtkit.builder import stage_job
 from trtkit.cli.main import main
 from trtkit.jobs.runner import inline_jobs
 
@@ -176,7 +174,6 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRTKIT_CACHE_DIR", str(shared / "trtkit-cache"))
-        patch.setattr(stage_job, "write_plan", writer_of_plans(shared / "plans"))
         yield
 
 
