@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 CASE_S = 1.0
 """Processor time up to which the quickest case of each function runs every time."""
 ALWAYS = (
+    "tests/unit/test_structure.py",
+    "tests/unit/test_words.py",
     "tests/integration/test_decoder_parity.py::test_the_network_builds",
     "tests/integration/test_decoder_parity.py::test_fp32_logits_of_every_step_are_those_of_transformers",
     "tests/integration/test_decoder_parity.py::test_16_bit_logits_are_those_of_transformers_to_rounding",
 )
-"""Each family's logits in fp32, whole and in steps, and in fp16; what TensorRT says of networks, no statement shows."""
+"""Rules that execute nothing of trtkit; what TensorRT makes of networks, which no statement shows; each family's logits
+in fp32, whole and in steps, and in fp16."""
 _HEAD = """\
 # What `make slow` runs and `make test` does not: other tests execute the same statements in less time. Written by
 # `python -m tests.choose`, which says how; a line without parameters stands for all cases of a test.
