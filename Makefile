@@ -94,6 +94,11 @@ mutants: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Plant 100 small faul
 	$(PYTEST) -p tests.statements --statements build/statements -m "$(QUICK) and not ($(APART))"
 	$(BIN)/python -m tests.mutants build/statements build/mutants.json
 
+choose: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Measure all tests, and write which of them `make test` runs.
+	@rm -rf build/all-statements
+	$(PYTEST) -p tests.statements --statements build/all-statements -m "(not slow or listed) and not conformance and not ($(APART))"
+	$(BIN)/python -m tests.choose build/all-statements
+
 # In an environment on top of .venv: it brings some forty packages that nothing else here needs.
 $(STAMPS)/harness: $(STAMPS)/dev
 	@echo "installing lm-evaluation-harness into $(VENV)/harness"
@@ -145,4 +150,4 @@ gpu-report: $(STAMPS)/demo ## Write docs/gpu.md from benchmarks/gpu/, what the k
 clean: ## Remove the environment and what was built.
 	rm -rf $(VENV) bundles build dist
 
-.PHONY: help install demo triton unit test test-servers test-docs test-install test-ci slow mutants conformance harness lint types layers docs check format bench ops-report gpu-kit gpu-report clean
+.PHONY: help install demo triton unit test test-servers test-docs test-install test-ci slow mutants choose conformance harness lint types layers docs check format bench ops-report gpu-kit gpu-report clean

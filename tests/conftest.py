@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from tests.selection import is_listed
 from trtkit.cli.main import main
 from trtkit.jobs.runner import inline_jobs
 
@@ -29,30 +30,24 @@ if TYPE_CHECKING:
 SHARING = ("triton", "dynamo", "vision_language")
 # Files, and folders that share, by the processor time they take. What finds an export of theirs comes later.
 LONGEST = (
-    "tests/integration/triton",
     "tests/integration/dynamo",
     "tests/integration/test_decoder_parity.py",
+    "tests/integration/triton",
     "tests/integration/vision_language",
-    "tests/integration/engines/test_kit.py",
-    "tests/integration/parallel/test_networks.py",
-    "tests/integration/test_hybrid_parity.py",
-    "tests/integration/engines/test_decoders.py",
-    "tests/integration/test_recurrent_states.py",
-    "tests/integration/test_generate_parity.py",
-    "tests/integration/test_install.py",
+    "tests/integration/engines/test_language_models.py",
     "tests/integration/test_docs_site.py",
+    "tests/integration/test_install.py",
+    "tests/integration/test_whisper.py",
+    "tests/integration/parallel/test_run.py",
+    "tests/integration/test_plan.py",
+    "tests/integration/test_recurrent_states.py",
+    "tests/integration/engines/test_kit.py",
+    "tests/integration/test_t5.py",
+    "tests/integration/test_detr3d.py",
+    "tests/integration/test_untrusted_code.py",
+    "tests/unit/planning/test_plan_properties.py",
     "tests/unit/models/test_config_fields.py",
     "tests/unit/cli/test_terminal.py",
-    "tests/integration/parallel/test_engines.py",
-    "tests/integration/test_untrusted_code.py",
-    "tests/integration/parallel/test_run.py",
-    "tests/integration/test_in_flight_batching.py",
-    "tests/integration/test_text_encoders.py",
-    "tests/integration/test_custom_op_forms.py",
-    "tests/integration/test_hybrid_build.py",
-    "tests/integration/test_detr3d.py",
-    "tests/integration/test_hf_vision.py",
-    "tests/integration/test_whisper.py",
 )
 # What `make test` leaves to targets of its own, by the start of its path; of each kind of server, one session stays.
 TIERS = {
@@ -75,7 +70,7 @@ TRTKIT = [sys.executable, "-c", "from trtkit.cli import main; main()"]
 
 def pytest_configure(config: pytest.Config) -> None:
     """Look for cycles less often: importing torch and collecting all tests makes many objects that stay."""
-    for tier in (*TIERS, "heavy"):
+    for tier in (*TIERS, "heavy", "listed"):
         config.addinivalue_line("markers", f"{tier}: given by conftest.py to the tests of a target (CONTRIBUTING.md)")
     gc.set_threshold(20_000, 50, 100)
 
@@ -111,6 +106,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if (tier := _tier(item.nodeid, item.path)) is not None:
             item.add_marker(tier)
+        if is_listed(item.nodeid):
+            item.add_marker("slow")
+            item.add_marker("listed")
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(_unit(item.nodeid), len(places)))
 

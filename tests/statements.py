@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import CodeType, ModuleType
 
+PACKAGE = Path(__file__).parents[1] / "trtkit"
 FLAGS = "__executed__"
 """Name of a module's flags, one for each of its statements."""
 _BODIES = ("body", "orelse", "finalbody")
@@ -89,7 +90,7 @@ class Finder:
         if not name.startswith("trtkit"):
             return None
         spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+        if spec is not None and isinstance(spec.loader, SourceFileLoader) and PACKAGE in Path(spec.loader.path).parents:
             spec.loader = Watched(spec.loader.name, spec.loader.path)
         return spec
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,18 @@ MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 600, 60
 VAGUE, MOST_VAGUE = {"found", "made", "asked", "given", "said"}, 10
 
 
+@cache
+def _nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return every node of a file's syntax tree, which several tests read."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def _names(name: str) -> int:
     """Return how often annotations and aliases outside the boundary say `name`."""
     count = 0
     for path in ROOT.rglob("*.py"):
         if path.relative_to(ROOT).parts[0] not in BOUNDARY:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            count += sum(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
+            count += sum(isinstance(node, ast.Name) and node.id == name for node in _nodes(path))
     return count
 
 
@@ -47,19 +53,18 @@ def test_files_and_functions_stay_readable() -> None:
     """A longer file holds more than one idea, a longer function more than one step."""
     too_long = []
     for path in ROOT.rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        if len(text.splitlines()) > MOST_LINES_OF_A_FILE:
+        if len(path.read_text(encoding="utf-8").splitlines()) > MOST_LINES_OF_A_FILE:
             too_long.append(str(path))
-        for node in ast.walk(ast.parse(text)):
+        for node in _nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 too_long += [f"{path}:{node.lineno} {node.name}"] if lines > MOST_LINES_OF_A_FUNCTION else []
     assert too_long == []
 
 
-def _identifiers(tree: ast.AST) -> Iterator[str]:
+def _identifiers(path: Path) -> Iterator[str]:
     """Yield the names that a module uses: of variables, parameters, attributes, keywords, functions and classes."""
-    for node in ast.walk(tree):
+    for node in _nodes(path):
         for field in ("id", "arg", "attr", "name", "asname"):
             name = getattr(node, field, None)
             if isinstance(name, str):
@@ -70,14 +75,13 @@ def test_names_that_say_nothing_become_rarer() -> None:
     """Call a thing what it is: matching nodes `nodes`, a parsed config `config`, a message `text`."""
     count = 0
     for path in ROOT.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        count += sum(bool(VAGUE & set(name.lower().split("_"))) for name in _identifiers(tree))
+        count += sum(bool(VAGUE & set(name.lower().split("_"))) for name in _identifiers(path))
     assert count <= MOST_VAGUE
 
 
 def _imports(path: Path, modules: set[str]) -> Iterator[str]:
     """Yield the modules of trtkit that a file imports, for types and inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom) and node.module in modules:
@@ -99,9 +103,8 @@ def _module(path: Path) -> str:
 def test_only_its_folder_names_a_kind_of_draft_head() -> None:
     """Lower layers find kinds by their folders, and kinds do not import each other."""
     for path in ROOT.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-        modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        texts = {node.value for node in _nodes(path) if isinstance(node, ast.Constant)}
+        modules = [node.module or "" for node in _nodes(path) if isinstance(node, ast.ImportFrom)]
         for kind in known_kinds():
             if path.is_relative_to(ROOT / "drafts" / kind):
                 continue

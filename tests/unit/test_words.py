@@ -73,10 +73,15 @@ def _texts(node: ast.AST) -> Iterator[str]:
 def _shown(tree: ast.AST) -> Iterator[str]:
     """Yield the texts of a module that users read in errors and references."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _SHOWN.search(ast.unparse(node.func)):
+        if isinstance(node, ast.Call) and _SHOWN.search(_last_name(node.func)):
             yield from _texts(node)
-        elif isinstance(node, ast.Assign) and _PARTS & {ast.unparse(target) for target in node.targets}:
+        elif isinstance(node, ast.Assign) and _PARTS & {_last_name(target) for target in node.targets}:
             yield from _texts(node.value)
+
+
+def _last_name(node: ast.expr) -> str:
+    """Return a name, or the last part of a dotted one; empty for anything else."""
+    return getattr(node, "id", "") or getattr(node, "attr", "")
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -96,9 +101,8 @@ def code_texts() -> Iterator[tuple[str, str]]:
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 yield name, ast.get_docstring(node) or ""
-        comments = [token for token in tokenize.generate_tokens(io.StringIO(source).readline)
-                    if token.type == tokenize.COMMENT]  # fmt: skip
-        yield from _paragraphs(name, comments)
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline) if "#" in source else ()
+        yield from _paragraphs(name, [token for token in tokens if token.type == tokenize.COMMENT])
 
 
 def _paragraphs(name: str, comments: list[tokenize.TokenInfo]) -> Iterator[tuple[str, str]]:

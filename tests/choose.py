@@ -1,0 +1,110 @@
+"""Choose which tests run every time, from what each executes and costs: `python -m tests.choose NOTES`.
+
+NOTES is what `tests/statements.py` wrote of a run of all tests that are not marked slow in their files, `-m "(not slow
+or listed) and not conformance"`. A test runs every time if it is one of `ALWAYS`, is the quickest case of its function
+and takes up to a second, or is needed so that every statement that any test executes is still executed. The quickest
+others fill up the budget. The rest is written to `tests/slow_tests.txt`, and gets the mark slow from
+`tests/conftest.py`. Tests that are not in the list, new ones for example, run every time; lines of the list whose tests
+have no notes stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.mutants import read_notes
+from tests.selection import LIST, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.mutants import Note
+
+CASE_S = 1.0
+"""Processor time up to which the quickest case of each function runs every time."""
+ALWAYS = (
+    "tests/unit/test_structure.py",
+    "tests/unit/test_words.py",
+    "tests/integration/test_decoder_parity.py::test_the_network_builds",
+    "tests/integration/test_decoder_parity.py::test_fp32_logits_of_every_step_are_those_of_transformers",
+    "tests/integration/test_decoder_parity.py::test_16_bit_logits_are_those_of_transformers_to_rounding",
+)
+"""Rules that execute nothing of trtkit; what TensorRT makes of networks, which no statement shows; each family's logits
+in fp32, whole and in steps, and in fp16."""
+_HEAD = """\
+# What `make slow` runs and `make test` does not: other tests execute the same statements in less time. Written by
+# `python -m tests.choose`, which says how; a line without parameters stands for all cases of a test.
+"""
+
+
+def chosen(notes: list[Note], seconds: float) -> set[str]:
+    """Return the tests that run every time. seconds: processor time that they may take together."""
+    by_time = sorted(notes, key=lambda note: note.cpu_s)
+    quickest: dict[str, Note] = {}
+    for note in by_time:
+        quickest.setdefault(_function(note.test), note)
+    names = {note.test for note in quickest.values() if note.cpu_s <= CASE_S}
+    names |= {note.test for note in notes if note.test.startswith(ALWAYS)}
+    covered = _statements(note for note in notes if note.test in names)
+    names |= {note.test for note in _covering([note for note in notes if note.test not in names], covered)}
+    seconds -= sum(note.cpu_s for note in notes if note.test in names)
+    for note in by_time:
+        if note.test not in names and note.cpu_s < seconds:
+            names.add(note.test)
+            seconds -= note.cpu_s
+    return names
+
+
+def _function(test: str) -> str:
+    return test.partition("[")[0]
+
+
+def _statements(notes: Iterable[Note]) -> set[tuple[str, int]]:
+    return {(file, line) for note in notes for file, lines in note.lines.items() for line in lines}
+
+
+def _covering(notes: list[Note], covered: set[tuple[str, int]]) -> list[Note]:
+    """Return few notes that execute every statement of all that is not `covered`: the most for their time first."""
+    missing = {note.test: _statements([note]) - covered for note in notes}
+    by_test, needed = {note.test: note for note in notes}, []
+    while any(missing.values()):
+        best = max(missing, key=lambda test: len(missing[test]) / (by_test[test].cpu_s + 0.01))
+        gained = missing.pop(best)
+        needed.append(by_test[best])
+        for statements in missing.values():
+            statements.difference_update(gained)
+    return needed
+
+
+def left_out(notes: list[Note], names: set[str], before: frozenset[str]) -> list[str]:
+    """Return the lines of the list: tests that are not in `names`, a function once if none of its cases is.
+
+    before: the lines of the last list, of which those stay whose tests have no notes.
+    """
+    cases: dict[str, set[str]] = defaultdict(set)
+    for test in [note.test for note in notes] + [line for line in before if "[" in line]:
+        cases[_function(test)].add(test)
+    lines = {line for line in before if "[" not in line and line not in cases}
+    for function, tests in cases.items():
+        lines |= tests - names if tests & names else {function}
+    return sorted(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("notes", type=Path, help="folder of the notes")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of processor time every time (default: 600)")
+    options = parser.parse_args()
+    notes = read_notes(options.notes)
+    names = chosen(notes, options.seconds)
+    LIST.write_text(_HEAD + "".join(f"{line}\n" for line in left_out(notes, names, listed())), encoding="utf-8")
+    before = sum(note.cpu_s for note in notes)
+    after = sum(note.cpu_s for note in notes if note.test in names)
+    print(f"{len(names)} of {len(notes)} tests run every time, {after:.0f} s of {before:.0f} s of processor time")
+
+
+if __name__ == "__main__":
+    main()
