@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.mutants import read_notes
-from tests.selection import LIST, listed
+from tests.selection import LIST, as_text, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,7 +36,7 @@ ALWAYS = (
 in fp32, whole and in steps, and in fp16."""
 _HEAD = """\
 # What `make slow` runs and `make test` does not: other tests execute the same statements in less time. Written by
-# `python -m tests.choose`, which says how; a line without parameters stands for all cases of a test.
+# `python -m tests.choose`, which says how. Below each file its tests, below each test its cases; all if none is named.
 """
 
 
@@ -100,7 +100,7 @@ def main() -> None:
     options = parser.parse_args()
     notes = read_notes(options.notes)
     names = chosen(notes, options.seconds)
-    LIST.write_text(_HEAD + "".join(f"{line}\n" for line in left_out(notes, names, listed())), encoding="utf-8")
+    LIST.write_text(_HEAD + as_text(left_out(notes, names, listed())), encoding="utf-8")
     before = sum(note.cpu_s for note in notes)
     after = sum(note.cpu_s for note in notes if note.test in names)
     print(f"{len(names)} of {len(notes)} tests run every time, {after:.0f} s of {before:.0f} s of processor time")

@@ -27,8 +27,40 @@ def slow_unless(is_kept: Callable[..., bool], cases: Iterable[Any]) -> list[Any]
 @cache
 def listed() -> frozenset[str]:
     """Return the node IDs in `LIST`; one without parameters stands for all cases of its test."""
-    lines = LIST.read_text(encoding="utf-8").splitlines()
-    return frozenset(line for line in lines if line and not line.startswith("#"))
+    return frozenset(node_ids(LIST.read_text(encoding="utf-8")))
+
+
+def node_ids(text: str) -> list[str]:
+    """Return the tests of a list: below each file its tests, below each test the parameters of its cases."""
+    tests, file, test = list[str](), "", ""
+    for line in text.splitlines():
+        name = line.lstrip(" ")
+        depth = len(line) - len(name)
+        if depth == 2:
+            tests[-1:] = [] if tests[-1:] == [f"{file}::{test}"] else tests[-1:]
+            tests.append(f"{file}::{test}[{name}]")
+        elif depth == 1:
+            test = name
+            tests.append(f"{file}::{test}")
+        elif name and not name.startswith("#"):
+            file = name
+    return tests
+
+
+def as_text(tests: Iterable[str]) -> str:
+    """Return tests as `node_ids` reads them."""
+    lines, file, test = list[str](), "", ""
+    for node in sorted(tests):
+        function, bracket, case = node.partition("[")
+        of_file, name = function.split("::", 1)
+        if of_file != file:
+            lines.append(of_file)
+        if (of_file, name) != (file, test):
+            lines.append(f" {name}")
+        if bracket:
+            lines.append(f"  {case[:-1]}")
+        file, test = of_file, name
+    return "".join(f"{line}\n" for line in lines)
 
 
 def is_listed(nodeid: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.choose import chosen, left_out
 from tests.mutants import Note
-from tests.selection import is_listed, listed
+from tests.selection import as_text, is_listed, listed, node_ids
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +32,12 @@ def test_every_line_names_a_test() -> None:
 def test_cases_are_listed_only_if_others_of_their_test_run() -> None:
     """A test without parameters in the list stands for all of its cases."""
     assert [line for line in listed() if "[" in line and line.partition("[")[0] in listed()] == []
+
+
+def test_a_list_is_read_as_it_is_written() -> None:
+    tests = ["a.py::one", "a.py::two[1, x::y]", "a.py::two[2[3]]", "b.py::Kind::one", "b.py::two[]"]
+    assert node_ids(f"# head\n{as_text(reversed(tests))}") == tests
+    assert as_text(tests[:2]) == "a.py\n one\n two\n  1, x::y\n"
 
 
 def test_a_test_that_is_new_runs_every_time() -> None:
