@@ -68,7 +68,6 @@ class Fleet:
 
     def __init__(self, options: FleetOptions, recorder: Recorder) -> None:
         self._options, self._recorder = options, recorder
-        self._now_s = 0.0
         own = options.replica
         self.replicas = [Replica(own, recorder) for _ in range(options.replicas)]
         self._router = make_router(options.router, self.replicas)
@@ -88,9 +87,9 @@ class Fleet:
 
     def run_until(self, end_s: float) -> None:
         """Let everything happen that is due before `end_s`; what is due then comes after arrivals."""
-        while self._events and self._events[0][0] < end_s:
-            at_s, _, item = heappop(self._events)
-            self._now_s = at_s
+        events = self._events
+        while events and events[0][0] < end_s:
+            at_s, _, item = heappop(events)
             if not isinstance(item, Replica):
                 self._give(self._router, item, at_s)
             elif item.event_s == at_s:  # else it was put off or moved up, and there is another entry
@@ -115,9 +114,8 @@ class Fleet:
         self._push(now_s + request.prompt_tokens * self._options.transfer_s_per_token, request)
 
     def _expect(self, replica: Replica) -> None:
-        at_s = replica.event_s
-        if at_s < math.inf:
-            self._push(at_s, replica)
+        if replica.event_s < math.inf:
+            self._push(replica.event_s, replica)
 
     def _push(self, at_s: float, item: Replica | SimulatedRequest) -> None:
         self._entries += 1

@@ -21,7 +21,7 @@ _LOW_S, _PER_DECADE, _DECADES = 1e-7, 200, 12  # of the histogram of gaps betwee
 class Record:
     """A Recorder. first_token_s, finished_s: [N], NaN for requests that were dropped.
 
-    gaps: how many tokens came after a gap of each size. busy_s: of all replicas. reserved, used, unread: integrals over
+    busy_s: of all replicas. reserved, used, unread: integrals over
     time of the tokens that caches have places for, hold, and will hold once the prompts are computed.
     """
 
@@ -29,14 +29,28 @@ class Record:
         count = len(traffic)
         self.first_token_s: Array = np.full(count, np.nan)
         self.finished_s: Array = np.full(count, np.nan)
-        self.gaps: Array = np.zeros(_PER_DECADE * _DECADES)
+        self._gaps = [0.0] * (_PER_DECADE * _DECADES)
         self.busy_s = self.reserved = self.used = self.unread = self.row_s = 0.0
         self.prompt_tokens = self.shared_tokens = self.restored_tokens = self.computed_tokens = 0
         self.preemptions = self.dropped = self.most_running = self.done = 0
         self.last_s = 0.0
         self._bin_s = max(float(traffic.arrival_s[-1]) if count else 0.0, 1e-9) / BINS
-        self.waiting_s: Array = np.zeros(BINS)
-        self.running_s: Array = np.zeros(BINS)
+        self._waiting_s, self._running_s = [0.0] * BINS, [0.0] * BINS
+
+    @property
+    def gaps(self) -> Array:
+        """How many tokens came after a gap of each size."""
+        return np.array(self._gaps)
+
+    @property
+    def waiting_s(self) -> Array:
+        """Seconds that requests waited in each interval, all together."""
+        return np.array(self._waiting_s)
+
+    @property
+    def running_s(self) -> Array:
+        """Seconds that requests ran in each interval, all together."""
+        return np.array(self._running_s)
 
     @property
     def bin_s(self) -> float:
@@ -79,16 +93,17 @@ class Record:
         running = rows + state.reading
         self.busy_s += seconds
         self.row_s += running * seconds
-        self.most_running = max(self.most_running, running)
+        if running > self.most_running:
+            self.most_running = running
         self.used += (state.cached_tokens + rows * steps // 2) * seconds
         self.unread += state.unread_tokens * seconds
         self.reserved += state.reserved_tokens * seconds
         if steps and seconds > 0:
-            self.gaps[gap_index(seconds / steps)] += rows * steps
+            self._gaps[gap_index(seconds / steps)] += rows * steps
         index = int(begin_s / self._bin_s)
         if index < BINS:
-            self.waiting_s[index] += state.waiting * seconds
-            self.running_s[index] += running * seconds
+            self._waiting_s[index] += state.waiting * seconds
+            self._running_s[index] += running * seconds
 
 
 def gap_index(seconds: float) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from bisect import bisect_left
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
@@ -52,6 +54,30 @@ def decode_s(lines: tuple[Line, Line], batch: int, cached: int, steps: int) -> f
     after = steps - before
     tail = after * (two + two_step * before) + two_step * (after - 1) * after / 2
     return before * one + one_step * (before - 1) * before / 2 + tail
+
+
+def step_s(lines: tuple[Line, Line], cached: int) -> float:
+    """Return the seconds of one decode step of a batch that has `cached` tokens in all."""
+    (base, slope), (other_base, other_slope) = lines
+    return max(base + slope * cached, other_base + other_slope * cached)
+
+
+def steps_before(within_s: float, lines: tuple[Line, Line], batch: int, cached: int, most: int) -> int:
+    """Return how many decode steps begin before `within_s` has passed: of `most`, which take so long, at least one.
+
+    Their number follows from the sum of an arithmetic series, to a step, unless the slower line changes meanwhile.
+    """
+    first_s = step_s(lines, cached)
+    more_s = step_s(lines, cached + batch) - first_s
+    half = first_s - more_s / 2
+    guess = int(2 * within_s / (half + math.sqrt(half * half + 2 * more_s * max(within_s, 0.0))))
+    low, high = 1, most
+    for steps in (guess, guess + 1):
+        if low <= steps < high and decode_s(lines, batch, cached, steps) < within_s:
+            low = steps + 1
+        elif low <= steps < high:
+            high = steps
+    return bisect_left(range(most), within_s, low, high, key=lambda steps: decode_s(lines, batch, cached, steps))
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class Batch:
     @property
     def prompt_tokens(self) -> int:
         """Tokens of prompts that it reads."""
-        return sum(chunk.count for group in self.prefill for chunk in group)
+        return sum([chunk.count for group in self.prefill for chunk in group]) if self.prefill else 0
 
     def to_json(self) -> object:
         """Return it as JSON data."""

@@ -141,10 +141,12 @@ class SequenceMemory:
         length = int(slots.cached[source])
         keys = slots.sequences.adapter_keys
         known = min(length, int(slots.cached[target])) if keys[source] == keys[target] else 0
-        is_other = tokens[source, :known] != tokens[target, :known]
-        start = int(is_other.argmax()) if is_other.any() else known
-        alike = shared_length(slots.sequences.soft.get(source), slots.sequences.soft.get(target))
-        start = start if alike is None else min(start, alike)
+        start = 0
+        if known and tokens[source, 0] == tokens[target, 0]:  # mostly they are not alike at all
+            is_other = tokens[source, :known] != tokens[target, :known]
+            start = int(is_other.argmax()) if is_other.any() else known
+            alike = shared_length(slots.sequences.soft.get(source), slots.sequences.soft.get(target))
+            start = start if alike is None else min(start, alike)
         self._copy(source, target, start, length)
         slots.sequences.copy(source, target)
         slots.cached[target] = length

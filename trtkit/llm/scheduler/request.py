@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-@dataclass
+@dataclass(slots=True)
 class Metrics:
     """Times of the engine's clock, in seconds, and counts of tokens.
 
@@ -102,12 +102,18 @@ class Hypothesis:
 class Ended(Generic[R]):
     """A request that has ended.
 
+    generated: its tokens, or those of its best beam; `token_ids` are the same as a list.
     stop_reason: the stop string, or the token, that ended it; the error's text where it failed.
     beams: the answers of a beam search.
     """
 
     request: R
-    token_ids: list[int]
+    generated: Ints | list[int]
     reason: FinishReason
     stop_reason: int | str | None = None
     beams: tuple[Hypothesis, ...] = ()
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens that it has generated."""
+        return self.generated if isinstance(self.generated, list) else self.generated.tolist()

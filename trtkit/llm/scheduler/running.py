@@ -34,7 +34,7 @@ class BeamGroup(Generic[T]):
 class Running(Generic[T]):
     """Who runs in which slot.
 
-    ends: [slots], the length at which a sequence is complete. is_beam: [slots].
+    ends: [slots], the length at which a sequence is complete, 0 if nobody runs. is_beam: [slots].
     tenancies: [slots], how often a slot has been taken or left: the same number, the same request.
     """
 
@@ -68,7 +68,7 @@ class Running(Generic[T]):
     def remove(self, slot: int) -> T:
         """Forget what runs in a slot."""
         self.groups.pop(slot, None)
-        self.is_beam[slot] = False
+        self.ends[slot], self.is_beam[slot] = 0, False
         self.tenancies[slot] += 1
         return self.requests.pop(slot)
 

@@ -106,7 +106,7 @@ class Slots:
             chosen = source
         else:
             others = free[free != source] if can_go_on else free
-            age = np.where(self.cached[others] > _FIRST_BLOCK, self._used[others], -1)
+            age = self._used[others] * (self.cached[others] > _FIRST_BLOCK)
             chosen = int(others[age.argmin()])
         self.is_running[chosen] = True
         self.touch(chosen)
