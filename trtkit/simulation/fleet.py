@@ -87,15 +87,16 @@ class Fleet:
 
     def run_until(self, end_s: float) -> None:
         """Let everything happen that is due before `end_s`; what is due then comes after arrivals."""
-        events = self._events
+        events, routers = self._events, self._routers
         while events and events[0][0] < end_s:
             at_s, _, item = heappop(events)
             if not isinstance(item, Replica):
                 self._give(self._router, item, at_s)
             elif item.event_s == at_s:  # else it was put off or moved up, and there is another entry
                 item.advance()
-                self._routers[item].update(item)
-                self._expect(item)
+                routers[item].update(item)
+                if item.event_s < math.inf:
+                    self._push(item.event_s, item)
 
     def _give(self, router: Router, request: SimulatedRequest, at_s: float) -> None:
         replica = router.choose(request)
@@ -103,7 +104,7 @@ class Fleet:
         replica.submit(request, at_s)
         router.update(replica)
         if replica.event_s != before:
-            self._expect(replica)
+            self._push(replica.event_s, replica)
 
     def _hand_on(self, request: SimulatedRequest, now_s: float) -> None:
         """Send a computed prompt to a replica that decodes; it arrives after the transfer."""
@@ -112,10 +113,6 @@ class Fleet:
         request.is_handed_on, request.is_unread, request.metrics, request.generated = True, True, Metrics(), []
         request.first_token_s = float("nan")
         self._push(now_s + request.prompt_tokens * self._options.transfer_s_per_token, request)
-
-    def _expect(self, replica: Replica) -> None:
-        if replica.event_s < math.inf:
-            self._push(replica.event_s, replica)
 
     def _push(self, at_s: float, item: Replica | SimulatedRequest) -> None:
         self._entries += 1

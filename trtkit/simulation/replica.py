@@ -31,21 +31,23 @@ _NOTED_STEPS = 8
 
 
 _NO_SLOTS: Ints = np.zeros(0, np.int64)
+_sum = np.add.reduce
 
 
 @dataclass(eq=False, slots=True)
 class _Run:
     """A batch that runs now, decode steps alone many times.
 
-    started_s: before copies. Of those that decode: `lengths` [R] before the run, `ends` [R] that they come to, tokens
+    started_s: before copies. waiting: requests without a slot. Of those that decode: `lengths` [R] before the run, `ends` [R] that they come to, tokens
     that all have `cached`, and `left`, the steps until the first of them is complete. groups_s: what each call for
-    prompts takes.
+    prompts takes; decode_s: what decoding does, before them.
     """
 
     batch: Batch
     started_s: float
     begin_s: float
     steps: int
+    waiting: int
     decode_s: float = 0.0
     cached: int = 0
     left: int = 0
@@ -76,8 +78,8 @@ class Replica:
             shares_prefixes=options.block_tokens > 0,
         )
         self.scheduler: Scheduler[SimulatedRequest] = Scheduler(self._cache, shared, self._clock)
-        self._slots, self._host, self._ends = self.scheduler.slots, self.scheduler.memory.host, self.scheduler.running.ends
-        self._lengths = self._slots.sequences.lengths
+        running, self._slots, self._host = self.scheduler.running, self.scheduler.slots, self.scheduler.memory.host
+        self._requests, self._ends, self._lengths = running.requests, running.ends, self._slots.sequences.lengths
         self._arrived: list[SimulatedRequest] = []  # since the last step began
         self._unread: set[int] = set()  # slots whose prompt is not complete
         self._silent: list[SimulatedRequest] = []  # whose last prompt token is read as those of answers are
@@ -88,7 +90,7 @@ class Replica:
     @property
     def load(self) -> int:
         """Requests that wait or run."""
-        return len(self._arrived) + len(self.scheduler.queue) + len(self.scheduler.running.requests)
+        return len(self._arrived) + len(self.scheduler.queue) + len(self._requests)
 
     @property
     def work_tokens(self) -> int:
@@ -110,7 +112,7 @@ class Replica:
         self._arrived.append(request)
         self._unread_tokens += request.prompt_tokens
         if self._run is None:
-            self._run, self.event_s = _Run(Batch(_NO_SLOTS), now_s, now_s, 0), now_s
+            self._run, self.event_s = _Run(Batch(_NO_SLOTS), now_s, now_s, 0, 0), now_s
         elif not self._run.batch.prefill and self._run.steps > 1:
             self._cut(self._run, now_s)
 
@@ -131,7 +133,7 @@ class Replica:
         if run.steps > 1 and self._host.blocks is not None:
             self._note_costs(run)
         copied_s = run.begin_s - run.started_s
-        for ended in self.scheduler.end_step(run.batch, run.started_s, copied_s, max(1, run.steps)):
+        for ended in self.scheduler.end_step(run.batch, run.started_s, copied_s, run.steps or 1):
             self._end(ended.request, ended.request.metrics.finished_s or end_s, is_late=ended.reason == "error")
         self._begin(end_s)
 
@@ -152,23 +154,27 @@ class Replica:
             self._run, self.event_s = None, math.inf
             return
         rows = 0  # with idle ones between those that decode
-        run = self._run = _Run(batch, now_s, self._clock.now_s, 0)
+        queue = self.scheduler.queue
+        run = self._run = _Run(batch, now_s, self._clock.now_s, 0, len(queue))
         if decode.size:
             rows, run.steps = rows_between(decode), 1
-            run.lengths, run.ends = self._lengths[decode], self._ends[decode]
-            run.cached = int(np.add.reduce(run.lengths)) - decode.size  # all tokens but the last of each
-            run.left = int(np.minimum.reduce(run.ends - run.lengths))
+            run.lengths = lengths = self._lengths[decode]
+            run.ends = ends = self._ends[decode]
+            run.cached = int(_sum(lengths)) - decode.size  # all tokens but the last of each
+            left = ends - lengths
+            run.left = left.item(left.argmin())
             run.lines = self.options.times.decode_lines(rows)
         if batch.prefill:
             self._time_prompts(run, rows)
             return
-        most = 1 if batch.preempted else run.left
-        self._set_steps(run, max(1, self.scheduler.memory.steps_that_fit(decode, most)))
-        queue = self.scheduler.queue
-        if len(queue):
+        steps = 1 if batch.preempted else run.left
+        if self._cache.pages is not None:
+            steps = max(1, self.scheduler.memory.steps_that_fit(decode, steps))
+        self._set_steps(run, steps)
+        if run.waiting:
             self._cut(run, queue.next_alarm_s)
             if queue.policy.measures:
-                requests = self.scheduler.running.requests
+                requests = self._requests
                 self._cut(
                     run, now_s + min(queue.policy.left_s(requests[slot].standing) for slot in decode.tolist())
                 )
@@ -203,17 +209,17 @@ class Replica:
                 self._recorder.begin(change.request, now_s, change.reused, change.restored)
                 self._unread.add(change.slot)
             elif isinstance(change, SlotMoved):
-                self._write_answer(change.target, self.scheduler.running.requests[change.target])
+                self._write_answer(change.target, self._requests[change.target])
                 if change.source in self._unread:
                     self._unread.add(change.target)
             elif isinstance(change, SlotLeft):
                 self._unread.discard(change.slot)
             elif isinstance(change, PrefixMatched):
-                self._recorder.match(self.scheduler.running.requests[change.slot], change.reused)
+                self._recorder.match(self._requests[change.slot], change.reused)
         self.scheduler.changes.clear()
         for slot in self._unread.intersection(batch.decode.tolist()) if self._unread else ():
             self._unread.remove(slot)
-            request = self.scheduler.running.requests[slot]
+            request = self._requests[slot]
             self._note_read(request)
             self._silent.append(request)
 
@@ -243,14 +249,14 @@ class Replica:
     def _end_group(self, group: list[Chunk]) -> None:
         """Let prompts be read; those that are complete have their first token."""
         for chunk in group:
-            request = self.scheduler.running.requests[chunk.slot]
+            request = self._requests[chunk.slot]
             self._recorder.read(request, chunk, self._clock.now_s)
             if self.scheduler.read(chunk):
                 self._unread.discard(chunk.slot)
                 self._note_read(request)
                 self._note_first_token(request, self._clock.now_s)
                 self._lengths[chunk.slot] += 1
-                if self._lengths[chunk.slot] >= self.scheduler.running.ends[chunk.slot]:
+                if self._lengths[chunk.slot] >= self._ends[chunk.slot]:
                     self.scheduler.finish(chunk.slot, "length")
 
     def _end(self, request: SimulatedRequest, now_s: float, *, is_late: bool) -> None:
@@ -293,7 +299,7 @@ class Replica:
     def _state(self, run: _Run) -> ReplicaState:
         """Return what holds before a run's steps; of what is reserved, the mean of before and after."""
         decode, cached, pages = run.batch.decode, self._slots.cached, self._cache.pages
-        running, read, unread = len(self.scheduler.running.requests), 0, 0
+        running, read, unread = len(self._requests), 0, 0
         for slot in self._unread:
             read += int(cached[slot])
             unread += int(self._lengths[slot] - cached[slot])
@@ -302,16 +308,16 @@ class Replica:
             starts = cached[decode]
             more = pages.needed(decode, starts, starts + run.steps) if run.steps else 0
             reserved = (2 * int(np.add.reduce(pages.counts)) + more) * pages.page_tokens // 2
-        waiting = len(self.scheduler.queue)
-        return ReplicaState(decode.size, running - decode.size, waiting, run.cached + read, unread, reserved)
+        rows = decode.size
+        return ReplicaState(rows, running - rows, run.waiting, run.cached + read, unread, reserved)
 
     def _cut(self, run: _Run, until_s: float) -> None:
         """Let no decode step of a run begin at `until_s` or later, but the first."""
         within_s = until_s - run.begin_s
-        if decode_s(run.lines, run.batch.decode.size, run.cached, run.steps) >= within_s:
+        if run.decode_s >= within_s:
             steps = steps_before(within_s, run.lines, run.batch.decode.size, run.cached, run.steps)
             self._set_steps(run, steps)
 
     def _set_steps(self, run: _Run, steps: int) -> None:
-        run.steps = steps
-        self.event_s = run.begin_s + decode_s(run.lines, run.batch.decode.size, run.cached, steps)
+        run.steps, run.decode_s = steps, decode_s(run.lines, run.batch.decode.size, run.cached, steps)
+        self.event_s = run.begin_s + run.decode_s

@@ -43,12 +43,14 @@ class StepTimes(Protocol):
 def decode_s(lines: tuple[Line, Line], batch: int, cached: int, steps: int) -> float:
     """Return the seconds of decode steps of a batch that has `cached` tokens in all, and `batch` more each step."""
     (base, slope), (other_base, other_slope) = lines
-    one, one_step = base + slope * cached, slope * batch
-    two, two_step = other_base + other_slope * cached, other_slope * batch
-    last = steps - 1
+    one, two = base + slope * cached, other_base + other_slope * cached
     if one < two:
-        one, one_step, two, two_step = two, two_step, one, one_step
-    if one + one_step * last >= two + two_step * last:  # the larger at first is the larger at the end
+        one, slope, two, other_slope = two, other_slope, one, slope
+    last, one_step = steps - 1, slope * batch
+    if slope >= other_slope:  # the larger at first is the larger at the end
+        return steps * one + one_step * last * steps / 2
+    two_step = other_slope * batch
+    if one + one_step * last >= two + two_step * last:
         return steps * one + one_step * last * steps / 2
     before = int((one - two) / (two_step - one_step)) + 1
     after = steps - before
@@ -67,16 +69,23 @@ def steps_before(within_s: float, lines: tuple[Line, Line], batch: int, cached: 
 
     Their number follows from the sum of an arithmetic series, to a step, unless the slower line changes meanwhile.
     """
-    first_s = step_s(lines, cached)
-    more_s = step_s(lines, cached + batch) - first_s
+    if within_s <= 0:
+        return 1
+    (base, slope), (other_base, other_slope) = lines
+    first_s, more_s = base + slope * cached, slope * batch
+    if first_s < other_base + other_slope * cached:
+        first_s, more_s = other_base + other_slope * cached, other_slope * batch
     half = first_s - more_s / 2
-    guess = int(2 * within_s / (half + math.sqrt(half * half + 2 * more_s * max(within_s, 0.0))))
+    guess = int(2 * within_s / (half + math.sqrt(half * half + 2 * more_s * within_s)))
     low, high = 1, most
     for steps in (guess, guess + 1):
-        if low <= steps < high and decode_s(lines, batch, cached, steps) < within_s:
-            low = steps + 1
-        elif low <= steps < high:
-            high = steps
+        if low <= steps < high:
+            if decode_s(lines, batch, cached, steps) < within_s:
+                low = steps + 1
+            else:
+                high = steps
+    if low == high:
+        return low
     return bisect_left(range(most), within_s, low, high, key=lambda steps: decode_s(lines, batch, cached, steps))
 
 

@@ -185,12 +185,12 @@ def in_whole_tiles(chunks: list[Chunk], rows: int, tile: int, slots: Slots) -> l
 
 def rows_between(decode: Ints) -> int:
     """Return how many rows a call for sorted slots has, those of slots between them too."""
-    return int(decode[-1] - decode[0]) + 1 if decode.size else 0
+    return decode.item(-1) - decode.item(0) + 1 if decode.size else 0
 
 
 def are_scattered(slots: Ints) -> bool:
     """Whether fewer than half of the slots between the first and the last of sorted `slots` are among them."""
-    return 2 * len(slots) < int(slots[-1] - slots[0]) + 1
+    return 2 * len(slots) < slots.item(-1) - slots.item(0) + 1
 
 
 def next_chunk(slots: Slots, slot: int, most: int) -> Chunk:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 _NEWEST = 0.2
 """The share of the newest measurement in an average."""
+_KEPT = 1 - _NEWEST
 
 
 class Average:
@@ -16,9 +17,11 @@ class Average:
 
     def add(self, value: float, more: float = 0.0, count: int = 1) -> None:
         """Take a measurement, or `count` of them, each by `more` larger than the one before it."""
-        mean = self.value
+        mean, kept, newest = self.value, _KEPT, _NEWEST
+        if mean is None:
+            mean, value, count = value, value + more, count - 1
         for _ in range(count):
-            mean = value if mean is None else (1 - _NEWEST) * mean + _NEWEST * value
+            mean = kept * mean + newest * value
             value += more
         self.value = mean
 

@@ -102,9 +102,9 @@ class SequenceMemory:
 
         Return how many tokens more it has now.
         """
-        cached = int(self.slots.cached[slot])
-        if self.slots.has_computed(slot) or not self._is_looked_up(request):
+        if not self._is_looked_up(request) or self.slots.has_computed(slot):
             return 0
+        cached = int(self.slots.cached[slot])
         ids = self.slots.sequences.ids(slot)
         self.register_running()
         source, common = self.shared_prefix(ids, request.soft, request.adapter_id.key)
@@ -246,8 +246,10 @@ class SequenceMemory:
         """Return what was decided since the last call, to be carried out before anything else is decided: transfers,
         and what has changed in page tables.
         """
-        transfers = tuple(self.transfers)
-        self.transfers.clear()
+        transfers: tuple[Transfer, ...] = ()
+        if self.transfers:
+            transfers = tuple(self.transfers)
+            self.transfers.clear()
         self.slots.follow()
         return transfers, () if self.pages is None else tuple(self.pages.changes())
 

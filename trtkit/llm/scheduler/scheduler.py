@@ -210,8 +210,11 @@ class Scheduler(Generic[T]):
 
     def _batch(self, decode: Ints, prefill: list[list[Chunk]] | None = None) -> Batch:
         """Return a step with all that was decided since the last one."""
-        preempted, self._preempted = tuple(self._preempted), []
-        return Batch(decode, prefill or [], preempted, *self.memory.take())
+        transfers, pages = self.memory.take()
+        preempted: tuple[int, ...] = ()
+        if self._preempted:
+            preempted, self._preempted = tuple(self._preempted), []
+        return Batch(decode, prefill or [], preempted, transfers, pages)
 
     def _in_whole_tiles(self, decode: Ints, groups: list[list[Chunk]]) -> list[list[Chunk]]:
         """Return the chunks of each call, cut to whole tiles; slots decode in the first."""
