@@ -89,9 +89,9 @@ class Sequences:
         return self.tokens[slot, self.prompt_lengths[slot] : self.lengths[slot]]
 
     def known(self, slot: int) -> Ints:
-        """Return a copy of the tokens after the prompt that the host knows."""
+        """Return a copy of the tokens after the prompt that the host knows: those it does not know are the last."""
         ids = self.generated(slot)
-        return ids[ids != UNKNOWN]
+        return ids[ids != UNKNOWN] if ids.size and ids.item(-1) == UNKNOWN else ids.copy()
 
     def keyed(self, slot: int, ids: Ints) -> Ints:
         """Return tokens of a slot's sequence as they are compared with others': those of other adapters are others."""

@@ -48,12 +48,12 @@ class _Run:
     begin_s: float
     steps: int
     waiting: int
-    decode_s: float = 0.0
     cached: int = 0
     left: int = 0
     lengths: Ints | None = None
     ends: Ints | None = None
     lines: tuple[Line, Line] = ((0.0, 0.0), (0.0, 0.0))
+    decode_s: float = 0.0
     groups_s: Sequence[float] = ()
 
 
@@ -153,17 +153,16 @@ class Replica:
                 self._end(ended.request, now_s, is_late=True)
             self._run, self.event_s = None, math.inf
             return
-        rows = 0  # with idle ones between those that decode
-        queue = self.scheduler.queue
-        run = self._run = _Run(batch, now_s, self._clock.now_s, 0, len(queue))
+        queue, begin_s, rows = self.scheduler.queue, self._clock.now_s, 0
         if decode.size:
-            rows, run.steps = rows_between(decode), 1
-            run.lengths = lengths = self._lengths[decode]
-            run.ends = ends = self._ends[decode]
-            run.cached = int(_sum(lengths)) - decode.size  # all tokens but the last of each
-            left = ends - lengths
-            run.left = left.item(left.argmin())
-            run.lines = self.options.times.decode_lines(rows)
+            rows = rows_between(decode)  # with idle ones between those that decode
+            lengths, ends = self._lengths[decode], self._ends[decode]
+            lefts, lines = ends - lengths, self.options.times.decode_lines(rows)
+            cached, left = int(_sum(lengths)) - decode.size, lefts.item(lefts.argmin())  # all but the last token of each
+            run = _Run(batch, now_s, begin_s, 1, len(queue), cached, left, lengths, ends, lines)
+        else:
+            run = _Run(batch, now_s, begin_s, 0, len(queue))
+        self._run = run
         if batch.prefill:
             self._time_prompts(run, rows)
             return
@@ -204,7 +203,9 @@ class Replica:
     def _apply_changes(self, batch: Batch, now_s: float) -> None:
         """Record who has got a slot; their answers are known already."""
         for change in self.scheduler.changes:
-            if isinstance(change, SlotTaken):
+            if isinstance(change, SlotLeft):
+                self._unread.discard(change.slot)
+            elif isinstance(change, SlotTaken):
                 self._write_answer(change.slot, change.request)
                 self._recorder.begin(change.request, now_s, change.reused, change.restored)
                 self._unread.add(change.slot)
@@ -212,8 +213,6 @@ class Replica:
                 self._write_answer(change.target, self._requests[change.target])
                 if change.source in self._unread:
                     self._unread.add(change.target)
-            elif isinstance(change, SlotLeft):
-                self._unread.discard(change.slot)
             elif isinstance(change, PrefixMatched):
                 self._recorder.match(self._requests[change.slot], change.reused)
         self.scheduler.changes.clear()
@@ -292,8 +291,8 @@ class Replica:
     def _note_costs(self, run: _Run) -> None:
         """Note what the latest steps have taken, by which the scheduler chooses what the host keeps."""
         rows, noted = run.batch.decode.size, min(run.steps, _NOTED_STEPS)
-        first_s = step_s(run.lines, run.cached + (run.steps - noted) * rows)
-        last_s = step_s(run.lines, run.cached + (run.steps - 1) * rows)
+        last = run.cached + (run.steps - 1) * rows
+        first_s, last_s = step_s(run.lines, last - (noted - 1) * rows), step_s(run.lines, last)
         self.scheduler.costs.note_decoding(first_s, last_s, noted)
 
     def _state(self, run: _Run) -> ReplicaState:

@@ -61,7 +61,8 @@ def decode_s(lines: tuple[Line, Line], batch: int, cached: int, steps: int) -> f
 def step_s(lines: tuple[Line, Line], cached: int) -> float:
     """Return the seconds of one decode step of a batch that has `cached` tokens in all."""
     (base, slope), (other_base, other_slope) = lines
-    return max(base + slope * cached, other_base + other_slope * cached)
+    one, two = base + slope * cached, other_base + other_slope * cached
+    return one if one >= two else two
 
 
 def steps_before(within_s: float, lines: tuple[Line, Line], batch: int, cached: int, most: int) -> int:

@@ -124,9 +124,10 @@ class SequenceMemory:
         """Note that a slot has read its tokens from `start` to `stop`; recurrent states are saved now and then."""
         slots, spacing = self.slots, self._options.snapshot_tokens
         slots.cached[slot] = stop
-        is_due = stop // spacing != start // spacing and stop < slots.sequences.prompt_lengths[slot]
-        if self.layout.has_states and is_due:
-            self.host.keep(slot)
+        if self.layout.has_states:
+            is_due = stop // spacing != start // spacing and stop < slots.sequences.prompt_lengths[slot]
+            if is_due:
+                self.host.keep(slot)
 
     def spare_slot(self) -> int:
         """Return a free slot, emptied."""

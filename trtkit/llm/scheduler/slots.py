@@ -100,7 +100,7 @@ class Slots:
         The source itself where it has ended and most of it is shared, or where no other is free; else an empty slot,
         or one of a few tokens, as a health check leaves; else the one that was left longest ago.
         """
-        free: Ints = (~self.is_running).nonzero()[0]
+        free = np.logical_not(self.is_running).nonzero()[0]
         can_go_on = common > 0 and not self.is_running[source]
         if can_go_on and (2 * common >= self.cached[source] or len(free) == 1):
             chosen = source
