@@ -93,8 +93,9 @@ class Fleet:
             elif item.event_s == at_s:  # else it was put off or moved up, and there is another entry
                 item.advance()
                 router.update(item)
-                if item.event_s < math.inf:
-                    self._push(item.event_s, item, router)
+                if (next_s := item.event_s) < math.inf:
+                    self._entries += 1
+                    heappush(events, (next_s, self._entries, item, router))
 
     def _give(self, router: Router, request: SimulatedRequest, at_s: float) -> None:
         replica = router.choose(request)

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 _ANY = 1 << 60
 _NOTED_STEPS = 8
 """Of many that are alike; a running mean hardly knows those before them."""
-
-
 _NO_SLOTS: Ints = np.zeros(0, np.int64)
 _sum = np.add.reduce
 
@@ -38,9 +36,9 @@ _sum = np.add.reduce
 class _Run:
     """A batch that runs now, decode steps alone many times.
 
-    started_s: before copies. waiting: requests without a slot. Of those that decode: `lengths` [R] before the run, `ends` [R] that they come to, tokens
-    that all have `cached`, and `left`, the steps until the first of them is complete. groups_s: what each call for
-    prompts takes; decode_s: what decoding does, before them.
+    started_s: before copies. waiting: requests without a slot. lengths, ends: [R], tokens of the slots that decode,
+    before the run and when they are complete. cached: tokens of all of them. left: steps until the first is complete.
+    decode_s: what decoding takes. groups_s: what each call for prompts takes.
     """
 
     batch: Batch
@@ -48,10 +46,10 @@ class _Run:
     begin_s: float
     steps: int
     waiting: int
+    lengths: Ints
+    ends: Ints
     cached: int = 0
     left: int = 0
-    lengths: Ints | None = None
-    ends: Ints | None = None
     lines: tuple[Line, Line] = ((0.0, 0.0), (0.0, 0.0))
     decode_s: float = 0.0
     groups_s: Sequence[float] = ()
@@ -112,7 +110,7 @@ class Replica:
         self._arrived.append(request)
         self._unread_tokens += request.prompt_tokens
         if self._run is None:
-            self._run, self.event_s = _Run(Batch(_NO_SLOTS), now_s, now_s, 0, 0), now_s
+            self._run, self.event_s = _Run(Batch(_NO_SLOTS), now_s, now_s, 0, 0, _NO_SLOTS, _NO_SLOTS), now_s
         elif not self._run.batch.prefill and self._run.steps > 1:
             self._cut(self._run, now_s)
 
@@ -158,25 +156,25 @@ class Replica:
             rows = rows_between(decode)  # with idle ones between those that decode
             lengths, ends = self._lengths[decode], self._ends[decode]
             lefts, lines = ends - lengths, self.options.times.decode_lines(rows)
-            cached, left = int(_sum(lengths)) - decode.size, lefts.item(lefts.argmin())  # all but the last token of each
-            run = _Run(batch, now_s, begin_s, 1, len(queue), cached, left, lengths, ends, lines)
+            left = lefts.item(lefts.argmin())
+            cached = int(_sum(lengths)) - decode.size  # all but the last token of each
+            run = _Run(batch, now_s, begin_s, 1, len(queue), lengths, ends, cached, left, lines)
         else:
-            run = _Run(batch, now_s, begin_s, 0, len(queue))
+            run = _Run(batch, now_s, begin_s, 0, len(queue), decode, decode)
         self._run = run
         if batch.prefill:
             self._time_prompts(run, rows)
             return
-        steps = 1 if batch.preempted else run.left
+        run.steps = 1 if batch.preempted else run.left
         if self._cache.pages is not None:
-            steps = max(1, self.scheduler.memory.steps_that_fit(decode, steps))
-        self._set_steps(run, steps)
+            run.steps = max(1, self.scheduler.memory.steps_that_fit(decode, run.steps))
+        run.decode_s = decode_s(run.lines, decode.size, run.cached, run.steps)
+        self.event_s = begin_s + run.decode_s
         if run.waiting:
             self._cut(run, queue.next_alarm_s)
             if queue.policy.measures:
                 requests = self._requests
-                self._cut(
-                    run, now_s + min(queue.policy.left_s(requests[slot].standing) for slot in decode.tolist())
-                )
+                self._cut(run, now_s + min(queue.policy.left_s(requests[slot].standing) for slot in decode.tolist()))
 
     def _submit_arrived(self) -> None:
         """Let the scheduler have the requests that have arrived."""
@@ -233,7 +231,6 @@ class Replica:
         slots, steps = run.batch.decode, run.steps
         if steps > 1 and self._cache.pages is not None:  # the pages of the first are reserved
             self.scheduler.memory.reserve(slots, np.full(len(slots), steps))
-        assert run.lengths is not None
         lengths = run.lengths + steps
         self._lengths[slots], self._slots.cached[slots] = lengths, lengths - 1
         if self._silent:
@@ -314,9 +311,6 @@ class Replica:
         """Let no decode step of a run begin at `until_s` or later, but the first."""
         within_s = until_s - run.begin_s
         if run.decode_s >= within_s:
-            steps = steps_before(within_s, run.lines, run.batch.decode.size, run.cached, run.steps)
-            self._set_steps(run, steps)
-
-    def _set_steps(self, run: _Run, steps: int) -> None:
-        run.steps, run.decode_s = steps, decode_s(run.lines, run.batch.decode.size, run.cached, steps)
-        self.event_s = run.begin_s + run.decode_s
+            most = run.steps, run.decode_s
+            run.steps, run.decode_s = steps_before(within_s, run.lines, run.batch.decode.size, run.cached, most)
+            self.event_s = run.begin_s + run.decode_s

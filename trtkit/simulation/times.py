@@ -65,29 +65,33 @@ def step_s(lines: tuple[Line, Line], cached: int) -> float:
     return one if one >= two else two
 
 
-def steps_before(within_s: float, lines: tuple[Line, Line], batch: int, cached: int, most: int) -> int:
-    """Return how many decode steps begin before `within_s` has passed: of `most`, which take so long, at least one.
+def steps_before(
+    within_s: float, lines: tuple[Line, Line], batch: int, cached: int, most: tuple[int, float]
+) -> tuple[int, float]:
+    """Return how many decode steps begin before `within_s` has passed, at least one, and their seconds.
 
     Their number follows from the sum of an arithmetic series, to a step, unless the slower line changes meanwhile.
+    most: steps, and their seconds, which are `within_s` or more.
     """
     if within_s <= 0:
-        return 1
+        return 1, decode_s(lines, batch, cached, 1)
     (base, slope), (other_base, other_slope) = lines
     first_s, more_s = base + slope * cached, slope * batch
     if first_s < other_base + other_slope * cached:
         first_s, more_s = other_base + other_slope * cached, other_slope * batch
     half = first_s - more_s / 2
     guess = int(2 * within_s / (half + math.sqrt(half * half + 2 * more_s * within_s)))
-    low, high = 1, most
+    low, (high, seconds) = 1, most
     for steps in (guess, guess + 1):
         if low <= steps < high:
-            if decode_s(lines, batch, cached, steps) < within_s:
+            if (all_s := decode_s(lines, batch, cached, steps)) < within_s:
                 low = steps + 1
             else:
-                high = steps
-    if low == high:
-        return low
-    return bisect_left(range(most), within_s, low, high, key=lambda steps: decode_s(lines, batch, cached, steps))
+                high, seconds = steps, all_s
+    if low < high:
+        low = bisect_left(range(high), within_s, low, key=lambda steps: decode_s(lines, batch, cached, steps))
+        seconds = decode_s(lines, batch, cached, low)
+    return low, seconds
 
 
 @dataclass(frozen=True)

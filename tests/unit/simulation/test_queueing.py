@@ -141,10 +141,10 @@ def test_pages_hold_more_sequences_than_slots_and_waste_less() -> None:
     """The memory of 8 slots of 1,024 tokens, as slots and as 512 pages."""
     traffic = poisson(100.0, 1500)
     linear, paged = serve(traffic), serve(traffic, slots=256, pages=512)
-    assert linear.most_running == 8
-    assert paged.most_running > 24
-    assert 1 - paged.used / paged.reserved < 0.12
-    assert 1 - linear.used / linear.reserved > 0.8
+    assert linear.steps.most_running == 8
+    assert paged.steps.most_running > 24
+    assert 1 - paged.steps.used / paged.steps.reserved < 0.12
+    assert 1 - linear.steps.used / linear.steps.reserved > 0.8
     assert mean_latency(traffic, paged) < mean_latency(traffic, linear) / 2
 
 
