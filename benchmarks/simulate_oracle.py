@@ -93,8 +93,8 @@ class _Steps(Record):
 def trtkit_times(case: Case, work: Traffic, *, packed: bool = False, aligned: bool = False) -> dict[str, Array]:
     """Return TTFT, TPOT and latency of each request in seconds, by trtkit's simulator.
 
-    packed: whether prompts share the calls of sequences that decode. aligned: whether tokens count when their step ends, not their call; no page is left to running requests; and calls
-    for prompts are not padded.
+    packed: whether prompts share the calls of sequences that decode. aligned: whether tokens count when their step
+    ends, not their call; no page is left to running requests; and calls for prompts are not padded.
     """
     times = MeasuredTimes(STEP_S, CACHED_TOKEN_S, CACHED_TOKEN_S, prefill_token_s=PROMPT_TOKEN_S)
     options = ReplicaOptions(times, case.slots, LENGTH, case.budget, case.budget, case.pages, PAGE)

@@ -94,6 +94,11 @@ class LLMEngine:
         """Requests that wait for a slot."""
         return len(self._scheduler.queue)
 
+    @property
+    def most_waiting(self) -> int | None:
+        """Requests that may wait for a slot; None: any number."""
+        return self._scheduler.queue.limit
+
     def load_adapter(self, name: str, adapter: PreparedAdapter) -> None:
         """Let requests use an adapter. Raises RequestError for a name that is taken, or if the network takes none."""
         self._adapters.load(name, adapter)

@@ -14,7 +14,7 @@ from trtkit.llm.scheduler.request import T
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.llm.scheduler.options import ScheduleOptions
+    from trtkit.llm.scheduler.options import SharingOptions
     from trtkit.llm.scheduler.policy import Order
 
 
@@ -46,15 +46,16 @@ class _Place(Generic[T]):
 class RequestQueue(Generic[T]):
     """Requests by level, on each level by their users' shares, then by deadline and arrival.
 
-    A preempted one comes back to its old place. limit: how many may wait; None: any number. counts: whether the order
-    depends on what steps do, so that `account` has to be told.
+    A preempted one comes back to its old place. limit: requests that may wait; None: any number. counts: whether the
+    order depends on what steps do, so that `account` has to be told.
     """
 
-    def __init__(self, options: ScheduleOptions, limit: int | None = None) -> None:
-        self.policy = make_policy(options)
-        self._shares = None if options.shares is None else Shares(options.shares)
+    def __init__(self, options: SharingOptions) -> None:
+        schedule = options.schedule
+        self.policy = make_policy(schedule)
+        self._shares = None if schedule.shares is None else Shares(schedule.shares)
         self.counts = self.policy.measures or self._shares is not None
-        self._limit, self._arrivals, self._entries = limit, 0, 0
+        self.limit, self._arrivals, self._entries = options.max_queue, 0, 0
         self._places: dict[int, _Place[T]] = {}
         self._lanes: dict[tuple[int, int], dict[str, list[tuple[Order, int, _Place[T]]]]] = {}
         self._alarms: list[tuple[float, int, _Place[T]]] = []  # deadlines, and when waiting has taken too long
@@ -64,12 +65,12 @@ class RequestQueue(Generic[T]):
 
     def check_room(self, count: int) -> None:
         """Raise RequestError for more requests than ever fit, OverloadedError for more than fit now."""
-        if self._limit is None:
+        if self.limit is None:
             return
-        if count > self._limit:
-            what = f"`{count}` answers exceed the queue's limit, {self._limit}"
+        if count > self.limit:
+            what = f"`{count}` answers exceed the queue's limit, {self.limit}"
             raise RequestError(what, "n", "ask for fewer, or raise `max_queue`")
-        if len(self) + count > self._limit:
+        if len(self) + count > self.limit:
             fix = "wait for answers, or raise `max_queue`"
             raise OverloadedError(f"{len(self)} requests are already waiting", "", fix)
 

@@ -74,7 +74,7 @@ class Scheduler(Generic[T]):
     def __post_init__(self) -> None:
         """Make what depends on the number of slots."""
         options = self.options
-        self.queue: RequestQueue[T] = RequestQueue(options.schedule, options.max_queue)
+        self.queue: RequestQueue[T] = RequestQueue(options)
         self.running: Running[T] = Running(options.slots)
         self.memory = SequenceMemory(self.layout, options, self.costs, self.statistics)
         self.slots = self.memory.slots
