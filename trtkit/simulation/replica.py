@@ -242,7 +242,7 @@ class Replica:
             for slot in slots[lengths >= run.ends].tolist():
                 self.scheduler.finish(slot, "length")
 
-    def _end_group(self, group: list[Chunk]) -> None:
+    def _end_group(self, group: Sequence[Chunk]) -> None:
         """Let prompts be read; those that are complete have their first token."""
         for chunk in group:
             request = self._requests[chunk.slot]
@@ -272,14 +272,14 @@ class Replica:
         self._unread_tokens -= request.prompt_tokens * request.is_unread
         request.is_unread = False
 
-    def _group_s(self, group: list[Chunk]) -> float:
+    def _group_s(self, group: Sequence[Chunk]) -> float:
         """Return the seconds of a call for pieces of prompts, padded as the engine pads them."""
         if len(group) == 1:
             return self.options.times.prefill_s(1, group[0].count, group[0].start + group[0].count)
         tokens, length = max(chunk.count for chunk in group), max(chunk.start + chunk.count for chunk in group)
         return self.options.times.prefill_s(len(group), tokens, length)
 
-    def _mixed_s(self, rows: int, cached: int, group: list[Chunk]) -> float:
+    def _mixed_s(self, rows: int, cached: int, group: Sequence[Chunk]) -> float:
         """Return the seconds of a packed call, in which `rows` decode."""
         pieces = [(chunk.count, chunk.start + chunk.count) for chunk in group]
         idle = idle_tokens(rows, sum(chunk.count for chunk in group), self.options.token_tile)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from trtkit.llm.adapters.adapters import LoadedAdapter
@@ -98,8 +98,7 @@ class Hypothesis:
     score: float
 
 
-@dataclass(frozen=True, eq=False)
-class Ended(Generic[R]):
+class Ended(NamedTuple, Generic[R]):
     """A request that has ended.
 
     generated: its tokens, or those of its best beam; `token_ids` are the same as a list.

@@ -30,7 +30,7 @@ from trtkit.llm.scheduler.request import Ended, T
 from trtkit.llm.scheduler.running import BeamGroup, Running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from trtkit.llm.adapters import Adapters
     from trtkit.llm.cache.transfers import CacheLayout
@@ -208,13 +208,13 @@ class Scheduler(Generic[T]):
         ended, self.ended = self.ended, []
         return ended
 
-    def _batch(self, decode: Ints, prefill: list[list[Chunk]] | None = None) -> Batch:
+    def _batch(self, decode: Ints, prefill: Sequence[Sequence[Chunk]] = ()) -> Batch:
         """Return a step with all that was decided since the last one."""
         transfers, pages = self.memory.take()
         preempted: tuple[int, ...] = ()
         if self._preempted:
             preempted, self._preempted = tuple(self._preempted), []
-        return Batch(decode, prefill or [], preempted, transfers, pages)
+        return Batch(decode, prefill, preempted, transfers, pages)
 
     def _in_whole_tiles(self, decode: Ints, groups: list[list[Chunk]]) -> list[list[Chunk]]:
         """Return the chunks of each call, cut to whole tiles; slots decode in the first."""
