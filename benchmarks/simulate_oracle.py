@@ -2,7 +2,8 @@
 
 `dynamo.replay` has a scheduler like vLLM's. Both take their step times from one function: `STEP_S` for a step that
 decodes, `CACHED_TOKEN_S` for each token that its sequences then have cached, and `PROMPT_TOKEN_S` for each prompt
-token. Each case is run twice: as the engine is, and `aligned`, without the three policies in which it differs.
+token. Each case is run three times: by an engine with packed calls, by one with separate calls, and by the latter
+`aligned`, without the three policies in which it differs.
 `python -m benchmarks.simulate_oracle` writes benchmarks/results/simulate_oracle.json, but for `before`: the ratios of
 an earlier commit, which matched prefixes only once and padded calls for prompts up to twice their tokens.
 """
@@ -89,16 +90,17 @@ class _Steps(Record):
         return late
 
 
-def trtkit_times(case: Case, work: Traffic, *, aligned: bool = False) -> dict[str, Array]:
+def trtkit_times(case: Case, work: Traffic, *, packed: bool = False, aligned: bool = False) -> dict[str, Array]:
     """Return TTFT, TPOT and latency of each request in seconds, by trtkit's simulator.
 
-    aligned: whether tokens count when their step ends, not their call; no page is left to running requests; and calls
-    for prompts are not padded.
+    packed: whether prompts share the calls of sequences that decode. aligned: whether tokens count when their step
+    ends, not their call; no page is left to running requests; and calls for prompts are not padded.
     """
     times = MeasuredTimes(STEP_S, CACHED_TOKEN_S, CACHED_TOKEN_S, prefill_token_s=PROMPT_TOKEN_S)
     options = ReplicaOptions(times, case.slots, LENGTH, case.budget, case.budget, case.pages, PAGE)
     shared = BLOCK_TOKENS if case.shared else 0
-    own = replace(options, block_tokens=shared, min_shared_tokens=PAGE, schedule=ScheduleOptions("fcfs"))
+    own = replace(options, block_tokens=shared, min_shared_tokens=PAGE, is_packed=packed)
+    own = replace(own, schedule=ScheduleOptions("fcfs"))
     with ExitStack() as stack:
         if aligned:
             stack.enter_context(patch.object(memory, "_SPARE_SHARE", 0.0))
@@ -184,15 +186,17 @@ def _metrics(ttft: Array, latency: Array, outputs: Array) -> dict[str, Array]:
 def compare(case: Case) -> dict[str, dict[str, float]]:
     """Return mean and 99th percentile in ms of each metric, and trtkit's divided by NVIDIA's."""
     work = case.traffic()
-    nvidia, own, aligned = (
-        _figures(times)
-        for times in (nvidia_times(case, work), trtkit_times(case, work), trtkit_times(case, work, aligned=True))
+    nvidia = _figures(nvidia_times(case, work))
+    packed, separate, aligned = (
+        _figures(trtkit_times(case, work, **kind)) for kind in ({"packed": True}, {}, {"aligned": True})
     )
     return {
         name: {
             "nvidia_ms": round(nvidia[name], 2),
-            "trtkit_ms": round(own[name], 2),
-            "ratio": round(own[name] / nvidia[name], 4),
+            "packed_ms": round(packed[name], 2),
+            "separate_ms": round(separate[name], 2),
+            "packed_ratio": round(packed[name] / nvidia[name], 4),
+            "separate_ratio": round(separate[name] / nvidia[name], 4),
             "aligned_ratio": round(aligned[name] / nvidia[name], 4),
         }
         for name in nvidia
@@ -213,7 +217,7 @@ def main() -> None:
     before = json.loads(path.read_text())["before"]
     times = {"step_s": STEP_S, "cached_token_s": CACHED_TOKEN_S, "prompt_token_s": PROMPT_TOKEN_S}
     figures = {name: compare(case) for name, case in CASES.items()}
-    for kind in ("ratio", "aligned_ratio"):
+    for kind in ("packed_ratio", "separate_ratio", "aligned_ratio"):
         for name, cells in figures.items():
             print(f"{kind} {name:20}", *(f"{metric} {cell[kind]:.3f}" for metric, cell in cells.items()))
     print(write("simulate_oracle", {"times": times, "requests": COUNT, "cases": figures, "before": before}))

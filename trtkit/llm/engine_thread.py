@@ -70,7 +70,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, args=(bundle, read), name="trtkit-engine", daemon=True)
         self._thread.start()
         self.frontend = self._opened.result()
-        self._preparation = Preparation(self.frontend.text, self._hand_over, read.max_queue)
+        self._preparation = Preparation(self.frontend.text, self._hand_over, self.frontend.engine.most_waiting)
 
     def submit(
         self,

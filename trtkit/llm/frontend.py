@@ -16,7 +16,7 @@ from trtkit.llm.engine import CacheFolder, EngineOptions, LLMEngine, Request
 from trtkit.llm.job import PromptJob
 from trtkit.llm.networks import open_networks
 from trtkit.llm.sampling.params import SamplingParams
-from trtkit.llm.scheduler import DEFAULT_SCHEDULING, ScheduleOptions
+from trtkit.llm.scheduler import DEFAULT_SCHEDULING
 from trtkit.llm.text_bundle import TextBundle, read_text_bundle
 from trtkit.runtime.device import release_memory
 
@@ -220,12 +220,9 @@ class Frontend:
         options = self._options
         if self.bundle.manifest.grid.ranks > 1:
             self._check_ranks()
-        engine_options = EngineOptions(
-            token_budget=options.prefill_budget,
-            max_queue=options.max_queue,
-            min_shared_tokens=options.min_shared_tokens,
+        engine_options = EngineOptions.from_serving(
+            options,
             proposer=self._awake_networks.proposer,
-            schedule=ScheduleOptions.of(options.schedule, options.shares),
             host_cache_bytes=_bytes_of(options.host_cache_gib, "host_cache_gib"),
             cache_folder=self._cache_folder(options),
         )

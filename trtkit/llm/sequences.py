@@ -60,7 +60,8 @@ class Sequences:
         """Begin a sequence. generated: what it had made before it lost its slot."""
         prompt, length = len(prompt_ids), len(prompt_ids) + len(generated)
         self.tokens[slot, :prompt] = prompt_ids
-        self.tokens[slot, prompt:length] = generated
+        if length > prompt:
+            self.tokens[slot, prompt:length] = generated
         self.prompt_lengths[slot], self.lengths[slot] = prompt, length
         self.adapters[slot], self.adapter_keys[slot] = adapter
         self._set_soft(slot, soft)
@@ -87,11 +88,10 @@ class Sequences:
         """Return a view of the tokens after the prompt."""
         return self.tokens[slot, self.prompt_lengths[slot] : self.lengths[slot]]
 
-    def known(self, slot: int) -> list[int]:
-        """Return the tokens after the prompt that the host knows."""
+    def known(self, slot: int) -> Ints:
+        """Return a copy of the tokens after the prompt that the host knows: those it does not know are the last."""
         ids = self.generated(slot)
-        known: list[int] = ids[ids != UNKNOWN].tolist()
-        return known
+        return ids[ids != UNKNOWN] if ids.size and ids.item(-1) == UNKNOWN else ids.copy()
 
     def keyed(self, slot: int, ids: Ints) -> Ints:
         """Return tokens of a slot's sequence as they are compared with others': those of other adapters are others."""

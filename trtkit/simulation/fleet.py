@@ -68,16 +68,13 @@ class Fleet:
 
     def __init__(self, options: FleetOptions, recorder: Recorder) -> None:
         self._options, self._recorder = options, recorder
-        self._now_s = 0.0
         own = options.replica
         self.replicas = [Replica(own, recorder) for _ in range(options.replicas)]
         self._router = make_router(options.router, self.replicas)
         handing_on = _HandOn(recorder, self._hand_on)
         self._prefill = [Replica(own, handing_on) for _ in range(options.prefill_replicas)]
         self._prefill_router = make_router(options.router, self._prefill)
-        self._routers = dict.fromkeys(self.replicas, self._router)
-        self._routers |= dict.fromkeys(self._prefill, self._prefill_router)
-        self._events: list[tuple[float, int, Replica | SimulatedRequest]] = []
+        self._events: list[tuple[float, int, Replica | SimulatedRequest, Router]] = []
         self._entries = 0
 
     def submit(self, request: SimulatedRequest) -> None:
@@ -88,15 +85,17 @@ class Fleet:
 
     def run_until(self, end_s: float) -> None:
         """Let everything happen that is due before `end_s`; what is due then comes after arrivals."""
-        while self._events and self._events[0][0] < end_s:
-            at_s, _, item = heappop(self._events)
-            self._now_s = at_s
+        events = self._events
+        while events and events[0][0] < end_s:
+            at_s, _, item, router = heappop(events)
             if not isinstance(item, Replica):
-                self._give(self._router, item, at_s)
+                self._give(router, item, at_s)
             elif item.event_s == at_s:  # else it was put off or moved up, and there is another entry
                 item.advance()
-                self._routers[item].update(item)
-                self._expect(item)
+                router.update(item)
+                if (next_s := item.event_s) < math.inf:
+                    self._entries += 1
+                    heappush(events, (next_s, self._entries, item, router))
 
     def _give(self, router: Router, request: SimulatedRequest, at_s: float) -> None:
         replica = router.choose(request)
@@ -104,7 +103,7 @@ class Fleet:
         replica.submit(request, at_s)
         router.update(replica)
         if replica.event_s != before:
-            self._expect(replica)
+            self._push(replica.event_s, replica, router)
 
     def _hand_on(self, request: SimulatedRequest, now_s: float) -> None:
         """Send a computed prompt to a replica that decodes; it arrives after the transfer."""
@@ -112,16 +111,11 @@ class Fleet:
         request.imported = request.prompt_tokens - 1
         request.is_handed_on, request.is_unread, request.metrics, request.generated = True, True, Metrics(), []
         request.first_token_s = float("nan")
-        self._push(now_s + request.prompt_tokens * self._options.transfer_s_per_token, request)
+        self._push(now_s + request.prompt_tokens * self._options.transfer_s_per_token, request, self._router)
 
-    def _expect(self, replica: Replica) -> None:
-        at_s = replica.event_s
-        if at_s < math.inf:
-            self._push(at_s, replica)
-
-    def _push(self, at_s: float, item: Replica | SimulatedRequest) -> None:
+    def _push(self, at_s: float, item: Replica | SimulatedRequest, router: Router) -> None:
         self._entries += 1
-        heappush(self._events, (at_s, self._entries, item))
+        heappush(self._events, (at_s, self._entries, item, router))
 
 
 class _HandOn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,33 +14,67 @@ if TYPE_CHECKING:
 
 BINS = 120
 """Intervals of a curve over time."""
-_LOW_S, _PER_DECADE, _DECADES = 1e-7, 200, 12  # of the histogram of gaps between tokens
+_FIELDS, _MOST_PASSED = 9, 9 * 4096  # numbers of a step; of steps that are added up at once
+_LOW_S, _PER_DECADE, _PLACES = 1e-7, 200, 200 * 12  # of the histogram of gaps between tokens
+
+
+class StepSums:
+    """What replicas did in all of their steps, added up many at once.
+
+    gaps: how many tokens came after a gap of each size. busy_s: of all replicas. reserved, used, unread: integrals over
+    time of the tokens that caches have places for, hold, and will hold once the prompts are computed. waiting_s,
+    running_s: [BINS], seconds that requests waited and ran in each interval of `bin_s`, all together.
+    """
+
+    def __init__(self, bin_s: float) -> None:
+        self.bin_s = bin_s
+        self.gaps, self.waiting_s, self.running_s = np.zeros(_PLACES), np.zeros(BINS), np.zeros(BINS)
+        self.busy_s = self.reserved = self.used = self.unread = self.row_s = 0.0
+        self.most_running = 0
+
+    def add(self, steps: Array) -> None:
+        """Add steps in order: [N, 9], a ReplicaState of each, when it began and ended, and how many were alike."""
+        rows, reading, waiting, cached, unread, reserved, begin_s, end_s, counts = steps.T
+        seconds, running = end_s - begin_s, rows + reading
+        self.busy_s = _sum(self.busy_s, seconds)
+        self.row_s = _sum(self.row_s, running * seconds)
+        self.used = _sum(self.used, (cached + rows * counts // 2) * seconds)
+        self.unread = _sum(self.unread, unread * seconds)
+        self.reserved = _sum(self.reserved, reserved * seconds)
+        self.most_running = max(self.most_running, int(running.max()))
+        has_gaps = (counts > 0) & (seconds > 0)
+        gaps, weights = (seconds[has_gaps] / counts[has_gaps], (rows * counts)[has_gaps])
+        self.gaps += np.bincount(gap_indices(gaps), weights, _PLACES)
+        bins = (begin_s / self.bin_s).astype(np.int64)
+        for totals, requests in ((self.waiting_s, waiting), (self.running_s, running)):
+            np.add.at(totals, bins[bins < BINS], (requests * seconds)[bins < BINS])
+
+
+def _sum(start: float, values: Array) -> float:
+    """Return `start` with values added one after the other, so that the result does not depend on how many come."""
+    return float(np.cumsum(np.append(start, values))[-1])
 
 
 class Record:
-    """A Recorder. first_token_s, finished_s: [N], NaN for requests that were dropped.
-
-    gaps: how many tokens came after a gap of each size. busy_s: of all replicas. reserved, used, unread: integrals over
-    time of the tokens that caches have places for, hold, and will hold once the prompts are computed.
-    """
+    """A Recorder. first_token_s, finished_s: [N], NaN for requests that were dropped."""
 
     def __init__(self, traffic: Traffic) -> None:
         count = len(traffic)
         self.first_token_s: Array = np.full(count, np.nan)
         self.finished_s: Array = np.full(count, np.nan)
-        self.gaps: Array = np.zeros(_PER_DECADE * _DECADES)
-        self.busy_s = self.reserved = self.used = self.unread = self.row_s = 0.0
         self.prompt_tokens = self.shared_tokens = self.restored_tokens = self.computed_tokens = 0
-        self.preemptions = self.dropped = self.most_running = self.done = 0
+        self.preemptions = self.dropped = self.done = 0
         self.last_s = 0.0
-        self._bin_s = max(float(traffic.arrival_s[-1]) if count else 0.0, 1e-9) / BINS
-        self.waiting_s: Array = np.zeros(BINS)
-        self.running_s: Array = np.zeros(BINS)
+        self._sums = StepSums(max(float(traffic.arrival_s[-1]) if count else 0.0, 1e-9) / BINS)
+        self._passed: list[float] = []  # steps that are not in the sums yet
 
     @property
-    def bin_s(self) -> float:
-        """Seconds of an interval of the curves."""
-        return self._bin_s
+    def steps(self) -> StepSums:
+        """What all steps did."""
+        if self._passed:
+            self._sums.add(np.array(self._passed).reshape(-1, _FIELDS))
+            self._passed = []
+        return self._sums
 
     def begin(self, request: SimulatedRequest, now_s: float, shared: int, restored: int) -> None:  # noqa: ARG002
         """Count a prompt; see Recorder."""
@@ -74,27 +107,19 @@ class Record:
         self.done += 1
 
     def pass_time(self, state: ReplicaState, begin_s: float, end_s: float, steps: int) -> None:
-        """Add up what holds meanwhile; see Recorder."""
-        seconds, rows = end_s - begin_s, state.decoding
-        running = rows + state.reading
-        self.busy_s += seconds
-        self.row_s += running * seconds
-        self.most_running = max(self.most_running, running)
-        self.used += (state.cached_tokens + rows * steps // 2) * seconds
-        self.unread += state.unread_tokens * seconds
-        self.reserved += state.reserved_tokens * seconds
-        if steps and seconds > 0:
-            self.gaps[gap_index(seconds / steps)] += rows * steps
-        index = int(begin_s / self._bin_s)
-        if index < BINS:
-            self.waiting_s[index] += state.waiting * seconds
-            self.running_s[index] += running * seconds
+        """Note what held meanwhile; see Recorder."""
+        passed = self._passed
+        passed += state
+        passed += (begin_s, end_s, steps)
+        if len(passed) >= _MOST_PASSED:
+            _ = self.steps
 
 
-def gap_index(seconds: float) -> int:
-    """Return the place of a gap in the histogram."""
-    place = int(math.log10(seconds / _LOW_S) * _PER_DECADE)
-    return min(max(place, 0), _PER_DECADE * _DECADES - 1)
+def gap_indices(seconds: Array) -> Array:
+    """Return the place of each gap in the histogram."""
+    places = (np.log10(seconds / _LOW_S) * _PER_DECADE).astype(np.int64)
+    indices: Array = np.clip(places, 0, _PLACES - 1)
+    return indices
 
 
 def gap_percentile(gaps: Array, share: float) -> float:

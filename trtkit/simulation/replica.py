@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,12 +13,13 @@ from trtkit.llm.scheduler.options import SchedulerOptions
 from trtkit.llm.scheduler.scheduler import Scheduler
 from trtkit.simulation.cache import Clock, SimulatedCache
 from trtkit.simulation.recorder import ReplicaState
-from trtkit.simulation.times import decode_s
+from trtkit.simulation.times import decode_s, step_s, steps_before
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.llm.scheduler.batch import Chunk
+    from trtkit.llm.sequences import Ints
     from trtkit.simulation.recorder import Recorder
     from trtkit.simulation.replica_options import ReplicaOptions
     from trtkit.simulation.requests import SimulatedRequest
@@ -28,30 +28,35 @@ if TYPE_CHECKING:
 _ANY = 1 << 60
 _NOTED_STEPS = 8
 """Of many that are alike; a running mean hardly knows those before them."""
+_NO_SLOTS: Ints = np.zeros(0, np.int64)
+_sum = np.add.reduce
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Run:
     """A batch that runs now, decode steps alone many times.
 
-    started_s: before copies. cached: of those that decode. left: steps until the first of them is complete.
-    groups_s: what each call for prompts takes.
+    started_s: before copies. waiting: requests without a slot. lengths, ends: [R], tokens of the slots that decode,
+    before the run and when they are complete. cached: tokens of all of them. left: steps until the first is complete.
+    decode_s: what decoding takes. groups_s: what each call for prompts takes.
     """
 
     batch: Batch
     started_s: float
     begin_s: float
-    end_s: float
     steps: int
-    decode_s: float = 0.0
+    waiting: int
+    lengths: Ints
+    ends: Ints
     cached: int = 0
     left: int = 0
     lines: tuple[Line, Line] = ((0.0, 0.0), (0.0, 0.0))
+    decode_s: float = 0.0
     groups_s: Sequence[float] = ()
 
 
 class Replica:
-    """Requests in slots, moved on by `advance` at `event_s`."""
+    """Requests in slots, moved on by `advance`. event_s: when that is due; infinite if nothing runs."""
 
     def __init__(self, options: ReplicaOptions, recorder: Recorder) -> None:
         self.options, self._recorder, self._clock = options, recorder, Clock()
@@ -71,27 +76,24 @@ class Replica:
             shares_prefixes=options.block_tokens > 0,
         )
         self.scheduler: Scheduler[SimulatedRequest] = Scheduler(self._cache, shared, self._clock)
-        self._slots, self._lengths = self.scheduler.slots, self.scheduler.slots.sequences.lengths
+        running, self._slots, self._host = self.scheduler.running, self.scheduler.slots, self.scheduler.memory.host
+        self._requests, self._ends, self._lengths = running.requests, running.ends, self._slots.sequences.lengths
         self._arrived: list[SimulatedRequest] = []  # since the last step began
         self._unread: set[int] = set()  # slots whose prompt is not complete
         self._silent: list[SimulatedRequest] = []  # whose last prompt token is read as those of answers are
         self._unread_tokens = 0
         self._run: _Run | None = None
+        self.event_s = math.inf
 
     @property
     def load(self) -> int:
         """Requests that wait or run."""
-        return len(self._arrived) + len(self.scheduler.queue) + len(self.scheduler.running.requests)
+        return len(self._arrived) + len(self.scheduler.queue) + len(self._requests)
 
     @property
     def work_tokens(self) -> int:
         """Tokens of the requests that decode, and of the prompts that are read or wait."""
         return (0 if self._run is None else self._run.cached) + self._unread_tokens
-
-    @property
-    def event_s(self) -> float:
-        """When `advance` is due."""
-        return math.inf if self._run is None else self._run.end_s
 
     def shared_tokens(self, request: SimulatedRequest) -> int:
         """Return how many tokens of a prompt are cached here, on the host among them."""
@@ -108,30 +110,74 @@ class Replica:
         self._arrived.append(request)
         self._unread_tokens += request.prompt_tokens
         if self._run is None:
-            self._run = _Run(Batch(np.zeros(0, np.int64)), now_s, now_s, now_s, 0)
+            self._run, self.event_s = _Run(Batch(_NO_SLOTS), now_s, now_s, 0, 0, _NO_SLOTS, _NO_SLOTS), now_s
         elif not self._run.batch.prefill and self._run.steps > 1:
             self._cut(self._run, now_s)
 
     def advance(self) -> None:
         """End what runs, and begin what is next."""
-        run = self._run
+        run, end_s = self._run, self.event_s
         assert run is not None
-        self._recorder.pass_time(self._state(run), run.started_s, run.end_s, run.steps)
-        self._clock.now_s = run.begin_s + run.decode_s if run.batch.prefill else run.end_s
-        self._end_decoding(run)
-        for group, seconds in zip(run.batch.prefill, run.groups_s, strict=True):
-            self._clock.now_s += seconds
-            self._end_group(group)
-        self._clock.now_s = run.end_s
-        copied_s = run.begin_s - run.started_s
-        if run.steps > 1 and self.scheduler.memory.host.blocks is not None:
+        self._recorder.pass_time(self._state(run), run.started_s, end_s, run.steps)
+        prefill = run.batch.prefill
+        self._clock.now_s = run.begin_s + run.decode_s if prefill else end_s
+        if run.steps:
+            self._end_decoding(run)
+        if prefill:
+            for group, seconds in zip(prefill, run.groups_s, strict=True):
+                self._clock.now_s += seconds
+                self._end_group(group)
+            self._clock.now_s = end_s
+        if run.steps > 1 and self._host.blocks is not None:
             self._note_costs(run)
-        for ended in self.scheduler.end_step(run.batch, run.started_s, copied_s, max(1, run.steps)):
-            self._end(ended.request, ended.request.metrics.finished_s or run.end_s, is_late=ended.reason == "error")
-        self._begin(run.end_s)
+        copied_s = run.begin_s - run.started_s
+        for ended in self.scheduler.end_step(run.batch, run.started_s, copied_s, run.steps or 1):
+            self._end(ended.request, ended.request.metrics.finished_s or end_s, is_late=ended.reason == "error")
+        self._begin(end_s)
 
     def _begin(self, now_s: float) -> None:
         """Begin a step, or many that are alike."""
+        if self._arrived:
+            self._submit_arrived()
+        self._clock.now_s = now_s
+        batch = self.scheduler.schedule(now_s)
+        if batch.transfers:
+            self._cache.run(batch, self._host)
+        if self.scheduler.changes or self._unread:
+            self._apply_changes(batch, now_s)
+        decode = batch.decode
+        if not decode.size and not batch.prefill:
+            for ended in self.scheduler.end_step(batch, now_s):
+                self._end(ended.request, now_s, is_late=True)
+            self._run, self.event_s = None, math.inf
+            return
+        queue, begin_s, rows = self.scheduler.queue, self._clock.now_s, 0
+        if decode.size:
+            rows = rows_between(decode)  # with idle ones between those that decode
+            lengths, ends = self._lengths[decode], self._ends[decode]
+            lefts, lines = ends - lengths, self.options.times.decode_lines(rows)
+            left = lefts.item(lefts.argmin())
+            cached = int(_sum(lengths)) - decode.size  # all but the last token of each
+            run = _Run(batch, now_s, begin_s, 1, len(queue), lengths, ends, cached, left, lines)
+        else:
+            run = _Run(batch, now_s, begin_s, 0, len(queue), decode, decode)
+        self._run = run
+        if batch.prefill:
+            self._time_prompts(run, rows)
+            return
+        run.steps = 1 if batch.preempted else run.left
+        if self._cache.pages is not None:
+            run.steps = max(1, self.scheduler.memory.steps_that_fit(decode, run.steps))
+        run.decode_s = decode_s(run.lines, decode.size, run.cached, run.steps)
+        self.event_s = begin_s + run.decode_s
+        if run.waiting:
+            self._cut(run, queue.next_alarm_s)
+            if queue.policy.measures:
+                requests = self._requests
+                self._cut(run, now_s + min(queue.policy.left_s(requests[slot].standing) for slot in decode.tolist()))
+
+    def _submit_arrived(self) -> None:
+        """Let the scheduler have the requests that have arrived."""
         for request in self._arrived:
             if request.imported:
                 ids = request.ids[: request.imported]
@@ -139,35 +185,6 @@ class Replica:
                 request.imported = 0
             self.scheduler.submit(request)
         self._arrived = []
-        self._clock.now_s = now_s
-        batch = self.scheduler.schedule(now_s)
-        self._cache.run(batch, self.scheduler.memory.host)
-        self._apply_changes(batch, now_s)
-        if not batch.decode.size and not batch.prefill:
-            for ended in self.scheduler.end_step(batch, now_s):
-                self._end(ended.request, now_s, is_late=True)
-            self._run = None
-            return
-        rows = 0  # with idle ones between those that decode
-        run = self._run = _Run(batch, now_s, self._clock.now_s, math.inf, int(batch.decode.size > 0))
-        if batch.decode.size:
-            rows = rows_between(batch.decode)
-            left = self.scheduler.running.ends[batch.decode] - self._lengths[batch.decode]
-            run.cached, run.left = int(self._slots.cached[batch.decode].sum()), int(left.min())
-            run.lines = self.options.times.decode_lines(rows)
-        if batch.prefill:
-            self._time_prompts(run, rows)
-            return
-        most = 1 if batch.preempted else run.left
-        self._set_steps(run, max(1, self.scheduler.memory.steps_that_fit(batch.decode, most)))
-        queue = self.scheduler.queue
-        if len(queue):
-            self._cut(run, queue.next_alarm_s)
-            if queue.policy.measures:
-                requests = self.scheduler.running.requests
-                self._cut(
-                    run, now_s + min(queue.policy.left_s(requests[slot].standing) for slot in batch.decode.tolist())
-                )
 
     def _time_prompts(self, run: _Run, rows: int) -> None:
         """Set when a step ends that decodes `rows`, idle ones included, and reads prompts."""
@@ -177,29 +194,29 @@ class Replica:
             run.decode_s = self._mixed_s(rows, run.cached, first)
             run.groups_s = [0.0, *(self._mixed_s(0, 0, group) for group in others)]
         else:
-            run.decode_s = decode_s(run.lines, batch.decode.size, run.cached, 1) if rows else 0.0
+            run.decode_s = step_s(run.lines, run.cached)
             run.groups_s = [self._group_s(group) for group in batch.prefill]
-        run.end_s = run.begin_s + run.decode_s + sum(run.groups_s)
+        self.event_s = run.begin_s + run.decode_s + sum(run.groups_s)
 
     def _apply_changes(self, batch: Batch, now_s: float) -> None:
         """Record who has got a slot; their answers are known already."""
         for change in self.scheduler.changes:
-            if isinstance(change, SlotTaken):
+            if isinstance(change, SlotLeft):
+                self._unread.discard(change.slot)
+            elif isinstance(change, SlotTaken):
                 self._write_answer(change.slot, change.request)
                 self._recorder.begin(change.request, now_s, change.reused, change.restored)
                 self._unread.add(change.slot)
             elif isinstance(change, SlotMoved):
-                self._write_answer(change.target, self.scheduler.running.requests[change.target])
+                self._write_answer(change.target, self._requests[change.target])
                 if change.source in self._unread:
                     self._unread.add(change.target)
-            elif isinstance(change, SlotLeft):
-                self._unread.discard(change.slot)
             elif isinstance(change, PrefixMatched):
-                self._recorder.match(self.scheduler.running.requests[change.slot], change.reused)
+                self._recorder.match(self._requests[change.slot], change.reused)
         self.scheduler.changes.clear()
         for slot in self._unread.intersection(batch.decode.tolist()) if self._unread else ():
             self._unread.remove(slot)
-            request = self.scheduler.running.requests[slot]
+            request = self._requests[slot]
             self._note_read(request)
             self._silent.append(request)
 
@@ -212,32 +229,30 @@ class Replica:
     def _end_decoding(self, run: _Run) -> None:
         """Let all who decode gain the run's tokens; those that are complete end."""
         slots, steps = run.batch.decode, run.steps
-        if not slots.size or not steps:
-            return
         if steps > 1 and self._cache.pages is not None:  # the pages of the first are reserved
             self.scheduler.memory.reserve(slots, np.full(len(slots), steps))
-        lengths = self._lengths[slots] + steps
+        lengths = run.lengths + steps
         self._lengths[slots], self._slots.cached[slots] = lengths, lengths - 1
         if self._silent:
-            first_s = run.decode_s if run.batch.prefill else decode_s(run.lines, slots.size, run.cached, 1)
+            first_s = run.decode_s if run.batch.prefill else step_s(run.lines, run.cached)
             for request in self._silent:
                 self._note_first_token(request, run.begin_s + first_s)
             self._silent = []
         if steps >= run.left:
-            for slot in slots[lengths >= self.scheduler.running.ends[slots]].tolist():
+            for slot in slots[lengths >= run.ends].tolist():
                 self.scheduler.finish(slot, "length")
 
-    def _end_group(self, group: list[Chunk]) -> None:
+    def _end_group(self, group: Sequence[Chunk]) -> None:
         """Let prompts be read; those that are complete have their first token."""
         for chunk in group:
-            request = self.scheduler.running.requests[chunk.slot]
+            request = self._requests[chunk.slot]
             self._recorder.read(request, chunk, self._clock.now_s)
             if self.scheduler.read(chunk):
                 self._unread.discard(chunk.slot)
                 self._note_read(request)
                 self._note_first_token(request, self._clock.now_s)
                 self._lengths[chunk.slot] += 1
-                if self._lengths[chunk.slot] >= self.scheduler.running.ends[chunk.slot]:
+                if self._lengths[chunk.slot] >= self._ends[chunk.slot]:
                     self.scheduler.finish(chunk.slot, "length")
 
     def _end(self, request: SimulatedRequest, now_s: float, *, is_late: bool) -> None:
@@ -257,14 +272,14 @@ class Replica:
         self._unread_tokens -= request.prompt_tokens * request.is_unread
         request.is_unread = False
 
-    def _group_s(self, group: list[Chunk]) -> float:
+    def _group_s(self, group: Sequence[Chunk]) -> float:
         """Return the seconds of a call for pieces of prompts, padded as the engine pads them."""
         if len(group) == 1:
             return self.options.times.prefill_s(1, group[0].count, group[0].start + group[0].count)
         tokens, length = max(chunk.count for chunk in group), max(chunk.start + chunk.count for chunk in group)
         return self.options.times.prefill_s(len(group), tokens, length)
 
-    def _mixed_s(self, rows: int, cached: int, group: list[Chunk]) -> float:
+    def _mixed_s(self, rows: int, cached: int, group: Sequence[Chunk]) -> float:
         """Return the seconds of a packed call, in which `rows` decode."""
         pieces = [(chunk.count, chunk.start + chunk.count) for chunk in group]
         idle = idle_tokens(rows, sum(chunk.count for chunk in group), self.options.token_tile)
@@ -273,34 +288,29 @@ class Replica:
     def _note_costs(self, run: _Run) -> None:
         """Note what the latest steps have taken, by which the scheduler chooses what the host keeps."""
         rows, noted = run.batch.decode.size, min(run.steps, _NOTED_STEPS)
-        first_s = decode_s(run.lines, rows, run.cached + (run.steps - noted) * rows, 1)
-        last_s = decode_s(run.lines, rows, run.cached + (run.steps - 1) * rows, 1)
+        last = run.cached + (run.steps - 1) * rows
+        first_s, last_s = step_s(run.lines, last - (noted - 1) * rows), step_s(run.lines, last)
         self.scheduler.costs.note_decoding(first_s, last_s, noted)
 
     def _state(self, run: _Run) -> ReplicaState:
         """Return what holds before a run's steps; of what is reserved, the mean of before and after."""
-        slots, decode, pages = self._slots, run.batch.decode, self._cache.pages
-        running, read, unread = len(self.scheduler.running.requests), 0, 0
+        decode, cached, pages = run.batch.decode, self._slots.cached, self._cache.pages
+        running, read, unread = len(self._requests), 0, 0
         for slot in self._unread:
-            read += int(slots.cached[slot])
-            unread += int(self._lengths[slot] - slots.cached[slot])
+            read += int(cached[slot])
+            unread += int(self._lengths[slot] - cached[slot])
         reserved = running * self.options.slot_tokens
         if pages is not None:
-            starts = slots.cached[decode]
+            starts = cached[decode]
             more = pages.needed(decode, starts, starts + run.steps) if run.steps else 0
-            reserved = (2 * int(pages.counts.sum()) + more) * pages.page_tokens // 2
-        waiting = len(self.scheduler.queue)
-        return ReplicaState(decode.size, running - decode.size, waiting, run.cached + read, unread, reserved)
+            reserved = (2 * int(np.add.reduce(pages.counts)) + more) * pages.page_tokens // 2
+        rows = decode.size
+        return ReplicaState(rows, running - rows, run.waiting, run.cached + read, unread, reserved)
 
     def _cut(self, run: _Run, until_s: float) -> None:
         """Let no decode step of a run begin at `until_s` or later, but the first."""
-        batch, within_s = run.batch.decode.size, until_s - run.begin_s
-        if decode_s(run.lines, batch, run.cached, run.steps) < within_s:
-            return
-        steps = bisect_left(range(run.steps), within_s, key=lambda step: decode_s(run.lines, batch, run.cached, step))
-        self._set_steps(run, max(1, steps))
-
-    @staticmethod
-    def _set_steps(run: _Run, steps: int) -> None:
-        run.steps = steps
-        run.end_s = run.begin_s + decode_s(run.lines, run.batch.decode.size, run.cached, steps)
+        within_s = until_s - run.begin_s
+        if run.decode_s >= within_s:
+            most = run.steps, run.decode_s
+            run.steps, run.decode_s = steps_before(within_s, run.lines, run.batch.decode.size, run.cached, most)
+            self.event_s = run.begin_s + run.decode_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -53,10 +53,18 @@ class Traffic:
 class SimulatedRequest:
     """A request by its counts, as the scheduler takes it.
 
+    Of what other requests may have, it has nothing: no beams, images or adapter.
+
     generated: tokens it had when it was last preempted. imported: tokens of it that another replica has computed.
     retained: keys of what the host keeps for it. is_prompt_alone: only the prompt is computed; is_handed_on: it has
     been, by another replica. is_unread: its prompt is still to be read.
     """
+
+    slots: ClassVar[int] = 1
+    needs_whole_prompt: ClassVar[bool] = False
+    soft: ClassVar[None] = None
+    adapter: ClassVar[None] = None
+    adapter_id: ClassVar[AdapterId] = NO_ADAPTER
 
     number: int
     arrival_s: float
@@ -90,29 +98,6 @@ class SimulatedRequest:
     def max_new_tokens(self) -> int:
         """Tokens that it generates here."""
         return 1 if self.is_prompt_alone else self.output_tokens
-
-    @property
-    def slots(self) -> int:
-        """One: beams are not simulated."""
-        return 1
-
-    @property
-    def needs_whole_prompt(self) -> bool:
-        """Whether all of its prompt has to be computed: never."""
-        return False
-
-    @property
-    def soft(self) -> None:
-        """Vectors in its prompt: none, images are not simulated."""
-
-    @property
-    def adapter(self) -> None:
-        """Its LoRA adapter: none."""
-
-    @property
-    def adapter_id(self) -> AdapterId:
-        """No adapter."""
-        return NO_ADAPTER
 
     @property
     def ids(self) -> Ints:

@@ -108,7 +108,8 @@ def summarize(
     duration_s = record.last_s - float(traffic.arrival_s[0])
     per_s = 1 / duration_s if duration_s else 0.0
     gaps_s = float((latency - ttft)[has_gaps].sum() / max(1, (outputs - 1)[has_gaps].sum()))
-    bins_s = record.bin_s
+    steps = record.steps
+    bins_s = steps.bin_s
     engine_s = duration_s * options.engines
     times = {"ttft": ttft, "tpot": np.where(has_gaps, tpot, 0.0), "latency": latency}
     return Summary(
@@ -120,23 +121,23 @@ def summarize(
         output_tokens_per_second=float(outputs.sum()) * per_s,
         ttft=_distribution(ttft),
         tpot=_distribution(tpot[has_gaps]),
-        itl=Gaps(1e3 * gaps_s, *(1e3 * gap_percentile(record.gaps, share) for share in (0.5, 0.99))),
+        itl=Gaps(1e3 * gaps_s, *(1e3 * gap_percentile(steps.gaps, share) for share in (0.5, 0.99))),
         latency=_distribution(latency),
         goodput=_goodput(times, objectives, len(traffic), per_s),
-        utilization=record.busy_s / engine_s if engine_s else 0.0,
-        running=record.row_s / record.busy_s if record.busy_s else 0.0,
-        most_running=record.most_running,
-        waiting=float(record.waiting_s.sum()) / (bins_s * BINS),
+        utilization=steps.busy_s / engine_s if engine_s else 0.0,
+        running=steps.row_s / steps.busy_s if steps.busy_s else 0.0,
+        most_running=steps.most_running,
+        waiting=float(steps.waiting_s.sum()) / (bins_s * BINS),
         preemptions=record.preemptions,
-        waste=1 - record.used / record.reserved if record.reserved else 0.0,
-        unread=record.unread / record.reserved if record.reserved else 0.0,
+        waste=1 - steps.used / steps.reserved if steps.reserved else 0.0,
+        unread=steps.unread / steps.reserved if steps.reserved else 0.0,
         shared=record.shared_tokens / record.prompt_tokens if record.prompt_tokens else 0.0,
         restored=record.restored_tokens / record.prompt_tokens if record.prompt_tokens else 0.0,
         computed_tokens=record.computed_tokens,
         cost_per_month=None if price is None else options.gpus * price * HOURS_PER_MONTH,
         moments=tuple(
             Moment(index * bins_s, float(waiting) / bins_s, float(running) / bins_s)
-            for index, (waiting, running) in enumerate(zip(record.waiting_s, record.running_s, strict=True))
+            for index, (waiting, running) in enumerate(zip(steps.waiting_s, steps.running_s, strict=True))
         ),
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from bisect import bisect_left
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,17 +43,55 @@ class StepTimes(Protocol):
 def decode_s(lines: tuple[Line, Line], batch: int, cached: int, steps: int) -> float:
     """Return the seconds of decode steps of a batch that has `cached` tokens in all, and `batch` more each step."""
     (base, slope), (other_base, other_slope) = lines
-    one, one_step = base + slope * cached, slope * batch
-    two, two_step = other_base + other_slope * cached, other_slope * batch
-    last = steps - 1
+    one, two = base + slope * cached, other_base + other_slope * cached
     if one < two:
-        one, one_step, two, two_step = two, two_step, one, one_step
-    if one + one_step * last >= two + two_step * last:  # the larger at first is the larger at the end
+        one, slope, two, other_slope = two, other_slope, one, slope
+    last, one_step = steps - 1, slope * batch
+    if slope >= other_slope:  # the larger at first is the larger at the end
+        return steps * one + one_step * last * steps / 2
+    two_step = other_slope * batch
+    if one + one_step * last >= two + two_step * last:
         return steps * one + one_step * last * steps / 2
     before = int((one - two) / (two_step - one_step)) + 1
     after = steps - before
     tail = after * (two + two_step * before) + two_step * (after - 1) * after / 2
     return before * one + one_step * (before - 1) * before / 2 + tail
+
+
+def step_s(lines: tuple[Line, Line], cached: int) -> float:
+    """Return the seconds of one decode step of a batch that has `cached` tokens in all."""
+    (base, slope), (other_base, other_slope) = lines
+    one, two = base + slope * cached, other_base + other_slope * cached
+    return one if one >= two else two
+
+
+def steps_before(
+    within_s: float, lines: tuple[Line, Line], batch: int, cached: int, most: tuple[int, float]
+) -> tuple[int, float]:
+    """Return how many decode steps begin before `within_s` has passed, at least one, and their seconds.
+
+    Their number follows from the sum of an arithmetic series, to a step, unless the slower line changes meanwhile.
+    most: steps, and their seconds, which are `within_s` or more.
+    """
+    if within_s <= 0:
+        return 1, decode_s(lines, batch, cached, 1)
+    (base, slope), (other_base, other_slope) = lines
+    first_s, more_s = base + slope * cached, slope * batch
+    if first_s < other_base + other_slope * cached:
+        first_s, more_s = other_base + other_slope * cached, other_slope * batch
+    half = first_s - more_s / 2
+    guess = int(2 * within_s / (half + math.sqrt(half * half + 2 * more_s * within_s)))
+    low, (high, seconds) = 1, most
+    for steps in (guess, guess + 1):
+        if low <= steps < high:
+            if (all_s := decode_s(lines, batch, cached, steps)) < within_s:
+                low = steps + 1
+            else:
+                high, seconds = steps, all_s
+    if low < high:
+        low = bisect_left(range(high), within_s, low, key=lambda steps: decode_s(lines, batch, cached, steps))
+        seconds = decode_s(lines, batch, cached, low)
+    return low, seconds
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def test_a_single_request_takes_its_prompt_and_a_step_for_each_further_token() -
     steps_s = sum(0.01 + 1e-4 + 1e-7 * (700 + step) for step in range(4))
     assert record.first_token_s[0] == pytest.approx(3.0 + prefill_s)
     assert record.finished_s[0] == pytest.approx(3.0 + prefill_s + steps_s)
-    assert record.busy_s == pytest.approx(prefill_s + steps_s)
+    assert record.steps.busy_s == pytest.approx(prefill_s + steps_s)
 
 
 @settings(max_examples=100, deadline=None)
@@ -105,7 +105,7 @@ def test_every_request_is_served_once_wherever_it_goes(router: str, prefill_repl
     assert record.done == len(traffic)
     assert (record.finished_s >= record.first_token_s).all()
     assert (record.first_token_s > traffic.arrival_s).all()
-    assert record.gaps.sum() >= (traffic.output_tokens - 1).sum()
+    assert record.steps.gaps.sum() >= (traffic.output_tokens - 1).sum()
 
 
 @pytest.mark.parametrize("schedule", ["fcfs", "priority", "mlfq"])
@@ -118,13 +118,13 @@ def test_pages_that_run_out_cost_preemptions_and_lose_no_request(schedule: str, 
     assert record.done == len(traffic)
     assert np.isfinite(record.finished_s).all()
     assert record.preemptions > 10
-    assert record.used <= record.reserved
+    assert record.steps.used <= record.steps.reserved
 
 
 def test_pages_are_counted_while_an_answer_grows() -> None:
     """One request, whose steps are simulated together: at most a page's places hold no token at any time."""
     record = serve(Traffic(np.zeros(1), np.array([100]), np.array([700])), pages=70)
-    waste = (record.reserved - record.used) / record.busy_s
+    waste = (record.steps.reserved - record.steps.used) / record.steps.busy_s
     assert 0 <= waste <= 16
 
 
@@ -134,17 +134,17 @@ def test_a_prompt_that_fits_no_replica_is_dropped_and_an_answer_ends_where_the_p
     record = serve(traffic, pages=60)
     assert (record.done, record.dropped) == (3, 1)
     assert math.isnan(record.finished_s[1])
-    assert record.used <= record.reserved
+    assert record.steps.used <= record.steps.reserved
 
 
 def test_pages_hold_more_sequences_than_slots_and_waste_less() -> None:
     """The memory of 8 slots of 1,024 tokens, as slots and as 512 pages."""
     traffic = poisson(100.0, 1500)
     linear, paged = serve(traffic), serve(traffic, slots=256, pages=512)
-    assert linear.most_running == 8
-    assert paged.most_running > 24
-    assert 1 - paged.used / paged.reserved < 0.12
-    assert 1 - linear.used / linear.reserved > 0.8
+    assert linear.steps.most_running == 8
+    assert paged.steps.most_running > 24
+    assert 1 - paged.steps.used / paged.steps.reserved < 0.12
+    assert 1 - linear.steps.used / linear.steps.reserved > 0.8
     assert mean_latency(traffic, paged) < mean_latency(traffic, linear) / 2
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class QueueOptions(StrictModel):
-    """The queue in front of a model; language models use `llm.max_queue` instead. Times are in microseconds.
+    """The queue in front of a model; language models have their engine's. Times are in microseconds.
 
     on_timeout: reject the request, or serve it after the others. Limits have a cost in Triton 2.51: see
     `model_config.queue_policy`.

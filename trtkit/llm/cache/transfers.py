@@ -83,7 +83,11 @@ class DropSequence:
     dropped: int
 
 
-Transfer = CopyTokens | CopyPages | SaveBlocks | LoadBlocks | FillRows | SaveSequence | LoadSequence | DropSequence
+Copy = CopyTokens | CopyPages
+"""A transfer within the caches, which every rank does with its own."""
+HostTransfer = SaveBlocks | LoadBlocks | FillRows | SaveSequence | LoadSequence | DropSequence
+"""A transfer between the caches and the host, or on the host."""
+Transfer = Copy | HostTransfer
 
 
 class Sized(Protocol):

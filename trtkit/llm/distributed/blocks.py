@@ -58,7 +58,7 @@ class GroupBlocks:
     def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
         """Copy blocks of all ranks from host memory; see CacheBlocks."""
         starts = [sum(self._sizes[:rank]) for rank in range(len(self._sizes))]
-        fields: dict[str, int | Sequence[int]] = {"tokens": self.tokens, "starts": starts, "places": positions}
+        fields: dict[str, object] = {"tokens": self.tokens, "starts": starts, "places": positions}
         message = Message("load_blocks", fields, {"data": torch.stack(list(rows))})
         self._run(message, lambda: load_part(self._own, 0, message))
 

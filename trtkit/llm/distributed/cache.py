@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trtkit.jobs.json_form import to_json
+from trtkit.llm.cache.transfers import CopyTokens
 from trtkit.llm.distributed.blocks import GroupBlocks, NoBlocks
 from trtkit.llm.distributed.messages import Message
 from trtkit.llm.execution.paged_cache import PagedCache
@@ -15,7 +17,8 @@ from trtkit.llm.execution.saved import CacheForm, SavedSequence, check_saved, ch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trtkit.llm.cache import PageCopies, PageTables
+    from trtkit.llm.cache import PageTables
+    from trtkit.llm.cache.transfers import Copy
     from trtkit.llm.distributed.channel import Channel
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.kv_cache import KvCache
@@ -69,12 +72,12 @@ class GroupCache:
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens of slot `source` to slot `target`."""
         start, stop, _ = tokens.indices(self._own.max_length)
-        message = Message("copy", {"source": source, "target": target, "start": start, "stop": stop})
-        self._run(message, lambda: self._own.copy(source, target, tokens))
+        self.carry_out([CopyTokens(source, target, start, stop)])
 
-    def copy_pages(self, copies: PageCopies) -> None:
-        """Copy pages of all layers, on every rank."""
-        self._run(Message("copy_pages", copies._asdict()), lambda: self._own.copy_pages(copies))
+    def carry_out(self, copies: Sequence[Copy]) -> None:
+        """Do a batch's copies within the caches, in order, on every rank."""
+        message = Message("carry_out", {"copies": to_json(tuple(copies))})
+        self._run(message, lambda: self._own.carry_out(copies))
 
     def tell(self, slot: int, pages: Sequence[int]) -> None:
         """Take in which pages a slot's tokens are; the other ranks learn it with each call."""

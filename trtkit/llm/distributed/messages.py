@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -16,7 +17,7 @@ from trtkit.llm.soft_tokens import SoftTokens
 from trtkit.network.input_spec import LOGIT_INDEX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 T = TypeVar("T")
 MessageName = Literal[
@@ -25,8 +26,7 @@ MessageName = Literal[
     "packed",
     "check",
     "time",
-    "copy",
-    "copy_pages",
+    "carry_out",
     "save",
     "load",
     "move",
@@ -45,10 +45,10 @@ _SOFT_FIELDS = ("places", "keys", "rope_positions", "ends")
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """What every rank is to do, with its numbers and arrays by name."""
+    """What every rank is to do, with its numbers, arrays and other JSON data by name."""
 
     name: MessageName
-    fields: Mapping[str, int | Sequence[int]] = field(default_factory=dict)
+    fields: Mapping[str, object] = field(default_factory=dict)
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def number(self, name: str) -> int:
@@ -60,7 +60,7 @@ class Message:
     def numbers(self, name: str) -> list[int]:
         """Return some of its numbers."""
         values = self.fields[name]
-        assert not isinstance(values, int)
+        assert isinstance(values, Sequence)
         return list(values)
 
     def data(self) -> torch.Tensor:
@@ -88,7 +88,7 @@ class CallWriter:
         """Return a call as a message, with the vectors of its slots that were not sent yet."""
         assert call.tree is None  # heads, which alone guess trees, work on one rank
         tensors = {part: torch.from_numpy(getattr(call, part)) for part in ("ids", "starts", "counts")}
-        fields: dict[str, int | Sequence[int]] = {"first_slot": call.first_slot}
+        fields: dict[str, object] = {"first_slot": call.first_slot}
         if call.scattered is not None:
             tensors["scattered"] = torch.from_numpy(call.scattered)
         if call.pages is not None:
@@ -108,7 +108,7 @@ class CallWriter:
 
     def packed(self, packed: PackedCall) -> Message:
         """Return a packed call as a message."""
-        fields: dict[str, int | Sequence[int]] = {}
+        fields: dict[str, object] = {}
         tensors = {LOGIT_INDEX: torch.from_numpy(packed.logit_index)}
         for part in _PARTS:
             message = self.message("packed", getattr(packed, part))

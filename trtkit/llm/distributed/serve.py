@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.llm.cache import PageCopies
+from trtkit.jobs.json_form import from_json
+from trtkit.llm.cache.transfers import Copy  # noqa: TC001 (read from JSON by its types)
 from trtkit.llm.distributed.adapters import write_own
 from trtkit.llm.distributed.blocks import load_part as load_part_of_blocks
 from trtkit.llm.distributed.blocks import part_of
@@ -34,6 +36,11 @@ def serve(group: RankGroup, runner: StageRunner) -> None:
         group.close()
 
 
+@dataclass(frozen=True)
+class _Copies:
+    copies: tuple[Copy, ...]
+
+
 class _Server:
     def __init__(self, group: RankGroup, runner: StageRunner) -> None:
         self._group, self._runner = group, runner
@@ -50,7 +57,7 @@ class _Server:
                 self._runner.forward_packed(self._reader.packed(message))
             case "time":
                 execution.layer_seconds(self._reader.call(message))
-            case "copy" | "copy_pages" | "move" | "mark" | "rewind" | "table":
+            case "carry_out" | "move" | "mark" | "rewind" | "table":
                 self._change_cache(message)
             case "save":
                 data = execution.cache.save(message.number("slot"), message.number("count")).data
@@ -70,11 +77,8 @@ class _Server:
         """Do with this rank's caches what rank 0 does with its own."""
         cache = self._runner.execution.cache
         match message.name:
-            case "copy":
-                tokens = slice(message.number("start"), message.number("stop"))
-                cache.copy(message.number("source"), message.number("target"), tokens)
-            case "copy_pages":
-                cache.copy_pages(PageCopies(message.numbers("sources"), message.numbers("targets")))
+            case "carry_out":
+                cache.carry_out(from_json(_Copies, {"copies": message.fields["copies"]}).copies)
             case "move":
                 cache.move(*(np.array(message.numbers(name)) for name in ("slots", "sources", "targets")))
             case "mark":

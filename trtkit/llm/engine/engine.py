@@ -24,7 +24,7 @@ from trtkit.llm.scheduler.scheduler import Scheduler, TokensInFlight
 from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -93,6 +93,11 @@ class LLMEngine:
     def waiting(self) -> int:
         """Requests that wait for a slot."""
         return len(self._scheduler.queue)
+
+    @property
+    def most_waiting(self) -> int | None:
+        """Requests that may wait for a slot; None: any number."""
+        return self._scheduler.queue.limit
 
     def load_adapter(self, name: str, adapter: PreparedAdapter) -> None:
         """Let requests use an adapter. Raises RequestError for a name that is taken, or if the network takes none."""
@@ -263,7 +268,7 @@ class LLMEngine:
         self._in_flight = []
         self._state.apply_changes()
 
-    def _prefill(self, group: list[Chunk]) -> None:
+    def _prefill(self, group: Sequence[Chunk]) -> None:
         """Read chunks of prompts; those that are complete give their first token."""
         slots, scheduler = self._scheduler.slots, self._scheduler
         call = chunks_call(group, slots)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import RequestError
-from trtkit.llm.scheduler.options import SchedulerOptions, SharingOptions
+from trtkit.llm.scheduler.options import ScheduleOptions, SchedulerOptions, SharingOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.llm.engine.proposers import Proposer
     from trtkit.llm.execution import DecoderExecution
     from trtkit.llm.execution.execution import PackedCalls
+    from trtkit.serving_options import ServingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,14 @@ class EngineOptions(SharingOptions):
     overlap: bool | None = None
     kernel: bool | None = None
     clock: Callable[[], float] = time.monotonic
+
+    @classmethod
+    def from_serving(cls, options: ServingOptions, **others: Any) -> EngineOptions:
+        """Return what serving options say about sharing: what has the same name there is the same. others: the rest."""
+        names = {item.name for item in fields(SharingOptions)} & {item.name for item in fields(options)}
+        values = {name: getattr(options, name) for name in names}
+        values["schedule"] = ScheduleOptions.of(options.schedule, options.shares)
+        return cls(**values, token_budget=options.prefill_budget, **others)
 
     def of(self, execution: DecoderExecution) -> SchedulerOptions:
         """Return what a scheduler shares out of a decoder."""

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.llm.cache import PageCopies
 from trtkit.llm.cache.transfers import (
-    CopyPages,
-    CopyTokens,
+    Copy,
     DropSequence,
     FillRows,
     LoadBlocks,
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from trtkit.llm.cache.transfers import Transfer
+    from trtkit.llm.cache.transfers import HostTransfer
     from trtkit.llm.engine.request import Request
     from trtkit.llm.execution.execution import SequenceCache
     from trtkit.llm.scheduler.batch import Batch
@@ -46,8 +44,17 @@ class TransferRunner:
 
     def run(self, batch: Batch) -> None:
         """Do all that comes before a batch's calls."""
+        copies: list[Copy] = []  # one after the other, which ranks are told at once
         for transfer in batch.transfers:
+            if isinstance(transfer, Copy):
+                copies.append(transfer)
+                continue
+            if copies:
+                self._cache.carry_out(copies)
+                copies = []
             self._run(transfer)
+        if copies:
+            self._cache.carry_out(copies)
         if batch.pages:
             self._cache.set_pages(np.array(batch.pages))
 
@@ -76,13 +83,8 @@ class TransferRunner:
             self._blocks.settle()
             self.end_step()
 
-    def _run(self, transfer: Transfer) -> None:
-        cache = self._cache
+    def _run(self, transfer: HostTransfer) -> None:
         match transfer:
-            case CopyTokens(source, target, start, stop):
-                cache.copy(source, target, slice(start, stop))
-            case CopyPages(sources, targets):
-                cache.copy_pages(PageCopies(list(sources), list(targets)))
             case FillRows(rows):
                 self._blocks.settle()
                 for row in rows:
@@ -115,7 +117,7 @@ class TransferRunner:
                 self._cache.load(slot, self._sequences[number])
                 return self._sequences[number].data.nbytes
 
-    def _note_rate(self, transfer: Transfer, seconds: float, size_bytes: int) -> None:
+    def _note_rate(self, transfer: HostTransfer, seconds: float, size_bytes: int) -> None:
         """Note what a save took; one of blocks that is not waited for is measured where it is done."""
         if isinstance(transfer, SaveSequence):
             self._host.sequences.rate.note(seconds, size_bytes)

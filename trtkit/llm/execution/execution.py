@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from trtkit.llm.cache.transfers import CacheLayout
+from trtkit.llm.cache.transfers import CacheLayout, Copy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
-    from trtkit.llm.cache import PageCopies
     from trtkit.llm.execution.adapters import AdapterMemory, Matrices
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.host_blocks import CacheBlocks
@@ -36,12 +35,8 @@ class SequenceCache(CacheLayout, Protocol):
 
     model: str
 
-    def copy(self, source: int, target: int, tokens: slice) -> None:
-        """Copy cached tokens of slot `source` to slot `target`."""
-        ...
-
-    def copy_pages(self, copies: PageCopies) -> None:
-        """Copy pages of all layers."""
+    def carry_out(self, copies: Sequence[Copy]) -> None:
+        """Do a batch's copies within the caches, in order."""
         ...
 
     def tell(self, slot: int, pages: Sequence[int]) -> None:

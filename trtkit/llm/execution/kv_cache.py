@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from trtkit.errors import ExecutionError
+from trtkit.llm.cache import PageCopies
+from trtkit.llm.cache.transfers import CopyPages, CopyTokens
 from trtkit.llm.execution.cache_size import page_tokens_of
 from trtkit.llm.execution.cached_places import codes, copy_places
 from trtkit.llm.execution.host_blocks import LocalBlocks
@@ -19,7 +21,8 @@ from trtkit.llm.execution.saved import CacheArray, CacheForm, SavedSequence, che
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from trtkit.llm.cache import PageCopies, PageTables
+    from trtkit.llm.cache import PageTables
+    from trtkit.llm.cache.transfers import Copy
     from trtkit.llm.execution.cached_places import NewTokens, Place
     from trtkit.llm.execution.call import Call
     from trtkit.llm.sequences import Ints
@@ -192,6 +195,15 @@ class KvCache:
             array = self._arrays[name]
             self._run(partial(array[target].copy_, array[source]))
         self.positions[target] = self.positions[source]
+
+    def carry_out(self, copies: Sequence[Copy]) -> None:
+        """Do a batch's copies within the caches, in order."""
+        for transfer in copies:
+            match transfer:
+                case CopyTokens(source, target, start, stop):
+                    self.copy(source, target, slice(start, stop))
+                case CopyPages(sources, targets):
+                    self.copy_pages(PageCopies(list(sources), list(targets)))
 
     def move(self, slots: Ints, sources: Ints, targets: Ints) -> None:
         """Copy a cached token within each slot: [R] slots, and each one's place and new place."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, NamedTuple
 
 import numpy as np
 
@@ -34,8 +34,7 @@ class Chunk:
     count: int
 
 
-@dataclass(frozen=True, eq=False)
-class SlotTaken(Generic[T]):
+class SlotTaken(NamedTuple, Generic[T]):
     """A request has a slot. reused, restored: its tokens that were cached already, and those of them on the host."""
 
     slot: int
@@ -44,24 +43,21 @@ class SlotTaken(Generic[T]):
     restored: int
 
 
-@dataclass(frozen=True)
-class PrefixMatched:
+class PrefixMatched(NamedTuple):
     """A slot that has read nothing yet begins with more cached tokens than when it was taken: `reused` more."""
 
     slot: int
     reused: int
 
 
-@dataclass(frozen=True)
-class SlotMoved:
+class SlotMoved(NamedTuple):
     """A request goes on in another slot, a copy of its own."""
 
     source: int
     target: int
 
 
-@dataclass(frozen=True)
-class SlotLeft:
+class SlotLeft(NamedTuple):
     """A request has lost its slot, or has ended."""
 
     slot: int
@@ -70,8 +66,7 @@ class SlotLeft:
 SlotChange = SlotTaken[T] | PrefixMatched | SlotMoved | SlotLeft
 
 
-@dataclass(frozen=True, eq=False)
-class Batch:
+class Batch(NamedTuple):
     """All that a step does, in order.
 
     preempted: slots that requests have lost, so that others may begin next. transfers: what is saved, copied and
@@ -81,7 +76,7 @@ class Batch:
     """
 
     decode: Ints
-    prefill: list[list[Chunk]] = field(default_factory=list)
+    prefill: Sequence[Sequence[Chunk]] = ()
     preempted: tuple[int, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     pages: tuple[tuple[int, int, int], ...] = ()
@@ -89,12 +84,16 @@ class Batch:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Batch) and self._stored() == other._stored()
 
-    __hash__ = None  # type: ignore[assignment]  # it holds arrays
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self._stored())
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of prompts that it reads."""
-        return sum(chunk.count for group in self.prefill for chunk in group)
+        return sum([chunk.count for group in self.prefill for chunk in group]) if self.prefill else 0
 
     def to_json(self) -> object:
         """Return it as JSON data."""
@@ -185,12 +184,12 @@ def in_whole_tiles(chunks: list[Chunk], rows: int, tile: int, slots: Slots) -> l
 
 def rows_between(decode: Ints) -> int:
     """Return how many rows a call for sorted slots has, those of slots between them too."""
-    return int(decode[-1] - decode[0]) + 1 if decode.size else 0
+    return decode.item(-1) - decode.item(0) + 1 if decode.size else 0
 
 
 def are_scattered(slots: Ints) -> bool:
     """Whether fewer than half of the slots between the first and the last of sorted `slots` are among them."""
-    return 2 * len(slots) < int(slots[-1] - slots[0]) + 1
+    return 2 * len(slots) < slots.item(-1) - slots.item(0) + 1
 
 
 def next_chunk(slots: Slots, slot: int, most: int) -> Chunk:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 _NEWEST = 0.2
 """The share of the newest measurement in an average."""
+_KEPT = 1 - _NEWEST
 
 
 class Average:
@@ -14,13 +16,22 @@ class Average:
     def __init__(self) -> None:
         self.value: float | None = None
 
-    def add(self, value: float, more: float = 0.0, count: int = 1) -> None:
-        """Take a measurement, or `count` of them, each by `more` larger than the one before it."""
-        mean = self.value
-        for _ in range(count):
-            mean = value if mean is None else (1 - _NEWEST) * mean + _NEWEST * value
-            value += more
-        self.value = mean
+    def add(self, value: float) -> None:
+        """Take a measurement."""
+        self.value = value if self.value is None else _KEPT * self.value + _NEWEST * value
+
+    def add_series(self, first: float, more: float, count: int) -> None:
+        """Take `count` measurements, each by `more` larger than the one before it."""
+        kept, rise = _series(count)
+        mean = first if self.value is None else self.value
+        self.value = kept * mean + (1 - kept) * first + rise * more
+
+
+@cache
+def _series(count: int) -> tuple[float, float]:
+    """Return what `count` measurements leave of a mean, and how many of their differences the mean gains."""
+    kept = _KEPT**count
+    return kept, count - (1 - kept) / _NEWEST
 
 
 class StepCosts:
@@ -42,7 +53,7 @@ class StepCosts:
 
     def note_decoding(self, first_s: float, last_s: float, steps: int) -> None:
         """Take what steps that only decode took, each a little longer than the one before it."""
-        self._decoding.add(first_s, (last_s - first_s) / max(1, steps - 1), steps)
+        self._decoding.add_series(first_s, (last_s - first_s) / max(1, steps - 1), steps)
         self._last = True, 0
 
     def note(self, seconds: float, prompt_tokens: int, *, decodes: bool) -> None:

@@ -102,9 +102,9 @@ class SequenceMemory:
 
         Return how many tokens more it has now.
         """
-        cached = int(self.slots.cached[slot])
-        if self.slots.has_computed(slot) or not self._is_looked_up(request):
+        if not self._is_looked_up(request) or self.slots.has_computed(slot):
             return 0
+        cached = int(self.slots.cached[slot])
         ids = self.slots.sequences.ids(slot)
         self.register_running()
         source, common = self.shared_prefix(ids, request.soft, request.adapter_id.key)
@@ -124,9 +124,10 @@ class SequenceMemory:
         """Note that a slot has read its tokens from `start` to `stop`; recurrent states are saved now and then."""
         slots, spacing = self.slots, self._options.snapshot_tokens
         slots.cached[slot] = stop
-        is_due = stop // spacing != start // spacing and stop < slots.sequences.prompt_lengths[slot]
-        if self.layout.has_states and is_due:
-            self.host.keep(slot)
+        if self.layout.has_states:
+            is_due = stop // spacing != start // spacing and stop < slots.sequences.prompt_lengths[slot]
+            if is_due:
+                self.host.keep(slot)
 
     def spare_slot(self) -> int:
         """Return a free slot, emptied."""
@@ -141,10 +142,12 @@ class SequenceMemory:
         length = int(slots.cached[source])
         keys = slots.sequences.adapter_keys
         known = min(length, int(slots.cached[target])) if keys[source] == keys[target] else 0
-        is_other = tokens[source, :known] != tokens[target, :known]
-        start = int(is_other.argmax()) if is_other.any() else known
-        alike = shared_length(slots.sequences.soft.get(source), slots.sequences.soft.get(target))
-        start = start if alike is None else min(start, alike)
+        start = 0
+        if known and tokens[source, 0] == tokens[target, 0]:  # mostly they are not alike at all
+            is_other = tokens[source, :known] != tokens[target, :known]
+            start = int(is_other.argmax()) if is_other.any() else known
+            alike = shared_length(slots.sequences.soft.get(source), slots.sequences.soft.get(target))
+            start = start if alike is None else min(start, alike)
         self._copy(source, target, start, length)
         slots.sequences.copy(source, target)
         slots.cached[target] = length
@@ -244,8 +247,10 @@ class SequenceMemory:
         """Return what was decided since the last call, to be carried out before anything else is decided: transfers,
         and what has changed in page tables.
         """
-        transfers = tuple(self.transfers)
-        self.transfers.clear()
+        transfers: tuple[Transfer, ...] = ()
+        if self.transfers:
+            transfers = tuple(self.transfers)
+            self.transfers.clear()
         self.slots.follow()
         return transfers, () if self.pages is None else tuple(self.pages.changes())
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Order = tuple[int, int, float, int]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Standing:
     """Where a request stands. Times are those of the engine's clock, in seconds.
 

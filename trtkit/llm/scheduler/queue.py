@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Generic
@@ -13,7 +14,7 @@ from trtkit.llm.scheduler.request import T
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.llm.scheduler.options import ScheduleOptions
+    from trtkit.llm.scheduler.options import SharingOptions
     from trtkit.llm.scheduler.policy import Order
 
 
@@ -45,13 +46,16 @@ class _Place(Generic[T]):
 class RequestQueue(Generic[T]):
     """Requests by level, on each level by their users' shares, then by deadline and arrival.
 
-    A preempted one comes back to its old place. limit: how many may wait; None: any number.
+    A preempted one comes back to its old place. limit: requests that may wait; None: any number. counts: whether the
+    order depends on what steps do, so that `account` has to be told.
     """
 
-    def __init__(self, options: ScheduleOptions, limit: int | None = None) -> None:
-        self.policy = make_policy(options)
-        self._shares = None if options.shares is None else Shares(options.shares)
-        self._limit, self._arrivals, self._entries = limit, 0, 0
+    def __init__(self, options: SharingOptions) -> None:
+        schedule = options.schedule
+        self.policy = make_policy(schedule)
+        self._shares = None if schedule.shares is None else Shares(schedule.shares)
+        self.counts = self.policy.measures or self._shares is not None
+        self.limit, self._arrivals, self._entries = options.max_queue, 0, 0
         self._places: dict[int, _Place[T]] = {}
         self._lanes: dict[tuple[int, int], dict[str, list[tuple[Order, int, _Place[T]]]]] = {}
         self._alarms: list[tuple[float, int, _Place[T]]] = []  # deadlines, and when waiting has taken too long
@@ -61,12 +65,12 @@ class RequestQueue(Generic[T]):
 
     def check_room(self, count: int) -> None:
         """Raise RequestError for more requests than ever fit, OverloadedError for more than fit now."""
-        if self._limit is None:
+        if self.limit is None:
             return
-        if count > self._limit:
-            what = f"`{count}` answers exceed the queue's limit, {self._limit}"
+        if count > self.limit:
+            what = f"`{count}` answers exceed the queue's limit, {self.limit}"
             raise RequestError(what, "n", "ask for fewer, or raise `max_queue`")
-        if len(self) + count > self._limit:
+        if len(self) + count > self.limit:
             fix = "wait for answers, or raise `max_queue`"
             raise OverloadedError(f"{len(self)} requests are already waiting", "", fix)
 
@@ -86,7 +90,7 @@ class RequestQueue(Generic[T]):
         if self._shares is not None:
             self._shares.add(request.scheduling.user)
         self._line_up(request)
-        if not request.standing.is_promoted:
+        if self.policy.starvation_s < math.inf and not request.standing.is_promoted:
             self._wake_at(request.standing.served_s + self.policy.starvation_s, request)
 
     def first(self) -> T | None:
@@ -94,7 +98,7 @@ class RequestQueue(Generic[T]):
         while self._places and self._lanes:
             key = min(self._lanes)
             users = self._lanes[key]
-            for user, heap in list(users.items()):
+            for user, heap in tuple(users.items()):
                 while heap and heap[0][2].request is None:
                     heappop(heap)
                 if not heap:
@@ -146,14 +150,9 @@ class RequestQueue(Generic[T]):
         return late
 
     @property
-    def counts(self) -> bool:
-        """Whether the order depends on what steps do, so that `account` has to be told."""
-        return self.policy.measures or self._shares is not None
-
-    @property
     def next_alarm_s(self) -> float:
         """When `wake` has something to do, at the earliest."""
-        return self._alarms[0][0] if self._alarms else float("inf")
+        return self._alarms[0][0] if self._alarms else math.inf
 
     def account(self, service: Service[T]) -> bool:
         """Count what a step did; return whether the order of requests that have slots has changed."""
@@ -180,12 +179,11 @@ class RequestQueue(Generic[T]):
         users = self._lanes.setdefault(order[:2], {})
         user = "" if self._shares is None or standing.is_promoted else request.scheduling.user
         heappush(users.setdefault(user, []), (order, self._next_entry(), place))
-        if not standing.has_begun:
+        if standing.due_s < math.inf and not standing.has_begun:
             self._wake_at(standing.due_s, request)
 
     def _wake_at(self, at_s: float, request: T) -> None:
-        if at_s < float("inf"):
-            heappush(self._alarms, (at_s, self._next_entry(), self._places[request.standing.arrival]))
+        heappush(self._alarms, (at_s, self._next_entry(), self._places[request.standing.arrival]))
 
     def _next_entry(self) -> int:
         """Return a number that no other entry of a heap has: places cannot be compared."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from trtkit.llm.adapters.adapters import LoadedAdapter
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-@dataclass
+@dataclass(slots=True)
 class Metrics:
     """Times of the engine's clock, in seconds, and counts of tokens.
 
@@ -98,16 +98,21 @@ class Hypothesis:
     score: float
 
 
-@dataclass(frozen=True, eq=False)
-class Ended(Generic[R]):
+class Ended(NamedTuple, Generic[R]):
     """A request that has ended.
 
+    generated: its tokens, or those of its best beam; `token_ids` are the same as a list.
     stop_reason: the stop string, or the token, that ended it; the error's text where it failed.
     beams: the answers of a beam search.
     """
 
     request: R
-    token_ids: list[int]
+    generated: Ints | list[int]
     reason: FinishReason
     stop_reason: int | str | None = None
     beams: tuple[Hypothesis, ...] = ()
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens that it has generated."""
+        return self.generated if isinstance(self.generated, list) else self.generated.tolist()

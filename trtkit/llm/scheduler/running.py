@@ -34,7 +34,7 @@ class BeamGroup(Generic[T]):
 class Running(Generic[T]):
     """Who runs in which slot.
 
-    ends: [slots], the length at which a sequence is complete. is_beam: [slots].
+    ends: [slots], the length at which a sequence is complete, 0 if nobody runs. is_beam: [slots].
     tenancies: [slots], how often a slot has been taken or left: the same number, the same request.
     """
 
@@ -45,6 +45,7 @@ class Running(Generic[T]):
         self.is_beam: Bools = np.zeros(slots, np.bool_)
         self.tenancies: Ints = np.zeros(slots, np.int64)
         self._orders = np.zeros((4, slots))  # the order of each slot's request, backwards
+        self._unsorted: set[int] = set()  # slots whose order is not there yet
 
     @property
     def adapters(self) -> set[int]:
@@ -55,7 +56,7 @@ class Running(Generic[T]):
         """Let a request run in a slot."""
         self.ends[slot] = end
         self.requests[slot] = request
-        self._orders[::-1, slot] = request.standing.order
+        self._unsorted.add(slot)
         self.tenancies[slot] += 1
 
     def add_group(self, group: BeamGroup[T], end: int) -> None:
@@ -68,7 +69,7 @@ class Running(Generic[T]):
     def remove(self, slot: int) -> T:
         """Forget what runs in a slot."""
         self.groups.pop(slot, None)
-        self.is_beam[slot] = False
+        self.ends[slot], self.is_beam[slot] = 0, False
         self.tenancies[slot] += 1
         return self.requests.pop(slot)
 
@@ -85,13 +86,15 @@ class Running(Generic[T]):
         """Return slots in the order of their requests."""
         if len(slots) == 1:
             return [int(slots[0])]
+        for slot in self._unsorted.intersection(self.requests):
+            self._orders[::-1, slot] = self.requests[slot].standing.order
+        self._unsorted.clear()
         order: list[int] = slots[np.lexsort(self._orders[:, slots])].tolist()
         return order
 
     def order_again(self) -> None:
         """Note that requests have moved to other levels."""
-        for slot, request in self.requests.items():
-            self._orders[::-1, slot] = request.standing.order
+        self._unsorted.update(self.requests)
 
     def to_preempt(self, level: int) -> list[int]:
         """Return the slots of requests below `level`, the first to preempt last: of the lowest level, the latest.

@@ -30,7 +30,7 @@ from trtkit.llm.scheduler.request import Ended, T
 from trtkit.llm.scheduler.running import BeamGroup, Running
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from trtkit.llm.adapters import Adapters
     from trtkit.llm.cache.transfers import CacheLayout
@@ -74,7 +74,7 @@ class Scheduler(Generic[T]):
     def __post_init__(self) -> None:
         """Make what depends on the number of slots."""
         options = self.options
-        self.queue: RequestQueue[T] = RequestQueue(options.schedule, options.max_queue)
+        self.queue: RequestQueue[T] = RequestQueue(options)
         self.running: Running[T] = Running(options.slots)
         self.memory = SequenceMemory(self.layout, options, self.costs, self.statistics)
         self.slots = self.memory.slots
@@ -133,7 +133,7 @@ class Scheduler(Generic[T]):
     def report(
         self,
         request: T,
-        token_ids: list[int],
+        generated: Ints | list[int],
         reason: FinishReason,
         stop_reason: int | str | None = None,
         beams: tuple[Hypothesis, ...] = (),
@@ -141,7 +141,7 @@ class Scheduler(Generic[T]):
         """Put a request that has ended among those of this step."""
         request.metrics.finished_s = self.clock()
         self.memory.release(request)
-        self.ended.append(Ended(request, token_ids, reason, stop_reason, beams))
+        self.ended.append(Ended(request, generated, reason, stop_reason, beams))
 
     # A step
 
@@ -161,9 +161,12 @@ class Scheduler(Generic[T]):
         chunks = [] if all_decode else self._chunks(len(decode))
         if chunks and self.memory.pages is not None:
             chunks = self._with_pages_of(chunks)
-        self._note_service(decode, chunks)
+        if self.queue.counts:
+            self._note_service(decode, chunks)
         if launched is None and self._preempted:
             decode = decode[self.slots.is_running[decode]]
+        if not chunks:
+            return self._batch(decode)
         return self._batch(decode, self._in_whole_tiles(decode, group_chunks(chunks, self._call_form)))
 
     def schedule_ahead(self, *, in_flight: bool = False) -> Batch:
@@ -178,8 +181,7 @@ class Scheduler(Generic[T]):
     def ready(self) -> Ints:
         """Return the slots, in order, whose last token alone is not in the cache, and that have more to generate."""
         lengths = self.slots.sequences.lengths
-        is_ready = (self.slots.cached == lengths - 1) & (lengths < self.running.ends)
-        ready: Ints = (self.slots.is_running & is_ready).nonzero()[0]
+        ready: Ints = ((self.slots.cached + 1 == lengths) & (lengths < self.running.ends)).nonzero()[0]
         return ready
 
     def read(self, chunk: Chunk) -> bool:
@@ -206,10 +208,13 @@ class Scheduler(Generic[T]):
         ended, self.ended = self.ended, []
         return ended
 
-    def _batch(self, decode: Ints, prefill: list[list[Chunk]] | None = None) -> Batch:
+    def _batch(self, decode: Ints, prefill: Sequence[Sequence[Chunk]] = ()) -> Batch:
         """Return a step with all that was decided since the last one."""
-        preempted, self._preempted = tuple(self._preempted), []
-        return Batch(decode, prefill or [], preempted, *self.memory.take())
+        transfers, pages = self.memory.take()
+        preempted: tuple[int, ...] = ()
+        if self._preempted:
+            preempted, self._preempted = tuple(self._preempted), []
+        return Batch(decode, prefill, preempted, transfers, pages)
 
     def _in_whole_tiles(self, decode: Ints, groups: list[list[Chunk]]) -> list[list[Chunk]]:
         """Return the chunks of each call, cut to whole tiles; slots decode in the first."""
@@ -219,9 +224,7 @@ class Scheduler(Generic[T]):
         return [in_whole_tiles(group, 0 if number else rows, tile, self.slots) for number, group in enumerate(groups)]
 
     def _note_service(self, decode: Ints, chunks: list[Chunk]) -> None:
-        """Note whom a step serves, if turns depend on it: some of them will have ended when it is over."""
-        if not self.queue.counts:
-            return
+        """Note whom a step serves, since turns depend on it: some of them will have ended when it is over."""
         requests = self.running.requests
         decoding, reading = (
             [requests[slot] for slot in slots if slot in requests]
@@ -342,7 +345,7 @@ class Scheduler(Generic[T]):
         prompt_length = int(self.slots.sequences.prompt_lengths[slot])
         most = prompt_length if self.running.is_beam[slot] else None  # beams begin again
         retained = self.memory.host.keep(slot, most, is_retained=True)
-        generated = self.slots.sequences.known(slot)
+        generated: list[int] = self.slots.sequences.known(slot).tolist()
         request = self._leave(slot)
         self._preempted.append(slot)
         request.retained += retained

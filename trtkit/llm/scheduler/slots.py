@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trtkit.llm.soft_tokens import SoftTokens
 
 _FIRST_BLOCK = 8  # tokens of a prompt that are compared with every slot's
+_NOT_FREE = 1 << 62  # later than any slot was used
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -100,14 +101,16 @@ class Slots:
         The source itself where it has ended and most of it is shared, or where no other is free; else an empty slot,
         or one of a few tokens, as a health check leaves; else the one that was left longest ago.
         """
-        free: Ints = (~self.is_running).nonzero()[0]
         can_go_on = common > 0 and not self.is_running[source]
-        if can_go_on and (2 * common >= self.cached[source] or len(free) == 1):
+        if can_go_on and (2 * common >= self.cached[source] or self.free == 1):
             chosen = source
         else:
-            others = free[free != source] if can_go_on else free
-            age = np.where(self.cached[others] > _FIRST_BLOCK, self._used[others], -1)
-            chosen = int(others[age.argmin()])
+            age = self._used * (self.cached > _FIRST_BLOCK)
+            age[self.is_running] = _NOT_FREE
+            if can_go_on:
+                age[source] = _NOT_FREE
+            chosen = int(age.argmin())
+            assert age[chosen] != _NOT_FREE
         self.is_running[chosen] = True
         self.touch(chosen)
         return chosen

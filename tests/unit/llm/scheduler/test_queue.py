@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from trtkit.errors import RequestError
 from trtkit.llm.scheduler import DEFAULT_SCHEDULING, RequestQueue, ScheduleOptions, SchedulingParams, Service, Standing
+from trtkit.llm.scheduler.options import SharingOptions
 
 if TYPE_CHECKING:
     from trtkit.serving_options import ScheduleName
@@ -27,7 +28,7 @@ class Asked:
 
 
 def queue(*asked: Asked, **options: object) -> RequestQueue[Asked]:
-    waiting: RequestQueue[Asked] = RequestQueue(ScheduleOptions(**options))  # type: ignore[arg-type]
+    waiting: RequestQueue[Asked] = RequestQueue(SharingOptions(schedule=ScheduleOptions(**options)))  # type: ignore[arg-type]
     for request in asked:
         waiting.add(request, 0.0)
     return waiting
@@ -123,7 +124,7 @@ def test_who_was_not_served_for_too_long_comes_first() -> None:
 
 def test_users_are_served_by_their_weights() -> None:
     """Of three users who always wait, each gets tokens in proportion to its weight."""
-    waiting: RequestQueue[Asked] = RequestQueue(ScheduleOptions("fcfs", {"a": 3.0, "*": 1.0}))
+    waiting: RequestQueue[Asked] = RequestQueue(SharingOptions(schedule=ScheduleOptions("fcfs", {"a": 3.0, "*": 1.0})))
     tokens = dict.fromkeys("abc", 0)
     for user in "abc":
         for _ in range(2):
@@ -137,7 +138,7 @@ def test_users_are_served_by_their_weights() -> None:
 
 
 def test_a_user_saves_up_nothing_in_a_break() -> None:
-    waiting: RequestQueue[Asked] = RequestQueue(ScheduleOptions("fcfs", {}))
+    waiting: RequestQueue[Asked] = RequestQueue(SharingOptions(schedule=ScheduleOptions("fcfs", {})))
     busy, rare = SchedulingParams(user="busy"), SchedulingParams(user="rare")
     for index in range(100):
         waiting.add(Asked(f"b{index}", busy, prompt_tokens=10), 0.0)
@@ -226,7 +227,7 @@ SCHEDULES = st.builds(
 def test_every_request_of_a_finite_load_ends(
     load: list[tuple[int, int, int, str]], options: ScheduleOptions, slots: int, loses_work: bool
 ) -> None:
-    machine = Machine(RequestQueue(options), slots, loses_work=loses_work)
+    machine = Machine(RequestQueue(SharingOptions(schedule=options)), slots, loses_work=loses_work)
     for number, (at_s, steps, priority, user) in enumerate(sorted(load)):
         while machine.now_s < at_s:
             machine.step()
@@ -249,7 +250,7 @@ def test_under_mlfq_an_endless_stream_of_short_requests_starves_nobody(
     """Each moment `slots` new requests of one step come, which would take all slots forever."""
     starvation_s = 8.0
     waiting: RequestQueue[Asked] = RequestQueue(
-        ScheduleOptions("mlfq", quantum_s=quantum_s, levels=levels, starvation_s=starvation_s)
+        SharingOptions(schedule=ScheduleOptions("mlfq", quantum_s=quantum_s, levels=levels, starvation_s=starvation_s))
     )
     machine = Machine(waiting, slots)
     machine.take(Asked("long", prompt_tokens=10), steps)
@@ -275,7 +276,7 @@ def test_an_endless_stream_of_equal_priority_starves_nobody(
     name: ScheduleName, shares: dict[str, float] | None, slots: int, before: list[int], steps: int
 ) -> None:
     """It waits for who came before; with shares, also for what others are owed, five requests for one of its own."""
-    machine = Machine(RequestQueue(ScheduleOptions(name, shares)), slots)
+    machine = Machine(RequestQueue(SharingOptions(schedule=ScheduleOptions(name, shares))), slots)
     for number, work in enumerate(before):
         machine.take(Asked(f"before-{number}", SchedulingParams(user="old")), work)
     machine.take(Asked("long", SchedulingParams(user="old")), steps)
