@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,12 @@ from trtkit.runtime.device import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from tests.simulated_tensorrt.runtime import SimulatedEngine
     from tests.simulated_tensorrt.runtime_config import RuntimeConfig
     from trtkit.reference import Rank
+    from trtkit.runtime.host_device import Watch
 
     Shape = tuple[int, ...]
 
@@ -170,6 +173,19 @@ class SimulatedContext:
 
     def compute(self, launch: Launch) -> None:
         """Read the inputs, compute, and write the outputs."""
+        if self._watch is not None:
+            self._watch.launch("engine")
+        with self._unwatched():
+            self._compute(launch)
+
+    @property
+    def _watch(self) -> Watch | None:
+        return getattr(self.engine.device, "watch", None)
+
+    def _unwatched(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._watch is None else self._watch.paused()
+
+    def _compute(self, launch: Launch) -> None:
         self._check_memory(launch)
         engine = self.engine
         if engine.ranks.count > 1 and self.communicator not in engine.device.communicators.values():
@@ -303,7 +319,8 @@ class SimulatedContext:
         if any(-1 in shape for shape in given.values()):
             return {}
         if key not in self._outputs:
-            self._outputs[key] = self.engine.network.output_shapes(given)
+            with self._unwatched():
+                self._outputs[key] = self.engine.network.output_shapes(given)
         return self._outputs[key]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -168,15 +169,42 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def to_device(array: Array, device: torch.device) -> torch.Tensor:
-    """Return an array, which must not change until it is copied, as a tensor on `device`; nothing is waited for."""
-    return torch.from_numpy(array).to(device, non_blocking=True)
+def is_host(device: torch.device) -> bool:
+    """Whether tensors on a device are in the host's own memory."""
+    return device.type == "cpu"
+
+
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is in the host's own memory."""
+    return tensor.device.type == "cpu"
+
+
+def staged(values: Array | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return values in memory that is copied to `device` without a wait.
+
+    A copy from pageable memory waits for the stream's work so far. Source: CUDA API synchronization behavior, CUDA
+    Toolkit documentation. torch keeps a pinned block until the copies from it are done.
+    """
+    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
+    return tensor if is_host(device) else tensor.pin_memory()
+
+
+def to_device(values: Array | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return values of the host's as a tensor on `device`; nothing is waited for."""
+    return staged(values, device).to(device, non_blocking=True)
+
+
+def write(stream: Stream, target: torch.Tensor, values: Array | torch.Tensor) -> None:
+    """Let a stream copy values to the memory `target` of the same size; nothing is waited for."""
+    is_there = isinstance(values, torch.Tensor) and not is_on_host(values)
+    source = values if is_there else staged(values, target.device)
+    stream.run(partial(target.view(-1).copy_, source.reshape(-1), non_blocking=True))
 
 
 def start_copy(tensor: torch.Tensor) -> Callable[[], Array]:
-    """Start to copy a tensor to the host; return what waits for it and returns it."""
-    if tensor.device.type == "cpu":
-        return tensor.numpy
+    """Start to copy a tensor as it is now to the host; return what waits for it and returns it."""
+    if is_host(tensor.device):
+        return tensor.clone().numpy
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     host.copy_(tensor, non_blocking=True)
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -30,7 +30,7 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
     logits = state.execution.forward(call)
     logits = logits.unsqueeze(1) if logits.dim() == 2 else logits  # [rows, S, V]
     if len(ready) < logits.shape[0]:
-        logits = logits[torch.from_numpy(ready - call.first_slot)]
+        logits = logits[to_device(ready - call.first_slot, logits.device)]
     goes_on = take(state, ready, logits[:, 0])
     if drafts is not None:
         firsts = np.arange(len(ready)) * logits.shape[1]
@@ -147,7 +147,7 @@ def _accept(state: State, call: Call, guessed: Guessed, logits: torch.Tensor, go
         state.statistics.accepted_tokens += len(rows)
         for slot in slots[rows].tolist():
             state.running.requests[slot].metrics.accepted += 1
-        goes_on = take(state, slots[rows], logits[torch.from_numpy(guessed.firsts[rows] + columns + 1)])
+        goes_on = take(state, slots[rows], logits[to_device(guessed.firsts[rows] + columns + 1, logits.device)])
 
 
 def _straighten(state: State, call: Call, slots: Ints, places: tuple[Ints, int]) -> None:

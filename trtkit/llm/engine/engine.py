@@ -277,7 +277,8 @@ class LLMEngine:
         if self._options.proposer is not None:
             self._options.proposer.observe(slots.sequences, call, call.counts)
         if rows:
-            chosen = logits[rows, last] if logits.dim() == 3 else logits[rows]
+            index = [to_device(np.array(numbers, np.int64), logits.device) for numbers in (rows, last)]
+            chosen = logits[index[0], index[1]] if logits.dim() == 3 else logits[index[0]]
             self._begin(np.array([group[row].slot for row in rows]), chosen)
 
     def _begin(self, ready: Ints, logits: torch.Tensor) -> None:

@@ -101,8 +101,10 @@ def begin(state: State, slots: Ints, logits: torch.Tensor) -> InFlight:
 def _draw(state: State, step: Launched) -> LaunchedDraw:
     """Draw a step's tokens and append them to its sequences as unknown ones."""
     tokens = state.execution.tokens
-    launched = state.sampler.launch(step.logits, step.slots, tokens[step.place].clone() if step.is_drawn else None)
-    tokens[step.place] = launched.tokens
+    drawn = tokens[step.place] if step.is_drawn else None
+    launched = state.sampler.launch(step.logits, step.slots, drawn)
+    if drawn is None or not isinstance(step.place, slice):  # else they are there
+        tokens[step.place] = launched.tokens
     goes_on = step.goes_on(state)
     state.slots.sequences.append(step.slots if goes_on.all() else step.slots[goes_on], UNKNOWN)
     return launched

@@ -18,6 +18,7 @@ from trtkit.llm.execution.plan import check_alignment, dtype_of
 from trtkit.llm.execution.step import StreamStep
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES
 from trtkit.network.speculators import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
+from trtkit.runtime.device import write
 from trtkit.runtime.loaded_engine import LoadedEngine
 from trtkit.runtime.runtime_cache import cache_file
 
@@ -206,7 +207,7 @@ class EngineDecoder:
         self._inputs = {spec.name: self._buffer(spec) for spec in self._specs}
         if "key_positions" in self._inputs:  # calls differ in how many of them they read
             positions = torch.arange(self.max_length, dtype=torch.int32)
-            self._stream.run(partial(self._inputs["key_positions"].copy_, positions))
+            write(self._stream, self._inputs["key_positions"], positions)
         read_only = [
             spec for spec in self._written if self.cache.page_tokens is not None or dtype_of(spec).itemsize == 1
         ]
@@ -221,11 +222,9 @@ class EngineDecoder:
     def _copy_inputs(self, call: Call) -> None:
         """Put copies of a call's inputs on the stream."""
         for name, value in self._feed(call).items():
-            target = self._inputs[name][: value.numel()]
-            self._stream.run(partial(target.copy_, value.reshape(-1), non_blocking=True))
+            write(self._stream, self._inputs[name][: value.numel()], value)
         rows = call.step_rows()
-        target = self._rows[: len(rows)]
-        self._stream.run(partial(target.copy_, torch.from_numpy(rows), non_blocking=True))
+        write(self._stream, self._rows[: len(rows)], rows)
 
     def _feed(self, call: Call) -> dict[str, torch.Tensor]:
         """Return the inputs of a call but its caches, and but what a decode step makes of its rows on the device."""

@@ -11,7 +11,7 @@ import torch
 from trtkit.llm.sampling.columns import WAITS, Use
 from trtkit.llm.sampling.draw import largest_there
 from trtkit.llm.sampling.kernel import Tables, numbers_of, sample
-from trtkit.runtime.device import to_device
+from trtkit.runtime.device import staged, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,7 +124,7 @@ class KernelSampler:
         numbers[:, _UNIFORM] = _LEFT_OUT
         numbers[slots - rows.start, _UNIFORM] = np.where(uses & _SAMPLE, uniform[is_free], _LARGEST)
         assert self._draw.numbers is not None
-        self._draw.numbers[rows].copy_(torch.from_numpy(numbers), non_blocking=True)
+        self._draw.numbers[rows].copy_(staged(numbers, self._device), non_blocking=True)
         return self._draw
 
     def sample(self, scores: torch.Tensor, slots: Array, uniform: Array) -> torch.Tensor:
