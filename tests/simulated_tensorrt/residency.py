@@ -174,6 +174,8 @@ class _Functions(TorchFunctionMode):
             if name != "tolist":
                 raise SimulatedError("a tensor on the device cannot be read as a NumPy array: copy it to the host")
             watch.wait("values are read on the host")
+        if tensor is not None and name == "cpu" and watch.place(tensor) == _DEVICE:
+            return self._on_host(tensor)
         if tensor is not None and name == "to" and _names_device(arguments[1:], named):
             return self._moved(function, tensor, arguments, named)
         result = function(*arguments, **named)
@@ -190,6 +192,13 @@ class _Functions(TorchFunctionMode):
         with self._watch.paused():
             copy = tensor.clone()
         self._watch.pin(copy)
+        return copy
+
+    def _on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self._watch.paused():
+            copy = tensor.clone()
+        self._watch.put(copy, _HOST)
+        self._watch.wait("a copy to pageable memory")
         return copy
 
     def _moved(self, function: Callable[..., Any], tensor: torch.Tensor, arguments: Any, named: Any) -> torch.Tensor:

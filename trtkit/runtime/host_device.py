@@ -68,13 +68,16 @@ class HostDevice:
 
     streams: by handle, as TensorRT names them. communicators: the ranks that a communicator's pointer represents.
     hurries: whether siblings of a stream run their work at once, as far as they need not wait for another stream's.
-    watch: counts launches and waits, if there is one.
+    watch: counts launches and waits, if there is one. failing_captures: how many of the next captures give no graph.
+    captures: how many have been tried.
     """
 
     def __init__(self, *, hurries: bool = False) -> None:
         self.hurries = hurries
         self.name = "host memory"
         self.compute_capability: int | None = None
+        self.environment = self.name
+        self.failing_captures = self.captures = 0
         self.memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.streams: dict[int, HostStream] = {}
         self.communicators: dict[int, Rank] = {}
@@ -243,9 +246,13 @@ class HostStream:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return self._device.allocate(shape, dtype)
 
-    def capture(self, work: Callable[[], object]) -> HostGraph:
-        """Return the calls that `work` makes to streams."""
+    def capture(self, work: Callable[[], object]) -> HostGraph | None:
+        """Return the calls that `work` makes to streams; None if the capture is to fail."""
         self._device.check_not_capturing("another graph is captured")
+        self._device.captures += 1
+        if self._device.failing_captures:
+            self._device.failing_captures -= 1
+            return None
         self._device.capturing = graph = HostGraph(self)
         try:
             work()

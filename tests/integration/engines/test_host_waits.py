@@ -69,11 +69,14 @@ def steps_of(engine: LLMEngine, residency: Residency, settings: dict[str, Any]) 
     return steps
 
 
-def run(bundle: Bundle, gpu: Simulated, residency: Residency, name: str) -> list[tuple[bool, list[str], int]]:
+def run(
+    bundle: Bundle, gpu: Simulated, residency: Residency, name: str, host_cache_bytes: int = 0
+) -> list[tuple[bool, list[str], int]]:
     gpu.plans.add(bundle)
     with residency:
-        engine = LLMEngine(open_execution(bundle, "tensorrt", 4), EngineOptions(kernel=True, overlap=True))
-        steps_of(engine, residency, SETTINGS[name])  # graphs are captured here
+        options = EngineOptions(kernel=True, overlap=True, host_cache_bytes=host_cache_bytes)
+        engine = LLMEngine(open_execution(bundle, "tensorrt", 4), options)
+        engine.warm_up()
         steps = steps_of(engine, residency, SETTINGS[name])
         assert engine.statistics.synchronous_steps == 0
         engine.execution.close()
@@ -89,6 +92,12 @@ def test_overlapped_steps_wait_for_tokens_only(
     decoding = [launches for decodes, _, launches in steps if decodes]
     assert len(decoding) > 20
     assert 0 < max(decoding) <= MOST_LAUNCHES
+
+
+def test_copies_to_host_memory_wait_for_nothing(bundle: Bundle, gpu: Simulated, residency: Residency) -> None:
+    steps = run(bundle, gpu, residency, "drawn", host_cache_bytes=1 << 20)
+    assert {wait for _, waits, _ in steps for wait in waits} == {TOKENS}
+    assert max(launches for _, _, launches in steps) > 40  # prompts that take other slots have their blocks copied
 
 
 MISTAKES = {

@@ -205,13 +205,13 @@ class PackedEngineDecoder(EngineDecoder):
         sizes = PromptSizes(
             window,
             window // (self.cache.page_tokens or window),
-            self._prompt_slots(packed).start,
+            self._prompt_slots(packed).start if self.cache.needs_neighbors else 0,
             rows,
             length,
             len(packed.places) + packed.idle,
             len(packed.logit_index),
         )
-        return replace(super()._step(packed.decode), prompts=sizes)
+        return replace(super()._step(packed.decode), prompts=sizes, reads_prompts=bool(packed.places.size))
 
     def _prompt_slots(self, packed: PackedCall) -> slice:
         return packed.prompt_slots(are_neighbors=self.cache.needs_neighbors)
@@ -244,6 +244,7 @@ class PackedEngineDecoder(EngineDecoder):
 
     def _launch_mixed(self, packed: PackedCall, step: StreamStep) -> None:
         """Put a mixed step's work on the stream."""
+        self._prepare(step)
         if step.size == 1:
             self._stream.run(partial(super()._unpack, step.rows))
         self._enqueue(step)
