@@ -206,8 +206,9 @@ def to_device(values: Array | torch.Tensor, device: torch.device) -> torch.Tenso
 
 def write(stream: Stream, target: torch.Tensor, values: Array | torch.Tensor) -> None:
     """Let a stream copy values to the memory `target` of the same size; nothing is waited for."""
-    is_there = isinstance(values, torch.Tensor) and not is_on_host(values)
-    source = values if is_there else staged(values, target.device)
+    source = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
+    if is_on_host(source):
+        source = staged(source, target.device)
     stream.run(partial(target.view(-1).copy_, source.reshape(-1), non_blocking=True))
 
 
@@ -240,7 +241,7 @@ class CudaDevice:
         self.memory_bytes: int = torch.cuda.mem_get_info()[1]
         major, minor = torch.cuda.get_device_capability()
         self.compute_capability: int | None = 10 * major + minor
-        driver = driver_version() or f"CUDA {torch._C._cuda_getDriverVersion()}"
+        driver = driver_version() or f"CUDA {torch.version.cuda}"
         self.environment = f"{self.name} {major}.{minor} {driver}"
 
     @property
@@ -322,7 +323,7 @@ class CudaStream:
         Raises BackendError if the system does not pin as much.
         """
         memory = torch.empty(size_bytes, dtype=torch.uint8)
-        runtime, address = torch.cuda.cudart(), memory.data_ptr()  # type: ignore[no-untyped-call]
+        runtime, address = torch.cuda.cudart(), memory.data_ptr()
         code = int(runtime.cudaHostRegister(address, size_bytes, 0)) if size_bytes else 0
         if code:
             fix = "lower `--host-cache-gib`, or raise the limit of locked memory (`ulimit -l`)"

@@ -6,7 +6,6 @@ import math
 import mmap
 import weakref
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch

@@ -121,7 +121,10 @@ class DistributedDecoder:
         """Return how many tokens of a row rank 0's engine runs best; the others are alike."""
         return self._runner.execution.tokens_to_run(tokens, most)
 
-    def warm_up(self, _draws: Sequence[Draw | None], _guesses: int) -> None:
+    def prepare(self) -> None:
+        """Do nothing: ranks have connected their contexts."""
+
+    def warm_up(self, _draws: object, _guesses: int) -> None:
         """Do nothing: the steps of several ranks are not captured, and the start has run some."""
 
     def layer_seconds(self, call: Call) -> dict[str, float]:

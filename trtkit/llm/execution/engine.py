@@ -174,6 +174,13 @@ class EngineDecoder:
         self._captured_sizes.add(most)
         return most
 
+    def prepare(self) -> None:
+        """Create the execution contexts and their scratch memory: a full GPU is an error when a model is opened."""
+        self.engine.context(_PREFILL)
+        self.engine.context(_DECODE, is_captured=self._has_cuda_graphs)
+        if self.speculator is not None:
+            self.speculator.prepare()
+
     def warm_up(self, draws: Sequence[Draw | None], guesses: int) -> None:
         """Compile and capture decode steps before the first request; see `warm_up.py`."""
         warm_up(self, draws, guesses, _MOST_GRAPHS)
@@ -294,7 +301,9 @@ class EngineDecoder:
         window = call.window(self.max_length) if "key_positions" in self._inputs else self.max_length
         row_pages = 0 if call.pages is None else call.pages.table.shape[1]
         ranks = 0 if self.adapters is None else self.adapters.ranks
-        return StreamStep(call.first_slot if self.cache.needs_neighbors else 0, rows, size, window, row_pages, ranks, draw)
+        return StreamStep(
+            call.first_slot if self.cache.needs_neighbors else 0, rows, size, window, row_pages, ranks, draw
+        )
 
     def _keep_graph(self, step: StreamStep) -> None:
         """Capture the step that was just launched, for what TensorRT and Triton set up at first use is not captured.

@@ -213,6 +213,10 @@ class DecoderExecution(Protocol):
         """Return how many tokens a row is to have in a step that checks guesses: `tokens`, or `most` with padding."""
         ...
 
+    def prepare(self) -> None:
+        """Take the memory that first calls would take, once it is known how much of the weights stay on the GPU."""
+        ...
+
     def warm_up(self, draws: Sequence[Draw | None], guesses: int) -> None:
         """Do what first calls would wait for; no slot is in use.
 

@@ -176,7 +176,10 @@ class ReferenceDecoder:
         """Return `tokens`."""
         return tokens
 
-    def warm_up(self, _draws: Sequence[Draw | None], _guesses: int) -> None:
+    def prepare(self) -> None:
+        """Do nothing: the system gives memory where it is first used."""
+
+    def warm_up(self, _draws: object, _guesses: int) -> None:
         """Do nothing: nothing is compiled or captured."""
 
     def layer_seconds(self, call: Call) -> dict[str, float]:

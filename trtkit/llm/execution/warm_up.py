@@ -75,9 +75,7 @@ def windows_of(decoder: EngineDecoder) -> list[int]:
     return sorted({kv_window(1 << bit, length) for bit in range(length.bit_length() + 1)})
 
 
-def _run(
-    decoder: EngineDecoder, slots: slice, tokens: tuple[int, int], window: int, draw: Draw | None = None
-) -> None:
+def _run(decoder: EngineDecoder, slots: slice, tokens: tuple[int, int], window: int, draw: Draw | None = None) -> None:
     """Run rows of idle slots. tokens: of each row, and how many of them are used."""
     rows, (width, used) = slots.stop - slots.start, tokens
     start = 0 if used else max(0, min(window, decoder.max_length - width) - width)

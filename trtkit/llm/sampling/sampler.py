@@ -263,9 +263,7 @@ class Sampler:
         guided = state.settings.params.guided if state else None
         return reason(-math.inf if token == NOTHING else math.nan, int(self._columns.uses[slot]), guided)
 
-    def _start_logprobs(
-        self, logits: Tensor, slots: Array, drawn: tuple[Tensor, Array | None]
-    ) -> _Logprobs | None:
+    def _start_logprobs(self, logits: Tensor, slots: Array, drawn: tuple[Tensor, Array | None]) -> _Logprobs | None:
         """Start to compute the log probabilities of rows that ask for them: (row, how many, report).
 
         drawn: tokens [N], and where those of `slots` are among them.

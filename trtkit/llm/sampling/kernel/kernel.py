@@ -263,14 +263,20 @@ def launch(
     """Run the kernel on logits [R, V] of slots [R]. extras: bias, counts, allowed. outputs: scores, tokens."""
     pointers = [logits if extra is None else extra for extra in extras]  # what is not used is not read
     sample_rows[(logits.shape[0],)](
-        logits, slots, numbers, *pointers, logits.shape[1], *outputs, *(extra is not None for extra in extras), BLOCK, GROUP,
-        num_warps=_WARPS,
+        logits, slots, numbers, *pointers, logits.shape[1], *outputs, *(extra is not None for extra in extras), BLOCK,
+        GROUP, num_warps=_WARPS,
     )  # fmt: skip
 
 
 def to_compile(dtype: DType) -> TritonKernel:
     """Return the kernel with everything it can do, and the types of its arguments."""
-    inputs = {"logits_ptr": pointer(dtype), "slots_ptr": "*i32", "numbers_ptr": "*fp64", "bias_ptr": "*fp32", "counts_ptr": "*i32"}
+    inputs = {
+        "logits_ptr": pointer(dtype),
+        "slots_ptr": "*i32",
+        "numbers_ptr": "*fp64",
+        "bias_ptr": "*fp32",
+        "counts_ptr": "*i32",
+    }
     outputs = {"scores_ptr": "*fp32", "tokens_ptr": "*i64"}
     constants = {"HAS_BIAS": True, "HAS_COUNTS": True, "HAS_ALLOWED": True, "BLOCK": BLOCK, "GROUP": GROUP}
     signature = {**inputs, "allowed_ptr": "*i32", "V": "i32", **outputs, **dict.fromkeys(constants, "constexpr")}

@@ -172,4 +172,3 @@ class KernelSampler:
 
     def _there(self, values: Array) -> torch.Tensor:
         return to_device(np.ascontiguousarray(values), self._device)
-
