@@ -10,7 +10,7 @@ import logging
 import weakref
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -21,6 +21,8 @@ from trtkit.runtime.communicator import NcclCommunicator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from torch.cuda.graphs import _POOL_HANDLE
 
     from trtkit.arrays import Array
     from trtkit.bundle.manifest import Manifest
@@ -279,7 +281,7 @@ class CudaStream:
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._pool: Any = None
+        self._pool: _POOL_HANDLE | None = None  # of graphs
 
     @property
     def handle(self) -> int:
@@ -323,7 +325,7 @@ class CudaStream:
         Raises BackendError if the system does not pin as much.
         """
         memory = torch.empty(size_bytes, dtype=torch.uint8)
-        runtime, address = torch.cuda.cudart(), memory.data_ptr()
+        runtime, address = torch.cuda.cudart(), memory.data_ptr()  # type: ignore[no-untyped-call]
         code = int(runtime.cudaHostRegister(address, size_bytes, 0)) if size_bytes else 0
         if code:
             fix = "lower `--host-cache-gib`, or raise the limit of locked memory (`ulimit -l`)"
@@ -344,7 +346,7 @@ class CudaStream:
         of a stream share their memory, since they run one after another.
         """
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(self._stream):

@@ -28,7 +28,7 @@ class RuntimeCache:
 
     def __init__(self, trt: Any, engine: Any, file: Path | None) -> None:
         self._trt, self._file, self._saved = trt, file, b""
-        self._cache: Any = None
+        self._cache = None
         if not hasattr(engine, "create_runtime_config"):  # before TensorRT 11
             return
         config = engine.create_runtime_config()

@@ -19,6 +19,7 @@ from trtkit.llm.execution.plan import check_alignment, dtype_of
 from trtkit.llm.execution.step import StreamStep
 from trtkit.llm.execution.warm_up import warm_up
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES
+from trtkit.network.input_spec import kv_window
 from trtkit.network.speculators import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.runtime.device import write
 from trtkit.runtime.loaded_engine import LoadedEngine
@@ -182,17 +183,14 @@ class EngineDecoder:
             self.speculator.prepare()
 
     def warm_up(self, draws: Sequence[Draw | None], guesses: int) -> None:
-        """Compile and capture decode steps before the first request; see `warm_up.py`."""
-        warm_up(self, draws, guesses, _MOST_GRAPHS)
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether attention reads as many cached tokens as a call has in use, not whole slots."""
-        return "key_positions" in self._inputs or self.cache.page_tokens is not None
-
-    def synchronize(self) -> None:
-        """Wait until the engine has done all of its work."""
+        """Compile and capture decode steps before the first request; see `warm_up.py`. Keep what was compiled."""
+        self.reserve_prompts()  # graphs hold the addresses of buffers
+        windows, length = {self.max_length}, self.max_length
+        if "key_positions" in self._inputs or self.cache.page_tokens is not None:
+            windows = {kv_window(1 << bit, length) for bit in range(length.bit_length() + 1)}
+        warm_up(self, draws, guesses, sorted(windows), _MOST_GRAPHS)
         self._stream.synchronize()
+        self.engine.save_kernels()
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens without a CUDA graph; return how long each of the engine's layers took, in order."""

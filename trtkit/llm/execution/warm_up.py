@@ -11,13 +11,11 @@ import numpy as np
 from trtkit.llm.cache import PageCopies
 from trtkit.llm.execution.call import Call, CallPages
 from trtkit.llm.execution.packed import PackedCall, no_rows
-from trtkit.network.input_spec import kv_window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from trtkit.llm.execution.engine import EngineDecoder
-    from trtkit.llm.execution.execution import Draw
+    from trtkit.llm.execution.execution import Draw, RankExecution
 
 _LOG = logging.getLogger("trtkit.engine")
 
@@ -32,33 +30,33 @@ class WarmStep:
     draw: Draw | None
 
 
-def warm_up(decoder: EngineDecoder, draws: Sequence[Draw | None], guesses: int, most: int) -> None:
-    """Run each decode step once, at most `most`, and the longest prompt; keep the kernels that were compiled.
+def warm_up(
+    decoder: RankExecution, draws: Sequence[Draw | None], guesses: int, windows: Sequence[int], most: int
+) -> None:
+    """Run the longest prompt, and each decode step once, at most `most`.
 
     No slot is in use: what the steps write into caches is overwritten before anybody reads it.
     draws: what follows steps of one token a row. guesses: tokens that a row has besides in steps that check guesses; 0
-    if there are none.
+    if there are none. windows: how many cached tokens steps read.
     """
     counted = replace(decoder.calls)
-    decoder.reserve_prompts()  # graphs hold the addresses of buffers
-    steps = list(warm_steps(decoder, draws, guesses))[:most]
+    steps = list(warm_steps(decoder, draws, guesses, windows))[:most]
     _run(decoder, slice(0, 1), (decoder.max_prefill_length, decoder.max_prefill_length), decoder.max_length)
     for number, step in enumerate(steps):
         _LOG.info("warming up: decode step %d of %d", number + 1, len(steps))
         _run(decoder, step.slots, (step.tokens, 0), step.window, step.draw)
-    decoder.synchronize()
-    decoder.engine.save_kernels()
     decoder.cache.positions[:] = 0
     for field in fields(counted):
         setattr(decoder.calls, field.name, getattr(counted, field.name))
 
 
-def warm_steps(decoder: EngineDecoder, draws: Sequence[Draw | None], guesses: int) -> Iterator[WarmStep]:
+def warm_steps(
+    decoder: RankExecution, draws: Sequence[Draw | None], guesses: int, windows: Sequence[int]
+) -> Iterator[WarmStep]:
     """Yield what `slots_to_run` lets decode steps be, those from slot 0 first."""
     kinds = [(1, draw) for draw in draws or (None,)]
     if guesses:
         kinds.append((decoder.tokens_to_run(1 + guesses, 1 + guesses), None))
-    windows = windows_of(decoder)
     firsts = range(decoder.slots if decoder.cache.needs_neighbors else 1)
     spans = [slice(first, stop) for first in firsts for stop in range(first + 1, decoder.slots + 1)]
     runs = {(run.start, run.stop): run for run in map(decoder.slots_to_run, spans)}
@@ -67,15 +65,7 @@ def warm_steps(decoder: EngineDecoder, draws: Sequence[Draw | None], guesses: in
             yield from (WarmStep(run, tokens, window, draw) for tokens, draw in kinds)
 
 
-def windows_of(decoder: EngineDecoder) -> list[int]:
-    """Return how many cached tokens attention may read, in steps that decode."""
-    length = decoder.max_length
-    if not decoder.has_windows:
-        return [length]
-    return sorted({kv_window(1 << bit, length) for bit in range(length.bit_length() + 1)})
-
-
-def _run(decoder: EngineDecoder, slots: slice, tokens: tuple[int, int], window: int, draw: Draw | None = None) -> None:
+def _run(decoder: RankExecution, slots: slice, tokens: tuple[int, int], window: int, draw: Draw | None = None) -> None:
     """Run rows of idle slots. tokens: of each row, and how many of them are used."""
     rows, (width, used) = slots.stop - slots.start, tokens
     start = 0 if used else max(0, min(window, decoder.max_length - width) - width)
