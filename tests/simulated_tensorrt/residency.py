@@ -178,8 +178,9 @@ class _Functions(TorchFunctionMode):
             return self._on_host(tensor)
         if tensor is not None and name == "to" and _names_device(arguments[1:], named):
             return self._moved(function, tensor, arguments, named)
+        is_pinned = bool(named.pop("pin_memory", False)) if tensor is None else False  # torch for CPUs has none
         result = function(*arguments, **named)
-        if isinstance(result, torch.Tensor) and named.get("pin_memory"):
+        if is_pinned:
             watch.pin(result)
         elif isinstance(result, torch.Tensor) and tensor is None and named.get("device") is not None:
             watch.put(result, _DEVICE)

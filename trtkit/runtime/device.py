@@ -22,7 +22,7 @@ from trtkit.runtime.communicator import NcclCommunicator
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch.cuda.graphs import _POOL_HANDLE
+    from torch.cuda.graphs import _POOL_HANDLE  # type: ignore[attr-defined]
 
     from trtkit.arrays import Array
     from trtkit.bundle.manifest import Manifest
@@ -199,6 +199,11 @@ def staged(values: Array | torch.Tensor, device: torch.device) -> torch.Tensor:
     """
     tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
     return tensor if is_host(device) else tensor.pin_memory()
+
+
+def host_buffer(size_bytes: int, device: torch.device) -> torch.Tensor:
+    """Return host memory [size_bytes] uint8 that `device` copies to without a wait; torch keeps it for the next."""
+    return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=not is_host(device))
 
 
 def to_device(values: Array | torch.Tensor, device: torch.device) -> torch.Tensor:

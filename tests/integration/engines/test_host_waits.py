@@ -11,19 +11,27 @@ import torch
 
 from tests import tiny_llm
 from tests.integration.engines.planted import planted
+from tests.models import classifier, save
 from tests.selection import slow_unless
 from tests.simulated_tensorrt.context import SimulatedError
 from tests.simulated_tensorrt.residency import TOKENS, watch
+from trtkit.backends import load_backend
+from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import Bundle, open_bundle
+from trtkit.config.load import config_for_source
 from trtkit.errors import ExecutionError
+from trtkit.jobs.runner import new_runner
 from trtkit.llm.engine import EngineOptions, LLMEngine, Request
-from trtkit.llm.execution import open_execution
+from trtkit.llm.execution import Call, open_execution
 from trtkit.llm.sampling import kernel
 from trtkit.llm.sampling.params import SamplingParams
 from trtkit.llm.sampling.settings import Settings, Vocabulary
 from trtkit.runtime import device as devices
+from trtkit.runtime.loaded_engine import EngineExecution
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.simulated_tensorrt import Simulated
     from tests.simulated_tensorrt.residency import Residency
 
@@ -194,3 +202,41 @@ def test_nothing_is_waited_for_in_a_capture(gpu: Simulated, residency: Residency
     array = stream.empty((4,), torch.float32)
     with residency, pytest.raises(ExecutionError, match="a copy from pageable memory while a graph is captured"):
         stream.capture(lambda: array.copy_(torch.ones(4)))
+
+
+def test_a_saved_sequence_is_waited_for_once(bundle: Bundle, gpu: Simulated, residency: Residency) -> None:
+    gpu.plans.add(bundle)
+    with residency:
+        execution = open_execution(bundle, "tensorrt", 2)
+        prompt = np.arange(10, 22)[None]
+        execution.forward(Call(0, prompt, np.zeros(1, np.int64), np.array([12])))
+        residency.clear()
+        saved = execution.cache.save(0, 12)
+        assert residency.waits == ["a stream"]
+        residency.clear()
+        execution.cache.load(1, saved)
+        assert not residency.waits
+        again = execution.cache.save(1, 12)
+        assert torch.equal(saved.data, again.data)
+        assert not saved.data.view(torch.float32).isnan().any()
+        execution.close()
+
+
+def test_inputs_of_vision_models_are_not_waited_for(gpu: Simulated, residency: Residency, tmp_path: Path) -> None:
+    """And the first run of a shape launches the engine once."""
+    config = config_for_source("onnx", save(classifier(), tmp_path / "model.onnx"))
+    vision = build_bundle(config, tmp_path / "bundle", new_runner(), use_cache=False).bundle
+    gpu.plans.add(vision)
+    with residency:
+        backend, plan = load_backend("tensorrt_rtx"), vision.engine_path()
+        execution = EngineExecution(backend, plan, gpu.device.stream(), has_cuda_graphs=True)
+        (name,) = execution.input_names
+        shape = tuple(max(size, 1) for size in execution._engine.inputs[name].shape)
+        image = np.random.default_rng(0).random(shape).astype(np.float32)
+        gpu.device.failing_captures = 1
+        for launches in (1, 2):
+            outputs = execution.run({name: image})
+            execution._stream.hold_current()
+            assert residency.launches.count("engine") == launches
+            assert outputs
+        assert set(residency.waits) <= {"kernels are compiled"}
