@@ -61,11 +61,15 @@ class Nothing:
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:  # noqa: ARG002  # a protocol's name
         return self.logits[: len(call.starts)]
 
-    def rows_to_run(self, _first_slot: int, rows: int) -> int:
-        return rows
+    def slots_to_run(self, slots: slice) -> slice:
+        return slots
 
     def tokens_to_run(self, tokens: int, _most: int) -> int:
         return tokens
+
+    def prepare(self) -> None: ...
+
+    def warm_up(self, draws: object, guesses: int) -> None: ...
 
     def layer_seconds(self, call: Call) -> dict[str, float]:  # noqa: ARG002  # a protocol's name
         """Return nothing: there are no layers."""

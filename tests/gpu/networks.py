@@ -60,8 +60,9 @@ class Bound:
 
     def __init__(self, place: Place, plan: Path, inputs: Mapping[str, torch.Tensor]) -> None:
         self._place, self.stream = place, place.device.stream()
-        self._engine = LoadedEngine(place.backend, plan, self.stream, is_captured=True)
-        context = self._engine.context_for({name: tuple(value.shape) for name, value in inputs.items()})
+        self._engine = LoadedEngine(place.backend, plan, self.stream)
+        shapes = {name: tuple(value.shape) for name, value in inputs.items()}
+        context = self._engine.context_for(shapes, is_captured=True)
         self._inputs = {name: self.stream.empty(value.shape, value.dtype) for name, value in inputs.items()}
         for name, memory in self._inputs.items():
             memory.copy_(inputs[name])
@@ -73,7 +74,10 @@ class Bound:
         place.synchronize()
         context.enqueue()  # what TensorRT sets up at first use is not captured
         place.synchronize(self.stream)
-        self._graph = self.stream.capture(context.enqueue)
+        graph = self.stream.capture(context.enqueue)
+        if graph is None:
+            raise RuntimeError("the launch was not captured")
+        self._graph = graph
 
     def run(self) -> dict[str, torch.Tensor]:
         """Run; return the outputs on the host."""

@@ -113,6 +113,8 @@ class Opened:
 def user_managed(place: Place, engine: Any, stream: Stream, config: Any = None) -> tuple[Any, torch.Tensor]:
     """Return a new context, and its scratch memory, which must live as long: engines of TensorRT-RTX take no other."""
     config = config or engine.create_runtime_config()
+    strategies = place.backend.trt.DynamicShapesKernelSpecializationStrategy
+    config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER  # so that a graph may hold its launches
     config.set_execution_context_allocation_strategy(place.backend.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
     context, scratch = (
         engine.create_execution_context(config),

@@ -117,15 +117,24 @@ def test_llm_plan_says_what_attention_is_given_to_read(tiny: Path, trtkit: Calla
     words = ("plan", tiny, "--gpu", "l4", "--input-len", 60, "--output-len", 12, "--concurrency", 3, *slot)
     plan = trtkit(*words, "--json").json()
     per_token = plan["model"]["kv_bytes_per_token"]
-    reads = {"full": 256, "used": 128}
+    reads = {"full": (256, 1), "used": (128, 3)}  # a window is copied first: read, written and read
     assert plan["kv_window"] == {
-        name: {"tokens": tokens, "bytes": 3 * tokens * per_token} for name, tokens in reads.items()
+        name: {"tokens": tokens, "bytes": 3 * times * tokens * per_token} for name, (tokens, times) in reads.items()
     }
     assert plan["step"]["decode"]["cache_bytes"] == 3 * 66 * per_token
     full, used = (plan["gpus"][0]["tpot_by_kv_window"][window]["memory_ms"] for window in ("full", "used"))
-    assert plan["gpus"][0]["tpot"]["memory_ms"] < used < full
-    line = "192.0 KiB of caches in a decode step (slots of 256 tokens), 96.0 KiB with `llm.kv_window: used` (128)"
+    assert plan["gpus"][0]["tpot"]["memory_ms"] < full < used  # more than a third of the slots is in use
+    line = (
+        "192.0 KiB of caches in a decode step (slots of 256 tokens), 288.0 KiB with `llm.kv_window: used`, copied "
+        "first (128)"
+    )
     assert line in " ".join(trtkit(*words).out.split())
+    windowed = trtkit(*words, "--set", "llm.kv_window=used", "--json").json()
+    assert windowed["kv_window"] == plan["kv_window"]
+    step, without = windowed["step"]["decode"], plan["step"]["decode"]
+    copied = step["fused_bytes"] - without["fused_bytes"]
+    assert 0 <= copied - 2 * without["cache_bytes"] < 1000  # and the input of their places
+    assert "window copies" in trtkit(*words, "--set", "llm.kv_window=used").out
 
 
 def test_plan_for_people_fits_80_columns_and_says_what_it_assumes(workspace: Path, trtkit: Callable[..., Ran]) -> None:

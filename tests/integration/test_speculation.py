@@ -96,7 +96,7 @@ def test_guesses_leave_a_long_prompt_alone_that_a_padded_call_covers() -> None:
     long = Asked(tuple((np.arange(62) * 37 % 61 + 3).tolist()), (*greedy, ("max_tokens", 3)))
     tested = engine(SLOTS, proposer=Wrong(5), token_budget=18)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tested.execution, "rows_to_run", lambda first, _rows: SLOTS - first)
+        patch.setattr(tested.execution, "slots_to_run", lambda _slots: slice(0, SLOTS))
         short = [Asked((7 + index,), (*greedy, ("max_tokens", 25))) for index in range(3)]
         found = run(tested, [each.request(str(index)) for index, each in enumerate([*short, long])])
     assert tuple(found["3"].token_ids) == alone(long)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,12 @@ from trtkit.runtime.device import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from tests.simulated_tensorrt.runtime import SimulatedEngine
     from tests.simulated_tensorrt.runtime_config import RuntimeConfig
     from trtkit.reference import Rank
+    from trtkit.runtime.host_device import Watch
 
     Shape = tuple[int, ...]
 
@@ -78,13 +81,14 @@ class SimulatedContext:
         self._outputs: dict[tuple[tuple[str, Shape], ...], dict[str, Shape]] = {}
 
     def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
-        """Choose a profile; shapes have to be given again."""
+        """Choose a profile; shapes and addresses stay."""
+        if self._is_capturing:
+            return self._refuse("setOptimizationProfileAsync: a graph is captured")
         if not 0 <= profile < self.engine.num_optimization_profiles:
             return self._refuse(f"profile {profile} of {self.engine.num_optimization_profiles}")
         if stream not in self.engine.device.streams:
             return self._refuse(f"{stream} is not a stream")
         self.profile = profile
-        self._shapes.clear()
         return True
 
     def set_device_memory(self, memory: int, size: int) -> None:
@@ -100,20 +104,33 @@ class SimulatedContext:
         """Give an input its shape, within the profile."""
         if name not in self.engine.inputs:
             return self._refuse(f"there is no input `{name}`")
+        if self._is_capturing:
+            return self._refuse(f"setInputShape: `{name}` while a graph is captured: it may hold the enqueue alone")
         declared = self.engine.get_tensor_shape(name)
         if len(shape) != len(declared) or any(own not in (-1, size) for own, size in zip(declared, shape, strict=True)):
             return self._refuse(f"setInputShape: `{name}` has {list(declared)}, not {list(shape)}")
-        low, _, high = self.engine.get_tensor_profile_shape(name, self.profile)
-        if not all(least <= size <= most for least, size, most in zip(low, shape, high, strict=True)):
-            valid = f"{list(low)}..{list(high)}"
-            return self._refuse(f"setInputShape: `{name}` {list(shape)} is outside profile {self.profile}, {valid}")
+        if fault := self._outside(name, shape):
+            return self._refuse(f"setInputShape: {fault}")
         self._shapes[name] = tuple(shape)
         return True
+
+    @property
+    def _is_capturing(self) -> bool:
+        return self.engine.device.capturing is not None
+
+    def _outside(self, name: str, shape: Shape) -> str:
+        """Say what is wrong with an input's shape in the profile; empty if nothing is."""
+        low, _, high = self.engine.get_tensor_profile_shape(name, self.profile)
+        if all(least <= size <= most for least, size, most in zip(low, shape, high, strict=True)):
+            return ""
+        return f"`{name}` {list(shape)} is outside profile {self.profile}, {list(low)}..{list(high)}"
 
     def set_tensor_address(self, name: str, address: int) -> bool:
         """Give a tensor its memory."""
         if name not in self.engine.tensors:
             return self._refuse(f"there is no tensor `{name}`")
+        if self._is_capturing:
+            return self._refuse(f"setTensorAddress: `{name}` while a graph is captured: it may hold the enqueue alone")
         if address % ALIGNMENT and not self.engine.is_shape_inference_io(name):
             return self._refuse(f"setTensorAddress: the address of `{name}` is not aligned to {ALIGNMENT} bytes")
         self._addresses[name] = address
@@ -130,6 +147,8 @@ class SimulatedContext:
         """Take the communicator of the ranks, once; wait for the others to do the same."""
         if self.communicator is not None:
             return self._refuse("setCommunicator: existing communicator must be null")
+        if not self.engine.has_collectives:
+            return self._refuse("setCommunicator: The engine is not a multi-device engine.")
         ranks = self.engine.device.communicators.get(_pointer(communicator))
         if ranks is None:
             return self._refuse("setCommunicator: not a capsule of a communicator")
@@ -170,6 +189,19 @@ class SimulatedContext:
 
     def compute(self, launch: Launch) -> None:
         """Read the inputs, compute, and write the outputs."""
+        if self._watch is not None:
+            self._watch.launch("engine")
+        with self._unwatched():
+            self._compute(launch)
+
+    @property
+    def _watch(self) -> Watch | None:
+        return getattr(self.engine.device, "watch", None)
+
+    def _unwatched(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._watch is None else self._watch.paused()
+
+    def _compute(self, launch: Launch) -> None:
         self._check_memory(launch)
         engine = self.engine
         if engine.ranks.count > 1 and self.communicator not in engine.device.communicators.values():
@@ -200,16 +232,31 @@ class SimulatedContext:
         for name in engine.inputs:
             if -1 in self.get_tensor_shape(name):
                 return f"the shape of input `{name}` is not set"
+            if fault := self._outside(name, self.get_tensor_shape(name)):
+                return fault
         for name in engine.tensors:
             if not self._addresses.get(name) and name not in self._allocators:
                 return f"the address of `{name}` is not set"
             cache = engine.get_aliased_input_tensor(name)
             if cache is not None and self._addresses[name] != self._addresses[cache]:
                 return f"`{name}` is written to the memory of `{cache}`, but has another address"
-        if engine.device.capturing is not None and not self.is_stream_capturable(handle):
-            why = "it streams its weights" if engine.is_streaming else "its shapes follow from data"
+        return (
+            self._fault_of_capture(handle)
+            or self._fault_of_scratch()
+            or self._fault_of_ranks()
+            or self._conflict(handle)
+        )
+
+    def _fault_of_capture(self, handle: int) -> str:
+        """Say why a graph cannot hold the launch; empty if it can, or if none is captured."""
+        if not self._is_capturing:
+            return ""
+        if not self.is_stream_capturable(handle):
+            why = "it streams its weights" if self.engine.is_streaming else "its shapes follow from data"
             return f"the engine cannot be captured: {why}"
-        return self._fault_of_scratch() or self._fault_of_ranks() or self._conflict(handle)
+        if self._config.is_lazy:
+            return "a graph would keep the fallback kernels that run until those of the shape are compiled (LAZY)"
+        return ""
 
     def _fault_of_scratch(self) -> str:
         """Say what is wrong with the memory that the caller manages; empty if nothing is."""
@@ -280,12 +327,15 @@ class SimulatedContext:
         self.profiler.report_layer_time(name, seconds * 1e3)
 
     def _compile(self) -> None:
-        """Compile kernels for these shapes, unless the cache has them."""
+        """Compile kernels for these shapes, unless the cache has them: EAGER waits, LAZY does it in the background."""
         shapes = tuple(sorted(self._all_shapes().items()))
         kernel = f"{self.profile} {shapes}"
         cache = self._config.cache
         if cache is None or kernel not in cache.kernels:
-            self.engine.compiled.append((self.profile, tuple(shape for _, shape in shapes)))
+            compiled = self.engine.compiled_later if self._config.is_lazy else self.engine.compiled
+            compiled.append((self.profile, tuple(shape for _, shape in shapes)))
+            if self._watch is not None and not self._config.is_lazy:
+                self._watch.wait("kernels are compiled")
         if cache is not None:
             cache.kernels.add(kernel)
 
@@ -303,7 +353,8 @@ class SimulatedContext:
         if any(-1 in shape for shape in given.values()):
             return {}
         if key not in self._outputs:
-            self._outputs[key] = self.engine.network.output_shapes(given)
+            with self._unwatched():
+                self._outputs[key] = self.engine.network.output_shapes(given)
         return self._outputs[key]
 
 

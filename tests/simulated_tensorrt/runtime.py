@@ -99,7 +99,11 @@ class ContextRanks:
 
 
 class SimulatedEngine:
-    """An ICudaEngine: its network, its tensors, and the contexts that use it."""
+    """An ICudaEngine: its network, its tensors, and the contexts that use it.
+
+    compiled, compiled_later: profile and shapes of which kernels were compiled while the caller waited (EAGER), and in
+    the background (LAZY).
+    """
 
     def __init__(self, trt: Any, device: HostDevice | SimulatedGpu, network: PlannedNetwork, errors: Errors) -> None:
         self.trt, self.device, self.network, self.errors = trt, device, network, errors
@@ -112,9 +116,11 @@ class SimulatedEngine:
         self.ranks = ContextRanks(network.ranks)
         self._executors: dict[tuple[tuple[int, ...], ...], Executor] = {}
         self._contexts: list[weakref.ref[SimulatedContext]] = []
+        self.has_collectives = any(node.kind == "DIST_COLLECTIVE" for node in network.layers.nodes)
         self._budget_bytes = self.streamable_weights_size
         self._weights: torch.Tensor | None = None if network.is_streamable else self._resident(network.weight_bytes)
         self.compiled: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
+        self.compiled_later: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
 
     def executor(self, shapes: Shapes) -> Executor:
         """Return what computes the network at the inputs' shapes: on a GPU one for each, as engines compile kernels.

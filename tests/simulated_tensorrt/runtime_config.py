@@ -10,13 +10,17 @@ ENVIRONMENT = "simulated GPU"
 
 
 class RuntimeCache:
-    """The kernels that contexts have compiled, by name."""
+    """The kernels that contexts have compiled, by name. has_cuda: whether there is a CUDA context yet."""
+
+    has_cuda = True
 
     def __init__(self) -> None:
         self.kernels: set[str] = set()
 
-    def serialize(self) -> bytes:
-        """Return the kernels."""
+    def serialize(self) -> bytes | None:
+        """Return the kernels; None without a CUDA context, as when a process ends."""
+        if not self.has_cuda:
+            return None
         return json.dumps([ENVIRONMENT, sorted(self.kernels)]).encode()
 
     def deserialize(self, blob: bytes) -> bool:
@@ -39,6 +43,12 @@ class RuntimeConfig:
         self.dynamic_shapes_kernel_specialization_strategy: object = None
         self.cache: RuntimeCache | None = None
         self.is_user_managed = False
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether kernels are compiled in the background, which is TensorRT-RTX's default."""
+        strategy: Any = self.dynamic_shapes_kernel_specialization_strategy
+        return strategy is None or strategy.name == "LAZY"
 
     def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
         """Choose who gives contexts their scratch memory."""

@@ -158,10 +158,9 @@ class ChainProposer(DraftHeadProposer):
         may run along.
         """
         slots, starts, counts = place
-        first, size = int(slots[0]), hidden.shape[1]
-        total = int(slots[-1]) + 1 - first
-        total = self._speculator.rows_to_run(first, total) if is_step else total
-        at = slots - first
+        size, run = hidden.shape[1], slice(int(slots[0]), int(slots[-1]) + 1)
+        run = self._speculator.slots_to_run(run) if is_step else run
+        first, total, at = run.start, run.stop - run.start, slots - run.start
         ids, all_counts = np.zeros((total, size), np.int64), np.zeros(total, np.int64)
         all_starts = np.minimum(sequences.lengths[first : first + total], self._speculator.max_length - size)
         all_starts[at], all_counts[at] = np.minimum(starts, self._speculator.max_length - size), counts

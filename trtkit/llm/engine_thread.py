@@ -59,6 +59,7 @@ class EngineThread:
         **options: Any,
     ) -> None:
         self._opened: Future[Frontend] = Future()
+        self._closed: Future[None] = Future()
         self._orders: queue.SimpleQueue[tuple[Order, PreparedPrompt] | _Work | _Rest | str | None] = queue.SimpleQueue()
         self._on_step = on_step
         self._listeners: dict[str, Callable[[Delta | Exception], None]] = {}
@@ -120,7 +121,7 @@ class EngineThread:
         self._preparation.close()
         self._orders.put(None)
         self._thread.join()
-        self.frontend.close()
+        self._closed.result()
 
     def _hand_over(self, order: Order, prepared: PreparedPrompt) -> None:
         """Give the engine what is prepared."""
@@ -148,11 +149,16 @@ class EngineThread:
     def _run(self, bundle: TextBundle | Bundle | Path | str, options: ServingOptions) -> None:
         """Open the bundle, then serve; what opening raises is raised where the thread was asked for."""
         try:
-            self._opened.set_result(Frontend(bundle, options))
+            frontend = Frontend(bundle, options)
+            frontend.warm_up()
         except BaseException as error:
             self._opened.set_exception(error)
             return
-        self._loop(self._opened.result())
+        self._opened.set_result(frontend)
+        try:
+            self._loop(frontend)
+        finally:
+            _attempt(self._closed, frontend.close)  # here: the current GPU is a thread's own
 
     def _loop(self, frontend: Frontend) -> None:
         """Take orders and step, until closed. After a step that fails nothing is right: it ends every request."""
@@ -212,7 +218,7 @@ class EngineThread:
         woken = GenerationError("the model was woken before all its requests had ended", fix="put it to sleep again")
         self._settle_sleepers(partial(_raise, woken))
         self._is_waking = True
-        _attempt(order.future, frontend.wake)
+        _attempt(order.future, partial(_wake, frontend))
         self._is_waking = False
 
     def _settle_sleepers(self, work: Callable[[], None]) -> None:
@@ -236,6 +242,11 @@ class EngineThread:
         listener = self._listeners.pop(name, None) if is_last else self._listeners.get(name)
         if listener is not None:
             listener(news)
+
+
+def _wake(frontend: Frontend) -> None:
+    frontend.wake()
+    frontend.warm_up()
 
 
 def _settle(future: Future[T], work: Callable[[LLMEngine], T], engine: LLMEngine | Exception) -> None:

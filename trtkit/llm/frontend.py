@@ -74,6 +74,10 @@ class Frontend:
         """Whether a step would do anything."""
         return self._engine is not None and self._engine.has_work
 
+    def warm_up(self) -> None:
+        """Let steps compile and capture what they will run, which a first request would wait for."""
+        self.engine.warm_up()
+
     def sleep(self) -> None:
         """Free the memory of weights and caches, on the GPU and on the host.
 

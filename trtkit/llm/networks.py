@@ -62,6 +62,9 @@ def open_networks(text: TextBundle, options: ServingOptions) -> Networks:
 
         draft = proposer.execution if isinstance(proposer, DraftProposer) else None
         keep_weights_that_fit(execution, draft, device)
+    execution.prepare()
+    if isinstance(proposer, DraftProposer):
+        proposer.execution.prepare()
     return Networks(execution, tower, encoder, proposer)
 
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 # What a machine without a GPU reports all the time; with one it is the fault.
 _NOISE = ("cudaError", "Cuda failure", "CUDA initialization")
 
+_MOST_TEXTS = 100  # a warning may repeat for as long as a server runs
+
 
 def reason_of(error: Any) -> str:
     """Return what a parser's error says, without the noise of a missing GPU."""
@@ -37,6 +39,7 @@ def error_recorder(backend: Backend, *, has_gpu: bool = False) -> Any:
         def report_error(self, _code: Any, description: str) -> bool:
             if has_gpu or not _is_noise(description):
                 self.texts.append(description)
+                del self.texts[:-_MOST_TEXTS]
             return False
 
         def num_errors(self) -> int:

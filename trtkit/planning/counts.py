@@ -106,7 +106,7 @@ def _raised(power: Point, axis: int) -> Point:
 _Point = TypeVar("_Point")
 EXPERTS = "experts"
 """The group of all that is done for each expert."""
-PAGE_COPIES = "page copies"
+PAGE_COPIES, WINDOW_COPIES = "page copies", "window copies"
 """The group of copies of pages."""
 
 
@@ -188,11 +188,23 @@ class NetworkCounts:
 
     def with_gathered_pages(self, pages: CopiedPages) -> NetworkCounts:
         """Return the counts of a network whose layers copy pages: what they cached is read, written and read."""
+        return self._with_copies(PAGE_COPIES, pages)
+
+    def with_copied_windows(self, windows: CopiedPages) -> NetworkCounts:
+        """Return the counts of a network whose layers copy the cached tokens in use before they read them."""
+        return self._with_copies(WINDOW_COPIES, windows)
+
+    def _with_copies(self, name: str, pages: CopiedPages) -> NetworkCounts:
         copied = self.cache_bytes.scaled(pages.share)
-        group = GroupCounts(PAGE_COPIES, pages.layers, NOTHING, {}, copied + copied, 0)
+        group = GroupCounts(name, pages.layers, NOTHING, {}, copied + copied, 0)
         groups = (*self.groups, *([group] if pages.layers else []))
         largest = self.cache_bytes.scaled(pages.largest)
         return replace(self, groups=groups, copied_bytes=copied, largest_copy=largest)
+
+    @property
+    def cache_traffic(self) -> Multilinear:
+        """What a step moves of caches: what it reads, and copies of that, which are written and read."""
+        return total([self.cache_bytes, self.copied_bytes, self.copied_bytes])
 
     @cached_property
     def moved_bytes(self) -> Multilinear:

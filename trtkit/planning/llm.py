@@ -49,7 +49,8 @@ def plan_llm(question: PlanningQuestion, gpu: PlannedGpu, demand: Demand = NO_DE
         compute_bound_batch_without_caches=compute_bound_batch(counts, 0, gpu),
         speed=speed,
         tpot_by_kv_window={
-            window: floor(counts, (work.concurrency, 1, tokens), gpu) for window, tokens in work.read_lengths.items()
+            window: floor(question.reading(window), (work.concurrency, 1, tokens), gpu)
+            for window, tokens in work.read_lengths.items()
         },
         mixed_steps=mixed_steps(question, gpu) if question.can_pack else (),
         load=demand.plan(speed.output_tokens_per_second / work.output_len, fits=fits and takes),

@@ -123,7 +123,7 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
         source=planned.where,
         windowed_slot_bytes=windowed if model.has_windows else None,
         kv_window={
-            window: CacheRead(tokens, counts.cache_bytes.at((work.concurrency, 1, tokens)))
+            window: CacheRead(tokens, question.reading(window).cache_traffic.at((work.concurrency, 1, tokens)))
             for window, tokens in work.read_lengths.items()
         },
         work=work,
@@ -164,6 +164,8 @@ def _in_pages(question: PlanningQuestion, planned: PlannedModel) -> tuple[Planni
     pages = copied_pages(planned.config, planned.backend, spec, model.cache_format)
     size = llm_options(planned.config).page_size
     if pages is None or size is None:
+        if llm_options(planned.config).kv_window == "used":
+            question = replace(question, counts=question.reading("used"), plain=question.counts)
         return question, None
     work = replace(question.work, page_tokens=size, copies_pages=pages.layers > 0)
     counts = question.counts.with_gathered_pages(pages)
@@ -250,7 +252,7 @@ _ALWAYS = (
 
 _LINEAR = (
     "caches are linear and as long as needed; attention computes and reads all of a cache, masked parts too; the "
-    "row `reads` has what an engine's attention is given, by `llm.kv_window`"
+    "row `reads` has what an engine's attention moves, by `llm.kv_window`: a window is copied before it is read"
 )
 
 

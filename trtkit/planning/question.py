@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trtkit.models.parallel import SINGLE
+from trtkit.planning.paged import page_copies
 from trtkit.planning.shares import grid_shares
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class PlanningQuestion:
     """A model with its counts, and the work it is to do.
 
     grid: the ranks of its config. lora: its adapters. can_pack: whether `llm.batching: packed` works with it.
-    is_packed: whether its calls are.
+    is_packed: whether its calls are. plain: counts without the copies of windows, if `counts` has those.
     """
 
     model: DecoderModel
@@ -35,6 +36,17 @@ class PlanningQuestion:
     lora: LoraOptions | None = None
     can_pack: bool = True
     is_packed: bool = True
+    plain: NetworkCounts | None = None
+
+    def reading(self, window: str) -> NetworkCounts:
+        """Return the counts of an engine whose attention reads what `llm.kv_window` says.
+
+        TensorRT slices a window into memory of its own before attention reads it: it is read, written and read. Source:
+        the layers of a detailed build, TensorRT-RTX 1.7.1.
+        """
+        counts = self.counts if self.plain is None else self.plain
+        is_copied = window == "used" and not self.work.page_tokens
+        return counts.with_copied_windows(page_copies(self.spec)) if is_copied else counts
 
     @property
     def row_groups(self) -> int:

@@ -57,7 +57,7 @@ class StepWork:
 
 @dataclass(frozen=True)
 class CacheRead:
-    """What attention is given to read in a decode step: tokens of each slot, bytes of all slots in all layers."""
+    """What attention is given to read in a decode step: tokens of each slot, bytes of all slots that are moved."""
 
     tokens: int
     bytes: int

@@ -10,7 +10,7 @@ from trtkit.errors import ConfigError
 from trtkit.models.feed_forward import MoeSpec
 from trtkit.models.parallel import SINGLE, Grid, check_grid, rank_spec
 from trtkit.models.weights import model_weights
-from trtkit.planning.counts import PAGE_COPIES, Multilinear
+from trtkit.planning.counts import PAGE_COPIES, WINDOW_COPIES, Multilinear
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
@@ -25,6 +25,7 @@ _DIVIDED = (
     "attention",
     "kv cache update",
     PAGE_COPIES,
+    WINDOW_COPIES,
     "output projection",
     "recurrent layers",
     "mlp",

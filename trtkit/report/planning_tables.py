@@ -130,7 +130,7 @@ def _reads_text(plan: LlmReport) -> str:
         copied = ", copied first" if plan.work.copies_pages else ""
         return f"{size_text(used.bytes)} of caches in a decode step ({used.tokens} tokens of each request{copied})"
     reads = f"{size_text(full.bytes)} of caches in a decode step (slots of {full.tokens} tokens)"
-    return f"{reads}, {size_text(used.bytes)} with `llm.kv_window: used` ({used.tokens})"
+    return f"{reads}, {size_text(used.bytes)} with `llm.kv_window: used`, copied first ({used.tokens})"
 
 
 def _network(plan: VisionReport) -> Facts:

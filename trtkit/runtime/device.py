@@ -6,12 +6,15 @@ Code that drives engines takes a `Device` and never asks torch for CUDA.
 from __future__ import annotations
 
 import gc
+import logging
+import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from trtkit.backends import runs_on, supported_gpus
+from trtkit.backends import driver_version, runs_on, supported_gpus
 from trtkit.config.targets import load_target
 from trtkit.errors import BackendError, RankError
 from trtkit.runtime.communicator import NcclCommunicator
@@ -19,10 +22,14 @@ from trtkit.runtime.communicator import NcclCommunicator
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch.cuda.graphs import _POOL_HANDLE  # type: ignore[attr-defined]
+
     from trtkit.arrays import Array
     from trtkit.bundle.manifest import Manifest
     from trtkit.reference import Rank
     from trtkit.runtime.communicator import Communicator
+
+_LOG = logging.getLogger("trtkit.device")
 
 ALIGNMENT = 256
 """What TensorRT asks of every address, in bytes. Source: `IExecutionContext::setTensorAddress`, NvInferRuntime.h."""
@@ -92,20 +99,25 @@ class Stream(Protocol):
         """Return host memory [size_bytes] uint8 that is copied to and from while the caller does something else."""
         ...
 
-    def capture(self, work: Callable[[], object]) -> CapturedGraph:
-        """Return what `work` launches as a graph, without running it. Nothing may be allocated or waited for in it."""
+    def capture(self, work: Callable[[], object]) -> CapturedGraph | None:
+        """Return what `work` launches as a graph, without running it. Nothing may be allocated or waited for in it.
+
+        Return None if the device gives none, such as for what another thread did meanwhile.
+        """
         ...
 
 
 class Device(Protocol):
     """Memory that engines work on, memory_bytes of it. name: for people.
 
-    compute_capability: 10 * major + minor; None if it is not a GPU.
+    compute_capability: 10 * major + minor; None if it is not a GPU. environment: what compiled kernels depend on, which
+    is the GPU and its driver.
     """
 
     name: str
     memory_bytes: int
     compute_capability: int | None
+    environment: str
 
     @property
     def free_bytes(self) -> int:
@@ -166,17 +178,51 @@ def release_memory() -> None:
     gc.collect()  # what is captured refers to what captured it
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+        torch._C._host_emptyCache()  # pinned memory that copies were staged in
 
 
-def to_device(array: Array, device: torch.device) -> torch.Tensor:
-    """Return an array, which must not change until it is copied, as a tensor on `device`; nothing is waited for."""
-    return torch.from_numpy(array).to(device, non_blocking=True)
+def is_host(device: torch.device) -> bool:
+    """Whether tensors on a device are in the host's own memory."""
+    return device.type == "cpu"
+
+
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is in the host's own memory."""
+    return tensor.device.type == "cpu"
+
+
+def staged(values: Array | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return values in memory that is copied to `device` without a wait.
+
+    A copy from pageable memory waits for the stream's work so far. Source: CUDA API synchronization behavior, CUDA
+    Toolkit documentation. torch keeps a pinned block until the copies from it are done.
+    """
+    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
+    return tensor if is_host(device) else tensor.pin_memory()
+
+
+def host_buffer(size_bytes: int, device: torch.device) -> torch.Tensor:
+    """Return host memory [size_bytes] uint8 that `device` copies to without a wait; torch keeps it for the next."""
+    return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=not is_host(device))
+
+
+def to_device(values: Array | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return values of the host's as a tensor on `device`; nothing is waited for."""
+    return staged(values, device).to(device, non_blocking=True)
+
+
+def write(stream: Stream, target: torch.Tensor, values: Array | torch.Tensor) -> None:
+    """Let a stream copy values to the memory `target` of the same size; nothing is waited for."""
+    source = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
+    if is_on_host(source):
+        source = staged(source, target.device)
+    stream.run(partial(target.view(-1).copy_, source.reshape(-1), non_blocking=True))
 
 
 def start_copy(tensor: torch.Tensor) -> Callable[[], Array]:
-    """Start to copy a tensor to the host; return what waits for it and returns it."""
-    if tensor.device.type == "cpu":
-        return tensor.numpy
+    """Start to copy a tensor as it is now to the host; return what waits for it and returns it."""
+    if is_host(tensor.device):
+        return tensor.clone().numpy
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     host.copy_(tensor, non_blocking=True)
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -202,6 +248,8 @@ class CudaDevice:
         self.memory_bytes: int = torch.cuda.mem_get_info()[1]
         major, minor = torch.cuda.get_device_capability()
         self.compute_capability: int | None = 10 * major + minor
+        driver = driver_version() or f"CUDA {torch.version.cuda}"
+        self.environment = f"{self.name} {major}.{minor} {driver}"
 
     @property
     def free_bytes(self) -> int:
@@ -238,6 +286,7 @@ class CudaStream:
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pool: _POOL_HANDLE | None = None  # of graphs
 
     @property
     def handle(self) -> int:
@@ -276,19 +325,44 @@ class CudaStream:
         return CudaStream()
 
     def host_memory(self, size_bytes: int) -> torch.Tensor:
-        """Return pinned memory."""
-        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+        """Return pinned memory of just that size: torch's own takes a power of two and keeps it.
+
+        Raises BackendError if the system does not pin as much.
+        """
+        memory = torch.empty(size_bytes, dtype=torch.uint8)
+        runtime, address = torch.cuda.cudart(), memory.data_ptr()  # type: ignore[no-untyped-call]
+        code = int(runtime.cudaHostRegister(address, size_bytes, 0)) if size_bytes else 0
+        if code:
+            fix = "lower `--host-cache-gib`, or raise the limit of locked memory (`ulimit -l`)"
+            raise BackendError(f"CUDA refused to pin {size_bytes} bytes of host memory: error {code}", "GPU", fix)
+        if size_bytes:
+            weakref.finalize(memory.untyped_storage(), runtime.cudaHostUnregister, address)
+        return memory
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory of this stream's pool; torch's allocator aligns to 512 bytes."""
         with torch.cuda.stream(self._stream):
             return torch.empty(tuple(shape), dtype=dtype, device="cuda")
 
-    def capture(self, work: Callable[[], object]) -> CudaGraph:
-        """Return what `work` launches as a graph, without running it."""
+    def capture(self, work: Callable[[], object]) -> CudaGraph | None:
+        """Return what `work` launches as a graph, without running it; None if CUDA gives none.
+
+        Not by `torch.cuda.graph`, which frees all cached memory and lets calls of any thread end the capture. Graphs
+        of a stream share their memory, since they run one after another.
+        """
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
-            work()
+        try:
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        except (RuntimeError, BackendError) as error:
+            _LOG.warning("a CUDA graph was not captured, so its work is launched: %s", error)
+            return None
         return CudaGraph(self, graph)
 
 

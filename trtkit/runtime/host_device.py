@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import os
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
 
 from trtkit.errors import ExecutionError
 from trtkit.runtime.communicator import HostCommunicator
@@ -23,9 +25,42 @@ from trtkit.runtime.device import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from trtkit.reference import Rank
     from trtkit.runtime.device import Event
+
+
+class Watch(Protocol):
+    """Observes a device: what it launches, and what the host waits for."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Let torch compute what the device's own kernels would."""
+        ...
+
+    def on(self, stream: HostStream, *, in_graph: bool = False) -> AbstractContextManager[None]:
+        """Run the work of a stream."""
+        ...
+
+    def pin(self, memory: torch.Tensor) -> None:
+        """Note that host memory is pinned."""
+        ...
+
+    def launch(self, what: str) -> None:
+        """Count work that is put on the device."""
+        ...
+
+    def wait(self, what: str) -> None:
+        """Count a wait of the host."""
+        ...
+
+    def let_wait(self, stream: HostStream) -> None:
+        """Note that a stream waits for what the caller's own stream has written so far."""
+        ...
+
+    def check_written(self, tensor: torch.Tensor, stream: HostStream) -> None:
+        """Raise ExecutionError if a stream gets work on what the caller's own stream has yet to write."""
+        ...
 
 
 class HostDevice:
@@ -33,16 +68,21 @@ class HostDevice:
 
     streams: by handle, as TensorRT names them. communicators: the ranks that a communicator's pointer represents.
     hurries: whether siblings of a stream run their work at once, as far as they need not wait for another stream's.
+    watch: counts launches and waits, if there is one. failing_captures: how many of the next captures give no graph.
+    captures: how many have been tried.
     """
 
     def __init__(self, *, hurries: bool = False) -> None:
         self.hurries = hurries
         self.name = "host memory"
         self.compute_capability: int | None = None
+        self.environment = self.name
+        self.failing_captures = self.captures = 0
         self.memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.streams: dict[int, HostStream] = {}
         self.communicators: dict[int, Rank] = {}
         self.capturing: HostGraph | None = None
+        self.watch: Watch | None = None
         self._sizes: dict[int, int] = {}
 
     def stream(self) -> HostStream:
@@ -63,7 +103,8 @@ class HostDevice:
         address = block.ctypes.data + offset
         self._sizes[address] = size
         weakref.finalize(block, self._sizes.pop, address, None)
-        return torch.from_numpy(block)[offset : offset + size].view(dtype).view(tuple(shape))
+        with nullcontext() if self.watch is None else self.watch.paused():
+            return torch.from_numpy(block)[offset : offset + size].view(dtype).view(tuple(shape))
 
     @property
     def allocated_bytes(self) -> int:
@@ -93,8 +134,7 @@ class HostGraph:
 
     def replay(self) -> None:
         """Keep the calls until somebody waits."""
-        for call in self.calls:
-            self.stream.run(call)
+        self.stream.replay(self.calls)
 
 
 @dataclass(eq=False)
@@ -132,20 +172,29 @@ class HostStream:
     def run(self, work: Callable[[], object]) -> None:
         """Keep `work` until somebody waits, or record it in the graph that is captured."""
         calls = self.pending if self._device.capturing is None else self._device.capturing.calls
-        calls.append(_without_owning(work, self._device))
+        calls.append(_without_owning(work, self._device, self))
         if self._hurries and self._device.capturing is None:
-            self.synchronize()
+            self.run_to(self._done + len(self.pending))
+
+    def replay(self, calls: Sequence[Callable[[], object]]) -> None:
+        """Keep the calls of a graph until somebody waits."""
+        watch = self._device.watch
+        if watch is not None:
+            watch.launch("graph")
+        self.pending += [call if watch is None else partial(_in_graph, watch, self, call) for call in calls]
 
     def run_to(self, count: int) -> None:
         """Do the work up to a point; what fails takes the rest with it."""
         if self._is_running or count <= self._done:
             return
         self._is_running, works = True, self.pending[: count - self._done]  # which own what they work on
+        watch = self._device.watch
         try:
             for work in works:
                 self._done += 1
                 self.pending.pop(0)
-                work()
+                with nullcontext() if watch is None else watch.on(self):
+                    work()
         except BaseException:
             self._done += len(self.pending)
             self.pending.clear()
@@ -173,25 +222,37 @@ class HostStream:
         return stream
 
     def host_memory(self, size_bytes: int) -> torch.Tensor:
-        return torch.empty(size_bytes, dtype=torch.uint8)
+        memory = torch.empty(size_bytes, dtype=torch.uint8)
+        if self._device.watch is not None:
+            self._device.watch.pin(memory)
+        return memory
 
     def wait_for_current(self) -> None:
-        """Do nothing: the current stream's work is done when it is called."""
+        """Do nothing but note it: the current stream's work is done when it is called."""
+        if self._device.watch is not None:
+            self._device.watch.let_wait(self)
 
     def hold_current(self) -> None:
         """Do all work now, so that what is called next finds it done."""
-        self.synchronize()
+        self._device.check_not_capturing("another stream waits for one")
+        self.run_to(self._done + len(self.pending))
 
     def synchronize(self) -> None:
         self._device.check_not_capturing("a stream is waited for")
+        if self._device.watch is not None:
+            self._device.watch.wait("a stream")
         self.run_to(self._done + len(self.pending))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return self._device.allocate(shape, dtype)
 
-    def capture(self, work: Callable[[], object]) -> HostGraph:
-        """Return the calls that `work` makes to streams."""
+    def capture(self, work: Callable[[], object]) -> HostGraph | None:
+        """Return the calls that `work` makes to streams; None if the capture is to fail."""
         self._device.check_not_capturing("another graph is captured")
+        self._device.captures += 1
+        if self._device.failing_captures:
+            self._device.failing_captures -= 1
+            return None
         self._device.capturing = graph = HostGraph(self)
         try:
             work()
@@ -217,8 +278,17 @@ class _Borrowed:
         return torch.empty(0, dtype=self._dtype).set_(storage, *self._view)
 
 
-def _without_owning(work: Callable[[], object], device: HostDevice) -> Callable[[], object]:
+def _in_graph(watch: Watch, stream: HostStream, call: Callable[[], object]) -> None:
+    with watch.on(stream, in_graph=True):
+        call()
+
+
+def _without_owning(work: Callable[[], object], device: HostDevice, stream: HostStream) -> Callable[[], object]:
     """Return work that does not keep the caller's memory alive. What is copied, a GPU has staged by then."""
+    if device.watch is not None and isinstance(work, partial):
+        for value in tree_leaves((work.args, getattr(work.func, "__self__", None))):
+            if isinstance(value, torch.Tensor):
+                device.watch.check_written(value, stream)
     if not isinstance(work, partial) or getattr(work.func, "__name__", "") == "copy_":
         return work
 

@@ -6,7 +6,6 @@ import math
 import mmap
 import weakref
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,7 @@ from trtkit.dtypes import from_tensorrt
 from trtkit.errors import BackendError
 from trtkit.network.trt_errors import error_recorder
 from trtkit.reference import to_tensor
+from trtkit.runtime.device import write
 from trtkit.runtime.runtime_cache import RuntimeCache
 from trtkit.runtime.weight_budget import over_budget
 
@@ -46,13 +46,10 @@ class EngineTensor:
 class LoadedEngine:
     """A deserialized engine. cache: where kernels that TensorRT compiles for this GPU are kept; None: nowhere.
 
-    is_captured: whether CUDA graphs will hold its launches.
     Raises BackendError if TensorRT does not load the plan on this GPU.
     """
 
-    def __init__(
-        self, backend: Backend, plan: Path, stream: Stream, cache: Path | None = None, *, is_captured: bool = False
-    ) -> None:
+    def __init__(self, backend: Backend, plan: Path, stream: Stream, cache: Path | None = None) -> None:
         self.backend, self.stream = backend, stream
         self._logger = backend.logger()
         self._runtime = backend.trt.Runtime(self._logger)
@@ -69,8 +66,8 @@ class LoadedEngine:
         mode = backend.trt.TensorIOMode.INPUT
         self.inputs = {tensor.name: tensor for tensor in tensors if self._engine.get_tensor_mode(tensor.name) == mode}
         self.outputs = {tensor.name: tensor for tensor in tensors if tensor.name not in self.inputs}
-        self._cache = RuntimeCache(backend.trt, self._engine, cache, is_captured=is_captured)
-        self._contexts: dict[int, ExecutionContext] = {}
+        self._cache = RuntimeCache(backend.trt, self._engine, cache)
+        self._contexts: dict[tuple[int, bool], ExecutionContext] = {}
         self._scratch: torch.Tensor | None = None
         self._keep_kernels = weakref.finalize(self, self._cache.save)  # once: when closed, dropped, or at the end
 
@@ -111,18 +108,20 @@ class LoadedEngine:
             what = f"TensorRT refused a weight budget of {budget_bytes} bytes{_reason(self.errors.texts)}"
             raise BackendError(what, str(self.plan))
 
-    def context(self, profile: int = 0) -> ExecutionContext:
+    def context(self, profile: int = 0, *, is_captured: bool = False) -> ExecutionContext:
         """Return the execution context of a profile, created when it is first needed.
 
+        is_captured: whether CUDA graphs hold its launches; then kernels of a new shape are compiled while one waits.
         Raises BackendError if TensorRT refuses, such as for want of memory.
         """
-        if profile not in self._contexts:
+        key = profile, is_captured
+        if key not in self._contexts:
             self.errors.clear()
-            context = self._cache.execution_context()
+            context = self._cache.execution_context(self._engine, is_captured=is_captured)
             if context is None:
                 raise BackendError(f"TensorRT refused an execution context{_reason(self.errors.texts)}", str(self.plan))
-            self._contexts[profile] = ExecutionContext(self, context, profile)
-        return self._contexts[profile]
+            self._contexts[key] = ExecutionContext(self, context, profile)
+        return self._contexts[key]
 
     def scratch(self) -> torch.Tensor:
         """Return the device memory that all contexts share, whose work one stream puts in order.
@@ -133,20 +132,24 @@ class LoadedEngine:
             self._scratch = self.stream.empty((max(self._scratch_bytes, 1),), torch.uint8)
         return self._scratch
 
-    def context_for(self, shapes: Mapping[str, Shape]) -> ExecutionContext:
+    def context_for(self, shapes: Mapping[str, Shape], *, is_captured: bool = False) -> ExecutionContext:
         """Return the context of the first profile that covers the inputs' shapes. Raises BackendError if none does."""
         for profile in range(self.profiles):
             if all(self._covers(profile, name, shape) for name, shape in shapes.items()):
-                return self.context(profile)
+                return self.context(profile, is_captured=is_captured)
         what = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         fix = "use a shape within a profile, or build with a wider one"
         raise BackendError(f"no optimization profile covers {what}", str(self.plan), fix)
+
+    def save_kernels(self) -> None:
+        """Keep what was compiled for this GPU so far: a process that is killed cannot."""
+        self._cache.save()
 
     def close(self) -> None:
         """Keep what was compiled for this GPU for the next start, and drop contexts and engine."""
         self._keep_kernels()
         self._contexts.clear()
-        self._engine = self._runtime = self._scratch = None
+        self._engine = self._runtime = self._scratch = None  # TensorRT frees the weights with the last reference
 
     def _covers(self, profile: int, name: str, shape: Shape) -> bool:
         declared = self.inputs[name].shape
@@ -277,7 +280,7 @@ class EngineExecution:
     def __init__(
         self, backend: Backend, plan: Path, stream: Stream, cache: Path | None = None, *, has_cuda_graphs: bool = False
     ) -> None:
-        self._engine = LoadedEngine(backend, plan, stream, cache, is_captured=has_cuda_graphs)
+        self._engine = LoadedEngine(backend, plan, stream, cache)
         self._stream, self._has_cuda_graphs = stream, has_cuda_graphs
         self._captured: dict[tuple[tuple[int, ...], ...], _Launch] = {}
         self.input_names, self.output_names = tuple(self._engine.inputs), tuple(self._engine.outputs)
@@ -304,12 +307,15 @@ class EngineExecution:
     def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
         """Run once; return how long each of the engine's layers took, in the order they ran."""
         tensors = {name: to_tensor(inputs[name], name) for name in self.input_names}
-        context = self._engine.context_for(_shapes(tensors))
+        context = self._context(tensors)
         return context.layer_seconds(lambda: self._launch(tensors))
+
+    def _context(self, tensors: Tensors) -> ExecutionContext:
+        return self._engine.context_for(_shapes(tensors), is_captured=self._has_cuda_graphs)
 
     def _launch(self, tensors: Tensors) -> _Launch:
         """Put copies of the inputs and the engine's work on the stream."""
-        context = self._engine.context_for(_shapes(tensors))
+        context = self._context(tensors)
         inputs = {name: self._room(name, tensor) for name, tensor in tensors.items()}
         self._copy(tensors, inputs)
         for name, tensor in inputs.items():
@@ -342,13 +348,14 @@ class EngineExecution:
             if self._engine.inputs[name].is_on_host:
                 target.copy_(source)
             else:
-                self._stream.run(partial(target.copy_, source, non_blocking=True))
+                write(self._stream, target, source)
 
     def _replay(self, tensors: Tensors) -> Tensors:
         """Copy the inputs to where the graph of their shapes reads them, and replay it."""
         shapes = tuple(tuple(tensor.shape) for tensor in tensors.values())
         if shapes not in self._captured:
             self._captured[shapes] = self._capture(tensors)
+            return self._captured[shapes].outputs
         captured = self._captured[shapes]
         if captured.graph is None:
             return self._launch(tensors).outputs
@@ -358,8 +365,7 @@ class EngineExecution:
 
     def _capture(self, tensors: Tensors) -> _Launch:
         """Capture a run; what TensorRT sets up at its first one is not to be captured."""
-        launch, context = self._launch(tensors), self._engine.context_for(_shapes(tensors))
-        self._stream.synchronize()
+        launch, context = self._launch(tensors), self._context(tensors)
         reads_host = any(tensor.is_on_host for tensor in self._engine.inputs.values())
         if reads_host or not context.is_capturable() or any(-1 in context.shape(name) for name in self.output_names):
             return launch

@@ -159,7 +159,9 @@ def engine_stages(
 
     stream = device.stream()
     running = [
-        EngineExecution(backend, plan.path, stream, cache_file(plan.sha256), has_cuda_graphs=has_cuda_graphs)
+        EngineExecution(
+            backend, plan.path, stream, cache_file(plan.sha256, device.environment), has_cuda_graphs=has_cuda_graphs
+        )
         for plan in plans
     ]
     return StagesExecution(running, output_names, stream=stream)

@@ -27,8 +27,7 @@ def waits_in_a_capture(place: Place) -> Seen:
     opened = Opened.classifier(place).ready()
     opened.compute(torch.ones(SHAPE))
     try:
-        opened.stream.capture(opened.stream.synchronize)
-        seen = "no error"
+        seen = "no error" if opened.stream.capture(opened.stream.synchronize) else "an error"
     except Exception as error:
         seen = "an error" if "captur" in str(error) else f"{type(error).__name__}: {error}"
     yield "waiting for a stream that is captured", "an error", seen

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ import torch
 from tests.models import classifier, save
 from tests.simulated_tensorrt.context import SimulatedError
 from tests.simulated_tensorrt.runtime import ACTIVATION_BYTES
+from tests.simulated_tensorrt.runtime_config import RuntimeCache
 from trtkit.backends import load_backend
 from trtkit.builder.build import build_bundle
 from trtkit.config.load import config_for_source
@@ -19,6 +22,7 @@ from trtkit.jobs.runner import new_runner
 from trtkit.network.trt_errors import error_recorder
 from trtkit.reference import ThreadGroup
 from trtkit.runtime.loaded_engine import LoadedEngine
+from trtkit.runtime.runtime_cache import cache_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,15 +56,17 @@ def engine(gpu: Simulated, bundle: Bundle, stream: HostStream) -> LoadedEngine:
     return LoadedEngine(BACKEND, bundle.engine_path(), stream)
 
 
-def user_managed_context(engine: Any) -> Any:
+def user_managed_context(engine: Any, strategy_name: str = "EAGER") -> Any:
     config = engine.create_runtime_config()
     config.set_execution_context_allocation_strategy(BACKEND.trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+    strategy = getattr(BACKEND.trt.DynamicShapesKernelSpecializationStrategy, strategy_name)
+    config.dynamic_shapes_kernel_specialization_strategy = strategy
     return engine.create_execution_context(config)
 
 
 def ready(engine: LoadedEngine, stream: HostStream, profile: int = 0) -> tuple[ExecutionContext, Any, Any]:
     """Return a context with everything set, its input and its output."""
-    context, shape = engine.context(profile), (SHAPE[0] + 4 * profile, *SHAPE[1:])
+    context, shape = engine.context(profile, is_captured=True), (SHAPE[0] + 4 * profile, *SHAPE[1:])
     (x,), (y,) = engine.inputs, engine.outputs
     image, scores = stream.empty(shape, torch.float32), stream.empty((shape[0], OUTPUT[1]), torch.float32)
     stream.run(partial(image.copy_, torch.randn(shape)))
@@ -196,8 +202,12 @@ def test_a_communicator_is_set_once(gpu: Simulated, engine: LoadedEngine) -> Non
     engine.context(0)
     context = gpu.runtimes[-1].engines[-1].contexts[-1]
     context.error_recorder = recorder = error_recorder(BACKEND)
-    assert not context.set_communicator(object())
     communicator = gpu.device.connect(ThreadGroup(1).member(0))
+    assert not context.set_communicator(communicator.handle)
+    assert recorder.texts == ["setCommunicator: The engine is not a multi-device engine."]
+    recorder.clear()
+    context.engine.has_collectives = True
+    assert not context.set_communicator(object())
     assert context.set_communicator(communicator.handle)
     assert not context.set_communicator(communicator.handle)
     refusals = ["not a capsule of a communicator", "existing communicator must be null"]
@@ -304,3 +314,95 @@ def test_memory_that_the_caller_drops_is_not_kept_by_a_streams_work(stream: Host
     del places
     with pytest.raises(ExecutionError, match="the caller's memory was given back before the stream has read it"):
         stream.synchronize()
+
+
+def test_calls_of_a_context_are_not_captured_but_the_enqueue(engine: LoadedEngine, stream: HostStream) -> None:
+    context, image, _scores = ready(engine, stream)
+    context.enqueue()
+    with pytest.raises(BackendError, match="while a graph is captured: it may hold the enqueue alone"):
+        stream.capture(lambda: context.set_input(next(iter(engine.inputs)), SHAPE, image))
+    with pytest.raises(BackendError, match=r"setTensorAddress: .* while a graph is captured"):
+        stream.capture(lambda: context.set_address(next(iter(engine.inputs)), image))
+    assert stream.capture(context.enqueue) is not None
+
+
+def test_a_capture_may_fail(gpu: Simulated, engine: LoadedEngine, stream: HostStream) -> None:
+    context, _image, _scores = ready(engine, stream)
+    gpu.device.failing_captures = 1
+    assert stream.capture(context.enqueue) is None
+    assert stream.capture(context.enqueue) is not None
+
+
+def test_kernels_compile_while_one_waits_or_in_the_background(gpu: Simulated, engine: LoadedEngine) -> None:
+    simulated = gpu.runtimes[-1].engines[-1]
+    scratch, (x,), (y,) = engine.scratch(), engine.inputs, engine.outputs
+    stream = engine.stream
+    image, scores = stream.empty(SHAPE, torch.float32), stream.empty(OUTPUT, torch.float32)
+    for strategy, counts in {"LAZY": (0, 1), "EAGER": (1, 1)}.items():
+        context = user_managed_context(simulated, strategy)
+        context.error_recorder = recorder = error_recorder(BACKEND)
+        context.set_device_memory(scratch.data_ptr(), scratch.nbytes)
+        context.set_input_shape(x, SHAPE)
+        context.set_tensor_address(x, image.data_ptr())
+        context.set_tensor_address(y, scores.data_ptr())
+        assert context.execute_async_v3(stream.handle)
+        assert (len(simulated.compiled), len(simulated.compiled_later)) == counts
+        stream.run(partial(image.fill_, 1.0))
+        stream.synchronize()
+        stream.capture(partial(context.execute_async_v3, stream.handle))
+        assert ("fallback kernels" in "".join(recorder.texts)) == (strategy == "LAZY")
+
+
+def test_another_profile_keeps_the_shapes_and_has_its_own_limits(engine: LoadedEngine, stream: HostStream) -> None:
+    context, _image, _scores = ready(engine, stream)
+    raw, (x,) = context._context, engine.inputs
+    assert raw.set_optimization_profile_async(1, stream.handle)
+    assert raw.get_tensor_shape(x) == SHAPE
+    with pytest.raises(BackendError, match="is outside profile 1"):
+        context.enqueue()
+
+
+def test_kernels_are_not_lost_where_a_cache_is_not_serialized(
+    gpu: Simulated, bundle: Bundle, stream: HostStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at the end of a process, which has no CUDA context any more; and they are kept before that."""
+    gpu.plans.add(bundle)
+    kept = tmp_path / "kernels"
+    loaded = LoadedEngine(BACKEND, bundle.engine_path(), stream, kept)
+    context, *memory = ready(loaded, stream)
+    context.enqueue()
+    stream.synchronize()
+    assert memory
+    loaded.save_kernels()
+    blob = kept.read_bytes()
+    monkeypatch.setattr(RuntimeCache, "has_cuda", False)
+    loaded.close()
+    assert kept.read_bytes() == blob
+
+
+def test_kernels_are_kept_by_plan_gpu_and_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRTKIT_CACHE_DIR", str(tmp_path))
+    keys = ("a", "L4 driver 1"), ("a", "L4 driver 2"), ("a", "A10 driver 1"), ("b", "L4 driver 1")
+    assert len({cache_file(*key) for key in keys}) == len(keys)
+    assert cache_file(*keys[0]) == cache_file(*keys[0])
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_closed_engine_is_gone(kept: bool, gpu: Simulated, engine: LoadedEngine, stream: HostStream) -> None:
+    context, _image, _scores = ready(engine, stream)
+    context.enqueue()
+    stream.synchronize()
+    raw = weakref.ref(gpu.runtimes[-1].engines[-1])
+    if not kept:
+        del context
+    engine.close()
+    gc.collect()
+    assert (raw() is not None) == kept  # a context keeps its engine
+
+
+def test_a_repeating_error_does_not_fill_the_memory() -> None:
+    recorder = error_recorder(BACKEND, has_gpu=True)
+    for number in range(10_000):
+        recorder.report_error(None, f"warning {number}")
+    assert len(recorder.texts) < 200
+    assert recorder.texts[-1] == "warning 9999"

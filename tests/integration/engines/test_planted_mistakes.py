@@ -33,17 +33,21 @@ MISTAKES = {
     "a copy from the end": (CACHE, "array[source][:, tokens]", "array[source][:, tokens].flip(0)"),
     "an output of its own": (ENGINE, "self._new.get(spec.name, cache)", "cache.clone()"),
     "a buffer too small": (ENGINE, "self._room = 1 << (tokens - 1).bit_length()", "self._room = max(tokens // 2, 1)"),
-    "a replay of nothing": (ARRAYS, "for call in self.calls:", "for call in ():"),
-    "inputs that are not copied": (ENGINE, "target = self._inputs[name][: value.numel()]", "target = value.clone()"),
-    "the last profile's context": (LOADED, "if profile not in self._contexts:", "if not self._contexts:"),
+    "a replay of nothing": (ARRAYS, "self.stream.replay(self.calls)", "self.stream.replay([])"),
+    "inputs that are not copied": (ENGINE, "self._inputs[name][: value.numel()], value", "value.clone(), value"),
+    "the last profile's context": (
+        LOADED,
+        "key = profile, is_captured",
+        "key = next(iter(self._contexts), (profile, is_captured))",
+    ),
 }
 PACKED = "trtkit.llm.execution.packed_engine"
 MISTAKES_OF_PACKED_CALLS = {
     "a missing wait": (PACKED, "self._stream.hold_current()", "pass"),
     "inputs that are not copied": (
         PACKED,
-        "target = self._inputs[name][start : start + values.numel()]",
-        "target = values.clone()",
+        "self._inputs[name][start : start + values.numel()], values",
+        "values.clone(), values",
     ),
     "prompts that are not kept": (PACKED, "self._stream.run(partial(self._append_prompts, packed))", "pass"),
     "logits of another row": (

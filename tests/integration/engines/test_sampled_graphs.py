@@ -28,8 +28,8 @@ SAMPLER, FLIGHT = "trtkit.llm.sampling.sampler", "trtkit.llm.engine.in_flight"
 MISTAKES = {
     "a stale address": (
         ENGINE,
-        "target = self._rows[: len(rows)]",
-        "self._rows = target = self._rows.clone()[: len(rows)]",
+        "write(self._stream, self._rows[: len(rows)], rows)",
+        "self._rows = self._rows.clone(); write(self._stream, self._rows[: len(rows)], rows)",
     ),
     "a missing wait": (ENGINE, "self._stream.hold_current()", "pass"),
     "a graph without its draw": (ENGINE, "if step.draw is not None:", "if False:"),
@@ -41,13 +41,13 @@ MISTAKES = {
     ),
     "a step that runs twice": (
         ENGINE,
-        "self._graphs[step] = self._stream.capture(partial(self._launch, step)) if is_capturable else None",
-        "self._graphs[step] = self._stream.capture(partial(self._launch, step)); self._graphs[step].replay()",
+        "self._graphs[step] = self._stream.capture(partial(self._compute, step)) if is_capturable else None",
+        "self._graphs[step] = self._stream.capture(partial(self._compute, step)); self._graphs[step].replay()",
     ),
     "tokens of other slots": (CALL, "tokens[slots.long()].int()", "tokens[: len(slots)].int()"),
     "positions of the step before": (CALL, '"position_ids": starts,', '"position_ids": starts - 1,'),
     "numbers that are not copied": (STEPS, "self._draw.numbers[rows].copy_", "self._draw.numbers[rows].clone().copy_"),
-    "rows of other slots": (STEPS, "rows = slice(first_slot, first_slot + len(logits))", "rows = slice(len(logits))"),
+    "rows of other slots": (STEPS, "slots.int().contiguous()", "torch.arange(len(logits), dtype=torch.int32)"),
     "idle rows that draw": (STEPS, "numbers[:, _UNIFORM] = _LEFT_OUT", "numbers[:, _UNIFORM] = 0.5"),
     "counts of who was there before": (STEPS, "table[slot] = neutral", "pass"),
     "tokens are counted twice": (
@@ -56,9 +56,9 @@ MISTAKES = {
         "if self._kernel is not None:",
     ),
     "ends that stay barred": (STEPS, "self._end_bars(slots[uses & int(Use.MIN_TOKENS) > 0])", "pass"),
-    "the host's tokens are not told": (FLIGHT, "tokens[step.place] = launched.tokens", "pass"),
+    "the host's tokens are not told": (FLIGHT, "tokens[_place(slots, tokens)] = launched.tokens", "pass"),
     "a launch before the tokens": (FLIGHT, "state.sampler.accept(slots, tokens, is_counted=flight.is_counted)", "pass"),
-    "first tokens are not counted": (FLIGHT, "state.sampler.count_drawn(slots, launched.tokens)", "True"),
+    "first tokens are not counted": (FLIGHT, "state.sampler.count_drawn(step.slots, launched.tokens)", "True"),
 }
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0, "max_tokens": 11},

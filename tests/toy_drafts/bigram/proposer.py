@@ -33,8 +33,9 @@ class BigramProposer(DraftHeadProposer):
     def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
         for slot, each in zip(slots.tolist(), settings, strict=True):
             self._guesses.begin(sequences, slot, each)
-        first, tree = int(slots[0]), self.tree(len(slots), most)
-        at, rows = slots - first, self._speculator.rows_to_run(first, int(slots[-1]) + 1 - first)
+        run = self._speculator.slots_to_run(slice(int(slots[0]), int(slots[-1]) + 1))
+        first, tree = run.start, self.tree(len(slots), most)
+        at, rows = slots - first, run.stop - first
         ids, zeros = np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64)
         ids[at, 0] = sequences.tokens[slots, sequences.lengths[slots] - 1]
         for _ in range(most):

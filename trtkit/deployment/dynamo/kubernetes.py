@@ -130,6 +130,7 @@ def _dockerfile() -> str:
     return f"""\
 # docker build -t {_image()} .
 FROM python:3.12-slim
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 COPY trtkit-*.whl /tmp/
 RUN pip install --no-cache-dir "$(echo /tmp/trtkit-*.whl)[tensorrt,dynamo]" \\
   && pip install --no-cache-dir --no-deps ai-dynamo=={VERSION}

@@ -66,8 +66,8 @@ class AssistantProposer(DraftHeadProposer):
         self, sequences: Sequences, slots: Ints, tokens: Ints, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [R, V] and the next hidden states [R, D] for tokens [R] of sorted slots, and hidden states."""
-        first = int(slots[0])
-        total = self._speculator.rows_to_run(first, int(slots[-1]) + 1 - first)
+        run = self._speculator.slots_to_run(slice(int(slots[0]), int(slots[-1]) + 1))
+        first, total = run.start, run.stop - run.start
         at, (ids, starts, counts) = slots - first, np.zeros((3, total), np.int64)
         # A call's lengths include its new token. This one is not cached, so the one before represents it.
         ids[at], starts[at], counts[at] = tokens, sequences.lengths[slots] - 2, 1

@@ -56,10 +56,9 @@ class MedusaProposer(DraftHeadProposer):
 
     def _read(self, slots: Ints) -> torch.Tensor:
         """Return the logits [R, heads, V] of sorted slots."""
-        first = int(slots[0])
-        total = self._speculator.rows_to_run(first, int(slots[-1]) + 1 - first)
-        zeros = np.zeros(total, np.int64)
-        states = self._hidden.states[first : first + total]
+        run = self._speculator.slots_to_run(slice(int(slots[0]), int(slots[-1]) + 1))
+        first, zeros = run.start, np.zeros(run.stop - run.start, np.int64)
+        states = self._hidden.states[run]
         logits = self._speculator.forward(Call(first, zeros[:, None], zeros, zeros, hidden=states))
         return logits[to_device(slots - first, logits.device)].view(len(slots), -1, self._model.vocab_size)
 

@@ -11,6 +11,7 @@ from trtkit.llm.distributed.adapters import GroupAdapters
 from trtkit.llm.distributed.cache import GroupCache
 from trtkit.llm.distributed.messages import CallWriter
 from trtkit.llm.execution.saved import CacheArray  # noqa: TC001 (read from JSON by its types)
+from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,8 @@ class DistributedDecoder:
         self.slots, self.max_length, self.max_prefill_length = local.slots, local.max_length, local.max_prefill_length
         self.vocab_size, self.has_all_logits = last.vocab_size, last.has_all_logits
         self.tokens, self.calls = local.tokens, local.calls
+        if runner.is_pipeline:  # the last stage sends logits through the host, where they are drawn from
+            self.tokens = local.tokens.cpu()
         self.cache = GroupCache(local.cache, [rank_facts.arrays for rank_facts in facts], group.channel, self._run)
         self.adapters = None if local.adapters is None else GroupAdapters(local.adapters, self._run)
         self.description = f"{local.description}, {len(facts)} ranks"
@@ -71,7 +74,7 @@ class DistributedDecoder:
         call.check(self.slots, self.max_length)
         logits = self._logits("forward", call, self._runner.forward)
         if draw is not None:
-            draw(logits.view(-1, self.vocab_size), call.first_slot)
+            draw(logits.view(-1, self.vocab_size), to_device(call.slots, logits.device))
         return logits
 
     @property
@@ -99,7 +102,7 @@ class DistributedDecoder:
             logits = self._runner.forward_packed(packed)
         assert logits is not None
         if draw is not None:
-            draw(logits, packed.decode.first_slot)
+            draw(logits, to_device(packed.decode.slots, logits.device))
         return logits
 
     def _placed(self, call: Call) -> Call:
@@ -110,13 +113,19 @@ class DistributedDecoder:
         """Run a call at the start. Raises RankError where the ranks' logits differ, or are not finite."""
         return self._logits("check", call, self._runner.check)
 
-    def rows_to_run(self, first_slot: int, rows: int) -> int:
-        """Return how many slots rank 0's engine runs best; the others are alike."""
-        return self._runner.execution.rows_to_run(first_slot, rows)
+    def slots_to_run(self, slots: slice) -> slice:
+        """Return which slots rank 0's engine runs best; the others are alike."""
+        return self._runner.execution.slots_to_run(slots)
 
     def tokens_to_run(self, tokens: int, most: int) -> int:
         """Return how many tokens of a row rank 0's engine runs best; the others are alike."""
         return self._runner.execution.tokens_to_run(tokens, most)
+
+    def prepare(self) -> None:
+        """Do nothing: ranks have connected their contexts."""
+
+    def warm_up(self, _draws: object, _guesses: int) -> None:
+        """Do nothing: the steps of several ranks are not captured, and the start has run some."""
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens; return how long each of rank 0's layers took. Raises ExecutionError for a pipeline."""

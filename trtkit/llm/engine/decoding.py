@@ -30,7 +30,7 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
     logits = state.execution.forward(call)
     logits = logits.unsqueeze(1) if logits.dim() == 2 else logits  # [rows, S, V]
     if len(ready) < logits.shape[0]:
-        logits = logits[torch.from_numpy(ready - call.first_slot)]
+        logits = logits[to_device(ready - call.first_slot, logits.device)]
     goes_on = take(state, ready, logits[:, 0])
     if drafts is not None:
         firsts = np.arange(len(ready)) * logits.shape[1]
@@ -47,9 +47,9 @@ def observe(state: State, call: Call, proposer: Proposer) -> None:
 
 
 def decode_call(state: State, ready: Ints, drafts: Drafts | None = None, *, is_captured: bool = True) -> Call:
-    """Return the call for `ready` and idle slots between and after them: what those write lies after their tokens.
+    """Return the call for `ready` and idle slots between and around them: what those write lies after their tokens.
 
-    is_captured: whether it may run as a CUDA graph, for which there may be more slots after them.
+    is_captured: whether it may run as a CUDA graph, for which there may be more slots around them.
     """
     sequences, rows = state.slots.sequences, _rows(state, ready, is_captured=is_captured)
     starts, at = state.slots.cached[rows], ready - rows.start
@@ -67,8 +67,8 @@ def decode_call(state: State, ready: Ints, drafts: Drafts | None = None, *, is_c
 
 def _rows(state: State, ready: Ints, *, is_captured: bool = True) -> slice:
     """Return the slots that a call for `ready` covers."""
-    first, count = int(ready[0]), int(ready[-1] - ready[0]) + 1
-    return slice(first, first + (state.execution.rows_to_run(first, count) if is_captured else count))
+    slots = slice(int(ready[0]), int(ready[-1]) + 1)
+    return state.execution.slots_to_run(slots) if is_captured else slots
 
 
 def drafts_of(state: State, ready: Ints, proposer: Proposer, *, is_captured: bool = True) -> Drafts | None:
@@ -147,7 +147,7 @@ def _accept(state: State, call: Call, guessed: Guessed, logits: torch.Tensor, go
         state.statistics.accepted_tokens += len(rows)
         for slot in slots[rows].tolist():
             state.running.requests[slot].metrics.accepted += 1
-        goes_on = take(state, slots[rows], logits[torch.from_numpy(guessed.firsts[rows] + columns + 1)])
+        goes_on = take(state, slots[rows], logits[to_device(guessed.firsts[rows] + columns + 1, logits.device)])
 
 
 def _straighten(state: State, call: Call, slots: Ints, places: tuple[Ints, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,11 +18,11 @@ from trtkit.llm.engine.options import EngineOptions, check_options
 from trtkit.llm.engine.request import check_request
 from trtkit.llm.engine.state import State
 from trtkit.llm.engine.tokens import take
-from trtkit.llm.sampling.kernel import has_triton
+from trtkit.llm.sampling.kernel import trial
 from trtkit.llm.sampling.sampled import token_logprobs
 from trtkit.llm.scheduler.costs import StepCosts
 from trtkit.llm.scheduler.scheduler import Scheduler, TokensInFlight
-from trtkit.runtime.device import to_device
+from trtkit.runtime.device import is_on_host, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from trtkit.llm.sequences import Ints
 
 
+_LOG = logging.getLogger("trtkit.engine")
+
+
 class LLMEngine:
     """Runs requests on one decoder's slots: carries out what its scheduler decides. Not for several threads at once.
 
@@ -53,7 +57,7 @@ class LLMEngine:
     ) -> None:
         self.execution, self._options = execution, options or EngineOptions()
         check_options(self._options, execution)
-        has_kernel = execution.tokens.is_cuda and has_triton() if self._options.kernel is None else self._options.kernel
+        has_kernel = _has_kernel(execution) if self._options.kernel is None else self._options.kernel
         wants_overlap = execution.is_asynchronous if self._options.overlap is None else self._options.overlap
         self._overlaps = wants_overlap and execution.takes_ids and self._options.proposer is None
         costs, shared = StepCosts(is_late=self._overlaps and execution.is_asynchronous), self._options.of(execution)
@@ -134,6 +138,15 @@ class LLMEngine:
     def cancel(self, request_id: str) -> bool:
         """End a request; the next step returns it with what it has. Return whether there was one."""
         return self._scheduler.cancel(request_id)
+
+    def warm_up(self) -> None:
+        """Let the decoder compile and capture what decode steps will run, before the first request.
+
+        The sampler's own first launches are done when the engine opens.
+        """
+        proposer = self._options.proposer
+        draws = self._state.sampler.draws() if self._overlaps else ()
+        self.execution.warm_up(draws or (None,), 0 if proposer is None else proposer.most_guesses)
 
     def close(self) -> None:
         """Write what is cached to the folder for caches, if there is one."""
@@ -282,7 +295,8 @@ class LLMEngine:
         if self._options.proposer is not None:
             self._options.proposer.observe(slots.sequences, call, call.counts)
         if rows:
-            chosen = logits[rows, last] if logits.dim() == 3 else logits[rows]
+            index = [to_device(np.array(numbers, np.int64), logits.device) for numbers in (rows, last)]
+            chosen = logits[index[0], index[1]] if logits.dim() == 3 else logits[index[0]]
             self._begin(np.array([group[row].slot for row in rows]), chosen)
 
     def _begin(self, ready: Ints, logits: torch.Tensor) -> None:
@@ -302,6 +316,17 @@ class LLMEngine:
         if not ids.size:  # tokens that are read again after a wrong guess
             return
         request.prompt_logprobs += token_logprobs(logits[: len(ids)], to_device(ids, logits.device), top)()
+
+
+def _has_kernel(execution: DecoderExecution) -> bool:
+    """Whether the Triton kernel samples: where tokens are on a GPU and it runs there, which a trial shows."""
+    if is_on_host(execution.tokens):
+        return False
+    fault = trial(execution.tokens.device, execution.vocab_size)
+    if fault:
+        fix = "install a C compiler and Python's headers (`apt-get install gcc libc6-dev python3-dev`) and Triton"
+        _LOG.warning("tokens are sampled by torch, which is slower: the kernel does not run: %s; fix: %s", fault, fix)
+    return not fault
 
 
 def _rows_of(logits: torch.Tensor, rows: Ints) -> torch.Tensor:

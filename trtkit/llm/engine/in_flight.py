@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Launched:
     """A step of the network that was launched. slots, lengths: [R], of the sequences that it read.
 
-    tenancies: [R], of the slots at the launch. logits: [R, V]. place: the slots, as an index where it computes.
+    tenancies: [R], of the slots at the launch. logits: [R, V]; any if it has drawn all tokens and nobody reads them.
     is_drawn: whether it has drawn the tokens of rows that do not need the host.
     """
 
@@ -37,7 +37,6 @@ class Launched:
     lengths: Ints
     tenancies: Ints
     logits: torch.Tensor
-    place: torch.Tensor | slice
     is_drawn: bool
 
     def goes_on(self, state: State) -> Array:
@@ -70,7 +69,7 @@ def launch(state: State, ready: Ints) -> Launched:
     draw = state.sampler.draw(ready, call.rows)
     logits = execution.forward(call, draw)
     logits = logits[:, 0] if logits.dim() == 3 else logits
-    if len(ready) < logits.shape[0]:
+    if len(ready) < logits.shape[0] and (draw is None or state.sampler.reads_logits(ready)):
         logits = logits[to_device(ready - call.first_slot, logits.device)]
     return launched_step(state, ready, logits, is_drawn=draw is not None)
 
@@ -79,7 +78,7 @@ def launched_step(state: State, ready: Ints, logits: torch.Tensor, *, is_drawn: 
     """Return the launch of `ready`, whose logits [R, V] come from it."""
     lengths = state.slots.sequences.lengths[ready]
     state.slots.cached[ready] = lengths
-    return Launched(ready, lengths, state.running.tenancies[ready], logits, _place(ready, logits), is_drawn)
+    return Launched(ready, lengths, state.running.tenancies[ready], logits, is_drawn)
 
 
 def draw(state: State, step: Launched, decoding: Ints | None = None) -> InFlight:
@@ -100,20 +99,24 @@ def begin(state: State, slots: Ints, logits: torch.Tensor) -> InFlight:
 
 def _draw(state: State, step: Launched) -> LaunchedDraw:
     """Draw a step's tokens and append them to its sequences as unknown ones."""
-    tokens = state.execution.tokens
-    launched = state.sampler.launch(step.logits, step.slots, tokens[step.place].clone() if step.is_drawn else None)
-    tokens[step.place] = launched.tokens
+    tokens, slots = state.execution.tokens, step.slots
+    if step.is_drawn:  # in order; tokens of slots between them are copied, too
+        first = int(slots[0])
+        launched = state.sampler.launch(step.logits, slots, tokens[first : int(slots[-1]) + 1], slots - first)
+    else:
+        launched = state.sampler.launch(step.logits, slots)
+        tokens[_place(slots, tokens)] = launched.tokens
     goes_on = step.goes_on(state)
     state.slots.sequences.append(step.slots if goes_on.all() else step.slots[goes_on], UNKNOWN)
     return launched
 
 
-def _place(slots: Ints, logits: torch.Tensor) -> torch.Tensor | slice:
-    """Return `slots` as an index on the device of `logits`, a slice if they are neighbours in order."""
+def _place(slots: Ints, tokens: torch.Tensor) -> torch.Tensor | slice:
+    """Return `slots` as an index on the device of `tokens`, a slice if they are neighbours in order."""
     first, count = int(slots[0]), len(slots)
     if count == int(slots[-1]) - first + 1 and (count == 1 or bool((slots[1:] > slots[:-1]).all())):
         return slice(first, first + count)
-    return to_device(slots, logits.device)
+    return to_device(slots, tokens.device)
 
 
 def collect(state: State, flight: InFlight) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from trtkit.llm.engine.beams import candidates_of_each, place
+from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,11 +33,11 @@ def take(state: State, slots: Ints, logits: torch.Tensor) -> Bools:
     goes_on = np.zeros(len(slots), np.bool_)
     single = np.flatnonzero(~is_beam)
     if single.size:
-        goes_on[single] = _draw(state, slots[single], logits[torch.from_numpy(single)])
+        goes_on[single] = _draw(state, slots[single], logits[to_device(single, logits.device)])
     row_of = {int(slot): row for row, slot in enumerate(slots)}
     groups = {id(group): group for slot in slots[is_beam] if (group := state.running.groups[int(slot)])}
     for group in groups.values():
-        advance_beams(state, group, logits[[row_of[slot] for slot in group.slots]])
+        advance_beams(state, group, logits[to_device(np.array([row_of[slot] for slot in group.slots]), logits.device)])
     return goes_on
 
 

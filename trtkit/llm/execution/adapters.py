@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from trtkit.network.input_spec import LORA_ENDS, RANK_OWNERS, rank_window
+from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -100,7 +101,7 @@ class AdapterMemory:
         return matrix if columns is None else matrix[:, torch.from_numpy(np.asarray(columns))]
 
     def _put(self, array: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
-        self._run(lambda: array.index_copy_(0, rows.to(array.device), values.to(array.device)))
+        self._run(lambda: array.index_copy_(0, to_device(rows, array.device), to_device(values, array.device)))
 
     def _run(self, work: Callable[[], object]) -> None:
         if self._stream is None:

@@ -25,9 +25,7 @@ def keep_weights_that_fit(execution: DecoderExecution, draft: DecoderExecution |
     for decoder in decoders:  # TensorRT may load what can be streamed with the first context only
         if decoder.engine.streamable_bytes:
             decoder.engine.stream_weights(0 if decoder is execution else decoder.engine.streamable_bytes)
-        decoder.reserve(
-            min(decoder.slots, 2) * decoder.max_prefill_length
-        )  # half of a call of several rows may be padding
+        decoder.reserve_prompts()
     release_memory()
     free_bytes = device.free_bytes - sum(decoder.engine.pending_context_bytes for decoder in decoders)
     execution.stream_weights(automatic_budget(free_bytes, device.memory_bytes, execution.engine.streamable_bytes))

@@ -6,6 +6,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from trtkit.llm.execution.adapters import adapter_memory
@@ -16,12 +17,17 @@ from trtkit.llm.execution.outputs import OutputMemory
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.plan import check_alignment, dtype_of
 from trtkit.llm.execution.step import StreamStep
+from trtkit.llm.execution.warm_up import warm_up
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES
+from trtkit.network.input_spec import kv_window
 from trtkit.network.speculators import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
+from trtkit.runtime.device import write
 from trtkit.runtime.loaded_engine import LoadedEngine
 from trtkit.runtime.runtime_cache import cache_file
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trtkit.backends import Backend
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.execution import Draw, PackedCalls, RankExecution
@@ -32,8 +38,9 @@ if TYPE_CHECKING:
     from trtkit.runtime.device import CapturedGraph, Device
     from trtkit.runtime.loaded_engine import ExecutionContext
 
+_SLOT = 3  # the column of slots in rows
 _PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order that `decoder_profiles` gives them
-_MOST_GRAPHS = 64  # each holds some MiB on the GPU; the oldest goes
+_MOST_GRAPHS = 128  # each holds some memory on the GPU; what was used least recently goes
 
 
 class EngineDecoder:
@@ -54,10 +61,11 @@ class EngineDecoder:
         *,
         has_cuda_graphs: bool = True,
     ) -> None:
-        options, specs, cache, slots = plan.options, plan.inputs, cache_file(plan.file.sha256), size.slots
+        options, specs, slots = plan.options, plan.inputs, size.slots
         check_alignment(plan, slots)
         self._stream = (size.pool.model and size.pool.model.stream) or device.stream()
-        self.engine = LoadedEngine(backend, plan.file.path, self._stream, cache, is_captured=has_cuda_graphs)
+        kernels = cache_file(plan.file.sha256, device.environment)
+        self.engine = LoadedEngine(backend, plan.file.path, self._stream, kernels)
         self.slots = slots
         self.max_prefill_length = options.max_prefill_length
         self.hidden = next((spec for spec in specs if spec.name in (HIDDEN_STATES, DRAFT_HIDDEN)), None)
@@ -119,11 +127,16 @@ class EngineDecoder:
         """Put a step on the stream whose inputs are: by its CUDA graph, which is kept if many steps are of its size."""
         graph = self._graphs.get(step)
         if graph is not None:
+            self._graphs[step] = self._graphs.pop(step)  # the last is the one that was used last
             graph.replay()
-        else:
-            self._launch(step)
-            if step.size in self._captured_sizes and self._has_cuda_graphs and step not in self._graphs:
-                self._keep_graph(step)
+            return
+        self._launch(step)
+        if self._is_captured(step) and step not in self._graphs:
+            self._keep_graph(step)
+
+    def _is_captured(self, step: StreamStep) -> bool:
+        """Whether steps like this one run from CUDA graphs."""
+        return self._has_cuda_graphs and step.size in self._captured_sizes and not step.reads_prompts
 
     def _run_groups(self, call: Call, draw: Draw | None) -> None:
         """Run the groups of a call's rows one after another."""
@@ -135,7 +148,9 @@ class EngineDecoder:
         if draw is not None:
             joined = self._outputs.of(self._outputs.main, rows, size, is_joined=True)
             assert joined is not None
-            self._stream.run(partial(draw, joined.view(-1, self.vocab_size), call.first_slot))
+            slots = self._joined_slots[: len(joined)]
+            write(self._stream, slots, call.slots.astype(np.int32))
+            self._stream.run(partial(draw, joined.view(-1, self.vocab_size), slots))
 
     def stream_weights(self, budget_bytes: int) -> None:
         """Keep so many bytes of the weights on the GPU; see LoadedEngine.
@@ -146,10 +161,12 @@ class EngineDecoder:
         self.is_asynchronous = not self.engine.is_streaming
         self._has_cuda_graphs = self._has_cuda_graphs and self.is_asynchronous
 
-    def rows_to_run(self, first_slot: int, rows: int) -> int:
-        """Return `rows`; with CUDA graphs the next power of two, if there are as many slots: few are captured."""
-        padded = 1 << (rows - 1).bit_length()
-        return padded if self._has_cuda_graphs and first_slot + padded <= self.slots else rows
+    def slots_to_run(self, slots: slice) -> slice:
+        """Return `slots`; with CUDA graphs a power of two of them, or all: few are captured, and few compiled.
+
+        If a graph depends on its first slot, this is a multiple of half their number.
+        """
+        return few_slots(slots, self.slots) if self._has_cuda_graphs else slots
 
     def tokens_to_run(self, tokens: int, most: int) -> int:
         """Return `tokens`; with CUDA graphs `most`, since calls of that size are captured from then on."""
@@ -157,6 +174,23 @@ class EngineDecoder:
             return tokens
         self._captured_sizes.add(most)
         return most
+
+    def prepare(self) -> None:
+        """Create the execution contexts and their scratch memory: a full GPU is an error when a model is opened."""
+        self.engine.context(_PREFILL)
+        self.engine.context(_DECODE, is_captured=self._has_cuda_graphs)
+        if self.speculator is not None:
+            self.speculator.prepare()
+
+    def warm_up(self, draws: Sequence[Draw | None], guesses: int) -> None:
+        """Compile and capture decode steps before the first request; see `warm_up.py`. Keep what was compiled."""
+        self.reserve_prompts()  # graphs hold the addresses of buffers
+        windows, length = {self.max_length}, self.max_length
+        if "key_positions" in self._inputs or self.cache.page_tokens is not None:
+            windows = {kv_window(1 << bit, length) for bit in range(length.bit_length() + 1)}
+        warm_up(self, draws, guesses, sorted(windows), _MOST_GRAPHS)
+        self._stream.synchronize()
+        self.engine.save_kernels()
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens without a CUDA graph; return how long each of the engine's layers took, in order."""
@@ -195,7 +229,11 @@ class EngineDecoder:
 
     def _context(self, step: StreamStep) -> ExecutionContext:
         """Return the context of the profile that a step runs on."""
-        return self.engine.context(_DECODE if step.decodes else _PREFILL)
+        return self.engine.context(_DECODE if step.decodes else _PREFILL, is_captured=self._is_captured(step))
+
+    def reserve_prompts(self) -> None:
+        """Make room for the largest prefill: half of a call of several rows may be padding."""
+        self.reserve(min(self.slots, 2) * self.max_prefill_length)
 
     def reserve(self, tokens: int) -> None:
         """Make room for calls of `tokens` new tokens: inputs, logits and, with caches in eight bits, what they get."""
@@ -206,7 +244,7 @@ class EngineDecoder:
         self._inputs = {spec.name: self._buffer(spec) for spec in self._specs}
         if "key_positions" in self._inputs:  # calls differ in how many of them they read
             positions = torch.arange(self.max_length, dtype=torch.int32)
-            self._stream.run(partial(self._inputs["key_positions"].copy_, positions))
+            write(self._stream, self._inputs["key_positions"], positions)
         read_only = [
             spec for spec in self._written if self.cache.page_tokens is not None or dtype_of(spec).itemsize == 1
         ]
@@ -216,16 +254,15 @@ class EngineDecoder:
         }
         self._new_of_prompts: dict[str, torch.Tensor] = {}  # by the output of a packed network
         self._rows = self._stream.empty((self._room, 5), torch.int32)  # id, start, count, slot and adapter
+        self._joined_slots = self._stream.empty((self._room,), torch.int32)
         self._outputs.reserve(self._room, self.slots, is_joined=self.cache.page_tokens is not None)
 
     def _copy_inputs(self, call: Call) -> None:
         """Put copies of a call's inputs on the stream."""
         for name, value in self._feed(call).items():
-            target = self._inputs[name][: value.numel()]
-            self._stream.run(partial(target.copy_, value.reshape(-1), non_blocking=True))
+            write(self._stream, self._inputs[name][: value.numel()], value)
         rows = call.step_rows()
-        target = self._rows[: len(rows)]
-        self._stream.run(partial(target.copy_, torch.from_numpy(rows), non_blocking=True))
+        write(self._stream, self._rows[: len(rows)], rows)
 
     def _feed(self, call: Call) -> dict[str, torch.Tensor]:
         """Return the inputs of a call but its caches, and but what a decode step makes of its rows on the device."""
@@ -262,26 +299,36 @@ class EngineDecoder:
         window = call.window(self.max_length) if "key_positions" in self._inputs else self.max_length
         row_pages = 0 if call.pages is None else call.pages.table.shape[1]
         ranks = 0 if self.adapters is None else self.adapters.ranks
-        return StreamStep(call.first_slot, rows, size, window, row_pages, ranks, draw)
+        return StreamStep(
+            call.first_slot if self.cache.needs_neighbors else 0, rows, size, window, row_pages, ranks, draw
+        )
 
     def _keep_graph(self, step: StreamStep) -> None:
-        """Capture a step that has run once, for what TensorRT and Triton set up at first use is not captured."""
+        """Capture the step that was just launched, for what TensorRT and Triton set up at first use is not captured.
+
+        Its context has all shapes and addresses. If there is no graph, such steps are launched from then on.
+        """
         if len(self._graphs) == _MOST_GRAPHS:
             self._graphs.pop(next(iter(self._graphs)))
-        self._stream.synchronize()
         is_capturable = self._context(step).is_capturable()
-        self._graphs[step] = self._stream.capture(partial(self._launch, step)) if is_capturable else None
+        self._graphs[step] = self._stream.capture(partial(self._compute, step)) if is_capturable else None
 
     def _launch(self, step: StreamStep) -> None:
-        """Put a step's work on the stream: its inputs if it decodes, the network, and its draw."""
+        """Put a step's work on the stream, whose inputs are."""
+        self._prepare(step)
+        self._compute(step)
+
+    def _compute(self, step: StreamStep) -> None:
+        """Put the work of a prepared step on the stream: its inputs if it decodes, the network, and its draw."""
         if step.size == 1:
             self._stream.run(partial(self._unpack, step.rows))
         self._enqueue(step)
         if step.draw is not None:
-            self._stream.run(partial(step.draw, self._outputs.flat(step.rows), step.first))
+            slots = self._rows[: step.rows, _SLOT]
+            self._stream.run(partial(step.draw, self._outputs.flat(step.rows), slots))
 
-    def _enqueue(self, step: StreamStep) -> None:
-        """Give the context its shapes and addresses, and put its work on the stream."""
+    def _prepare(self, step: StreamStep) -> None:
+        """Give the context of a step its shapes and addresses."""
         context = self._context(step)
         for spec in self._specs:
             context.set_input(spec.name, spec.shape_at(step.sizes), self._inputs[spec.name])
@@ -307,7 +354,11 @@ class EngineDecoder:
             context.set_address(spec.updated, self._new_states[spec.name])
         for name, array in self._outputs.addresses():
             context.set_address(name, array)
-        context.enqueue()
+
+    def _enqueue(self, step: StreamStep) -> None:
+        """Put the network of a prepared step on the stream, and what it adds to caches."""
+        self._context(step).enqueue()
+        rows = slice(step.first, step.first + step.rows)
         self.cache.keep(rows, {name: new[: step.rows] for name, new in self._new_states.items()})
         if self._new:
             self._stream.run(partial(self._append, step))
@@ -325,3 +376,18 @@ class EngineDecoder:
             table = self._inputs["page_table"][: step.rows * step.row_pages].view(step.rows, step.row_pages)
         slots = torch.arange(step.first, step.first + step.rows, device=starts.device)
         self.cache.append(NewTokens(slots, starts, counts, table), new)
+
+
+def few_slots(slots: slice, count: int) -> slice:
+    """Return neighboring slots that include `slots`: of `count`, a power of two that begins at a multiple of its half.
+
+    At most twice as many as the next power of two, or all.
+    """
+    size = 1 << (slots.stop - slots.start - 1).bit_length()
+    while size < count:
+        half = max(size // 2, 1)
+        start = min(slots.start // half * half, count - size)
+        if start + size >= slots.stop:
+            return slice(start, start + size)
+        size *= 2
+    return slice(0, count)

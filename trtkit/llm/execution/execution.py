@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Draw(Protocol):
     """Draws a step's tokens where its network computes, without the host, so that a CUDA graph can hold both."""
 
-    def __call__(self, logits: torch.Tensor, first_slot: int) -> None:
-        """Write the tokens of the slots from the first on from logits [R, V] into the decoder's `tokens`."""
+    def __call__(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
+        """Write the tokens of slots [R] from logits [R, V] into the decoder's `tokens`; all are where it computes."""
         ...
 
 
@@ -200,12 +200,23 @@ class DecoderExecution(Protocol):
         """
         ...
 
-    def rows_to_run(self, first_slot: int, rows: int) -> int:
-        """Return how many slots from the first on a decode step is to run: `rows`, or some idle ones more."""
+    def slots_to_run(self, slots: slice) -> slice:
+        """Return the neighboring slots that a decode step of some is to run: those, or some idle ones more."""
         ...
 
     def tokens_to_run(self, tokens: int, most: int) -> int:
         """Return how many tokens a row is to have in a step that checks guesses: `tokens`, or `most` with padding."""
+        ...
+
+    def prepare(self) -> None:
+        """Take the memory that first calls would take, once it is known how much of the weights stay on the GPU."""
+        ...
+
+    def warm_up(self, draws: Sequence[Draw | None], guesses: int) -> None:
+        """Do what first calls would wait for; no slot is in use.
+
+        draws: what decode steps will have. guesses: of each row in steps that check some; 0 for none.
+        """
         ...
 
     def layer_seconds(self, call: Call) -> dict[str, float]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
+
+from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -158,21 +161,22 @@ class LocalBlocks:
 
     def _pack(self, positions: Sequence[int], buffer: torch.Tensor) -> None:
         """Write blocks to `buffer` [N, size_bytes]."""
+        index = self._index(positions, buffer.device)
         for name, view in self._form.block_views(buffer).items():
-            array = self._arrays[name]
-            view.copy_(array[self._index(positions, array.device)])
+            view.copy_(self._arrays[name][index])
 
     def _unpack(self, positions: Sequence[int], buffer: torch.Tensor) -> None:
         """Write blocks of `buffer` [N, size_bytes] to their places."""
+        index = self._index(positions, buffer.device)
         for name, view in self._form.block_views(buffer).items():
-            array = self._arrays[name]
-            array[self._index(positions, array.device)] = view
+            self._arrays[name][index] = view
 
     def _index(self, positions: Sequence[int], device: torch.device) -> tuple[torch.Tensor | slice, ...]:
-        numbers = torch.tensor(positions, device=device)
+        numbers = np.array(positions, np.int64)
         if self._table is not None:
-            return (numbers,)
-        return numbers // self._blocks_of_slot, slice(None), numbers % self._blocks_of_slot
+            return (to_device(numbers, device),)
+        slots, blocks = (to_device(part, device) for part in divmod(numbers, self._blocks_of_slot))
+        return slots, slice(None), blocks
 
 
 def _copy(sources: Sequence[torch.Tensor] | torch.Tensor, targets: Sequence[torch.Tensor] | torch.Tensor) -> None:

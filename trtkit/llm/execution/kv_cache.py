@@ -17,6 +17,7 @@ from trtkit.llm.execution.cache_size import page_tokens_of
 from trtkit.llm.execution.cached_places import codes, copy_places
 from trtkit.llm.execution.host_blocks import LocalBlocks
 from trtkit.llm.execution.saved import CacheArray, CacheForm, SavedSequence, check_saved, check_tokens
+from trtkit.runtime.device import host_buffer, staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -223,22 +224,25 @@ class KvCache:
         """Return the first `count` tokens of a slot, copied to the host."""
         check_tokens(count, self.max_length)
         self._check_position(slot, count)
+        form = self.form(count)
+        saved = SavedSequence(form, host_buffer(form.size_bytes, self._device))
+        for name, view in form.views(saved.data).items():
+            self._run(lambda name=name, view=view: self._save(name, slot, count, view))  # type: ignore[misc]
         if self._stream is not None:
             self._stream.synchronize()
-        form = self.form(count)
-        saved = SavedSequence(form, torch.zeros(form.size_bytes, dtype=torch.uint8))
-        for name, view in form.views(saved.data).items():
-            view.copy_(self._part(name, slot, count).reshape(view.shape))
         return saved
+
+    def _save(self, name: str, slot: int, count: int, view: torch.Tensor) -> None:
+        view.copy_(self._part(name, slot, count).reshape(view.shape), non_blocking=True)
 
     def load(self, slot: int, saved: SavedSequence) -> None:
         """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
         self.check(saved)
         self.make_room(slot, saved.tokens)
-        for name, view in saved.form.views(saved.data).items():
+        for name, view in saved.form.views(staged(saved.data, self._device)).items():
             if name in self._state_names:
                 array = self._arrays[name][slot]
-                self._run(partial(array.copy_, view.reshape(array.shape)))
+                self._run(partial(array.copy_, view.reshape(array.shape), non_blocking=True))
             else:
                 self._write(name, slot, view)
         self.positions[slot] = saved.tokens
@@ -271,7 +275,7 @@ class KvCache:
 
     def _write(self, name: str, slot: int, values: torch.Tensor) -> None:
         """Begin a slot with tokens [K, count, H]."""
-        self._run(partial(self._read(name, slot, values.shape[1]).copy_, values))
+        self._run(partial(self._read(name, slot, values.shape[1]).copy_, values, non_blocking=True))
 
     def _by_block(self, tokens: int) -> dict[str, torch.Tensor]:
         """Return the caches as [slots, K, blocks, tokens, H]."""
@@ -295,6 +299,10 @@ class KvCache:
     def _check_position(self, slot: int, count: int) -> None:
         if self.states and self.positions[slot] != count:
             raise _misplaced(slot, int(self.positions[slot]), count)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._arrays.values())).device
 
     def _run(self, work: Callable[[], object]) -> None:
         """Do `work` in turn with everything else that is done with the caches."""

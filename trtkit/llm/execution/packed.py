@@ -12,11 +12,14 @@ import torch
 from trtkit.llm.execution.cached_places import NewTokens
 from trtkit.llm.execution.call import Call
 from trtkit.network.input_spec import ADAPTER_IDS, DECODE_POSITION_IDS, LOGIT_INDEX, PROMPT, kv_window
+from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trtkit.llm.sequences import Ints
+
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,15 +161,15 @@ class PackedCall:
         both = (call.rope_position_ids().transpose(1, 2, 0) for call in (self.decode, self.prompts))
         return np.ascontiguousarray(self.of_tokens(*both).transpose(2, 0, 1))
 
-    def new_tokens(self, device: torch.device | str = "cpu") -> NewTokens:
+    def new_tokens(self, device: torch.device = _HOST) -> NewTokens:
         """Return where the new keys and values of prompts are written, token by token."""
         prompts, width = self.prompts, self.prompts.ids.shape[1]
         row, column = self.places // width, self.places % width
         positions, table = prompts.starts[row] + column, None
         if prompts.pages is not None:
             table = prompts.pages.table[row, positions // prompts.pages.page_tokens][:, None]
-        slots, starts = (torch.from_numpy(array).to(device) for array in (prompts.slots[row], positions))
-        pages = None if table is None else torch.from_numpy(table).to(device)
+        slots, starts = (to_device(array, device) for array in (prompts.slots[row], positions))
+        pages = None if table is None else to_device(table, device)
         return NewTokens(slots, starts, torch.ones_like(starts), pages)
 
     def shaped(self, logits: torch.Tensor, *, has_all_logits: bool) -> torch.Tensor:
@@ -177,7 +180,7 @@ class PackedCall:
             return logits[:, None]
         rows, width = self.prompts.ids.shape
         shaped = logits.new_zeros(rows * width, logits.shape[-1])
-        shaped[torch.from_numpy(self.places).to(logits.device)] = logits
+        shaped[to_device(self.places, logits.device)] = logits
         return shaped.view(rows, width, -1)
 
 

@@ -28,7 +28,7 @@ from trtkit.network.input_spec import (
     output_of_prompts,
     takes_packed_calls,
 )
-from trtkit.runtime.device import to_device
+from trtkit.runtime.device import to_device, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -125,7 +125,7 @@ class PackedEngineDecoder(EngineDecoder):
             return
         super().reserve(self.slots * self.row_tokens)
         self._numbers = self._stream.empty((max(self.slots, self.max_length),), torch.int32)
-        self._stream.run(partial(self._numbers.copy_, torch.arange(len(self._numbers), dtype=torch.int32)))
+        write(self._stream, self._numbers, torch.arange(len(self._numbers), dtype=torch.int32))
         if (name := f"{PROMPT}key_positions") in self._inputs:
             self._stream.run(partial(self._inputs[name].copy_, self._numbers[: self.max_length]))
         sizes = {spec: spec.size_of("key_value_heads") * spec.size_of("head_dim") for spec in self._written}
@@ -205,13 +205,13 @@ class PackedEngineDecoder(EngineDecoder):
         sizes = PromptSizes(
             window,
             window // (self.cache.page_tokens or window),
-            self._prompt_slots(packed).start,
+            self._prompt_slots(packed).start if self.cache.needs_neighbors else 0,
             rows,
             length,
             len(packed.places) + packed.idle,
             len(packed.logit_index),
         )
-        return replace(super()._step(packed.decode), prompts=sizes)
+        return replace(super()._step(packed.decode), prompts=sizes, reads_prompts=bool(packed.places.size))
 
     def _prompt_slots(self, packed: PackedCall) -> slice:
         return packed.prompt_slots(are_neighbors=self.cache.needs_neighbors)
@@ -225,10 +225,9 @@ class PackedEngineDecoder(EngineDecoder):
                 continue
             start = packed.rows if on_device and name in _BY_TOKEN else 0
             values = value.reshape(-1)[start:]
-            target = self._inputs[name][start : start + values.numel()]
-            self._stream.run(partial(target.copy_, values, non_blocking=True))
+            write(self._stream, self._inputs[name][start : start + values.numel()], values)
         rows = packed.decode.step_rows()
-        self._stream.run(partial(self._rows[: len(rows)].copy_, torch.from_numpy(rows), non_blocking=True))
+        write(self._stream, self._rows[: len(rows)], rows)
 
     def _mixed_feed(self, packed: PackedCall) -> Mapping[str, torch.Tensor]:
         names = self._inputs.keys() - set(_CONSTANT)
@@ -245,6 +244,7 @@ class PackedEngineDecoder(EngineDecoder):
 
     def _launch_mixed(self, packed: PackedCall, step: StreamStep) -> None:
         """Put a mixed step's work on the stream."""
+        self._prepare(step)
         if step.size == 1:
             self._stream.run(partial(super()._unpack, step.rows))
         self._enqueue(step)

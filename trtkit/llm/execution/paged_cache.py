@@ -135,7 +135,9 @@ class PagedCache(KvCache):
         whole = torch.zeros(values.shape[0], len(pages) * self._page_size, values.shape[2], dtype=array.dtype)
         whole[:, : values.shape[1]] = codes(values)
         by_page = whole.view(values.shape[0], len(pages), self._page_size, -1).transpose(0, 1)
-        self._run(lambda: array.__setitem__(to_device(pages, array.device), by_page.to(array.device)))
+        self._run(
+            lambda: array.__setitem__(to_device(pages, array.device), to_device(by_page.contiguous(), array.device))
+        )
 
     def _copy_tokens(self, source: int, target: int, tokens: slice) -> None:
         """Let `target` read the pages of `source`; what it writes later goes to copies."""
@@ -164,10 +166,6 @@ class PagedCache(KvCache):
 
     def _page_numbers(self, slot: int, count: int) -> Ints:
         return self.table[slot, : -(-count // self._page_size)].astype(np.int64)
-
-    @property
-    def _device(self) -> torch.device:
-        return self._arrays[self.specs[0].name].device
 
 
 def open_cache(

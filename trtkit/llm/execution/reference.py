@@ -85,7 +85,7 @@ class ReferenceDecoder:
         self.cache.begin(call)
         output = self._run(call) if call.runs_together else self._run_groups(call)
         if draw is not None:
-            draw(output.view(-1, self.vocab_size), call.first_slot)
+            draw(output.view(-1, self.vocab_size), torch.from_numpy(call.slots))
         return output
 
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
@@ -96,7 +96,7 @@ class ReferenceDecoder:
             self.cache.begin(call)
         logits = self._run_packed(packed)
         if draw is not None:
-            draw(logits, packed.decode.first_slot)
+            draw(logits, torch.from_numpy(packed.decode.slots))
         return logits
 
     def _run_packed(self, packed: PackedCall) -> torch.Tensor:
@@ -168,13 +168,19 @@ class ReferenceDecoder:
         """Run new tokens; return the outputs, and the tensors of these names that the network has."""
         return self._executor.run(self.inputs(call), keep=names & self._executor.tensor_names)
 
-    def rows_to_run(self, _first_slot: int, rows: int) -> int:
-        """Return `rows`."""
-        return rows
+    def slots_to_run(self, slots: slice) -> slice:
+        """Return `slots`."""
+        return slots
 
     def tokens_to_run(self, tokens: int, _most: int) -> int:
         """Return `tokens`."""
         return tokens
+
+    def prepare(self) -> None:
+        """Do nothing: the system gives memory where it is first used."""
+
+    def warm_up(self, _draws: object, _guesses: int) -> None:
+        """Do nothing: nothing is compiled or captured."""
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens; return how long each layer took, in the order they ran."""

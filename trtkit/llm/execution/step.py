@@ -46,8 +46,9 @@ class PromptSizes:
 class StreamStep:
     """What a call puts on the stream after its inputs, by which CUDA graphs are kept. Draws differ if they are others.
 
-    rows: R, from slot `first` on, of `size` new tokens. window: cached tokens that attention reads. row_pages: n, pages
-    that hold them, if caches are paged. ranks: of adapters, that are resident. prompts: of a packed network.
+    rows: R, of `size` new tokens, from slot `first` on, or from 0 if all that slots hold are pages. window: cached
+    tokens that attention reads. row_pages: n, pages that hold them, if caches are paged. ranks: of adapters, that are
+    resident. prompts: of a packed network. reads_prompts: whether rows of prompts have tokens.
     """
 
     first: int
@@ -58,6 +59,7 @@ class StreamStep:
     ranks: int
     draw: Draw | None
     prompts: PromptSizes | None = None
+    reads_prompts: bool = False
 
     @property
     def decodes(self) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from trtkit.llm.sampling.sampled import FAILED, NOTHING
-from trtkit.runtime.device import to_device
+from trtkit.runtime.device import is_on_host, to_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ def largest_there(scores: Tensor) -> Tensor:
 
     It is where the scores are, which nobody waits for. A row whose largest score is not finite has no token.
     """
-    if scores.device.type == "cpu":
+    if is_on_host(scores):
         host = scores.numpy()  # NumPy's argmax is several times as fast as torch's
         tokens = host.argmax(-1)
         values = host[np.arange(len(host)), tokens]

@@ -15,7 +15,7 @@ from trtkit.llm.sampling.columns import Columns, Use
 from trtkit.llm.sampling.draw import FIRST_GROUP, GROUP, draw, keys_of, noise, winner
 from trtkit.llm.sampling.sampled import FAILED, NOTHING
 from trtkit.llm.sampling.wide_rows import Filters, Workspace, row_weights
-from trtkit.runtime.device import to_device
+from trtkit.runtime.device import is_on_host, to_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +68,7 @@ def filtered(scores: Tensor, slots: Array, columns: Columns, least: int = 1) -> 
 
 def _is_sorted(scores: Tensor) -> bool:
     """Whether rows are sorted all at once: narrow ones, and those on a device, which the host does not wait for."""
-    return scores.shape[1] <= NARROW or scores.device.type != "cpu"
+    return scores.shape[1] <= NARROW or not is_on_host(scores)
 
 
 def _all_at_once(scores: Tensor, slots: Array, columns: Columns) -> Tensor:

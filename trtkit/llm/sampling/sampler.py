@@ -29,7 +29,7 @@ from trtkit.llm.sampling.sampled import FAILED, NOTHING, Sampled, TokenLogprobs,
 from trtkit.runtime.device import start_copy, to_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
@@ -130,6 +130,10 @@ class Sampler:
         """Return the next token of each row of logits [R, V], fp32."""
         return self.launch(logits, slots)()
 
+    def draws(self) -> Sequence[KernelDraw]:
+        """Return all that `draw` may return, which draw nothing as they are; none without the kernel."""
+        return () if self._kernel is None else self._kernel.draws()
+
     def draw(self, slots: Array, rows: slice) -> KernelDraw | None:
         """Return what draws tokens of `slots` right after a step of the slots `rows`; None without the kernel.
 
@@ -137,10 +141,17 @@ class Sampler:
         """
         return None if self._kernel is None else self._kernel.draw(slots, rows, self._uniforms(slots))
 
-    def launch(self, logits: Tensor, slots: Array, drawn: Tensor | None = None) -> LaunchedDraw:
+    def reads_logits(self, slots: Array) -> bool:
+        """Whether `launch` reads logits of a step that drew the tokens of `slots` itself."""
+        return bool(int(np.bitwise_or.reduce(self._columns.uses[slots])) & (_WAITS | _LOGPROBS))
+
+    def launch(
+        self, logits: Tensor, slots: Array, drawn: Tensor | None = None, places: Array | None = None
+    ) -> LaunchedDraw:
         """Start to draw the next token of each row of logits [R, V]; nothing is waited for but users' functions.
 
-        drawn: [R], the tokens of the step's own `draw`: the rows that it left out are drawn, and written there.
+        drawn: [N], the tokens of the step's own `draw`: the rows that it left out are drawn, and written there.
+        places: [R], where those of `slots` are among these.
         """
         logits, uses = logits.detach(), self._columns.uses[slots]
         if drawn is None:
@@ -149,12 +160,15 @@ class Sampler:
             tokens, errors = drawn, {}
             rows = np.flatnonzero(uses & _WAITS)
             if rows.size:
-                tokens[self._place(rows, logits)], failed = self._tokens(
+                at = rows if places is None else places[rows]
+                tokens[self._place(at, logits)], failed = self._tokens(
                     self._rows(logits, rows), slots[rows], uses[rows]
                 )
                 errors = {int(rows[row]): error for row, error in failed.items()}
-        logprobs = self._start_logprobs(logits, slots, tokens) if self._ever & _LOGPROBS else None
-        return LaunchedDraw(tokens, partial(self._sampled, slots, errors, start_copy(tokens), logprobs))
+        logprobs = self._start_logprobs(logits, slots, (tokens, places)) if self._ever & _LOGPROBS else None
+        copied = start_copy(tokens)
+        arrive = copied if places is None else lambda: copied()[places]
+        return LaunchedDraw(tokens, partial(self._sampled, slots, errors, arrive, logprobs))
 
     def waits(self, slots: Array) -> bool:
         """Whether drawing a token of `slots` waits for its logits: users' functions see them."""
@@ -249,13 +263,18 @@ class Sampler:
         guided = state.settings.params.guided if state else None
         return reason(-math.inf if token == NOTHING else math.nan, int(self._columns.uses[slot]), guided)
 
-    def _start_logprobs(self, logits: Tensor, slots: Array, tokens: Tensor) -> _Logprobs | None:
-        """Start to compute the log probabilities of rows that ask for them: (row, how many, report)."""
+    def _start_logprobs(self, logits: Tensor, slots: Array, drawn: tuple[Tensor, Array | None]) -> _Logprobs | None:
+        """Start to compute the log probabilities of rows that ask for them: (row, how many, report).
+
+        drawn: tokens [N], and where those of `slots` are among them.
+        """
         rows = np.flatnonzero(self._columns.uses[slots] & _LOGPROBS)
         if not rows.size:
             return None
         tops = [self._top(int(slots[row])) for row in rows]
-        arrive = token_logprobs(self._rows(logits, rows), self._rows(tokens, rows), max(tops))
+        (tokens, places) = drawn
+        at = rows if places is None else places[rows]
+        arrive = token_logprobs(self._rows(logits, rows), self._rows(tokens, at), max(tops))
         return lambda: zip(rows.tolist(), tops, arrive(), strict=True)
 
     def _top(self, slot: int) -> int:

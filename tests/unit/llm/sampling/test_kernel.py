@@ -136,3 +136,24 @@ def test_the_kernel_compiles(capability: int, dtype: DType) -> None:
     assert compiled.target == f"sm_{capability}"  # PTX that later GPUs take too
     assert compiled.spill_bytes == 0
     assert compiled.cubin[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("vocab_size", [1024, 1001])
+def test_no_slot_needs_a_kernel_of_its_own(vocab_size: int) -> None:
+    """Triton compiles a variant for pointers that 16 divides, and for those that it does not."""
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.runtime.jit import create_function_from_signature
+
+    kernel = kernels().sample_rows
+    backend = CUDABackend(GPUTarget("cuda", 90, 32))
+    specialize = create_function_from_signature(kernel.signature, kernel.params, backend)
+    types = {name: kind for name, kind in kernels().to_compile(FP32).signature.items() if kind[0] == "*"}
+    dtypes = {"*fp32": torch.float32, "*fp64": torch.float64, "*i32": torch.int32, "*i64": torch.int64}
+    constants = {"HAS_BIAS": True, "HAS_COUNTS": True, "HAS_ALLOWED": True, "BLOCK": 1024, "GROUP": 512}
+    variants = set()
+    for first_slot in range(8):
+        tensors = {name: torch.zeros(64, dtype=dtypes[kind])[first_slot:] for name, kind in types.items()}
+        _, specialization, _ = specialize(**tensors, V=vocab_size, **constants, num_warps=16, debug=False)
+        variants.add(str(specialization))
+    assert len(variants) == 1

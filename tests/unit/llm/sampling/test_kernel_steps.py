@@ -65,7 +65,7 @@ class KernelRows(Rows):
         draw = self.sampler.draw(self.slots, rows)
         assert draw is not None
         padded = torch.cat([torch.full((FIRST, VOCAB), torch.nan), logits])
-        draw(padded, 0)
+        draw(padded, torch.arange(len(padded)))
         sampled = self.sampler.launch(logits, self.slots, self.tokens[FIRST:].clone())()
         self.sampler.accept(self.slots, sampled.tokens, is_counted=True)
         self.sequences.append(self.slots, sampled.tokens)

@@ -56,7 +56,7 @@ def numbers_of(columns: Columns, slots: Array, uniform: Array) -> Array:
 
 @dataclass(frozen=True)
 class Tables:
-    """What single tokens cost, a row each; None if no row needs it.
+    """What single tokens cost, a row each; either all tables or none.
 
     bias: [R, V] fp32, added to the logits. counts: [R, V] int32, for penalties: twice how often a token occurs in the
     answer, plus 1 if it occurs in the prompt. allowed: [R, ceil(V / 32)] int32; bit i of word w is 0 if token 32 w + i
@@ -66,10 +66,6 @@ class Tables:
     bias: torch.Tensor | None = None
     counts: torch.Tensor | None = None
     allowed: torch.Tensor | None = None
-
-    def at(self, rows: slice) -> Tables:
-        """Return some rows of each."""
-        return Tables(*(table if table is None else table[rows] for table in self))
 
     def __iter__(self) -> Iterator[torch.Tensor | None]:
         """Yield each table."""
@@ -81,6 +77,7 @@ def sample(
     numbers: torch.Tensor,
     tables: Tables | None = None,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    slots: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the token of each row of logits [R, V] as int64 [R], FAILED or NOTHING for a row without one.
 
@@ -89,10 +86,41 @@ def sample(
     tests.
 
     numbers: [R, 9] fp64, see `numbers_of`. out: tokens [R], and memory [R, V] fp32 to work in; new ones if None.
+    slots: [R], which row of numbers, tables and `out` is each row's; None for the same one.
     """
+    device = logits.device
     if out is None:
-        rows, device = logits.shape[0], logits.device
-        out = torch.empty(rows, dtype=torch.int64, device=device), torch.empty(logits.shape, device=device)
-    module = kernels(interpreted=logits.device.type == "cpu")
-    module.launch(logits.contiguous(), numbers, tuple(tables or Tables()), out[::-1])
+        out = torch.empty(len(logits), dtype=torch.int64, device=device), torch.empty(logits.shape, device=device)
+    if slots is None:
+        slots = torch.arange(len(logits), dtype=torch.int32, device=device)
+    module = kernels(interpreted=device.type == "cpu")
+    module.launch(logits.contiguous(), slots, numbers, tuple(tables or Tables()), out[::-1])
     return out[0]
+
+
+def trial(device: torch.device, vocab_size: int) -> str:
+    """Launch each variant of the kernel once on a device; return why that fails, or nothing.
+
+    Triton compiles a launcher in C when a kernel is first launched: on a machine without a compiler that fails.
+    Source: triton/runtime/build.py.
+    """
+    if not has_triton():
+        return "Triton is not installed"
+    try:
+        numbers = torch.full((1, 9), -1.0, dtype=torch.float64, device=device)  # no row is drawn
+        logits = torch.zeros(1, vocab_size, device=device)
+        sample(logits, numbers)
+        sample(logits, numbers, tables_of(1, vocab_size, device))
+    except Exception as error:
+        return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    return ""
+
+
+def tables_of(rows: int, vocab_size: int, device: torch.device) -> Tables:
+    """Return tables that change nothing."""
+    words = -(-vocab_size // 32)
+    return Tables(
+        torch.zeros(rows, vocab_size, device=device),
+        torch.zeros(rows, vocab_size, dtype=torch.int32, device=device),
+        torch.full((rows, words), -1, dtype=torch.int32, device=device),
+    )

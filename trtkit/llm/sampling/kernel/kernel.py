@@ -51,12 +51,12 @@ def _score(key):
 
 @triton.jit
 def _processed(
-    row, column, is_there, logits_ptr, numbers, bias_ptr, counts_ptr, allowed_ptr, V,
+    row, slot, column, is_there, logits_ptr, numbers, bias_ptr, counts_ptr, allowed_ptr, V,
     HAS_BIAS: tl.constexpr, HAS_COUNTS: tl.constexpr, HAS_ALLOWED: tl.constexpr,
 ):  # fmt: skip
     """Return scores after bias, penalties, bans and temperature, -inf outside of the row."""
-    cell = row * V + column
-    score = tl.load(logits_ptr + cell, mask=is_there, other=_NEVER).to(tl.float32)
+    cell = slot * V + column
+    score = tl.load(logits_ptr + row * V + column, mask=is_there, other=_NEVER).to(tl.float32)
     if HAS_BIAS:
         score += tl.load(bias_ptr + cell, mask=is_there, other=0.0)
     if HAS_COUNTS:
@@ -68,7 +68,7 @@ def _processed(
         cost = times * tl.load(numbers + 3).to(tl.float32) + tl.load(numbers + 2).to(tl.float32)
         score = tl.where(count > 1, score - cost, score)
     if HAS_ALLOWED:
-        word = tl.load(allowed_ptr + row * ((V + 31) // 32) + column // 32, mask=is_there, other=0)
+        word = tl.load(allowed_ptr + slot * ((V + 31) // 32) + column // 32, mask=is_there, other=0)
         score = tl.where((word >> (column % 32)) & 1 != 0, score, _NEVER)
     temperature = tl.load(numbers).to(tl.float32)
     return tl.where(is_there, tl.div_rn(score, temperature), _NEVER)
@@ -193,21 +193,27 @@ def _first(scores, V, top, BLOCK: tl.constexpr):
     return token
 
 
-@triton.jit
+# Of pointers, 16-byte alignment is otherwise a variant of its own, which differs by slot and by an odd V.
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "logits_ptr", "slots_ptr", "numbers_ptr", "bias_ptr", "counts_ptr", "allowed_ptr", "scores_ptr", "tokens_ptr",
+    ]
+)  # fmt: skip
 def sample_rows(
-    logits_ptr, numbers_ptr, bias_ptr, counts_ptr, allowed_ptr, V, scores_ptr, tokens_ptr,
+    logits_ptr, slots_ptr, numbers_ptr, bias_ptr, counts_ptr, allowed_ptr, V, scores_ptr, tokens_ptr,
     HAS_BIAS: tl.constexpr, HAS_COUNTS: tl.constexpr, HAS_ALLOWED: tl.constexpr, BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
     """Draw the token of one row; see `sample` for the arguments. Scores are what the filters leave, -inf elsewhere."""
     row = tl.program_id(0).to(tl.int64)
-    numbers, scores = numbers_ptr + row * 9, scores_ptr + row * V
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    numbers, scores = numbers_ptr + slot * 9, scores_ptr + slot * V
     if tl.load(numbers + 8) < 0:
         return
     top, faults = tl.full((), _NEVER, tl.float32), tl.full((), 0, tl.int32)
     for start in range(0, V, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        score = _processed(row, column, column < V, logits_ptr, numbers, bias_ptr, counts_ptr, allowed_ptr, V,
+        score = _processed(row, slot, column, column < V, logits_ptr, numbers, bias_ptr, counts_ptr, allowed_ptr, V,
                            HAS_BIAS, HAS_COUNTS, HAS_ALLOWED)  # fmt: skip
         tl.store(scores + column, score, mask=column < V)
         faults += tl.reduce((score != score).to(tl.int32), 0, _add)
@@ -242,28 +248,35 @@ def sample_rows(
         else:
             token = _first(scores, V, top, BLOCK)
         if HAS_COUNTS:
-            drawn = counts_ptr + row * V + token
+            drawn = counts_ptr + slot * V + token
             tl.store(drawn, tl.load(drawn) + 2)
-    tl.store(tokens_ptr + row, token.to(tl.int64))
+    tl.store(tokens_ptr + slot, token.to(tl.int64))
 
 
 def launch(
     logits: torch.Tensor,
+    slots: torch.Tensor,
     numbers: torch.Tensor,
     extras: tuple[torch.Tensor | None, ...],
     outputs: tuple[torch.Tensor, ...],
 ) -> None:
-    """Run the kernel on logits [R, V]. extras: bias, counts, allowed. outputs: scores, tokens."""
+    """Run the kernel on logits [R, V] of slots [R]. extras: bias, counts, allowed. outputs: scores, tokens."""
     pointers = [logits if extra is None else extra for extra in extras]  # what is not used is not read
     sample_rows[(logits.shape[0],)](
-        logits, numbers, *pointers, logits.shape[1], *outputs, *(extra is not None for extra in extras), BLOCK, GROUP,
-        num_warps=_WARPS,
+        logits, slots, numbers, *pointers, logits.shape[1], *outputs, *(extra is not None for extra in extras), BLOCK,
+        GROUP, num_warps=_WARPS,
     )  # fmt: skip
 
 
 def to_compile(dtype: DType) -> TritonKernel:
     """Return the kernel with everything it can do, and the types of its arguments."""
-    inputs = {"logits_ptr": pointer(dtype), "numbers_ptr": "*fp64", "bias_ptr": "*fp32", "counts_ptr": "*i32"}
+    inputs = {
+        "logits_ptr": pointer(dtype),
+        "slots_ptr": "*i32",
+        "numbers_ptr": "*fp64",
+        "bias_ptr": "*fp32",
+        "counts_ptr": "*i32",
+    }
     outputs = {"scores_ptr": "*fp32", "tokens_ptr": "*i64"}
     constants = {"HAS_BIAS": True, "HAS_COUNTS": True, "HAS_ALLOWED": True, "BLOCK": BLOCK, "GROUP": GROUP}
     signature = {**inputs, "allowed_ptr": "*i32", "V": "i32", **outputs, **dict.fromkeys(constants, "constexpr")}

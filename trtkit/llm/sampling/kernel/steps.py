@@ -10,8 +10,8 @@ import torch
 
 from trtkit.llm.sampling.columns import WAITS, Use
 from trtkit.llm.sampling.draw import largest_there
-from trtkit.llm.sampling.kernel import Tables, numbers_of, sample
-from trtkit.runtime.device import to_device
+from trtkit.llm.sampling.kernel import Tables, numbers_of, sample, tables_of
+from trtkit.runtime.device import staged, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,20 +35,19 @@ class KernelDraw:
     tables: Tables
     scores: torch.Tensor | None
 
-    def __call__(self, logits: torch.Tensor, first_slot: int) -> None:
-        """Write the tokens of neighbouring slots from logits [R, V], without the host."""
-        rows = slice(first_slot, first_slot + len(logits))
+    def __call__(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
+        """Write the tokens of slots [R] from logits [R, V], without the host."""
         if self.numbers is None or self.scores is None:
-            self.tokens[rows] = largest_there(logits)
+            self.tokens[slots.long()] = largest_there(logits)
         else:
-            sample(logits, self.numbers[rows], self.tables.at(rows), (self.tokens[rows], self.scores[rows]))
+            sample(logits, self.numbers, self.tables, (self.tokens, self.scores), slots.int().contiguous())
 
 
 class KernelSampler:
     """Keeps the settings of slots on the device of `tokens` [slots], where steps leave the tokens they draw.
 
     Rows that need the tokens before theirs on the host are left out of such steps. Tables are allocated when the first
-    slot needs them; they stay where they are, for CUDA graphs hold their addresses.
+    slot draws; they stay where they are, for CUDA graphs hold their addresses.
     """
 
     def __init__(
@@ -75,8 +74,11 @@ class KernelSampler:
         assert state is not None
         uses = 0 if uses & _WAITS else uses
         self._is_early[slot] = False
-        for name, kinds, neutral in (("bias", Use.BIAS, 0), ("counts", _COUNTS, 0), ("allowed", _BARS, -1)):
-            self._clear(slot, name, neutral, is_used=bool(uses & kinds))
+        if uses & _READ:
+            self.allocate()
+        for table, neutral in zip(self._tables, (0, 0, -1), strict=True):
+            if table is not None:
+                table[slot] = neutral
         if uses & Use.BIAS and self._tables.bias is not None:
             self._tables.bias[slot, self._there(state.bias_ids)] = self._there(state.bias_values)
         if uses & _COUNTS and self._tables.counts is not None:
@@ -118,13 +120,12 @@ class KernelSampler:
         if not int(np.bitwise_or.reduce(uses)) & _READ:
             return self._largest
         self._end_bars(slots[uses & int(Use.MIN_TOKENS) > 0])
-        if self._draw.scores is None:
-            self._draw = replace(self._draw, scores=self._empty((self._slots, self._vocab_size), torch.float32))
+        self.allocate()
         numbers = self._numbers[rows].copy()
         numbers[:, _UNIFORM] = _LEFT_OUT
         numbers[slots - rows.start, _UNIFORM] = np.where(uses & _SAMPLE, uniform[is_free], _LARGEST)
         assert self._draw.numbers is not None
-        self._draw.numbers[rows].copy_(torch.from_numpy(numbers), non_blocking=True)
+        self._draw.numbers[rows].copy_(staged(numbers, self._device), non_blocking=True)
         return self._draw
 
     def sample(self, scores: torch.Tensor, slots: Array, uniform: Array) -> torch.Tensor:
@@ -133,17 +134,19 @@ class KernelSampler:
         numbers[:, _UNIFORM] = np.where(self._columns.uses[slots] & _SAMPLE, uniform, _LARGEST)
         return sample(scores, self._there(numbers))
 
-    def _clear(self, slot: int, name: str, neutral: int, *, is_used: bool) -> None:
-        """Let a slot's row of a table change nothing; allocate the table at its first use."""
-        table: torch.Tensor | None = getattr(self._tables, name)
-        if table is not None:
-            table[slot] = neutral
-        elif is_used:
-            width = -(-self._vocab_size // 32) if name == "allowed" else self._vocab_size
-            dtype = torch.float32 if name == "bias" else torch.int32
-            table = self._empty((self._slots, width), dtype).fill_(neutral)
-            self._tables = replace(self._tables, **{name: table})
-            self._draw = replace(self._draw, tables=self._tables)
+    def allocate(self) -> None:
+        """Take the memory that draws need, once."""
+        if self._draw.scores is None:
+            self._tables = tables_of(self._slots, self._vocab_size, self._device)
+            scores = torch.empty((self._slots, self._vocab_size), device=self._device)
+            self._draw = replace(self._draw, tables=self._tables, scores=scores)
+
+    def draws(self) -> tuple[KernelDraw, KernelDraw]:
+        """Return the two draws that steps have, none of which draws anything as it is."""
+        self.allocate()
+        assert self._draw.numbers is not None
+        self._draw.numbers[:, _UNIFORM] = _LEFT_OUT
+        return self._largest, self._draw
 
     def _end_bars(self, slots: Array) -> None:
         """Allow the ends of sequences that have reached their `min_tokens`."""
@@ -169,6 +172,3 @@ class KernelSampler:
 
     def _there(self, values: Array) -> torch.Tensor:
         return to_device(np.ascontiguousarray(values), self._device)
-
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=self._device)
