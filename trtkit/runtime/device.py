@@ -9,12 +9,12 @@ import gc
 import logging
 import weakref
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from trtkit.backends import driver_version, runs_on, supported_gpus
+from trtkit.backends import driver_version, list_gpus, runs_on, supported_gpus
 from trtkit.config.targets import load_target
 from trtkit.errors import BackendError, RankError
 from trtkit.runtime.communicator import NcclCommunicator
@@ -139,6 +139,7 @@ def find_device(index: int | None = None) -> Device | None:
     Raises RankError for a rank that has no GPU on a machine that has some.
     """
     if not torch.cuda.is_available():
+        _warn_of_torch()
         return None
     if index is not None:
         count = torch.cuda.device_count()
@@ -147,6 +148,15 @@ def find_device(index: int | None = None) -> Device | None:
             raise RankError(f"the rank needs GPU {index}; this machine has {count}", "ranks", fix)
         use_device(index)
     return CudaDevice()
+
+
+@cache
+def _warn_of_torch() -> None:
+    """Say once that there is a GPU, where torch, through which engines run, cannot use it."""
+    if gpus := list_gpus():
+        why = "was built without CUDA" if torch.version.cuda is None else "finds no CUDA driver"
+        fix = "install a build of torch for CUDA" if torch.version.cuda is None else "update the GPU's driver"
+        _LOG.warning("networks run on the CPU, not on the GPU (%s): torch %s; fix: %s", gpus[0].name, why, fix)
 
 
 def find_device_for(backend: str) -> Device | None:

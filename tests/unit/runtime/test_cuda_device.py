@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from trtkit.errors import BackendError
+from trtkit.runtime import device
 from trtkit.runtime.device import CudaStream, release_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 class Cuda:
@@ -133,3 +135,19 @@ def test_memory_that_is_not_pinned_is_an_error(cuda: Cuda) -> None:
 def test_released_memory_includes_pinned_blocks(cuda: Cuda) -> None:
     release_memory()
     assert cuda.freed == 2
+
+
+def test_a_gpu_that_torch_cannot_use_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Networks would run on the CPU, and nobody would know why."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA L4, 23034, 8.9, 570.86.15'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    device._warn_of_torch.cache_clear()
+    assert [device.find_device(), device.find_device()] == [None, None]
+    assert caplog.text.count("networks run on the CPU, not on the GPU (NVIDIA L4): torch was built without CUDA") == 1
+    assert "fix: install a build of torch for CUDA" in caplog.text
+    device._warn_of_torch.cache_clear()
