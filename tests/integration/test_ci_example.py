@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import yaml
 
 from tests import models
@@ -28,27 +29,28 @@ def check(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
 
 def test_a_model_is_compared_with_the_commit_before(tmp_path: Path) -> None:
     models.save(models.classifier(), tmp_path / "m.onnx")
-    code, report, comment = check(tmp_path, "m.onnx", "--before", "none.json")
-    assert (code, report["fit"], report["error"]) == (0, True, "")
-    assert comment.startswith("### `m.onnx` is fit for TensorRT\n")
-    assert "| precision | fp32 |  |  |" in comment
-    (tmp_path / "trtkit-report.json").rename(tmp_path / "before.json")
     (tmp_path / "half.yaml").write_text("source: {onnx: m.onnx}\nprecision: fp16\n")
+    before = {"figures": {"precision": "fp32", "error, relative RMS": 1e-7, "fits h100": True, "engine, MiB": 1.0}}
+    (tmp_path / "before.json").write_text(json.dumps(before))
     code, report, comment = check(tmp_path, "half.yaml", "--gpu", "h100", "--before", "before.json")
-    assert (code, report["figures"]["precision"]) == (0, "fp16")
+    assert (code, report["fit"], report["error"]) == (0, True, "")
+    assert comment.startswith("### `half.yaml` is fit for TensorRT\n")
     assert "| precision | fp16 | fp32 | changed |" in comment
-    assert re.search(r"^\| error, relative RMS \| [\d.e-]+ \| [\d.e-]+ \| [\d.e+]+ times \|$", comment, re.MULTILINE)
+    assert "| fits h100 | yes | yes |  |" in comment
+    assert re.search(r"^\| engine, MiB \| [\d.]+ \| 1.0 \| [-+][\d.]+% \|$", comment, re.MULTILINE)
+    assert re.search(r"^\| error, relative RMS \| [\d.e-]+ \| 1e-07 \| [\d.e+]+ times \|$", comment, re.MULTILINE)
     assert re.search(r"^\| a call on h100 at best, ms \| [\d.e-]+ \|  \|  \|$", comment, re.MULTILINE)
 
 
 def test_a_model_that_does_not_build_is_not_fit(tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_text("not a model")
-    code, report, comment = check(tmp_path, "bad.onnx")
+    code, report, comment = check(tmp_path, "bad.onnx", "--before", "none.json")
     assert (code, report["fit"]) == (1, False)
     assert "not an ONNX model" in report["error"]
     assert comment.startswith("### `bad.onnx` is not fit for TensorRT\n")
 
 
+@pytest.mark.slow
 def test_a_model_that_differs_from_its_original_is_not_fit(tmp_path: Path) -> None:
     """Weights of 1e-9 are zero in fp16."""
     small = models.model(

@@ -150,7 +150,11 @@ class EngineThread:
         """Open the bundle, then serve; what opening raises is raised where the thread was asked for."""
         try:
             frontend = Frontend(bundle, options)
-            frontend.warm_up()
+            try:
+                frontend.warm_up()
+            except BaseException:
+                frontend.close()
+                raise
         except BaseException as error:
             self._opened.set_exception(error)
             return

@@ -149,7 +149,7 @@ class _Views:
     """Views of views. views: each with the number of inputs that it takes besides the tensor."""
 
     views: tuple[tuple[Op, int], ...]
-    _known: dict[Any, tuple[torch.Size, tuple[int, ...], int]] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], tuple[torch.Size, tuple[int, ...], int]] = field(default_factory=dict)
 
     def __call__(self, x: Tensor, *numbers: Tensor | None) -> Tensor:
         """Return the last view: the same sizes and strides for the same sizes, strides and numbers."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +15,8 @@ from trtkit.dtypes import BOOL, FP32, INT32, INT64
 from trtkit.errors import ExecutionError, ProblemsError
 
 if TYPE_CHECKING:
+    import onnxruntime
+
     from trtkit.network.layer_graph import LayerGraph
 
 Run = Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]]
@@ -53,7 +55,7 @@ def onnx_runtime_run(graph: LayerGraph) -> Run | None:
     return run
 
 
-def _session(graph: LayerGraph) -> Any:
+def _session(graph: LayerGraph) -> onnxruntime.InferenceSession | None:
     """Return a session on the network, or None if ONNX or ONNX Runtime lacks one of its layers."""
     import onnxruntime
 

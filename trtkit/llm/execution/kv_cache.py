@@ -226,6 +226,7 @@ class KvCache:
         self._check_position(slot, count)
         form = self.form(count)
         saved = SavedSequence(form, host_buffer(form.size_bytes, self._device))
+        form.clear_gaps(saved.data)
         for name, view in form.views(saved.data).items():
             self._run(lambda name=name, view=view: self._save(name, slot, count, view))  # type: ignore[misc]
         if self._stream is not None:

@@ -71,6 +71,14 @@ class CacheForm:
             start += _aligned(size)
         return views
 
+    def clear_gaps(self, data: torch.Tensor) -> None:
+        """Write zeros between the arrays of `data` [size_bytes] uint8, whose memory may have held anything."""
+        start = 0
+        for array in self.arrays:
+            end = start + array.size_bytes(self.tokens)
+            start += _aligned(end - start)
+            data[end:start] = 0
+
     def block_views(self, data: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return each cache [N, K, tokens, H] as a view of N blocks, `data` [N, size_bytes] uint8.
 
