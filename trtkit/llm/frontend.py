@@ -224,8 +224,8 @@ class Frontend:
         options = self._options
         if self.bundle.manifest.grid.ranks > 1:
             self._check_ranks()
-        engine_options = EngineOptions.from_serving(
-            options,
+        engine_options = replace(
+            EngineOptions.from_serving(options),
             proposer=self._awake_networks.proposer,
             host_cache_bytes=_bytes_of(options.host_cache_gib, "host_cache_gib"),
             cache_folder=self._cache_folder(options),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.errors import RequestError
 from trtkit.llm.scheduler.options import ScheduleOptions, SchedulerOptions, SharingOptions
@@ -34,12 +34,12 @@ class EngineOptions(SharingOptions):
     clock: Callable[[], float] = time.monotonic
 
     @classmethod
-    def from_serving(cls, options: ServingOptions, **others: Any) -> EngineOptions:
-        """Return what serving options say about sharing: what has the same name there is the same. others: the rest."""
+    def from_serving(cls, options: ServingOptions) -> EngineOptions:
+        """Return what serving options say about sharing: what has the same name there is the same."""
         names = {item.name for item in fields(SharingOptions)} & {item.name for item in fields(options)}
         values = {name: getattr(options, name) for name in names}
         values["schedule"] = ScheduleOptions.of(options.schedule, options.shares)
-        return cls(**values, token_budget=options.prefill_budget, **others)
+        return cls(**values, token_budget=options.prefill_budget)
 
     def of(self, execution: DecoderExecution) -> SchedulerOptions:
         """Return what a scheduler shares out of a decoder."""
