@@ -13,6 +13,7 @@ import torch
 
 from trtkit.dtypes import BOOL, FP32, INT32, INT64
 from trtkit.errors import ExecutionError, ProblemsError
+from trtkit.sources.safetensors_file import release
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -42,6 +43,8 @@ def onnx_runtime_run(graph: LayerGraph) -> Run | None:
     session = _session(graph)
     if session is None:
         return None
+    for held in (held for node in graph.nodes for held in node.weights.values()):
+        release(held.raw)
     inputs, outputs = ([value.name for value in values] for values in (session.get_inputs(), session.get_outputs()))
 
     def run(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -65,7 +68,7 @@ def _session(graph: LayerGraph) -> onnxruntime.InferenceSession | None:
     options.log_severity_level, options.intra_op_num_threads = 4, torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
         try:
-            files = write_onnx(graph, Path(folder) / "network.onnx")
+            files = write_onnx(graph, Path(folder) / "network.onnx", inline_bytes=0)  # which would hold weights twice
         except ProblemsError:
             return None
         try:

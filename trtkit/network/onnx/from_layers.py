@@ -31,13 +31,14 @@ _SMALL_BYTES = 1024
 _ALIGNMENT = 4096  # ONNX's advice for data that is mapped
 
 
-def write_onnx(graph: LayerGraph, path: Path) -> tuple[Path, ...]:
+def write_onnx(graph: LayerGraph, path: Path, inline_bytes: int = INLINE_LIMIT_BYTES) -> tuple[Path, ...]:
     """Write a network to an ONNX file, its weights to `<file>.data` if they are large; return the files.
 
+    inline_bytes: how large all weights may be together to lie in the first file.
     Raises ProblemsError for layers that ONNX cannot express, and OSError.
     """
     data = path.with_name(f"{path.name}.data")
-    model, blocks = onnx_model(graph, data.name if _weight_bytes(graph) > INLINE_LIMIT_BYTES else "")
+    model, blocks = onnx_model(graph, data.name if _weight_bytes(graph) > inline_bytes else "")
     if blocks:
         with replacing(data) as file:
             for block in blocks:
