@@ -40,7 +40,7 @@ def commands(vision: Path, language: Path) -> dict[str, list[str]]:
         "list": ["list"],
         "inspect": ["inspect", str(vision)],
         "plan": ["plan", str(language)],
-        "simulate": ["simulate", str(language), "--requests", "200"],
+        "simulate": ["simulate", str(language), "--gpu", "l4", "--rate", "5", "--requests", "200"],
         "run": ["run", str(vision), picture],
         "verify (vision)": ["verify", str(vision)],
         "verify --layers (vision)": ["verify", str(vision), "--layers"],
