@@ -16,7 +16,6 @@ from tests.onnx_oracle import session
 from trtkit.dtypes import BF16, BOOL, DTYPES, FP32, INT8, DType
 from trtkit.errors import ProblemsError
 from trtkit.network.layer_graph import LayerGraph, LayerNode, LayerWeights, TensorSpec
-from trtkit.network.onnx import from_layers
 from trtkit.network.onnx.from_layers import onnx_model, write_onnx
 
 if TYPE_CHECKING:
@@ -56,11 +55,13 @@ def product(**more: Any) -> LayerGraph:
     return graph(nodes, [(name, FP32, shape) for name, shape in sizes], 1)
 
 
-def test_large_weights_lie_in_a_file_of_their_own_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_lie_in_a_file_of_their_own_once(tmp_path: Path) -> None:
     x = np.ones((3, 32), np.float32)
     assert write_onnx(product(), tmp_path / "whole.onnx") == (tmp_path / "whole.onnx",)
-    monkeypatch.setattr(from_layers, "INLINE_LIMIT_BYTES", 1000)
-    assert write_onnx(product(), tmp_path / "m.onnx") == (tmp_path / "m.onnx", tmp_path / "m.onnx.data")
+    assert write_onnx(product(), tmp_path / "m.onnx", inline_bytes=1000) == (
+        tmp_path / "m.onnx",
+        tmp_path / "m.onnx.data",
+    )
     assert (tmp_path / "m.onnx.data").read_bytes() == MATRIX.tobytes()
     for name in ("whole", "m"):
         (got,) = onnxruntime.InferenceSession(tmp_path / f"{name}.onnx").run(None, {"x": x})
