@@ -8,8 +8,6 @@ takes to read as many bytes, measured between the steps.
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.measure import interleaved, ratio, seconds, summary, write
-from benchmarks.opening import _picture
+from benchmarks.opening import cpu_seconds, picture
 from trtkit import build
 from trtkit.config.load import load_config
 from trtkit.llm.execution import Call, ReferenceDecoder, config_network
@@ -34,14 +32,13 @@ ROUNDS, STEPS, CACHED, THREADS = 3, 40, 64, 2
 
 def commands(vision: Path, language: Path) -> dict[str, list[str]]:
     """Return the command lines to time. vision, language: bundles."""
-    picture = _picture()
     return {
         "--help": ["--help"],
         "list": ["list"],
         "inspect": ["inspect", str(vision)],
         "plan": ["plan", str(language)],
         "simulate": ["simulate", str(language), "--gpu", "l4", "--rate", "5", "--requests", "200"],
-        "run": ["run", str(vision), picture],
+        "run": ["run", str(vision), picture()],
         "verify (vision)": ["verify", str(vision)],
         "verify --layers (vision)": ["verify", str(vision), "--layers"],
         "build (vision)": ["build", "efficientnet-lite0", "--no-cache", "-o", str(vision)],
@@ -53,14 +50,9 @@ def commands(vision: Path, language: Path) -> dict[str, list[str]]:
 
 def timed(words: Sequence[str]) -> tuple[float, float]:
     """Return the CPU seconds of a command and its children, and its wall seconds."""
-    before, started = os.times(), time.perf_counter()
-    subprocess.run([sys.executable, "-m", "trtkit", *words], check=True, capture_output=True)
-    wall_s, after = time.perf_counter() - started, os.times()
-    user_s, system_s = (
-        after.children_user - before.children_user,
-        after.children_system - before.children_system,
-    )
-    return user_s + system_s, wall_s
+    started = time.perf_counter()
+    cpu_s = cpu_seconds([sys.executable, "-m", "trtkit", *words])
+    return cpu_s, time.perf_counter() - started
 
 
 def decoding(precision: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def main() -> None:
                 "generate": lambda: cpu_seconds(
                     [*command, "generate", str(language), "The sky is", "--max-tokens", "1", "--runtime", "reference"]
                 ),
-                "run": lambda: cpu_seconds([*command, "run", str(vision), _picture(), "--runtime", "reference"]),
+                "run": lambda: cpu_seconds([*command, "run", str(vision), picture(), "--runtime", "reference"]),
                 "read": lambda: used(lambda: bundle_network(open_bundle(language))),
                 "written": lambda: used(lambda: written_network(open_bundle(language))),
             },
@@ -66,7 +66,7 @@ def used(work: Callable[[], object]) -> float:
     return after.user - before.user + after.system - before.system
 
 
-def _picture() -> str:
+def picture() -> str:
     spec = importlib.util.find_spec("skimage")
     assert spec is not None
     assert spec.origin is not None

@@ -62,6 +62,13 @@ class Precision:
         return torch.float32 if dtype == torch.float16 and self.device.type == "cpu" else dtype
 
 
+def packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes convolutions and products of a type on this processor, on weights in its own layout."""
+    if not torch._C._has_mkldnn or dtype not in (torch.float32, torch.bfloat16):
+        return False
+    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 _ML_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float8_e4m3fn": torch.float8_e4m3fn,

@@ -146,7 +146,7 @@ def _after(first: Instruction, second: Instruction) -> Instruction:
 
 @dataclass(frozen=True, eq=False)
 class _Views:
-    """Views of views. views: each with the number of inputs that it takes besides the tensor."""
+    """A chain of views as one. views: each with how many inputs it takes besides the tensor."""
 
     views: tuple[tuple[Op, int], ...]
     _known: dict[tuple[object, ...], tuple[torch.Size, tuple[int, ...], int]] = field(default_factory=dict)

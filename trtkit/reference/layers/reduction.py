@@ -8,6 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from trtkit.reference.layer import Layer, Lowered, Op, Tensor
 from trtkit.reference.layers.quantization import FP8_MAX
+from trtkit.reference.precision import packs
 from trtkit.sources.safetensors_file import release
 
 Reduction = Callable[[Tensor, tuple[int, ...], bool], Tensor]
@@ -186,9 +187,7 @@ def _packed_product(layer: Layer, matrix: Tensor) -> Op | None:
     The matrix is packed when the product first runs; its own memory is then given back if it is mapped from a file.
     """
     weights = layer.held[1]
-    if weights is None or matrix.dtype != torch.bfloat16 or min(matrix.shape) < _PACKED_SIZE:
-        return None
-    if not torch._C._has_mkldnn or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if weights is None or matrix.dtype != torch.bfloat16 or min(matrix.shape) < _PACKED_SIZE or not packs(matrix.dtype):
         return None
     packed: list[Tensor] = []
 

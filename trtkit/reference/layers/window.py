@@ -8,6 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from trtkit.network.layer_view import Window, window_of
 from trtkit.reference.layer import Layer, Lowered, Op, Tensor, sizes
+from trtkit.reference.precision import packs
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _DECONVOLVE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -44,9 +45,7 @@ def _packed_convolution(
 
     kernel: in the type that products are summed in. It is packed when the convolution first runs.
     """
-    if not torch._C._has_mkldnn or kernel.dtype not in (torch.float32, torch.bfloat16):
-        return None
-    if kernel.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if not packs(kernel.dtype):
         return None
     window, groups = form
     is_product = groups == max(*window.size, *window.stride) == 1
