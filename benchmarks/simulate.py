@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, get_args
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from benchmarks.measure import RESULTS, write
+from benchmarks.opening import used
 from trtkit.jobs.runner import ChildRunner
 from trtkit.llm.scheduler import ScheduleOptions
 from trtkit.planning.gpus import find_gpus
@@ -123,13 +123,6 @@ def memory(question: PlanningQuestion) -> dict[str, Any]:
     return figures
 
 
-def _cpu_seconds(work: Traffic, fleet: FleetOptions) -> float:
-    """Return the CPU time of a simulation."""
-    started_s = time.process_time()
-    simulate(work, fleet)
-    return time.process_time() - started_s
-
-
 def main(parts: list[str] | None = None) -> None:
     """Simulate, and write benchmarks/results/simulate.json."""
     path = RESULTS / "simulate.json"
@@ -141,7 +134,9 @@ def main(parts: list[str] | None = None) -> None:
     measured: dict[str, Callable[[], Any]] = {
         "schedules": lambda: schedules(question),
         "memory": lambda: memory(question),
-        "cpu_seconds_for_a_million_requests": lambda: round(_cpu_seconds(million, FleetOptions(options, 4)), 1),
+        "cpu_seconds_for_a_million_requests": lambda: round(
+            used(lambda: simulate(million, FleetOptions(options, 4))), 1
+        ),
     }
     figures = {name: run() if name in (parts or measured) else known[name] for name, run in measured.items()}
     about = {"model": MODEL, "gpu": GPU, "efficiency": 1.0, "claims_of_fastserve": FASTSERVE, "claims_of_vllm": VLLM}
