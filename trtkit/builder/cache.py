@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -10,18 +11,18 @@ import os
 import platform
 import secrets
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.errors import BundleError
 from trtkit.files import cache_folder, remove_tree
 from trtkit.models.registry import outside_digest
-from trtkit.network.custom_op import user_ops_digest
+from trtkit.network.custom_op import trtkits_ops_digest, user_ops_digest
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from trtkit.bundle.records import FileRecord
     from trtkit.config.schema import ModelConfig
@@ -34,6 +35,7 @@ _TOOLS = (
 )  # fmt: skip
 # Bundles beyond this are dropped, least recently used first.
 CACHE_LIMIT_GIB = 20.0
+PACKAGE = Path(__file__).parents[1]
 
 
 def tool_versions() -> dict[str, str]:
@@ -63,8 +65,17 @@ def build_key(
     if settings["quantize"] is not None:
         settings["quantize"] = _without_data(settings["quantize"])
     where = {"backend": backend, "compute_capabilities": target.compute_capabilities}
-    text = json.dumps([settings, digests, where, dict(tools)], sort_keys=True)
+    text = json.dumps([settings, digests, where, dict(tools), code_digest(PACKAGE)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def code_digest(package: Path) -> str:
+    """Return the SHA-256 of a package and trtkit's ops: what they build changes between two releases, too."""
+    digest = hashlib.sha256(trtkits_ops_digest().encode())
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _without_paths(source: dict[str, Any]) -> dict[str, Any]:

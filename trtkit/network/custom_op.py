@@ -171,7 +171,16 @@ def op_folders() -> list[Path]:
 
 def user_ops_digest() -> str:
     """Return the SHA-256 of the ops that TRTKIT_PLUGINS adds, "" where it adds none: a build follows from them."""
-    files = [path for root in _user_roots() for path in sorted(root.glob("*/*.py"))]
+    return _digest(_user_roots())
+
+
+def trtkits_ops_digest() -> str:
+    """Return the SHA-256 of the ops that come with trtkit."""
+    return _digest([_own_root()])
+
+
+def _digest(roots: list[Path]) -> str:
+    files = [path for root in roots for path in sorted(root.glob("*/*.py"))]
     if not files:
         return ""
     digest = hashlib.sha256()

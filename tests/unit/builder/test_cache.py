@@ -65,6 +65,16 @@ def test_a_build_follows_from_the_families_that_users_add(monkeypatch: pytest.Mo
     assert digests[0] != digests[1]
 
 
+def test_a_build_follows_from_every_module_of_trtkit(tmp_path: Path) -> None:
+    digests = set()
+    for name, text in (("network/a.py", "X = 1\n"), ("network/a.py", "X = 2\n"), ("models/a.py", "X = 1\n")):
+        package = tmp_path / str(len(digests))
+        (package / name).parent.mkdir(parents=True)
+        (package / name).write_text(text, encoding="utf-8")
+        digests.add(cache.code_digest(package))
+    assert len(digests) == 3
+
+
 def test_tool_versions_name_what_takes_part_in_a_build() -> None:
     versions = cache.tool_versions()
     assert {"python", "trtkit", "onnx", "onnxslim"} <= set(versions)
