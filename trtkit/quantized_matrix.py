@@ -12,6 +12,8 @@ from trtkit.errors import SourceError
 from trtkit.quantization_methods import FORMATS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from trtkit.arrays import Array
     from trtkit.dtypes import DType
     from trtkit.quantization_methods import CacheFormat, Format
@@ -195,8 +197,12 @@ def unpack(packed: Array) -> Array:
 
 @dataclass(frozen=True)
 class KvQuantization:
-    """KV caches in eight bits: they hold keys / key_scales[layer] and values / value_scales[layer], rounded."""
+    """KV caches in eight bits: they hold keys, values or latent vectors / scales[layer][cache], rounded."""
 
     format: CacheFormat
-    key_scales: tuple[float, ...]
-    value_scales: tuple[float, ...]
+    scales: Mapping[int, Mapping[str, float]]
+
+
+def scales_of_pairs(keys: Sequence[float], values: Sequence[float]) -> dict[int, dict[str, float]]:
+    """Return the scales of a model each of whose layers caches keys and values of its own."""
+    return {layer: {"key": key, "value": value} for layer, (key, value) in enumerate(zip(keys, values, strict=True))}

@@ -16,6 +16,7 @@ from tests.assistants import assistant, save_assistant, save_model
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.builder.decoders import open_decoder
+from trtkit.builder.speculators import open_config_speculator
 from trtkit.config.schema import ModelConfig, Source
 from trtkit.drafts.gemma4_assistant.reference import all_layers_may_share
 from trtkit.errors import ConfigError, TrtkitError
@@ -165,3 +166,10 @@ def test_models_without_assistants_are_refused(folder: Path, tmp_path: Path) -> 
     with pytest.raises(ConfigError) as error:
         assert open_decoder(resolve(config)).speculator
     assert "no layer of type `sliding_attention`" in str(error.value)
+
+
+def test_an_assistant_reads_no_quantized_caches(folder: Path) -> None:
+    config = config_of(folder, folder / "assistant")
+    spec = open_decoder(resolve(config)).spec
+    with pytest.raises(ConfigError, match="the head reads the model's caches, which are quantized"):
+        open_config_speculator(config, spec, has_quantized_caches=True)

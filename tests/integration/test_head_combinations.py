@@ -44,11 +44,11 @@ def save_kind(folder: Path, kind: str, sizes: tuple[int, int], layers: int) -> P
     )
 
 
-def build(folder: Path, **llm: Any) -> Bundle:
+def build(folder: Path, quantize: dict[str, Any] | None = None, **llm: Any) -> Bundle:
     """Build `model` and `head` in a folder."""
     sizes = {"max_batch_size": 3, "max_sequence_length": 64, "max_prefill_length": 16}
     llm = {**sizes, "speculator": str(folder / "head"), **llm}
-    config = {"source": {"hf": str(folder / "model")}, "precision": "fp32", "llm": llm}
+    config = {"source": {"hf": str(folder / "model")}, "precision": "fp32", "llm": llm, "quantize": quantize}
     return build_bundle(ModelConfig.model_validate(config), folder / "bundle", new_runner(), use_cache=False).bundle
 
 
@@ -134,6 +134,20 @@ def test_a_model_that_slept_guesses_the_same(folder: Path) -> None:
         assert [each.outputs for each in llm.generate(tiny_llm.PROMPTS, HOT)] == before
         assert (llm.statistics.drafted_tokens, llm.statistics.accepted_tokens) == counts
     assert counts[1] > 0
+
+
+@pytest.mark.parametrize("kv", ["linear", "paged"])
+def test_the_models_caches_in_8_bits(kv: str, folder: Path, tmp_path: Path) -> None:
+    """The head's own cache, if it has one, keeps the network's type."""
+    for name in ("model", "head"):
+        (tmp_path / name).symlink_to(folder / name)
+    (tmp_path / "text.txt").write_text("Calibrate with this. " * 40, encoding="utf-8")
+    data = {"data": str(tmp_path / "text.txt"), "samples": 2, "length": 32}
+    bundle = build(tmp_path, {"method": "none", "kv_cache": "int8", "calibration": data}, kv=kv)
+    check(tmp_path, HOT)
+    report = verify_bundle(bundle, Checks(corners=True), new_runner())
+    assert report.passed
+    assert "guesses of the head" in [corner.name for corner in report.corners]
 
 
 OTHERS: list[Any] = [("eagle3", "deepseek_v3", {})]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,17 +9,15 @@ import pytest
 from tests.decoder_cases import CASES
 from tests.decoders import graph_of, model_of
 from tests.unit.planning.planned import counted
-from trtkit.config.quantize import QuantizeOptions
 from trtkit.dtypes import FP16
-from trtkit.errors import ConfigError, NetworkError, SourceError
+from trtkit.errors import SourceError
 from trtkit.models.parallel import Grid
 from trtkit.models.registry import decoder_spec
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.planning.decoder_model import decoder_model, formulas, workload
 from trtkit.planning.formats import FORMATS
 from trtkit.planning.shares import grid_shares
-from trtkit.quantization.llm.choice import choose, linear_layers
-from trtkit.quantized_matrix import KvQuantization
+from trtkit.quantization.llm.choice import linear_layers
 
 if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
@@ -78,22 +75,9 @@ def test_all_matrices_but_the_expansion_are_quantized() -> None:
     assert {name for name in names if "." not in name and name != "lm_head"} == {"q_a", "q_b", "kv_a", "o"}
 
 
-def test_quantized_caches_are_refused_by_name() -> None:
-    options = QuantizeOptions(method="int8_wo", kv_cache="int8")
-    with pytest.raises(ConfigError) as caught:
-        choose(spec_of(), options)
-    assert "quantize.kv_cache: the cache of latent attention cannot be quantized" in str(caught.value)
-    scales = (1.0, 1.0)
-    with pytest.raises(NetworkError) as refused:
-        graph_of(model_of(CASE), DecoderOptions(FP16, 32, kv_cache=KvQuantization("int8", scales, scales)))
-    assert "caches are quantized, which latent attention and shared caches do not support" in str(refused.value)
-
-
-def test_a_plan_offers_no_8_bit_caches() -> None:
+def test_a_plan_offers_8_bit_caches() -> None:
     latent = decoder_model("tiny", spec_of(), FP16)
-    plain = decoder_model("tiny", model_of(replace(CASES[0])).spec, FP16)
-    assert [form.name for form in FORMATS if form.kv_bits and latent.takes(form)] == []
-    assert [form.name for form in FORMATS if form.kv_bits and plain.takes(form)] == [
+    assert [form.name for form in FORMATS if form.kv_bits and latent.takes(form)] == [
         "fp8 cache",
         "int4 weights, fp8 cache",
     ]

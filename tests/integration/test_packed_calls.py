@@ -28,7 +28,7 @@ from trtkit.llm.execution import Call, ReferenceDecoder
 from trtkit.llm.execution.network import DecoderNetwork
 from trtkit.llm.execution.packed import PackedCall
 from trtkit.network.decoder_options import DecoderOptions
-from trtkit.quantized_matrix import KvQuantization
+from trtkit.quantized_matrix import KvQuantization, scales_of_pairs
 from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def test_mixed_steps_read_caches_in_8_bits_as_separate_calls_do(stored: str, kin
     """Rows of a quantized cache round alike, so that nothing depends on who shares a call."""
     case = case_of("llama")
     scales = (0.05,) * len(spec_of(case).layers)
-    kv = KvQuantization(stored, scales, scales)
+    kv = KvQuantization(stored, scales_of_pairs(scales, scales))
     alone = decoder_of(case, is_packed=False, kv_cache=kv, **CACHES[kind])
     none, all_tokens = np.zeros(SLOTS, np.int64), np.full(SLOTS, TOKENS)
     expected = alone.forward(Call(0, ids_of(0), none, all_tokens)).clone()

@@ -47,7 +47,7 @@ from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.network.paged_layers import obstacles
-from trtkit.quantized_matrix import KvQuantization
+from trtkit.quantized_matrix import KvQuantization, scales_of_pairs
 from trtkit.reference import ThreadGroup
 from trtkit.resolve import resolve
 
@@ -111,7 +111,7 @@ def answers_of(case: Case, options: DecoderOptions) -> tuple[list[torch.Tensor],
 @pytest.mark.parametrize(("model_type", "kv_format"), [("gpt_oss", "int8"), ("gemma2", "fp8")])
 def test_caches_in_8_bits_give_what_linear_ones_and_copies_give(model_type: str, kv_format: CacheFormat) -> None:
     """Scales differ between layers, and between keys and values."""
-    case, kv_cache = case_of(model_type), KvQuantization(kv_format, (0.02, 0.023), (0.03, 0.027))
+    case, kv_cache = case_of(model_type), KvQuantization(kv_format, scales_of_pairs((0.02, 0.023), (0.03, 0.027)))
     in_place = replace(IN_PLACE, kv_cache=kv_cache)
     assert {*obstacles(model_of(case).spec, in_place).values()} == {""}
     logits, tokens = answers_of(case, in_place)
@@ -182,8 +182,8 @@ def test_ranks_share_heads_and_layers() -> None:
         ("gpt_oss", {}, {""}),
         ("llama", {"dtype": BF16}, {""}),
         ("llama", {"has_visible_lengths": True}, {"images whose tokens see each other"}),
-        ("llama", {"kv_cache": KvQuantization("int8", (1.0, 1.0), (1.0, 1.0))}, {""}),
-        ("gpt_oss", {"kv_cache": KvQuantization("fp8", (1.0, 1.0), (1.0, 1.0)), "dtype": FP16}, {""}),
+        ("llama", {"kv_cache": KvQuantization("int8", scales_of_pairs((1.0, 1.0), (1.0, 1.0)))}, {""}),
+        ("gpt_oss", {"kv_cache": KvQuantization("fp8", scales_of_pairs((1.0, 1.0), (1.0, 1.0))), "dtype": FP16}, {""}),
     ],
 )
 def test_what_the_plugin_does_not_compute_is_known_by_name(
@@ -262,6 +262,6 @@ def test_layers_without_a_plugin_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kv_format", [None, "int8", "fp8"])
 def test_tensorrt_builds_what_stands_for_the_plugin_here(kv_format: CacheFormat | None) -> None:
-    kv_cache = None if kv_format is None else KvQuantization(kv_format, (0.03,) * 2, (0.03,) * 2)
+    kv_cache = None if kv_format is None else KvQuantization(kv_format, scales_of_pairs((0.03,) * 2, (0.03,) * 2))
     options = replace(IN_PLACE, dtype=FP16, page_tokens=16, kv_cache=kv_cache)
     assert builds(graph_of(model_of(case_of("gemma2")), options), has_decode=True)

@@ -14,16 +14,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests import tiny_llm
 from tests.decoders import Runner, relative_rms, rtx
 from tests.unit.planning.planned import counted
-from trtkit.config.quantize import QuantizeOptions
 from trtkit.dtypes import FP16, FP32
-from trtkit.errors import ConfigError
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.planning.decoder_model import decoder_model
-from trtkit.quantization.llm.choice import choose
 from trtkit.sources.decoder_source import open_hf_folder
 
 if TYPE_CHECKING:
@@ -166,11 +163,3 @@ def test_a_plan_counts_each_layers_heads() -> None:
     elements = 2 * HEAD_DIM * sum(KEPT_HEADS.values())
     assert model.kv_bytes_per_token == 2 * elements
     assert counted(FIELDS).cache_bytes.at((3, 1, 40)) == 3 * 40 * 2 * elements
-
-
-def test_caches_cannot_be_quantized_where_layers_have_none() -> None:
-    with pytest.raises(ConfigError) as caught:
-        choose(decoder_spec(FIELDS), QuantizeOptions(method="none", kv_cache="int8"))
-    assert "quantize.kv_cache: the KV cache of a model in which some layers have no attention cannot" in str(
-        caught.value
-    )

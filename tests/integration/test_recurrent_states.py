@@ -10,19 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.decoders import executor_of, graph_of, model_of
+from tests.decoders import executor_of
 from tests.generation import SLOTS, Asked, alone, answer, case_of, decoder, engine, is_clean, run
 from tests.integration.test_generate_parity import RECURRENT, STATES
 from tests.integration.test_in_flight_batching import draw
 from tests.selection import slow_unless
-from trtkit.config.quantize import QuantizeOptions
 from trtkit.dtypes import FP32
-from trtkit.errors import ConfigError, ExecutionError, NetworkError
+from trtkit.errors import ExecutionError
 from trtkit.llm.engine import DraftProposer, LookupProposer
 from trtkit.llm.execution import Call
-from trtkit.network.decoder_options import DecoderOptions
-from trtkit.quantization.llm.choice import choose
-from trtkit.quantized_matrix import KvQuantization
 
 PROMPT = random.Random(7).choices(range(3, 67), k=30)
 GREEDY = ("max_tokens", 6), ("temperature", 0)
@@ -186,17 +182,6 @@ def test_a_call_that_does_not_go_on_from_the_states_is_refused(model_type: str) 
     read(8, 1)
     read(0, 3)
     assert model.cache.positions.tolist() == [0, 3]
-
-
-@families
-def test_quantized_caches_are_refused(model_type: str) -> None:
-    model = model_of(case_of(model_type))
-    with pytest.raises(ConfigError, match="the KV cache of a model with recurrent states cannot be quantized"):
-        choose(model.spec, QuantizeOptions(method="int8_wo", kv_cache="int8"))
-    scales = (1.0,) * len(model.spec.layers)
-    options = DecoderOptions(FP32, 32, kv_cache=KvQuantization("int8", scales, scales))
-    with pytest.raises(NetworkError, match="caches are quantized, which models with recurrent states do not support"):
-        graph_of(model, options)
 
 
 @pytest.mark.parametrize(

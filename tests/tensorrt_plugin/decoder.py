@@ -20,7 +20,7 @@ from trtkit.builder.decoder_stage import use_plugin
 from trtkit.builder.decoders import open_decoder
 from trtkit.config.schema import CustomOpOptions
 from trtkit.network.graph import Graph
-from trtkit.quantized_matrix import KvQuantization
+from trtkit.quantized_matrix import KvQuantization, scales_of_pairs
 from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ def written(trt: Any, case: tuple[str, Precision, CacheFormat | None], folder: P
     config = config.model_copy(update={"custom_ops": CustomOpOptions(plugins="always")})
     opened, graph = open_decoder(resolve(config)), Graph(replace(rtx(), name="tensorrt"))
     if kv_format is not None:
-        opened = replace(opened, source=replace(opened.source, kv_cache=KvQuantization(kv_format, SCALES, SCALES)))
+        opened = replace(
+            opened, source=replace(opened.source, kv_cache=KvQuantization(kv_format, scales_of_pairs(SCALES, SCALES)))
+        )
     network = graph.network = Network(trt, graph.network)
     detail = use_plugin(graph, opened, (90,))
     opened.write(graph, opened.weights())

@@ -97,11 +97,12 @@ def open_config_speculator(
         return None
     obstacles = (*_obstacles(config, spec), *open_kind(folder_kind(folder)).obstacles(spec))
     problems = [Problem(what, _KEY) for what in obstacles]
-    if has_quantized_caches:
-        problems.append(Problem("the checkpoint's caches are quantized, and the head's cache has no scales", _KEY))
-    if problems:
-        raise ConfigError("a head that guesses tokens does not work here", problems, "leave `llm.speculator` out")
-    return open_speculator(folder, spec)
+    if not problems:
+        opened = open_speculator(folder, spec)
+        if not (has_quantized_caches and opened.spec.reads_target_caches):
+            return opened
+        problems.append(Problem("the head reads the model's caches, which are quantized", _KEY))
+    raise ConfigError("a head that guesses tokens does not work here", problems, "leave `llm.speculator` out")
 
 
 def _folder(config: ModelConfig) -> Path | None:

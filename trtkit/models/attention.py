@@ -97,7 +97,8 @@ class AttentionSpec:
         expanded for each head, are its values. norm is then that of the compressed vectors.
     is_gated: the heads' outputs are multiplied by sigmoids of gates, which follow each head's query in `q`.
     value_dim: elements of a head's values, if fewer than of its keys; caches hold zeros in place of the others, since
-        TensorRT's attention takes keys and values of one size. value_scale: factor of the values.
+        TensorRT's attention takes keys and values of one size. key_scale, value_scale: factors of keys and values;
+        caches hold products with them.
     gate: gates that have a matrix of their own, `z`; None if there are none.
     value_norm: over each head's values. output_norm: over what all heads give together, before `o`.
     cache_of: number of the layer whose keys and values it reads, if it has none.
@@ -128,6 +129,7 @@ class AttentionSpec:
     latent: LatentSpec | None = None
     is_gated: bool = False
     value_dim: int | None = None
+    key_scale: float = 1.0
     value_scale: float = 1.0
     gate: GateSpec | None = None
     value_norm: NormSpec | None = None
@@ -141,11 +143,6 @@ class AttentionSpec:
         if self.cache_of is not None:
             return ()
         return ("key", "value") if self.latent is None else ("latent",)
-
-    @property
-    def has_own_pairs(self) -> bool:
-        """Whether the layer caches keys and values of its own."""
-        return self.latent is None and self.cache_of is None
 
     def has_bias(self, projection: str) -> bool:
         """Whether the matrix of queries (`q`), keys (`k`) or values (`v`) has a bias."""

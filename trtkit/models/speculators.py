@@ -56,6 +56,11 @@ class SpeculatorSpec(Protocol):
         ...
 
     @property
+    def reads_target_caches(self) -> bool:
+        """Whether it reads the model's caches instead of its own."""
+        ...
+
+    @property
     def most_tokens(self) -> int | None:
         """How many tokens it can guess in a step; None for any number."""
         ...

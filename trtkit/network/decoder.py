@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.dtypes import FP32, INT32
 from trtkit.errors import NetworkError
+from trtkit.models.attention import AttentionSpec
 from trtkit.models.spec import LearnedPositions, SinusoidalPositions
 from trtkit.network.blocks.layer import decoder_layer
 from trtkit.network.blocks.norm import norm_block
@@ -131,17 +132,8 @@ def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
     if spec.is_first_stage and not spec.is_last_stage and options.deepstack > last:
         what = f"vectors of images are added after the first {options.deepstack} layers, and the first stage has {last}"
         raise NetworkError(what, spec.model_type, "use fewer pipeline stages")
-    if options.kv_cache is not None and (
-        len(options.kv_cache.key_scales) < last or (spec.is_last_stage and len(options.kv_cache.key_scales) > last)
-    ):
-        counts = f"{len(options.kv_cache.key_scales)} layers' caches have scales, the model has {last} layers"
-        raise NetworkError(counts, spec.model_type, "quantize the caches again")
-    if options.kv_cache is not None and (
-        spec.states or not all(attention.has_own_pairs for attention in spec.attentions)
-    ):
-        kind = "models with recurrent states do" if spec.states else "latent attention and shared caches do"
-        what = f"the checkpoint's caches are quantized, which {kind} not support"
-        raise NetworkError(what, spec.model_type, "use a checkpoint whose caches are not quantized")
+    if options.kv_cache is not None:
+        _check_scales(spec, options.kv_cache.scales)
     if options.has_embeds_input and spec.block.per_layer is not None:
         what = "embeddings as input do not say which tokens they are, which each layer's own vectors need"
         raise NetworkError(what, spec.model_type, "give token ids")
@@ -152,6 +144,26 @@ def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
             spec.model_type,
             f"lower it to {positions.count}",
         )
+
+
+def _check_scales(spec: DecoderSpec, scales: Mapping[int, Mapping[str, float]]) -> None:
+    """Raise NetworkError if 8-bit caches lack a scale, or scales are a larger model's."""
+    fix = "quantize the caches of all layers, or of none"
+    needed = [
+        (index, cache)
+        for index, layer in spec.numbered_layers
+        if isinstance(layer.mixer, AttentionSpec)
+        for cache in layer.mixer.caches
+    ]
+    missing = [(index, cache) for index, cache in needed if cache not in scales.get(index, {})]
+    if missing:
+        index, cache = missing[0]
+        what = f"layer {index}'s `{cache}` cache has no scale in the checkpoint, in which other caches have one"
+        raise NetworkError(what, spec.model_type, fix)
+    last = spec.first_layer + len(spec.layers)
+    if spec.is_last_stage and max(scales) >= last:
+        what = f"layer {max(scales)}'s caches have scales, the model has {last} layers"
+        raise NetworkError(what, spec.model_type, fix)
 
 
 @dataclass(frozen=True, eq=False)

@@ -236,7 +236,7 @@ class RowInputs:
             caches,
             inputs.write_indices,
             shared,
-            None if kv is None else {"key": kv.key_scales[index], "value": kv.value_scales[index]},
+            None if kv is None else kv.scales.get(index),
             inputs.key_positions,
             self._index(attention.num_key_value_heads) if caches and not is_in_place else None,
             self._pages(index, attention) if is_in_place else None,
@@ -275,8 +275,8 @@ class RowInputs:
         pools = self._caches[index]
         attributes, kv = op_attributes(attention, self._options), self._options.kv_cache
         if kv is not None:
-            scales = {"key_scale": kv.key_scales[index], "value_scale": kv.value_scales[index]}
-            attributes |= {name: rounded(scale, self._options.dtype) for name, scale in scales.items()}
+            scales = kv.scales[index if attention.cache_of is None else attention.cache_of]
+            attributes |= {f"{name}_scale": rounded(scale, self._options.dtype) for name, scale in scales.items()}
         return Pages(self._page_rows, pools["key"], pools["value"], attributes)
 
     def _index(self, heads: int) -> CacheIndex | None:

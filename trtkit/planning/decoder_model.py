@@ -146,9 +146,7 @@ class DecoderModel:
 
     def takes(self, form: Format) -> bool:
         """Whether weights and caches can have a format."""
-        return form.kv_bits is None or not (
-            self.state_bytes or not all(layer.has_own_pairs for layer in self.attention)
-        )
+        return form.kv_bits is None or bool(self.attention)
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -48,7 +48,7 @@ def copied_pages(
         return None
     in_place: frozenset[int] = frozenset()
     if reads_pages_in_place(config, backend):
-        kv_cache = None if cache_format is None else KvQuantization(cache_format, (), ())  # the format decides
+        kv_cache = None if cache_format is None else KvQuantization(cache_format, {})  # the format decides
         options = replace(network_options(resolve(config)), has_pages_in_place=True, kv_cache=kv_cache)
         in_place = layers_in_place(spec, options)
     return page_copies(spec, in_place)

@@ -143,7 +143,9 @@ def _head_bytes(planned: PlannedModel, spec: DecoderSpec) -> tuple[int, int]:
     record = None if planned.bundle is None else planned.bundle.manifest.decoder
     if record is not None and record.speculator is not None:
         return record.speculator.weight_bytes, record.speculator.kv_bytes_per_token
-    speculator = open_config_speculator(planned.config, spec, has_quantized_caches=False)
+    quantize = planned.config.quantize
+    is_cached_in_8_bits = quantize is not None and quantize.kv_cache is not None
+    speculator = open_config_speculator(planned.config, spec, has_quantized_caches=is_cached_in_8_bits)
     if speculator is None:
         return 0, 0
     size = speculator_size(planned.config, speculator)

@@ -82,6 +82,10 @@ class Eagle3Spec:
         return self.decoder.cached_elements
 
     @property
+    def reads_target_caches(self) -> bool:
+        return False
+
+    @property
     def most_tokens(self) -> int | None:
         """None: each guess is made from the one before."""
         return None

@@ -60,6 +60,10 @@ class AssistantSpec:
         return 0
 
     @property
+    def reads_target_caches(self) -> bool:
+        return True
+
+    @property
     def most_tokens(self) -> int | None:
         """None: each guess is made from the one before."""
         return None

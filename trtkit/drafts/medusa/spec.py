@@ -64,6 +64,10 @@ class MedusaSpec:
         return 0
 
     @property
+    def reads_target_caches(self) -> bool:
+        return False
+
+    @property
     def most_tokens(self) -> int:
         """One for each head."""
         return self.heads

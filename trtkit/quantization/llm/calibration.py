@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.cache_utils import Cache
 
 from trtkit.errors import QuantizeError
 from trtkit.sources import package_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from trtkit.config.quantize import Calibration
-    from trtkit.quantization.llm.choice import LinearLayer
+    from trtkit.quantization.llm.choice import CachedLayer, LinearLayer
 
 Json = dict[str, Any]
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def read_text(calibration: Calibration) -> str:
@@ -71,11 +75,15 @@ class LayerStatistics:
 
 @dataclass
 class CalibrationStatistics:
-    """What calibration measured. layers: by name; keys, values: largest magnitude in each layer's cache."""
+    """What calibration measured. layers: by name; caches: largest magnitude by the layer's number and the cache."""
 
     layers: dict[str, LayerStatistics] = field(default_factory=dict)
-    keys: list[float] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
+    caches: dict[int, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+
+    def note_cached(self, layer: int, cache: str, numbers: torch.Tensor) -> None:
+        """Note what a cache holds."""
+        peaks = self.caches[layer]
+        peaks[cache] = max(peaks.get(cache, 0.0), float(numbers.abs().max()))
 
 
 def run(model: Any, texts: Iterable[Sequence[int]], report: Callable[[int], None]) -> None:
@@ -87,9 +95,13 @@ def run(model: Any, texts: Iterable[Sequence[int]], report: Callable[[int], None
 
 
 def measure(
-    model: Any, layers: Sequence[LinearLayer], texts: Sequence[Sequence[int]], report: Callable[[int], None]
+    model: Any,
+    layers: Sequence[LinearLayer],
+    cached: Mapping[int, CachedLayer],
+    texts: Sequence[Sequence[int]],
+    report: Callable[[int], None],
 ) -> CalibrationStatistics:
-    """Return the statistics of layers and the peaks of caches over the windows.
+    """Return the statistics of layers and the peaks of the `cached` ones' caches over the windows.
 
     Raises QuantizeError where inputs are not finite or all zero.
     """
@@ -97,15 +109,9 @@ def measure(
     modules = dict(model.named_modules())
     hooks = [modules[layer.module].register_forward_hook(_hook(measured, layer)) for layer in layers]
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), _noted_caches(measured, cached):
             for index, ids in enumerate(texts):
-                output = model(torch.tensor([list(ids)]), use_cache=True)
-                cache = output.get("past_key_values") or output.cache_params  # of models without attention
-                held = [
-                    layer for layer in cache.layers if getattr(layer, "keys", None) is not None
-                ]  # others have states, or share
-                measured.keys = _larger(measured.keys, [float(layer.keys.abs().max()) for layer in held])
-                measured.values = _larger(measured.values, [float(layer.values.abs().max()) for layer in held])
+                model(torch.tensor([list(ids)]), use_cache=bool(cached))
                 report(index + 1)
     finally:
         for hook in hooks:
@@ -133,8 +139,39 @@ def _hook(measured: CalibrationStatistics, layer: LinearLayer) -> Any:
     return note
 
 
-def _larger(first: list[float], second: list[float]) -> list[float]:
-    return [max(pair) for pair in zip(first, second, strict=True)] if first else second
+@contextmanager
+def _noted_caches(measured: CalibrationStatistics, cached: Mapping[int, CachedLayer]) -> Iterator[None]:
+    """Note all that transformers caches meanwhile: what a cache holds in the end may be a window's tokens only.
+
+    Its layers may have other numbers, but they come in the same order.
+    """
+    update, numbers = Cache.update, list(cached)
+    indices: dict[int, int] = {}
+
+    def noting(
+        cache: Cache, first: torch.Tensor, second: torch.Tensor, layer: int, *rest: object, **more: object
+    ) -> Pair:
+        index = indices.setdefault(layer, numbers[min(len(indices), len(numbers) - 1)])
+        names = ("key", "value")
+        if rank := cached[index].latent_rank:
+            names = ("latent", "latent")
+            if first.shape[-1] != rank:
+                what = "this version of transformers caches expanded keys and values, not latent vectors"
+                raise QuantizeError(what, cached[index].module, "install a newer transformers")
+        for name, part in zip(names, (first, second), strict=True):
+            if part.numel():
+                measured.note_cached(index, name, part)
+        updated: Pair = update(cache, first, second, layer, *rest, **more)
+        return updated
+
+    Cache.update = noting
+    try:
+        yield
+    finally:
+        Cache.update = update
+    if len(indices) != len(numbers):
+        what = f"transformers has {len(indices)} layers with caches, the network {len(numbers)}"
+        raise QuantizeError(what, "quantize.kv_cache", "leave it out")
 
 
 _TINY = 1e-12

@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import ConfigError, Problem
+from trtkit.models.attention import AttentionSpec
 from trtkit.models.feed_forward import MoeSpec
 from trtkit.models.weights import model_weights
 from trtkit.quantization_methods import BLOCKS, FORMATS, METHODS, NONE, largest_block, methods_for
@@ -38,12 +39,28 @@ class LinearLayer:
 
 
 @dataclass(frozen=True)
+class CachedLayer:
+    """A layer whose caches get 8 bits. module: its attention in transformers. caches: their names.
+
+    latent_rank: elements of its latent vectors without those that turn; 0 if it caches keys and values.
+    """
+
+    module: str
+    caches: tuple[str, ...]
+    latent_rank: int
+
+
+@dataclass(frozen=True)
 class MethodChoice:
-    """A method for each quantized layer. block: columns that share a scale in int4. pruned: layers, before that."""
+    """A method for each quantized layer. block: columns that share a scale in int4. pruned: layers, before that.
+
+    caches: the layers whose caches get 8 bits, by number.
+    """
 
     methods: dict[LinearLayer, str]
     block: int
     pruned: tuple[LinearLayer, ...] = ()
+    caches: Mapping[int, CachedLayer] = field(default_factory=dict)
 
     def of(self, layer: LinearLayer) -> Method:
         return METHODS[self.methods[layer]]
@@ -52,7 +69,7 @@ class MethodChoice:
         """Return the choice without some layers, or with another method for them."""
         others = {layer: method for layer, method in self.methods.items() if layer.name not in names}
         left = {} if fallback is None else {layer: fallback for layer in self.methods if layer.name in names}
-        return MethodChoice(others | left, self.block, self.pruned)
+        return replace(self, methods=others | left)
 
     @property
     def rounded_here(self) -> list[LinearLayer]:
@@ -77,6 +94,18 @@ def linear_layers(spec: DecoderSpec) -> list[LinearLayer]:
         if len(weight.shape) == 2 and (_LINEAR.search(name) or name == _HEAD):
             rows, size = weight.shape[::-1] if spec.is_in_out and name != _HEAD else weight.shape
             layers.append(LinearLayer(name, weight.name.removesuffix(".weight"), rows, size))
+    return layers
+
+
+def cached_layers(spec: DecoderSpec) -> dict[int, CachedLayer]:
+    """Return the layers that have caches of their own, by number."""
+    names = {weight.path: weight.name for weight in model_weights(spec)}
+    layers = {}
+    for index, layer in spec.numbered_layers:
+        mixer = layer.mixer
+        if isinstance(mixer, AttentionSpec) and mixer.caches:
+            module = names[f"layers.{index}.attention.o.weight"].rsplit(".", 2)[0]
+            layers[index] = CachedLayer(module, mixer.caches, mixer.latent_rank)
     return layers
 
 
@@ -110,7 +139,7 @@ def choose(spec: DecoderSpec, options: QuantizeOptions) -> MethodChoice:
         raise ConfigError("the model cannot be quantized this way", [Problem(what, "quantize.block", fix)])
     _check_fixed_blocks(methods)
     pruned = () if options.sparsity is None else tuple(pruned_layers(spec, options.exclude))
-    choice = MethodChoice(methods, block, pruned)
+    choice = MethodChoice(methods, block, pruned, {} if options.kv_cache is None else cached_layers(spec))
     if is_streamed(spec, choice, options):
         return choice
     _check_sharing(linear_layers(spec), methods)
@@ -176,24 +205,9 @@ def _problems(spec: DecoderSpec, options: QuantizeOptions) -> list[Problem]:
         if not fnmatch.filter(names, glob):
             near = ", ".join(difflib.get_close_matches(glob, names, n=3, cutoff=0.3))
             problems.append(Problem(f"`{glob}` matches no linear layer", key, f"close names: {near}"))
-    if options.kv_cache is not None and (caches := _unquantizable_caches(spec)):
-        problems.append(Problem(f"{caches} cannot be quantized", "quantize.kv_cache", "remove it"))
+    if options.kv_cache is not None and not spec.attentions:
+        problems.append(Problem("the model has no KV cache", "quantize.kv_cache", "remove it"))
     return [*problems, *_problems_of_mixtures(chosen)] if has_experts(spec) else problems
-
-
-def _unquantizable_caches(spec: DecoderSpec) -> str:
-    """Return what caches a model has that cannot be quantized; empty if it has none."""
-    if spec.states:
-        return "the KV cache of a model with recurrent states"
-    if any(attention.cache_of is not None for attention in spec.attentions):
-        return "a KV cache that several layers read"
-    if not all(attention.has_own_pairs for attention in spec.attentions):
-        return "the cache of latent attention"
-    return "the KV cache of a model in which some layers have no attention" if _lacks_attention(spec) else ""
-
-
-def _lacks_attention(spec: DecoderSpec) -> bool:
-    return len(spec.attentions) < len(spec.layers)
 
 
 def has_experts(spec: DecoderSpec) -> bool:

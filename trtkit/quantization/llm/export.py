@@ -31,14 +31,20 @@ WEIGHTS_ONLY: dict[Format, str] = {"int8": "W8A16", "int4": "W4A16_AWQ"}
 """ModelOpt's `quant_algo` of checkpoints that trtkit writes itself: weights alone, by their format."""
 
 
+# ModelOpt names those of keys and values.
+_SCALES = {"key": "k_proj.k_scale", "value": "v_proj.v_scale", "latent": "latent_scale"}
+
+
 @dataclass(frozen=True)
 class Extra:
     """What is not ModelOpt's to write. input_scales, matrices: by module; matrices are of int4.
 
+    attentions: modules of the layers that `kv_cache` has scales of, by number.
     fields: of config.json, instead of what represents them in transformers' model.
     """
 
     kv_cache: KvQuantization | None = None
+    attentions: Mapping[int, str] = field(default_factory=dict)
     input_scales: dict[str, float] = field(default_factory=dict)
     matrices: dict[str, QuantizedMatrix] = field(default_factory=dict)
     fields: Json = field(default_factory=dict)
@@ -47,10 +53,8 @@ class Extra:
         """Return the scales by the names that ModelOpt's checkpoints give them."""
         values = {f"{module}.input_scale": scale for module, scale in self.input_scales.items()}
         if self.kv_cache is not None:
-            both = zip(self.kv_cache.key_scales, self.kv_cache.value_scales, strict=True)
-            for index, (key, value) in enumerate(both):
-                start = f"model.layers.{index}.self_attn"
-                values |= {f"{start}.k_proj.k_scale": key, f"{start}.v_proj.v_scale": value}
+            for index, scales in self.kv_cache.scales.items():
+                values |= {f"{self.attentions[index]}.{_SCALES[cache]}": scale for cache, scale in scales.items()}
         return {name: torch.tensor(scale, dtype=torch.float32) for name, scale in values.items()}
 
     def int4(self) -> dict[str, torch.Tensor]:

@@ -56,7 +56,9 @@ class QuantizedTorchModel:
         assert config.quantize is not None
         matrices = {layer.module: matrix for layer, matrix in self.matrices.items()}
         scales = _kv_cache(config.quantize, self.measured)
-        extra = Extra(scales, modelopt.input_scales(self.model, self.choice), matrices, beyond_text(self.opened))
+        attentions = {index: layer.module for index, layer in self.choice.caches.items()}
+        inputs = modelopt.input_scales(self.model, self.choice)
+        extra = Extra(scales, attentions, inputs, matrices, beyond_text(self.opened))
         export(self.model, folder, dtype_of(config.precision), extra)
         rename(folder, {expert.exported: layer.module for layer, expert in self.experts.items()})
         check_quantized(folder, [layer.module for layer in self.choice.methods])
@@ -80,7 +82,7 @@ def quantize_torch_model(
     experts: dict[LinearLayer, ExpertLayer] = {}
     rounded = choice.rounded_here
     if texts and (options.kv_cache is not None or (choice.needs_data and len(rounded) < len(choice.methods))):
-        measured = calibration.measure(model, plain, texts, steps.counted("measure", len(texts)))
+        measured = calibration.measure(model, plain, choice.caches, texts, steps.counted("measure", len(texts)))
         steps.add("measure", f"{len(texts)} windows of {len(texts[0])} tokens")
     originals = {layer: modules[layer.module].weight.detach() for layer in rounded}
     if rounded:
@@ -101,8 +103,11 @@ def _kv_cache(options: QuantizeOptions, measured: CalibrationStatistics | None) 
         return None
     form = FORMATS[options.kv_cache]
     largest, least = form.largest, 1.0 if form.dtype.is_float else 1e-6
-    keys, values = (tuple(max(peak / largest, least) for peak in peaks) for peaks in (measured.keys, measured.values))
-    return KvQuantization(options.kv_cache, keys, values)
+    scales = {
+        layer: {cache: max(peak / largest, least) for cache, peak in peaks.items()}
+        for layer, peaks in measured.caches.items()
+    }
+    return KvQuantization(options.kv_cache, scales)
 
 
 def _described(choice: MethodChoice) -> list[str]:

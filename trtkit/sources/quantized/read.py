@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from trtkit.sources.quantized.layers import Stored
 
 _Json = dict[str, Any]
-_KV_SCALE = re.compile(r"\.(\d+)\..*(?:[._](?P<kind>[kv])_scale|\.(?P<old>[kv])_proj\.output_scale)$")
+_KV_SCALE = re.compile(r"\.(\d+)\..*(?:[._](?P<kind>k|v|latent)_scale|\.(?P<old>[kv])_proj\.output_scale)$")
+_CACHES = {"k": "key", "v": "value", "latent": "latent"}
 
 
 @dataclass(frozen=True)
@@ -162,15 +164,11 @@ def _kv_cache(stored: Stored, quantization: _Json) -> tuple[Parts, KvQuantizatio
     rest = {name: array for name, array in stored.items() if name not in matches}
     if not matches:
         return rest, None
-    scales: dict[str, dict[int, float]] = {"k": {}, "v": {}}
+    scales: dict[int, dict[str, float]] = defaultdict(dict)
     for name, match in matches.items():
-        scales[match["kind"] or match["old"]][int(match[1])] = number({"scale": stored[name]}, "scale")
-    layers = range(max(scales["k"], default=-1) + 1)
-    if set(scales["k"]) != set(layers) or set(scales["v"]) != set(layers):
-        what = "scales of keys and values are missing for some layers"
-        raise SourceError(what, fix="quantize the caches of all layers, or of none")
-    keys, values = (tuple(scales[kind][layer] for layer in layers) for kind in "kv")
-    return rest, KvQuantization(_kv_format(quantization), keys, values)
+        cache = _CACHES[match["kind"] or match["old"]]
+        scales[int(match[1])][cache] = number({"scale": stored[name]}, "scale")
+    return rest, KvQuantization(_kv_format(quantization), dict(sorted(scales.items())))
 
 
 def _kv_format(quantization: _Json) -> CacheFormat:

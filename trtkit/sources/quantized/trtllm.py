@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trtkit.errors import Problem, ProblemsError, SourceError
-from trtkit.quantized_matrix import KvQuantization, QuantizedMatrix
+from trtkit.quantized_matrix import KvQuantization, QuantizedMatrix, scales_of_pairs
 from trtkit.sources.checkpoint import StoredArray
 from trtkit.sources.quantized.layers import Parts, Stored, layers, number, replaced
 from trtkit.sources.quantized.modelopt import modelopt_matrix
@@ -76,4 +76,4 @@ def cache_scales(stored: Stored, config: Mapping[str, Any]) -> KvQuantization | 
     if kind == "INT8" and set(names) != set(numbers):
         raise SourceError("scales of int8 caches are missing for some layers", fix="export the checkpoint again")
     scales = tuple(number({"scale": stored[names[layer]]}, "scale") if layer in names else 1.0 for layer in numbers)
-    return KvQuantization("int8" if kind == "INT8" else "fp8", scales, scales)
+    return KvQuantization("int8" if kind == "INT8" else "fp8", scales_of_pairs(scales, scales))

@@ -17,7 +17,7 @@ from trtkit.llm.execution.cached_places import NewTokens
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.input_spec import BATCH, Axis, InputSpec
-from trtkit.quantized_matrix import KvQuantization
+from trtkit.quantized_matrix import KvQuantization, scales_of_pairs
 from trtkit.runtime.host_device import HostDevice
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_pages_in_eight_bits_hold_what_slots_hold(kv_format: CacheFormat) -> Non
     scales = (0.03,) * len(model.spec.layers)
     answers = []
     for caches in ({}, {"page_tokens": 4}, {"page_tokens": 4, "has_pages_in_place": True}):
-        kv_cache = KvQuantization(kv_format, scales, scales)
+        kv_cache = KvQuantization(kv_format, scales_of_pairs(scales, scales))
         graph = graph_of(model, DecoderOptions(FP32, LENGTH, kv_cache=kv_cache, **caches))
         sizes = model.spec.vocab_size, LENGTH, 16, False
         tested = ReferenceDecoder(DecoderNetwork(graph.layers(), graph.inputs, *sizes, has_read_only_caches=True), 3)
@@ -136,7 +136,7 @@ def test_pages_in_eight_bits_hold_what_slots_hold(kv_format: CacheFormat) -> Non
 def test_tensorrt_builds_pages_in_eight_bits(kv_format: CacheFormat) -> None:
     model = model_of(case_of("gemma2"))
     scales = (0.03,) * len(model.spec.layers)
-    kv_cache = KvQuantization(kv_format, scales, scales)
+    kv_cache = KvQuantization(kv_format, scales_of_pairs(scales, scales))
     assert builds(graph_of(model, DecoderOptions(FP16, LENGTH, page_tokens=16, kv_cache=kv_cache)), has_decode=True)
 
 

@@ -208,8 +208,8 @@ def test_scales_of_fp8_caches_are_read() -> None:
     assert found.format == "fp8"
     for layer in range(1):
         start = f"model.layers.{layer}.self_attn"
-        assert found.key_scales[layer] == float(tensors[f"{start}.k_proj.k_scale"])
-        assert found.value_scales[layer] == float(tensors[f"{start}.v_proj.v_scale"])
+        assert found.scales[layer]["key"] == float(tensors[f"{start}.k_proj.k_scale"])
+        assert found.scales[layer]["value"] == float(tensors[f"{start}.v_proj.v_scale"])
 
 
 def changed(folder: Path, name: str, asked: Json | None = None, **tensors: Any) -> str:

@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.unit.sources.quantized.test_modelopt import IDS, SIZES, blocks_of
 from trtkit.errors import TrtkitError
-from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix, scales_of_pairs
 from trtkit.sources.decoder_source import DecoderSource, open_trtllm
 
 CONFIGS: dict[str, Any] = {
@@ -116,7 +116,7 @@ def test_caches_share_a_scale_for_keys_and_values(tmp_path: Path) -> None:
     scale = {"attention__kv_cache_scaling_factor": torch.tensor([0.5])}
     found = open_trtllm(changed(tmp_path, "FP8", quantization={"kv_cache_quant_algo": "FP8"}, **scale)).kv_cache
     assert found is not None
-    assert (found.format, found.key_scales, found.value_scales) == ("fp8", (0.5, 1.0), (0.5, 1.0))
+    assert (found.format, found.scales) == ("fp8", scales_of_pairs((0.5, 1.0), (0.5, 1.0)))
     assert open_trtllm(exported("FP8", 1)).kv_cache is None
 
 
