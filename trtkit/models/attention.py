@@ -97,8 +97,8 @@ class AttentionSpec:
         expanded for each head, are its values. norm is then that of the compressed vectors.
     is_gated: the heads' outputs are multiplied by sigmoids of gates, which follow each head's query in `q`.
     value_dim: elements of a head's values, if fewer than of its keys; caches hold zeros in place of the others, since
-        TensorRT's attention takes keys and values of one size. key_scale, value_scale: factors of keys and values;
-        caches hold products with them.
+        TensorRT's attention takes keys and values of one size. value_scale: factor of the values. key_factor: of the
+        keys, which `scale` has in it and caches do not.
     gate: gates that have a matrix of their own, `z`; None if there are none.
     value_norm: over each head's values. output_norm: over what all heads give together, before `o`.
     cache_of: number of the layer whose keys and values it reads, if it has none.
@@ -129,8 +129,8 @@ class AttentionSpec:
     latent: LatentSpec | None = None
     is_gated: bool = False
     value_dim: int | None = None
-    key_scale: float = 1.0
     value_scale: float = 1.0
+    key_factor: float = 1.0
     gate: GateSpec | None = None
     value_norm: NormSpec | None = None
     output_norm: NormSpec | None = None

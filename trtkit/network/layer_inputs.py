@@ -224,7 +224,7 @@ class RowInputs:
 
     def _past(self, index: int, attention: AttentionSpec) -> Past:
         """Add the inputs for one layer's cache."""
-        inputs, kv = self._inputs, self._options.kv_cache
+        inputs = self._inputs
         if attention.cache_of is not None:
             shared, self._caches[index] = self._read[attention.cache_of], self._caches[attention.cache_of]
         else:
@@ -236,7 +236,7 @@ class RowInputs:
             caches,
             inputs.write_indices,
             shared,
-            None if kv is None else kv.scales.get(index),
+            self._scales(index, attention),
             inputs.key_positions,
             self._index(attention.num_key_value_heads) if caches and not is_in_place else None,
             self._pages(index, attention) if is_in_place else None,
@@ -244,6 +244,15 @@ class RowInputs:
         )
         self._read[index] = past.read  # filled when the layer is written, before layers that read it too
         return past
+
+    def _scales(self, index: int, attention: AttentionSpec) -> dict[str, float] | None:
+        """Return the scales of a layer's caches in 8 bits by cache; None if it has none."""
+        kv = self._options.kv_cache
+        if kv is None or index not in kv.scales:
+            return None
+        return {
+            name: scale / (attention.key_factor if name == "key" else 1) for name, scale in kv.scales[index].items()
+        }
 
     def _layer_caches(self, index: int, attention: AttentionSpec) -> Mapping[str, Tensor]:
         """Return a layer's caches: of the rows, of every slot, or pools, which are one for all rows."""
@@ -273,10 +282,9 @@ class RowInputs:
                 counts = inputs.kv_lengths - inputs.write_indices
                 self._page_rows = PageRows(inputs.page_table, inputs.write_indices, counts)
         pools = self._caches[index]
-        attributes, kv = op_attributes(attention, self._options), self._options.kv_cache
-        if kv is not None:
-            scales = kv.scales[index if attention.cache_of is None else attention.cache_of]
-            attributes |= {f"{name}_scale": rounded(scale, self._options.dtype) for name, scale in scales.items()}
+        attributes = op_attributes(attention, self._options)
+        scales = self._scales(index if attention.cache_of is None else attention.cache_of, attention) or {}
+        attributes |= {f"{name}_scale": rounded(scale, self._options.dtype) for name, scale in scales.items()}
         return Pages(self._page_rows, pools["key"], pools["value"], attributes)
 
     def _index(self, heads: int) -> CacheIndex | None:

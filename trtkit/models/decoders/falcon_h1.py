@@ -26,9 +26,10 @@ NAMES = llama_names({"final_norm": "model.final_layernorm"}, {**BAMBA_MLP_NAMES,
 
 
 def spec(config: HfConfig) -> DecoderSpec:
-    """Return the model that a config describes."""
+    """Return the model that a config describes. Scores grow as keys do, so their scale has `key_multiplier`."""
     config.get("num_logits_to_keep")  # of transformers' own generation
-    attention = replace(biased_attention_part(config), key_scale=factor(config, "key_multiplier"))
+    attention, grown = biased_attention_part(config), factor(config, "key_multiplier")
+    attention = replace(attention, scale=attention.scale * grown, key_factor=grown)
     gate, down = factor_list(config, "mlp_multipliers", 2)
     mlp = replace(mlp_part(config, has_bias=bool(config.get("mlp_bias", False))), gate_factor=gate, factor=down)
     layers = layers_part(config, attention, mlp, rope_spec(config, attention.head_dim))

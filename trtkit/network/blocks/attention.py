@@ -57,7 +57,6 @@ def attention_block(
             q, new = _placed(weights, "q", q, spec, positions), {}
         else:
             (q, k, v), gate = _project(weights, x, spec)
-            k = k if spec.key_scale == 1 else k * spec.key_scale
             q, k = (_placed(weights, name, heads, spec, positions) for name, heads in (("q", q), ("k", k)))
             v = v if spec.value_scale == 1 else v * spec.value_scale
             v = v if spec.value_dim is None else _filled(v, k, spec)
