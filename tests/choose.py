@@ -96,7 +96,7 @@ def left_out(notes: list[Note], names: set[str], before: frozenset[str]) -> list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("notes", type=Path, help="folder of the notes")
-    parser.add_argument("--seconds", type=float, default=600.0, help="of processor time every time (default: 600)")
+    parser.add_argument("--seconds", type=float, default=850.0, help="of processor time every time (default: 850)")
     options = parser.parse_args()
     notes = read_notes(options.notes)
     names = chosen(notes, options.seconds)
