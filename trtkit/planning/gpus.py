@@ -35,7 +35,8 @@ _MEMORY_SHARE = 0.15
 class PlannedGpu:
     """One GPU model. Rates are dense, in operations per second, by type; a type that is missing is not known.
 
-    memory_bytes: the data sheet's GB as 10^9. compute_capability: 10 * major + minor. sources: pages that state the
+    memory_bytes: the data sheet's GB as 10^9. compute_capability: 10 * major + minor; 0 of GPUs that are not
+    NVIDIA's. sources: pages that state the
     figures, read on `read`. data_sheet: NVIDIA's own page, empty if no source links to one. matmul_efficiency: the
     share of the rate that matrix products of the best shape reached, by type, as the last source states. link: what
     joins several of them, in `links.yaml`; empty if it is not known. host_link: what joins it with the host's memory;
@@ -148,7 +149,7 @@ def _gpu(key: str, row: dict[str, Any], read: str, efficiency_source: str) -> Pl
         row["name"],
         round(row["memory_gb"] * 1e9),
         row["bandwidth_gb_per_s"] * 1e9,
-        row["compute_capability"],
+        row.get("compute_capability", 0),
         rates,
         (*row["sources"], *([efficiency_source] if efficiency else [])),
         row.get("note", ""),

@@ -298,7 +298,7 @@ def gpu_facts(gpu: PlannedGpu) -> Json:
         "name": gpu.name,
         "memory_bytes": gpu.memory_bytes,
         "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
-        "compute_capability": gpu.compute_capability,
+        "compute_capability": gpu.compute_capability or None,
         "dense_operations_per_s": dict(gpu.rates),
         "backends": list(gpu.backends),
         "untested_backends": list(gpu.untested_backends),

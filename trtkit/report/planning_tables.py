@@ -79,7 +79,7 @@ def gpu_table(gpus: Sequence[PlannedGpu]) -> Table:
         shown = [None if rate is None else NumberCell(rate, f"{rate / 1e12:.0f}") for rate in rates]
         figures = (f"{gpu.memory_bytes / 1e9:.0f}", f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}")
         libraries = " ".join(_backends(gpu)).replace("tensorrt_rtx", "rtx").replace("tensorrt", "trt")
-        rows.append((gpu.key, str(gpu.compute_capability), *figures, *shown, libraries))
+        rows.append((gpu.key, str(gpu.compute_capability or "-"), *figures, *shown, libraries))
     columns = (_name("gpu"), *numbers("SM", "GB", "GB/s", *types, "backends"))
     return Table("dense rates, 10^12 operations per second", columns, rows)
 

@@ -12,9 +12,11 @@ from trtkit.errors import PlanError
 from trtkit.planning.gpus import PlannedGpu, Ring, find_gpus, known_links, planned_gpus, send_s
 
 KEYS = (  # noqa: SIM905
-    "v100 t4 a10 a40 a6000 rtx3090 a100-40 a100-80 l4 l40 l40s rtx4090 h100 h100pcie h20 h200 b200 b300 gb300 rtx5090 "
-    "gb10 orin thor"
+    "v100 t4 a10 a40 a6000 rtx3090 a100-40 a100-80 l4 l40 l40s rtx4090 h100 h100pcie h20 h200 b200 gb200 b300 gb300 "
+    "rtx5090 gb10 orin thor mi300x m2ultra br100"
 ).split()
+OTHERS = {"mi300x", "m2ultra", "br100"}
+"""Of other makers."""
 every_gpu = pytest.mark.parametrize("gpu", planned_gpus(), ids=lambda gpu: gpu.key)
 
 
@@ -51,9 +53,9 @@ def test_backends_and_types_follow_from_the_compute_capability(gpu: PlannedGpu) 
     assert ("tensorrt" in gpu.backends) == (gpu.compute_capability >= 75)
     assert ("tensorrt_rtx" in gpu.backends) == (gpu.compute_capability in (75, 80, 86, 89, 120, 121))
     assert gpu.untested_backends == (("tensorrt_rtx",) if gpu.compute_capability == 80 else ())
-    assert gpu.takes("fp8") == (gpu.compute_capability >= 89)
+    assert gpu.takes("fp8") == (gpu.compute_capability >= 89 or gpu.key == "mi300x")
     assert gpu.takes("int4") == (gpu.compute_capability >= 80)
-    assert gpu.takes("fp4") == (gpu.key in ("b200", "b300", "gb300", "rtx5090", "gb10", "thor"))
+    assert gpu.takes("fp4") == (gpu.key in ("b200", "gb200", "b300", "gb300", "rtx5090", "gb10", "thor"))
 
 
 def test_ridge_is_the_one_of_the_published_h100_drill() -> None:
@@ -120,5 +122,5 @@ def test_times_grow_with_size_and_an_all_gather_is_half_an_all_reduce(gpus: int,
 def test_every_gpu_names_a_link_of_the_table_or_none() -> None:
     named = {gpu.link for gpu in planned_gpus()} - {""}
     assert named <= set(LINKS)
-    assert {gpu.key for gpu in planned_gpus() if not gpu.link} == {"v100", "gb10", "orin", "thor"}
+    assert {gpu.key for gpu in planned_gpus() if not gpu.link} == {"v100", "gb10", "orin", "thor", *OTHERS}
     assert all(link.source.startswith("https://") for link in LINKS.values())
