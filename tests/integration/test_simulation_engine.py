@@ -13,6 +13,7 @@ import pytest
 
 from tests.clocked import ClockedDecoder
 from tests.generation import PAGE_TOKENS, SLOTS, settings
+from trtkit.llm.cache.host import link
 from trtkit.llm.engine import EngineOptions, LLMEngine, Metrics, Request
 from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams
 from trtkit.llm.scheduler.batch import PrefixMatched, SlotTaken
@@ -23,6 +24,8 @@ from trtkit.simulation.times import MeasuredTimes, decode_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import torch
 
     from trtkit.llm.execution import Call
     from trtkit.llm.execution.host_blocks import LocalBlocks
@@ -68,16 +71,54 @@ class Events:
         return sum(event[4] for event in self.list if event[1] == kind)
 
 
+class BackgroundBlocks:
+    """Blocks that are copied one after the other while the decoder's clock goes on: a CacheBlocks."""
+
+    is_waited_for = False
+
+    def __init__(self, blocks: LocalBlocks, decoder: TimedDecoder, token_s: float) -> None:
+        self._blocks, self._decoder, self._block_s = blocks, decoder, blocks.tokens * token_s
+        self.tokens, self.size_bytes, self.memory = blocks.tokens, blocks.size_bytes, blocks.memory
+        self.places, self.settle = blocks.places, blocks.settle
+        self._free_s, self._measured = 0.0, list[tuple[float, int]]()
+
+    def _copied_s(self, count: int) -> float:
+        self._free_s = max(self._decoder.now_s, self._free_s) + count * self._block_s
+        return self._free_s
+
+    def last_copy(self) -> tuple[float, int] | None:
+        return self._measured.pop(0) if self._measured else None
+
+    def save(self, places: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], bool]:
+        """Pack at once what is staged; who saves more waits for the rest."""
+        self._measured.append((len(places) * self._block_s, len(places) * self.size_bytes))
+        staged_s = link.STAGED_BYTES / self.size_bytes * self._block_s
+        self._decoder.now_s = max(self._decoder.now_s, self._copied_s(len(places)) - staged_s)
+        return self._blocks.save(places, rows)
+
+    def load(self, places: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], None]:
+        due_s, loaded = self._copied_s(len(places)), [row.clone() for row in rows]
+
+        def arrive() -> None:
+            self._decoder.now_s = max(self._decoder.now_s, due_s)
+            self._blocks.load(places, loaded)
+
+        return arrive
+
+
 class TimedDecoder(ClockedDecoder):
     """A decoder whose calls and copies take what the simulator says. is_reading: whether a call is for prompts."""
 
-    def __init__(self, times: MeasuredTimes, pages: int | None) -> None:
+    def __init__(self, times: MeasuredTimes, pages: int | None, *, copies_in_background: bool = False) -> None:
         super().__init__(SLOTS, self.seconds_of, LENGTH, None if pages is None else pages + 1)
+        self.is_asynchronous = copies_in_background
         self.is_reading, self._times, blocks = False, times, self.cache.blocks
 
-        def timed_blocks(tokens: int) -> LocalBlocks | None:
+        def timed_blocks(tokens: int) -> LocalBlocks | BackgroundBlocks | None:
             found = blocks(tokens)
             assert found is not None
+            if copies_in_background:
+                return BackgroundBlocks(found, self, times.copy_token_s)
             for name in ("save", "load"):
                 setattr(found, name, self._timed(getattr(found, name), tokens))
             return found
@@ -121,7 +162,8 @@ def prompt_of(request: SimulatedRequest) -> list[int]:
 def engine_events(work: Traffic, own: ReplicaOptions, monkeypatch: pytest.MonkeyPatch) -> tuple[Events, LLMEngine]:
     """Serve the requests with the real engine on a tiny decoder."""
     assert isinstance(own.times, MeasuredTimes)
-    events, decoder = Events(), TimedDecoder(own.times, own.pages)
+    decoder = TimedDecoder(own.times, own.pages, copies_in_background=own.copies_in_background)
+    events = Events()
     options = EngineOptions(
         token_budget=BUDGET,
         min_shared_tokens=own.min_shared_tokens,
@@ -257,6 +299,24 @@ def test_the_host_gives_back_what_it_gives_the_engine(
     """As many tokens of the same prompts, at the same times."""
     work = conversations(seed=5)
     options = shared_options(schedule, pages, host_tokens, copy_token_s)
+    events, (expected, engine) = simulated_events(work, options), engine_events(work, options, monkeypatch)
+    assert events.rounded() == expected.rounded()
+    assert events.tokens("begin") == engine.statistics.restored_tokens
+    assert events.tokens("read") == engine.statistics.prompt_tokens
+    assert (engine.statistics.restored_tokens > 0) == (host_tokens > 0)
+
+
+@pytest.mark.parametrize("staged_blocks", [1, 100])
+@pytest.mark.parametrize("pages", [None, 28], ids=["slots", "pages"])
+@pytest.mark.parametrize(("schedule", "host_tokens", "copy_token_s"), hosts())
+def test_copies_in_the_background_are_the_engine_s(
+    schedule: str, pages: int | None, host_tokens: int, copy_token_s: float, staged_blocks: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As many tokens come back at the same times, however much a device stages."""
+    monkeypatch.setattr(link, "STAGED_BYTES", staged_blocks * PAGE_TOKENS * TOKEN_BYTES)
+    work = conversations(seed=5)
+    options = replace(shared_options(schedule, pages, host_tokens, copy_token_s), copies_in_background=True)
     events, (expected, engine) = simulated_events(work, options), engine_events(work, options, monkeypatch)
     assert events.rounded() == expected.rounded()
     assert events.tokens("begin") == engine.statistics.restored_tokens

@@ -152,6 +152,7 @@ def _measured(longest: int, options: Mapping[str, Any]) -> tuple[ReplicaOptions,
         schedule=ScheduleOptions(options["schedule"]),
         is_packed=options["batching"] == "packed",
         token_tile=TOKEN_TILE,
+        copies_in_background=True,
     )
     return replica, (f"step times: {options['times']}", f"the host has room for {_LONGEST:,} tokens")
 
@@ -200,6 +201,7 @@ def _planned(
         gpus=machine.gpus,
         is_packed=question.is_packed,
         token_tile=TOKEN_TILE,
+        copies_in_background=machine.gpus == 1,  # ranks wait for each other
     )
     holds = "each with room for the longest" if kv == "linear" else f"{pages} pages of {page_tokens} tokens"
     hardware = gpu.name if machine.gpus == 1 else f"{machine.gpus} {gpu.name}"

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from trtkit.llm.cache import PageTables
-from trtkit.llm.cache.transfers import DropSequence, LoadBlocks, LoadSequence, SaveBlocks
+from trtkit.llm.cache.transfers import AwaitBlocks, DropSequence, LoadBlocks, LoadSequence, SaveBlocks
 
 if TYPE_CHECKING:
+    from trtkit.llm.cache.host import BlockTier
     from trtkit.llm.cache.host.tier import HostTier
     from trtkit.llm.execution.saved import SavedSequence
     from trtkit.llm.scheduler.batch import Batch
@@ -43,7 +44,8 @@ class _Saved(NamedTuple):
 class SimulatedCache:
     """A CacheLayout without recurrent states: its page tables, and what copies take.
 
-    Copies within a device are not timed; those to and from the host, and from other replicas, are.
+    Copies within a device are not timed; those to and from the host, and from other replicas, are. In the background
+    one runs after the other, and steps go on unless they need what is loaded, or more is saved than the device stages.
     """
 
     has_states = has_slot_memory = False
@@ -54,6 +56,8 @@ class SimulatedCache:
         self.pages: PageTables | None = None
         if options.pages is not None:
             self.pages = PageTables(options.slots, options.pages + 1, options.page_tokens, options.slot_tokens)
+        self._copied_s = 0.0  # when the last copy in the background is over
+        self._arrivals: dict[int, float] = {}
 
     def form(self, tokens: int) -> _Form:
         """Return the size of a sequence's cache."""
@@ -67,14 +71,29 @@ class SimulatedCache:
         """Let the time pass that a batch's copies between host and device take, and note what saves have taken."""
         for transfer in batch.transfers:
             match transfer:
-                case SaveBlocks(places=places) | LoadBlocks(places=places) if host.blocks is not None:
-                    seconds = len(places) * (host.blocks.tokens * self._options.times.copy_s_per_token)
-                    self._clock.now_s += seconds
-                    if isinstance(transfer, SaveBlocks):
-                        host.blocks.rate.note(seconds, len(places) * host.blocks.size_bytes)
+                case SaveBlocks() | LoadBlocks() if host.blocks is not None:
+                    self._copy(transfer, host.blocks, host.link.staged_bytes)
+                case AwaitBlocks(number):
+                    self._clock.now_s = max(self._clock.now_s, self._arrivals.pop(number))
                 case LoadSequence(tokens=tokens):
                     self._clock.now_s += tokens * self._options.times.copy_s_per_token
                 case DropSequence(number):
                     del host.sequences.data[number]
                 case _:
                     pass
+
+    def _copy(self, transfer: SaveBlocks | LoadBlocks, blocks: BlockTier, staged_bytes: int) -> None:
+        """Copy blocks to the host or back."""
+        count, clock = len(transfer.places), self._clock
+        seconds = count * (blocks.tokens * self._options.times.copy_s_per_token)
+        if isinstance(transfer, SaveBlocks):
+            blocks.rate.note(seconds, count * blocks.size_bytes)
+        if not self._options.copies_in_background:
+            clock.now_s += seconds
+            return
+        self._copied_s = max(clock.now_s, self._copied_s) + seconds
+        if isinstance(transfer, LoadBlocks):
+            self._arrivals[transfer.number] = self._copied_s
+        else:
+            staged_s = staged_bytes / blocks.size_bytes * blocks.tokens * self._options.times.copy_s_per_token
+            clock.now_s = max(clock.now_s, self._copied_s - staged_s)

@@ -73,6 +73,7 @@ class Replica:
             host_block_tokens=options.host_block_tokens,
             is_packed=options.is_packed,
             token_tile=options.token_tile,
+            copies_in_background=options.copies_in_background,
             shares_prefixes=options.block_tokens > 0,
         )
         self.scheduler: Scheduler[SimulatedRequest] = Scheduler(self._cache, shared, self._clock)
@@ -168,8 +169,12 @@ class Replica:
         run.steps = 1 if batch.preempted else run.left
         if self._cache.pages is not None:
             run.steps = max(1, self.scheduler.memory.steps_that_fit(decode, run.steps))
+        if self.options.copies_in_background:
+            run.steps = min(run.steps, self._host.next_save(decode)[1])
         run.decode_s = decode_s(run.lines, decode.size, run.cached, run.steps)
         self.event_s = begin_s + run.decode_s
+        if self.options.copies_in_background:
+            self._cut_for_copies(run)
         if run.waiting:
             self._cut(run, queue.next_alarm_s)
             if queue.policy.measures:
@@ -306,6 +311,12 @@ class Replica:
             reserved = (2 * int(np.add.reduce(pages.counts)) + more) * pages.page_tokens // 2
         rows = decode.size
         return ReplicaState(rows, running - rows, run.waiting, run.cached + read, unread, reserved)
+
+    def _cut_for_copies(self, run: _Run) -> None:
+        """Let no step but the first begin after a slot has what it waits for, or the link is idle and has work."""
+        for until_s in (self.scheduler.memory.next_arrival_s, self._host.next_save(run.batch.decode)[0]):
+            if until_s < math.inf:
+                self._cut(run, until_s)
 
     def _cut(self, run: _Run, until_s: float) -> None:
         """Let no decode step of a run begin at `until_s` or later, but the first."""

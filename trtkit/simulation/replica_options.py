@@ -20,7 +20,8 @@ class ReplicaOptions:
     block_tokens: of prompts' blocks that are shared; 0 if nothing is. host_tokens: that host memory has room for, each
     of token_bytes; host_block_tokens: of slots' caches that it keeps as one. min_shared_tokens: the shortest prefix
     worth sharing. gpus: that share the model. is_packed: whether prompts share the calls of decoding slots.
-    token_tile: tokens that such a call computes together.
+    token_tile: tokens that such a call computes together. copies_in_background: whether steps run while caches are
+    copied to the host and back.
     """
 
     times: StepTimes
@@ -39,3 +40,4 @@ class ReplicaOptions:
     gpus: int = 1
     is_packed: bool = False
     token_tile: int = 1
+    copies_in_background: bool = False

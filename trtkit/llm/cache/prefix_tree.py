@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 _KEY_BYTES = 32
 START = b""
@@ -47,6 +47,8 @@ class PrefixTree:
     Contents are compared, not hashes of them. A page is used as long as a slot reads it. Unused ones stay until their
     memory is needed, oldest first, and a page never outlives those that follow it: whoever uses a page uses its
     parent, and pages fall out of use from the last to the first.
+
+    is_saved: whether the block of a key is somewhere else, too; if not, a page that falls out of use is `next_unsaved`.
     """
 
     def __init__(self) -> None:
@@ -54,6 +56,8 @@ class PrefixTree:
         self._keys: dict[int, tuple[int, bytes]] = {}
         self._chains: dict[int, bytes] = {}
         self._unused: OrderedDict[int, None] = OrderedDict()
+        self._unsaved: OrderedDict[int, None] = OrderedDict()  # of the unused ones
+        self.is_saved: Callable[[bytes], bool] = lambda _key: True
         self._changes: list[PageChange] | None = None
 
     def __len__(self) -> int:
@@ -90,14 +94,37 @@ class PrefixTree:
     def use(self, page: int) -> None:
         """Note that a slot begins to use a page."""
         self._unused.pop(page, None)
+        self._unsaved.pop(page, None)
 
     def rest(self, page: int) -> None:
         """Note that no slot uses a page any longer; those that follow it are unused already."""
         self._unused[page] = None
+        if not self.is_saved(self._chains[page]):
+            self._unsaved[page] = None
+
+    @property
+    def saved(self) -> int:
+        """How many unused pages can be taken without a loss."""
+        return len(self._unused) - len(self._unsaved)
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether `next_unsaved` has a page."""
+        return bool(self._unsaved)
+
+    def next_unsaved(self) -> tuple[int, bytes]:
+        """Return the unsaved page that is evicted first, and the key of what it holds: it will be saved now."""
+        page, _ = self._unsaved.popitem(last=False)
+        return page, self._chains[page]
+
+    def key(self, page: int) -> bytes:
+        """Return the key of what a page holds."""
+        return self._chains[page]
 
     def evict(self) -> tuple[int, bytes]:
         """Forget the page that has been unused for longest; return it, and the key of what it holds."""
         page, _ = self._unused.popitem(last=False)
+        self._unsaved.pop(page, None)
         del self._pages[self._keys.pop(page)]
         if self._changes is not None:
             self._changes.append(PageChange(page, key=self._chains[page]))

@@ -43,10 +43,18 @@ class SaveBlocks:
 
 @dataclass(frozen=True)
 class LoadBlocks:
-    """Copy rows of host memory to blocks of the caches."""
+    """Copy rows of host memory to blocks of the caches: before the next call, or under a number until it is awaited."""
 
     kept: tuple[int, ...]
     places: tuple[int, ...]
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class AwaitBlocks:
+    """Let the next call find what is loaded under a number, and all that was loaded before it."""
+
+    awaited: int
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ class DropSequence:
 
 Copy = CopyTokens | CopyPages
 """A transfer within the caches, which every rank does with its own."""
-HostTransfer = SaveBlocks | LoadBlocks | FillRows | SaveSequence | LoadSequence | DropSequence
+HostTransfer = SaveBlocks | LoadBlocks | AwaitBlocks | FillRows | SaveSequence | LoadSequence | DropSequence
 """A transfer between the caches and the host, or on the host."""
 Transfer = Copy | HostTransfer
 

@@ -55,12 +55,13 @@ class GroupBlocks:
         self._run(Message("save_blocks", {"tokens": self.tokens, "places": positions}), gather)
         return lambda: True
 
-    def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
+    def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], None]:
         """Copy blocks of all ranks from host memory; see CacheBlocks."""
         starts = [sum(self._sizes[:rank]) for rank in range(len(self._sizes))]
         fields: dict[str, object] = {"tokens": self.tokens, "starts": starts, "places": positions}
         message = Message("load_blocks", fields, {"data": torch.stack(list(rows))})
         self._run(message, lambda: load_part(self._own, 0, message))
+        return lambda: None
 
     def last_copy(self) -> None:
         """Return None: who calls measures."""
@@ -94,8 +95,9 @@ class NoBlocks:
         """Copy nothing; see CacheBlocks."""
         return lambda: True
 
-    def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
+    def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], None]:  # noqa: ARG002
         """Copy nothing; see CacheBlocks."""
+        return lambda: None
 
     def last_copy(self) -> None:
         """Return None: nothing is copied."""
@@ -119,5 +121,5 @@ def part_of(local: CacheBlocks, positions: Sequence[int]) -> torch.Tensor:
 def load_part(local: CacheBlocks, rank: int, message: Message) -> None:
     """Load this rank's part of blocks."""
     start, positions = message.numbers("starts")[rank], message.numbers("places")
-    local.load(positions, list(message.tensors["data"][:, start : start + local.size_bytes]))
+    local.load(positions, list(message.tensors["data"][:, start : start + local.size_bytes]))()
     local.settle()

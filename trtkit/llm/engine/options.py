@@ -48,7 +48,8 @@ class EngineOptions(SharingOptions):
         sizes = execution.slots, execution.max_length, execution.max_prefill_length
         packed = self.packed_calls(execution)
         tile = 1 if packed is None else packed.token_tile
-        return SchedulerOptions(*sizes, guesses, packed is not None, tile, **shared)
+        copies_in_background = execution.is_asynchronous  # the link of one that streams weights is busy in every step
+        return SchedulerOptions(*sizes, guesses, packed is not None, tile, copies_in_background, **shared)
 
     def packed_calls(self, execution: DecoderExecution) -> PackedCalls | None:
         """Return what runs decoding, guesses and prompts in one call; None if they have a call each.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.llm.cache.transfers import (
+    AwaitBlocks,
     Copy,
     DropSequence,
     FillRows,
@@ -35,6 +36,7 @@ class TransferRunner:
         self._cache, self._scheduler, self._host, self._clock = cache, scheduler, scheduler.memory.host, clock
         self.waited_s = 0.0
         self._sequences = self._host.sequences.data
+        self._arrivals: dict[int, Callable[[], None]] = {}
         tier = self._host.blocks
         if tier is not None:
             blocks = cache.blocks(tier.tokens)
@@ -98,15 +100,20 @@ class TransferRunner:
                 self.waited_s += seconds
                 self._note_rate(transfer, seconds, size)
 
-    def _copy(self, transfer: SaveBlocks | LoadBlocks | SaveSequence | LoadSequence) -> int:
+    def _copy(self, transfer: SaveBlocks | LoadBlocks | AwaitBlocks | SaveSequence | LoadSequence) -> int:
         """Copy to the host or from there; return how many bytes."""
         match transfer:
             case SaveBlocks(places, rows):
                 self._tier.note_saved(transfer, self._blocks.save(places, self._rows(rows)))
                 return len(rows) * self._tier.size_bytes
-            case LoadBlocks(rows, places):
-                self._blocks.load(places, self._rows(rows))
+            case LoadBlocks(rows, places, number):
+                self._arrivals[number] = self._blocks.load(places, self._rows(rows))
+                if not number:
+                    self._arrivals.pop(number)()
                 return len(rows) * self._tier.size_bytes
+            case AwaitBlocks(number):
+                self._arrivals.pop(number)()
+                return 0
             case SaveSequence(number, slot, tokens, pages):
                 self._cache.tell(slot, pages)
                 saved = self._cache.save(slot, tokens)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from trtkit.llm.cache.host.link import STAGED_BYTES
 from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from trtkit.llm.execution.saved import CacheForm
     from trtkit.runtime.device import Event, Stream
 
-_STAGED_BYTES = 16 << 20
-_BUFFERS = 2  # one is filled while the other is emptied
+_BUFFERS = 4  # some are filled while others are emptied
+_STAGED_BYTES = STAGED_BYTES // _BUFFERS
 
 
 class CacheBlocks(Protocol):
@@ -47,8 +48,11 @@ class CacheBlocks(Protocol):
         """
         ...
 
-    def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
-        """Copy blocks from host memory; only other copies, or who waits for `settle`, may change the rows then."""
+    def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], None]:
+        """Copy blocks from host memory; return what lets the device's next work find them, which the host awaits never.
+
+        Only other copies, or who waits for `settle`, may change the rows then.
+        """
         ...
 
     def settle(self) -> None:
@@ -77,13 +81,15 @@ class LocalBlocks:
         self.tokens, self.size_bytes = form.tokens, form.size_bytes
         self._form, self._arrays, self._stream, self._table = form, arrays, stream, table
         self._blocks_of_slot = 1 if table is not None else next(iter(arrays.values())).shape[2]
-        self._staged = max(1, _STAGED_BYTES // self.size_bytes)  # blocks of a buffer
+        count = next(iter(arrays.values())).shape[0] * self._blocks_of_slot
+        self._staged = max(1, min(_STAGED_BYTES // self.size_bytes, -(-count // _BUFFERS)))  # blocks of a buffer
         if stream is not None:
             self._copies = stream.sibling()
             shape = (self._staged, self.size_bytes)
             self._buffers = [stream.empty(shape, torch.uint8) for _ in range(_BUFFERS)]
             self._free: list[Event | None] = [None] * _BUFFERS
             self._turn = 0
+            self._loaded = stream.empty(shape, torch.uint8)  # of loads, which follow each other on one stream
         self._timed: tuple[Event, Event, int] | None = None
 
     def last_copy(self) -> tuple[float, int] | None:
@@ -126,19 +132,19 @@ class LocalBlocks:
             self._timed = begin, end, buffer.nbytes
         return self._copies.record().is_past
 
-    def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
+    def load(self, positions: Sequence[int], rows: Sequence[torch.Tensor]) -> Callable[[], None]:
         """Copy blocks from host memory; see CacheBlocks."""
         stream = self._stream
         if stream is None:
             self._unpack(positions, torch.stack(list(rows)))
-            return
+            return lambda: None
+        self._copies.wait(stream.record())  # what reads and writes these places until now
         for start in range(0, len(positions), self._staged):
             part = slice(start, start + self._staged)
-            buffer = self._buffer(len(positions[part]), self._copies)
+            buffer = self._loaded[: len(positions[part])]
             self._copies.run(partial(_copy, rows[part], buffer))
-            stream.wait(self._copies.record())
-            stream.run(partial(self._unpack, positions[part], buffer))
-            self._free[self._turn] = stream.record()
+            self._copies.run(partial(self._unpack, positions[part], buffer))
+        return partial(stream.wait, self._copies.record())
 
     def settle(self) -> None:
         """Wait until no copy needs the rows that were given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,16 @@ from trtkit.llm.sequences import UNKNOWN, keyed
 from trtkit.llm.soft_tokens import shared_length
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from trtkit.errors import ExecutionError
     from trtkit.llm.cache import PageTables
+    from trtkit.llm.cache.host.blocks import Arrival
     from trtkit.llm.cache.transfers import CacheLayout, Transfer
     from trtkit.llm.scheduler.costs import Statistics, StepCosts
     from trtkit.llm.scheduler.options import SchedulerOptions
     from trtkit.llm.scheduler.request import Schedulable
+    from trtkit.llm.scheduler.slots import Bools
     from trtkit.llm.sequences import Ints
     from trtkit.llm.soft_tokens import SoftTokens
 
@@ -32,7 +37,7 @@ class SequenceMemory:
     """Which slot, pages and host memory hold what: numbers, which become true when `transfers` are carried out.
 
     layout: of the caches, which decisions only read. finds_by_content: whether prefixes are found as
-    pages, not in slots. transfers: what is to be done with the caches, in order.
+    pages, not in slots. is_loading: [slots], which of them wait for what the host has of them. transfers: what is to be done with the caches, in order.
     """
 
     def __init__(
@@ -41,6 +46,7 @@ class SequenceMemory:
         options: SchedulerOptions,
         costs: StepCosts,
         statistics: Statistics,
+        clock: Callable[[], float],
     ) -> None:
         self.layout, self._options, self._statistics = layout, options, statistics
         self.transfers: list[Transfer] = []
@@ -50,7 +56,9 @@ class SequenceMemory:
             self.pages.schedule()
         self.finds_by_content = layout.pages is not None and not layout.has_slot_memory
         self.imports = Imports(options.most_imported_bytes)
-        self.host = HostTier(layout, self.slots, options, costs, self.transfers)
+        self.host = HostTier(layout, self.slots, options, costs, self.transfers, clock)
+        self._arrivals: dict[int, Arrival] = {}
+        self.is_loading: Bools = np.zeros(options.slots, np.bool_)
 
     def longest(self, request: Schedulable) -> int:
         """Return how many tokens a request can come to if it has all pages: beams share those of the prompt only."""
@@ -102,7 +110,7 @@ class SequenceMemory:
 
         Return how many tokens more it has now.
         """
-        if not self._is_looked_up(request) or self.slots.has_computed(slot):
+        if not self._is_looked_up(request) or self.slots.has_computed(slot) or self.is_loading[slot]:
             return 0
         cached = int(self.slots.cached[slot])
         ids = self.slots.sequences.ids(slot)
@@ -160,6 +168,7 @@ class SequenceMemory:
 
     def leave(self, slot: int, *, is_findable: bool = True) -> None:
         """Free a slot. Its sequence can still be shared, in the slot or, if `is_findable`, in its pages."""
+        self.await_load(slot)
         if is_findable:
             self.register(slot)
         self.slots.leave(slot, 1 + self._options.guesses)
@@ -176,7 +185,43 @@ class SequenceMemory:
         """Return the slot whose cache begins most like a prompt, and for how many tokens; pages are found in none."""
         if self.pages is not None and self.finds_by_content:
             return 0, len(self.pages.match(keyed(ids, adapter_key), soft)) * self.pages.page_tokens
-        return self.slots.shared_prefix(ids, soft, adapter_key)
+        source, common = self.slots.shared_prefix(ids, soft, adapter_key)
+        return source, 0 if self.is_loading[source] else common
+
+    # What is copied while steps run
+
+    @property
+    def next_arrival_s(self) -> float:
+        """When the next slot has what it waits for; infinite if none waits."""
+        return min((arrival.due_s for arrival in self._arrivals.values()), default=math.inf)
+
+    def land(self, now_s: float) -> None:
+        """Let slots go on that have what the host had of them."""
+        for slot in [slot for slot, arrival in self._arrivals.items() if arrival.due_s <= now_s]:
+            self.await_load(slot)
+
+    def await_load(self, slot: int) -> None:
+        """Let the next call find what is loaded into a slot, however long that takes."""
+        arrival = self._arrivals.pop(slot, None)
+        if arrival is not None and self.host.blocks is not None:
+            self.is_loading[slot] = False
+            self.host.blocks.await_load(arrival)
+
+    def retain(self, slot: int, most: int | None) -> list[bytes]:
+        """Let the host keep what a slot has cached, or its first `most` tokens; return the keys to release."""
+        self.await_load(slot)
+        return self.host.keep(slot, most, is_retained=True)
+
+    def save_ahead(self, running: Callable[[], list[int]]) -> None:
+        """Save what slots and pages lose next. running: gives slots in the order of their requests."""
+
+        def taken_next() -> Iterator[int]:
+            self.register_running()
+            if not self.finds_by_content:
+                yield from self.slots.ended()
+            yield from (slot for slot in reversed(running()) if not self.is_loading[slot])
+
+        self.host.save_ahead(taken_next)
 
     def register(self, slot: int) -> None:
         """Let other requests find what a slot has cached, as far as the host knows its tokens."""
@@ -191,7 +236,7 @@ class SequenceMemory:
         """Let other requests find what those that run have cached."""
         if self.pages is not None and self.finds_by_content and self._options.shares_prefixes:
             full = self.slots.cached // self.pages.page_tokens > self.pages.registered[: self.slots.count]
-            for slot in (full & self.slots.is_running).nonzero()[0].tolist():
+            for slot in (full & self.slots.is_running & ~self.is_loading).nonzero()[0].tolist():
                 self.register(slot)
 
     def make_free(self, needed: int) -> bool:
@@ -288,7 +333,8 @@ class SequenceMemory:
         if on_host is not None:
             if self.pages is not None and by_content:
                 self.pages.grow(slot, on_host.tokens)
-            self.host.load(slot, on_host)
+            if (arrival := self.host.load(slot, on_host)) is not None:
+                self._arrivals[slot], self.is_loading[slot] = arrival, True
             request.metrics.restored += on_host.tokens - common
             statistics.restored_tokens += on_host.tokens - common
             statistics.file_tokens += on_host.file_tokens

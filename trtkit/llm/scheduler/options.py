@@ -118,7 +118,8 @@ class SchedulerOptions(SharingOptions):
 
     max_chunk: new tokens of a slot in one call. guesses: tokens that a decoding slot may write after its own, which are
     guessed. is_packed: whether prompts share the calls of decoding slots. token_tile: tokens that such a call
-    computes together; its last tile may have idle ones. shares_prefixes: whether requests find what others have cached;
+    computes together; its last tile may have idle ones. copies_in_background: whether steps run while blocks are
+    copied to the host and back. shares_prefixes: whether requests find what others have cached;
     if not, only their own work after a preemption.
     """
 
@@ -128,4 +129,5 @@ class SchedulerOptions(SharingOptions):
     guesses: int = 0
     is_packed: bool = False
     token_tile: int = 1
+    copies_in_background: bool = False
     shares_prefixes: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic
@@ -76,7 +77,7 @@ class Scheduler(Generic[T]):
         options = self.options
         self.queue: RequestQueue[T] = RequestQueue(options)
         self.running: Running[T] = Running(options.slots)
-        self.memory = SequenceMemory(self.layout, options, self.costs, self.statistics)
+        self.memory = SequenceMemory(self.layout, options, self.costs, self.statistics, self.clock)
         self.slots = self.memory.slots
         self._budget = options.token_budget or options.max_chunk
         is_packed = options.is_packed
@@ -156,18 +157,29 @@ class Scheduler(Generic[T]):
             what = f"its deadline passed after {request.scheduling.deadline_s:g} s in the queue"
             self.report(request, [], "error", what)
         self._admit_waiting()
+        self.memory.land(now_s)
+        decode, chunks = self._work(launched)
+        if not len(decode) and not chunks and (due_s := self.memory.next_arrival_s) < math.inf:
+            self.memory.land(due_s)  # there is nothing else to do
+            decode, chunks = self._work(launched)
+        if self.queue.counts:
+            self._note_service(decode, chunks)
+        if launched is None and self._preempted:
+            decode = decode[self.slots.is_running[decode]]
+        if self.options.copies_in_background:
+            self.memory.save_ahead(lambda: self.running.in_order(np.array(list(self.running.requests), np.int64)))
+        if not chunks:
+            return self._batch(decode)
+        return self._batch(decode, self._in_whole_tiles(decode, group_chunks(chunks, self._call_form)))
+
+    def _work(self, launched: Ints | None) -> tuple[Ints, list[Chunk]]:
+        """Return the slots that decode, and the chunks that are read."""
         decode = self._decoding(self._gather(self.ready())) if launched is None else launched
         all_decode = launched is None and len(decode) == len(self.running.requests)
         chunks = [] if all_decode else self._chunks(len(decode))
         if chunks and self.memory.pages is not None:
             chunks = self._with_pages_of(chunks)
-        if self.queue.counts:
-            self._note_service(decode, chunks)
-        if launched is None and self._preempted:
-            decode = decode[self.slots.is_running[decode]]
-        if not chunks:
-            return self._batch(decode)
-        return self._batch(decode, self._in_whole_tiles(decode, group_chunks(chunks, self._call_form)))
+        return decode, chunks
 
     def schedule_ahead(self, *, in_flight: bool = False) -> Batch:
         """Return a step of those who decode already. Raises as `schedule` does."""
@@ -181,7 +193,8 @@ class Scheduler(Generic[T]):
     def ready(self) -> Ints:
         """Return the slots, in order, whose last token alone is not in the cache, and that have more to generate."""
         lengths = self.slots.sequences.lengths
-        ready: Ints = ((self.slots.cached + 1 == lengths) & (lengths < self.running.ends)).nonzero()[0]
+        has_all = (self.slots.cached + 1 == lengths) & ~self.memory.is_loading
+        ready: Ints = (has_all & (lengths < self.running.ends)).nonzero()[0]
         return ready
 
     def read(self, chunk: Chunk) -> bool:
@@ -240,7 +253,7 @@ class Scheduler(Generic[T]):
         Prefixes are looked up again for slots that have read nothing: others may have cached them meanwhile.
         """
         lengths, slots = self.slots.sequences.lengths, self.slots
-        unread: Ints = (slots.is_running & (slots.cached < lengths - 1)).nonzero()[0]
+        unread: Ints = (slots.is_running & ~self.memory.is_loading & (slots.cached < lengths - 1)).nonzero()[0]
         budget, chunks = max(1, self._budget - decoding), []
         for slot in self.running.in_order(unread) if unread.size else ():
             if budget <= 0:
@@ -344,7 +357,7 @@ class Scheduler(Generic[T]):
         """Take a request's slot; it keeps its tokens, and goes on from them when its turn comes again."""
         prompt_length = int(self.slots.sequences.prompt_lengths[slot])
         most = prompt_length if self.running.is_beam[slot] else None  # beams begin again
-        retained = self.memory.host.keep(slot, most, is_retained=True)
+        retained = self.memory.retain(slot, most)
         generated: list[int] = self.slots.sequences.known(slot).tolist()
         request = self._leave(slot)
         self._preempted.append(slot)

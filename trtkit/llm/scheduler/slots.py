@@ -130,6 +130,12 @@ class Slots:
         slots = np.flatnonzero(~self.is_running & (has_memory > 0))
         return int(slots[self._used[slots].argmin()]) if slots.size else None
 
+    def ended(self) -> list[int]:
+        """Return the slots that nobody runs in and that hold something, the first that is taken first."""
+        slots = np.flatnonzero(~self.is_running & (self.cached > 0))
+        oldest_first: list[int] = slots[self._used[slots].argsort()].tolist()
+        return oldest_first
+
     def cut(self, slot: int, length: int) -> None:
         """Forget the tokens of a slot after the first `length`; the last of those need not have been read.
 

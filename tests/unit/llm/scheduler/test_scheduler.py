@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtkit.errors import RequestError
-from trtkit.llm.cache.transfers import CopyPages, CopyTokens, LoadBlocks, SaveBlocks
+from trtkit.llm.cache.transfers import AwaitBlocks, CopyPages, CopyTokens, LoadBlocks, SaveBlocks
 from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams
 from trtkit.llm.scheduler.batch import Batch, SlotTaken, rows_between
 from trtkit.llm.scheduler.options import SchedulerOptions
@@ -40,7 +40,8 @@ SCHEDULES = (
 class Case:
     """A machine, and requests by the step in which they come: prompt, answer, shared block, priority and user.
 
-    tile: of packed calls; None if decoding and prompts have a call each.
+    tile: of packed calls; None if decoding and prompts have a call each. copy_s: of a token to the host and back, while
+    steps go on; None if they wait.
     """
 
     slots: int
@@ -50,6 +51,7 @@ class Case:
     host_tokens: int
     requests: tuple[tuple[int, int, int, int, int, str], ...]
     tile: int | None = None
+    copy_s: float | None = None
 
 
 requests = st.tuples(
@@ -69,6 +71,7 @@ cases = st.builds(
     st.sampled_from([0, 30, 1000]),
     st.lists(requests, min_size=1, max_size=12).map(tuple),
     st.sampled_from([None, 1, 2, 3]),
+    st.sampled_from([None, 0.0, 0.01, 0.2]),
 )
 
 
@@ -77,8 +80,9 @@ class Machine:
 
     def __init__(self, case: Case) -> None:
         self.case, self.clock, self.ended, self.step = case, Clock(), list[str](), 0
-        times = MeasuredTimes(1.0)
+        times, in_background = MeasuredTimes(1.0, copy_token_s=case.copy_s or 0.0), case.copy_s is not None
         options = ReplicaOptions(times, case.slots, LENGTH, 16, pages=case.pages, page_tokens=PAGE, token_bytes=1)
+        options = replace(options, copies_in_background=in_background)
         self.cache = SimulatedCache(options, self.clock)
         shared = SchedulerOptions(
             case.slots,
@@ -91,6 +95,7 @@ class Machine:
             host_block_tokens=PAGE,
             is_packed=case.tile is not None,
             token_tile=case.tile or 1,
+            copies_in_background=in_background,
         )
         self.scheduler: Scheduler[SimulatedRequest] = Scheduler(self.cache, shared, self.clock)
 
@@ -141,6 +146,7 @@ class Contents:
         shape = (case.slots, LENGTH // PAGE, PAGE) if case.pages is None else (case.pages + 1, PAGE)
         self.cache = np.full(shape, -1, np.int64)
         self.host = np.full((case.host_tokens // PAGE, PAGE), -1, np.int64)
+        self.loads: dict[int, tuple[list[int], np.ndarray[Any, Any]]] = {}
 
     def run(self, batch: Batch) -> None:
         """Do what a batch says, and write the tokens that its rows read."""
@@ -154,8 +160,14 @@ class Contents:
                     blocks[list(targets)] = blocks[list(sources)]
                 case SaveBlocks(places, rows):
                     self.host[list(rows)] = blocks[list(places)]
-                case LoadBlocks(rows, places):
-                    blocks[list(places)] = self.host[list(rows)]
+                case LoadBlocks(rows, places, number):
+                    self.loads[number] = list(places), self.host[list(rows)]
+                    blocks[list(places)] = -1  # until it is awaited
+                    if not number:
+                        self._land(number)
+                case AwaitBlocks(number):
+                    for earlier in [each for each in self.loads if each <= number]:
+                        self._land(earlier)
                 case _:
                     raise AssertionError(transfer)
         for slot, place, page in batch.pages:
@@ -166,6 +178,10 @@ class Contents:
             for place in range(start, start + count):
                 token = self.scheduler.slots.sequences.tokens[slot, place]
                 self.pages_of(slot)[place // PAGE][place % PAGE] = token
+
+    def _land(self, number: int) -> None:
+        places, loaded = self.loads.pop(number)
+        self.cache.reshape(-1, PAGE)[places] = loaded
 
     def pages_of(self, slot: int) -> list[np.ndarray[Any, Any]]:
         """Return views of where a slot's tokens are."""
@@ -240,7 +256,8 @@ def test_what_batches_do_in_order_leaves_every_sequence_in_its_place(case: Case)
     for batch in machine.run():
         contents.run(batch)
         decoding, reading = batch.decode.tolist(), [chunk for group in batch.prefill for chunk in group]
-        for slot in set(machine.scheduler.running.requests) - set(decoding) - {chunk.slot for chunk in reading}:
+        idle = set(machine.scheduler.running.requests) - set(decoding) - {chunk.slot for chunk in reading}
+        for slot in idle - set(machine.scheduler.memory.is_loading.nonzero()[0].tolist()):
             assert contents.cached(slot) == slots.sequences.tokens[slot, : slots.cached[slot]].tolist()
         for slot, length in [(slot, slots.cached[slot] + 1) for slot in decoding] + [
             (chunk.slot, chunk.start + chunk.count) for chunk in reading

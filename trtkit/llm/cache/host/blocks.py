@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from trtkit.llm.cache.host.store import CopyRate, HostStore
-from trtkit.llm.cache.transfers import FillRows, LoadBlocks, SaveBlocks
+from trtkit.llm.cache.host.store import HostStore
+from trtkit.llm.cache.transfers import AwaitBlocks, FillRows, LoadBlocks, SaveBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trtkit.llm.cache.host.files import FileTier
+    from trtkit.llm.cache.host.link import Link
     from trtkit.llm.cache.transfers import Transfer
 
 _MOST_UNWRITTEN = 0.25  # of the memory: blocks that stay until they are in files
+
+
+class Arrival(NamedTuple):
+    """A load on its way: its number, and when it is expected."""
+
+    number: int
+    due_s: float
 
 
 @dataclass(eq=False)
@@ -30,16 +38,22 @@ class _Unwritten:
 class BlockTier:
     """As many blocks as `limit_bytes` hold, at least one. What is to be copied is appended to `transfers`.
 
-    tokens, size_bytes: of a block. files: where blocks are written too, and found when the memory has them no longer.
+    tokens, size_bytes: of a block. link: that blocks are copied over. files: where blocks are written too, and found when the memory has them no longer.
     rows: of the memory. filled: what rows are to hold that were read from files, until it is there.
     """
 
     def __init__(
-        self, tokens: int, size_bytes: int, limit_bytes: int, files: FileTier | None, transfers: list[Transfer]
+        self,
+        tokens: int,
+        size_bytes: int,
+        limit_bytes: int,
+        files: FileTier | None,
+        transfers: list[Transfer],
+        link: Link,
     ) -> None:
         self.tokens, self.size_bytes = tokens, size_bytes
-        self._files, self._transfers = files, transfers
-        self.rate = CopyRate()
+        self._files, self._transfers, self._link = files, transfers, link
+        self.rate, self._loads = link.rate, 0
         self.rows = limit_bytes // size_bytes
         self.filled: dict[int, bytes] = {}
         self._free: list[int] = []
@@ -56,14 +70,17 @@ class BlockTier:
         """Whether a block can be brought back."""
         return key in self.store or self._is_in_file(key)
 
-    def keep(self, keys: Sequence[bytes], places: Sequence[int]) -> None:
-        """Save blocks that the host does not have, as far as there is room, from the first of a sequence on."""
+    def keep(self, keys: Sequence[bytes], places: Sequence[int], most: int | None = None) -> None:
+        """Save blocks that the host does not have, as far as there is room, from the first of a sequence on.
+
+        most: how many at most; any number if None.
+        """
         store = self.store
         retained, new, new_places = store.retain(keys), [], []
         for key, place in zip(keys, places, strict=True):
             if key in store:
                 continue
-            if self._take_row(key) is None:
+            if len(new) == most or self._take_row(key) is None:
                 break
             retained += store.retain([key])
             new.append(key)
@@ -71,6 +88,7 @@ class BlockTier:
         if new:
             save = SaveBlocks(tuple(new_places), tuple(store.get(key) for key in new))
             self._transfers.append(save)
+            self._link.begin(len(new) * self.size_bytes, is_save=True)
             if self._files is not None:
                 self._unwritten.append(_Unwritten(save, store.retain(new)))
         store.release(retained)
@@ -105,10 +123,18 @@ class BlockTier:
         """Return the bytes to copy out, of those blocks that the host does not have, and back, of all of them."""
         return (len(keys) + sum(key not in self.store for key in keys)) * self.size_bytes
 
-    def load(self, keys: Sequence[bytes], places: Sequence[int]) -> None:
-        """Copy blocks that are kept to their places in the caches."""
-        self._transfers.append(LoadBlocks(tuple(self.store.get(key) for key in keys), tuple(places)))
+    def load(self, keys: Sequence[bytes], places: Sequence[int]) -> Arrival | None:
+        """Copy blocks that are kept to their places in the caches; return when they come, None if that is at once."""
+        due_s, number = self._link.begin(len(keys) * self.size_bytes), 0
+        if self._link.is_background:
+            number = self._loads = self._loads + 1
+        self._transfers.append(LoadBlocks(tuple(self.store.get(key) for key in keys), tuple(places), number))
         self.store.touch(keys)
+        return Arrival(number, due_s) if number else None
+
+    def await_load(self, arrival: Arrival) -> None:
+        """Let the next call find what was loaded."""
+        self._transfers.append(AwaitBlocks(arrival.number))
 
     def has_room(self, keys: Sequence[bytes]) -> bool:
         """Whether all these blocks could be retained at once."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from trtkit.llm.cache.host.store import CopyRate, HostStore
+from trtkit.llm.cache.host.link import CopyRate
+from trtkit.llm.cache.host.store import HostStore
 from trtkit.llm.cache.transfers import DropSequence
 
 if TYPE_CHECKING:

@@ -6,26 +6,32 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from trtkit.jobs.json_form import to_json
+import numpy as np
+
 from trtkit.llm.cache import block_keys, contents
 from trtkit.llm.cache.host import BlockTier, FileTier, SequenceTier
+from trtkit.llm.cache.host.link import Link
 from trtkit.llm.cache.transfers import LoadSequence, SaveSequence
 from trtkit.llm.sequences import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from trtkit.arrays import Array
+    from trtkit.llm.cache.host.blocks import Arrival
     from trtkit.llm.cache.host.files import CacheFolder
     from trtkit.llm.cache.transfers import CacheLayout, Transfer
     from trtkit.llm.execution.saved import CacheForm, SavedSequence
     from trtkit.llm.scheduler.costs import StepCosts
-    from trtkit.llm.scheduler.options import SharingOptions
+    from trtkit.llm.scheduler.options import SchedulerOptions
     from trtkit.llm.scheduler.slots import Slots
     from trtkit.llm.sequences import Ints
     from trtkit.llm.soft_tokens import SoftTokens
 
 
 _CHUNK = 64  # blocks that are written at once at the end
+_SAVED_AHEAD = 0.25  # of the memory, for blocks that caches have too
+_RUNNING_BLOCKS = 8  # full blocks of a running sequence that are saved together
 
 
 class HostPrefix(NamedTuple):
@@ -54,9 +60,10 @@ class HostTier:
         self,
         cache: CacheLayout,
         slots: Slots,
-        options: SharingOptions,
+        options: SchedulerOptions,
         costs: StepCosts,
         transfers: list[Transfer],
+        clock: Callable[[], float],
     ) -> None:
         self._cache, self._slots, limit_bytes = cache, slots, options.host_cache_bytes
         self._costs, self._transfers = costs, transfers
@@ -66,10 +73,15 @@ class HostTier:
         keeps = has_blocks or (cache.has_states and limit_bytes > 0)
         folder = options.cache_folder if keeps else None
         self.files = None if folder is None else _open_files(folder, cache, tokens)
-        self.blocks = BlockTier(tokens, size, limit_bytes, self.files, transfers) if has_blocks else None
+        self.link = Link(clock, is_background=options.copies_in_background)
+        self.blocks = BlockTier(tokens, size, limit_bytes, self.files, transfers, self.link) if has_blocks else None
         self.sequences = SequenceTier(limit_bytes if cache.has_states else 0, self.files, self._of_bytes, transfers)
         if cache.pages is not None and self.blocks is not None:
             cache.pages.on_evict = self._keep_pages
+            if self.link.is_background:
+                cache.pages.tree.is_saved = self.blocks.store.__contains__
+        self._saved: Ints = np.zeros(slots.count, np.int64)  # first blocks of each slot that were saved ahead
+        self._versions: Ints = np.zeros(slots.count, np.int64)
 
     @property
     def size_bytes(self) -> int:
@@ -89,8 +101,9 @@ class HostTier:
         ids = self._known(slot, most)
         if self.blocks is not None:
             keys = self._keys(ids, self._slots.sequences.soft.get(slot))
-            if self._is_worth(self.blocks, self.blocks.copied_bytes(keys), len(keys) * self.blocks.tokens):
-                self.blocks.keep(keys, self._places(slot, 0, len(keys)))
+            most = None if is_retained and self._cache.pages is None else self._room()
+            if self._is_worth(self.blocks, self._copied_bytes(keys), len(keys) * self.blocks.tokens):
+                self.blocks.keep(keys, self._places(slot, 0, len(keys)), most)
             return self.blocks.store.retain(keys) if is_retained else []
         key = self._keep_whole(slot, ids)
         return self.sequences.store.retain([key]) if is_retained and key is not None else []
@@ -135,13 +148,14 @@ class HostTier:
             block += 1
         return max(common, block * self.blocks.tokens)
 
-    def load(self, slot: int, on_host: HostPrefix) -> None:
-        """Bring what the host has into a slot, which has memory for it."""
-        if on_host.whole is not None:
-            self.load_whole(slot, on_host.whole, on_host.tokens)
-        elif self.blocks is not None:
-            self.blocks.load(on_host.keys, self._places(slot, on_host.first, len(on_host.keys)))
-            self.blocks.store.release(on_host.keys)
+    def load(self, slot: int, on_host: HostPrefix) -> Arrival | None:
+        """Bring what the host has into a slot, which has memory for it; return when it comes if steps go on meanwhile."""
+        if on_host.whole is not None or self.blocks is None:
+            self.load_whole(slot, on_host.whole or 0, on_host.tokens)
+            return None
+        arrival = self.blocks.load(on_host.keys, self._places(slot, on_host.first, len(on_host.keys)))
+        self.blocks.store.release(on_host.keys)
+        return arrival
 
     def load_whole(self, slot: int, number: int, tokens: int) -> None:
         """Begin a slot with the sequence of a number, and have pages of its own for it."""
@@ -151,6 +165,35 @@ class HostTier:
             pages.grow(slot, tokens)
         self._slots.set_position(slot, tokens)
         self._transfers.append(LoadSequence(number, slot, tokens, self._pages_of(slot)))
+
+    def save_ahead(self, slots: Callable[[], Iterator[int]]) -> None:
+        """Save blocks whose memory is taken next, if the link is idle: so much of them as leaves at once.
+
+        slots: gives those whose blocks may be taken after all pages that nobody reads, the first to lose them first.
+        """
+        if self.blocks is None or not self.link.is_idle or not self._is_worth_loading(self.blocks):
+            return
+        keys, places, most = [], [], max(1, self.link.staged_bytes // self.blocks.size_bytes)
+        for key, place in self._unsaved(self.blocks, slots):
+            keys.append(key)
+            places.append(place)
+            if len(keys) == most:
+                break
+        if keys:
+            self.blocks.keep(keys, places)
+
+    def next_save(self, decoding: Ints) -> tuple[float, int]:
+        """Return when `save_ahead` has something to do, or after how many tokens of `decoding` slots; both at least."""
+        never = 1 << 60
+        if self.blocks is None or not self.link.is_background or self._saved_ahead() >= self._most_ahead:
+            return float("inf"), never
+        size, pages = self.blocks.tokens, self._cache.pages
+        unsaved = self._slots.cached // size - self._first_saved()
+        has_unsaved = bool((unsaved >= _RUNNING_BLOCKS).any()) or (pages is not None and pages.tree.has_unsaved)
+        at_s = self.link.next_save_s if has_unsaved else float("inf")
+        missing = (self._first_saved() + _RUNNING_BLOCKS) * size - self._slots.cached
+        missing = missing[decoding][missing[decoding] > 0]
+        return at_s, int(missing.min()) if missing.size else never
 
     def keep_all(self) -> Iterator[None]:
         """Save all that is cached, a part at a time: each is to be carried out, and written, before the next."""
@@ -188,8 +231,66 @@ class HostTier:
     def _keep_pages(self, pages: Sequence[int], keys: Sequence[bytes]) -> None:
         """Save pages that are about to be overwritten, the last of a sequence first."""
         assert self.blocks is not None
-        if self._is_worth(self.blocks, self.blocks.copied_bytes(keys), len(keys) * self.blocks.tokens):
-            self.blocks.keep(keys[::-1], pages[::-1])
+        if self._is_worth(self.blocks, self._copied_bytes(keys), len(keys) * self.blocks.tokens):
+            self.blocks.keep(keys[::-1], pages[::-1], self._room())
+
+    @property
+    def _most_ahead(self) -> int:
+        """Blocks that are saved before their memory is taken: more would leave no room for those that lost it."""
+        assert self.blocks is not None
+        return max(1, int(_SAVED_AHEAD * self.blocks.rows))
+
+    def _saved_ahead(self) -> int:
+        """Return how many blocks could be taken from the caches without a loss."""
+        pages = self._cache.pages
+        return int(self._first_saved().sum()) + (0 if pages is None else pages.tree.saved)
+
+    def _first_saved(self) -> Ints:
+        """Return how many of each slot's first blocks were saved ahead; none of a sequence that has just begun."""
+        versions, has_ended = self._slots.sequences.versions, self._slots.cached == 0
+        self._saved[(versions != self._versions) | has_ended] = 0
+        self._versions[:] = versions
+        return self._saved
+
+    def _unsaved(self, blocks: BlockTier, slots: Callable[[], Iterator[int]]) -> Iterator[tuple[bytes, int]]:
+        """Yield what the host has not, key and place in the caches, in the order in which memory is taken."""
+        pages, left = self._cache.pages, self._most_ahead - self._saved_ahead()
+        while pages is not None and pages.tree.has_unsaved and left > 0:
+            key_of_page = pages.tree.next_unsaved()[::-1]
+            left -= 1
+            if key_of_page[0] not in blocks.store:
+                yield key_of_page
+        for slot in slots() if left > 0 else ():
+            if self._slots.cached[slot] // blocks.tokens - self._saved[slot] < _RUNNING_BLOCKS:
+                continue
+            keys = self._slot_keys(slot)
+            for number in range(int(self._saved[slot]), len(keys)):
+                if left <= 0:
+                    return
+                left, self._saved[slot] = left - 1, number + 1
+                if keys[number] not in blocks.store:
+                    yield keys[number], self._places(slot, number, 1)[0]
+
+    def _slot_keys(self, slot: int) -> list[bytes]:
+        """Return the keys of a slot's full blocks, as far as they can be found in its pages."""
+        pages = self._cache.pages
+        if pages is None:
+            return self._keys(self._known(slot), self._slots.sequences.soft.get(slot))
+        return [pages.tree.key(page) for page in pages.pages_of(slot)[: pages.registered[slot]]]
+
+    def _room(self) -> int | None:
+        """Return how many blocks can be saved so that no step waits; None, any number, where steps wait for all."""
+        assert self.blocks is not None
+        return self.link.room_bytes // self.blocks.size_bytes if self.link.is_background else None
+
+    def _copied_bytes(self, keys: Sequence[bytes]) -> int:
+        """Return the bytes to wait for if blocks are saved and loaded again."""
+        assert self.blocks is not None
+        return len(keys) * self.blocks.size_bytes if self.link.is_background else self.blocks.copied_bytes(keys)
+
+    def _is_worth_loading(self, blocks: BlockTier) -> bool:
+        token_s = self._costs.prompt_token_s
+        return not token_s or blocks.rate.seconds_per_byte * blocks.size_bytes <= token_s * blocks.tokens
 
     def _is_worth(self, tier: BlockTier | SequenceTier, copied_bytes: int, tokens: int) -> bool:
         """Whether it takes less time to copy so many bytes than to compute so many tokens again."""
