@@ -74,7 +74,8 @@ class SimulatedCache:
                 case SaveBlocks() | LoadBlocks() if host.blocks is not None:
                     self._copy(transfer, host.blocks, host.link.staged_bytes)
                 case AwaitBlocks(number):
-                    self._clock.now_s = max(self._clock.now_s, self._arrivals.pop(number))
+                    self._clock.now_s = max(self._clock.now_s, self._arrivals[number])
+                    self._arrivals = {later: due_s for later, due_s in self._arrivals.items() if later > number}
                 case LoadSequence(tokens=tokens):
                     self._clock.now_s += tokens * self._options.times.copy_s_per_token
                 case DropSequence(number):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COPIES = "trtkit.llm.execution.host_blocks"
 MISTAKES = {
     "a copy to the host before the block is packed": "self._copies.wait(stream.record())",
-    "a block unpacked before it has come": "stream.wait(self._copies.record())",
+    "a block read before it has come": "stream.wait(loaded)",
 }
 UNFREED = "user.wait(free)"
 """Without it, a buffer is filled while it is emptied."""

@@ -10,7 +10,7 @@ from trtkit.errors import ExecutionError
 from trtkit.llm.cache.prefix_tree import ROOT, PrefixTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from trtkit.llm.sequences import Ints
     from trtkit.llm.soft_tokens import SoftTokens
@@ -158,6 +158,27 @@ class PageTables:
             self._use(page)
         self._extend(slot, pages)
         self.registered[slot] = len(pages)
+
+    def hold(self, known: Sequence[int], new: Iterable[bytes]) -> list[int]:
+        """Keep known pages from being evicted; return as many pages more, after them, that will hold what is `new`.
+
+        There are enough. `let_go` takes it back.
+        """
+        for page in known:
+            self._use(page)
+        pages, parent = [], known[-1] if known else ROOT
+        for content in new:
+            page = self._take()
+            self.tree.add(parent, content, page)
+            self._is_known[page] = True
+            pages.append(page)
+            parent = page
+        self._tell_evicted()
+        return pages
+
+    def let_go(self, pages: Sequence[int]) -> None:
+        """Take back what `hold` did."""
+        self._drop(pages[::-1])
 
     def replace_prefix(self, slot: int, pages: Sequence[int], tokens: int) -> None:
         """Let a slot begin with known pages instead of what it has, and have pages for its first `tokens`.

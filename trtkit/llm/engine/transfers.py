@@ -112,7 +112,8 @@ class TransferRunner:
                     self._arrivals.pop(number)()
                 return len(rows) * self._tier.size_bytes
             case AwaitBlocks(number):
-                self._arrivals.pop(number)()
+                self._arrivals[number]()
+                self._arrivals = {later: arrive for later, arrive in self._arrivals.items() if later > number}
                 return 0
             case SaveSequence(number, slot, tokens, pages):
                 self._cache.tell(slot, pages)

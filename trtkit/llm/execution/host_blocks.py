@@ -144,7 +144,12 @@ class LocalBlocks:
             buffer = self._loaded[: len(positions[part])]
             self._copies.run(partial(_copy, rows[part], buffer))
             self._copies.run(partial(self._unpack, positions[part], buffer))
-        return partial(stream.wait, self._copies.record())
+        loaded = self._copies.record()
+
+        def arrive() -> None:
+            stream.wait(loaded)
+
+        return arrive
 
     def settle(self) -> None:
         """Wait until no copy needs the rows that were given."""

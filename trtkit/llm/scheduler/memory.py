@@ -11,6 +11,7 @@ import numpy as np
 from trtkit.llm.cache.host.tier import HostTier
 from trtkit.llm.cache.imports import Imports
 from trtkit.llm.cache.page_tables import no_pages
+from trtkit.llm.cache.prefetch import Prefetches
 from trtkit.llm.cache.transfers import CopyPages, CopyTokens, DropSequence
 from trtkit.llm.scheduler.slots import Slots
 from trtkit.llm.sequences import UNKNOWN, keyed
@@ -58,6 +59,8 @@ class SequenceMemory:
         self.imports = Imports(options.most_imported_bytes)
         self.host = HostTier(layout, self.slots, options, costs, self.transfers, clock)
         self._arrivals: dict[int, Arrival] = {}
+        prefetches = self.pages is not None and self.finds_by_content and self.host.link.is_background
+        self.prefetches = Prefetches(self.pages, self.host) if self.pages is not None and prefetches else None
         self.is_loading: Bools = np.zeros(options.slots, np.bool_)
 
     def longest(self, request: Schedulable) -> int:
@@ -76,6 +79,12 @@ class SequenceMemory:
 
         is_alone: whether nobody else runs; if not, a few pages stay free for those that run.
         """
+        has_pages = self._has_pages(request, is_alone=is_alone)
+        if not has_pages and self.prefetches is not None and self.prefetches.give_way():
+            return self._has_pages(request, is_alone=is_alone)
+        return has_pages
+
+    def _has_pages(self, request: Schedulable, *, is_alone: bool) -> bool:
         pages = self.pages
         if pages is None:
             return True
@@ -119,7 +128,10 @@ class SequenceMemory:
         if common <= cached or common < self._options.min_shared_tokens:
             return 0
         if self.pages is not None and self.finds_by_content:
-            self.pages.replace_prefix(slot, self._matched(self.pages, request, ids), len(ids))
+            matched = self._matched(self.pages, request, ids)
+            if self.prefetches is not None and self.prefetches.arrival_of(matched) is not None:
+                return 0
+            self.pages.replace_prefix(slot, matched, len(ids))
         else:
             self._copy(source, slot, 0, common)
             if self.pages is not None:
@@ -196,7 +208,9 @@ class SequenceMemory:
         return min((arrival.due_s for arrival in self._arrivals.values()), default=math.inf)
 
     def land(self, now_s: float) -> None:
-        """Let slots go on that have what the host had of them."""
+        """Let slots go on that have what the host had of them, and pages be read that were loaded ahead."""
+        if self.prefetches is not None:
+            self.prefetches.land(now_s)
         for slot in [slot for slot, arrival in self._arrivals.items() if arrival.due_s <= now_s]:
             self.await_load(slot)
 
@@ -206,6 +220,14 @@ class SequenceMemory:
         if arrival is not None and self.host.blocks is not None:
             self.is_loading[slot] = False
             self.host.blocks.await_load(arrival)
+
+    def prefetch(self, request: Schedulable) -> None:
+        """Load what the host has of a request that waits, if there are pages for it and the link is idle."""
+        if self.prefetches is None or not self._is_looked_up(request):
+            return
+        if self.prefetches.may_begin(request.id, request.prompt_tokens + len(request.generated)):
+            ids = keyed(request.known_ids(), request.adapter_id.key)
+            self.prefetches.begin(request.id, ids, request.soft, self._options.min_shared_tokens)
 
     def retain(self, slot: int, most: int | None) -> list[bytes]:
         """Let the host keep what a slot has cached, or its first `most` tokens; return the keys to release."""
@@ -263,7 +285,7 @@ class SequenceMemory:
         stops = np.minimum(starts + counts, self._options.max_length)
         most = 2 * len(slots) + int(counts.sum()) // pages.page_tokens  # a partial page on either side of each row
         if pages.free < most and not self.make_free(pages.needed(slots, starts, stops)):
-            return False
+            return self.prefetches is not None and self.prefetches.give_way() and self.reserve(slots, counts)
         copies = pages.reserve(slots, starts, stops)
         if copies.sources:
             self.transfers.append(CopyPages(tuple(copies.sources), tuple(copies.targets)))
@@ -300,7 +322,9 @@ class SequenceMemory:
         return transfers, () if self.pages is None else tuple(self.pages.changes())
 
     def release(self, request: Schedulable) -> None:
-        """Let go of what the host keeps for a request."""
+        """Let go of what the host keeps for a request, and of what was loaded for it."""
+        if self.prefetches is not None:
+            self.prefetches.release(request.id)
         if request.retained:
             self.host.release(request.retained)
             request.retained = []
@@ -321,7 +345,13 @@ class SequenceMemory:
         slot = self.slots.take(source, 0 if by_content else common)
         self._take_over(slot, common if slot == source and not by_content else 0)
         if common and by_content and self.pages is not None:
-            self.pages.adopt(slot, self._matched(self.pages, request, ids))
+            matched = self._matched(self.pages, request, ids)
+            self.pages.adopt(slot, matched)
+            if self.prefetches is not None:
+                self._wait_for(slot, self.prefetches.arrival_of(matched))
+                prefetched = min(common, self.prefetches.tokens_of(request.id))
+                request.metrics.restored += prefetched
+                statistics.restored_tokens += prefetched
         elif common:
             self._copy(source, slot, 0, common)
         if imported is not None:
@@ -333,13 +363,17 @@ class SequenceMemory:
         if on_host is not None:
             if self.pages is not None and by_content:
                 self.pages.grow(slot, on_host.tokens)
-            if (arrival := self.host.load(slot, on_host)) is not None:
-                self._arrivals[slot], self.is_loading[slot] = arrival, True
+            self._wait_for(slot, self.host.load(slot, on_host))
             request.metrics.restored += on_host.tokens - common
             statistics.restored_tokens += on_host.tokens - common
             statistics.file_tokens += on_host.file_tokens
             common = on_host.tokens
         return slot, common
+
+    def _wait_for(self, slot: int, arrival: Arrival | None) -> None:
+        """Let a slot wait for what is loaded; later loads come later."""
+        if arrival is not None:
+            self._arrivals[slot], self.is_loading[slot] = arrival, True
 
     def _copy(self, source: int, target: int, start: int, stop: int) -> None:
         """Let `target` hold the first `stop` tokens of `source`, of which it has the first `start`."""

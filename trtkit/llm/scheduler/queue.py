@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 from typing import TYPE_CHECKING, Generic
 
 from trtkit.errors import OverloadedError, RequestError
@@ -107,6 +107,14 @@ class RequestQueue(Generic[T]):
                 return users[self._next_user(users)][0][2].request
             del self._lanes[key]
         return None
+
+    def upcoming(self, count: int) -> list[T]:
+        """Return the next requests of the first in turn's level and user, at most `count`."""
+        if self.first() is None:
+            return []
+        users = self._lanes[min(self._lanes)]
+        entries = nsmallest(count, users[self._next_user(users)])
+        return [place.request for _, _, place in entries if place.request is not None]
 
     def in_order(self) -> list[T]:
         """Return all requests in order; of users with shares, those of who was served least first."""

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from trtkit.llm.sequences import Ints
 
 
+_PREFETCHED = 4
+"""Requests in turn for which the host's blocks are loaded before they have a slot."""
+
+
 class TokensInFlight(Exception):  # noqa: N818 (nothing is wrong: tokens have to be collected first)
     """A request whose last tokens the host does not know yet would be preempted, and its recurrent states saved.
 
@@ -156,6 +160,7 @@ class Scheduler(Generic[T]):
         for request in self.queue.wake(now_s):
             what = f"its deadline passed after {request.scheduling.deadline_s:g} s in the queue"
             self.report(request, [], "error", what)
+        self.memory.land(now_s)
         self._admit_waiting()
         self.memory.land(now_s)
         decode, chunks = self._work(launched)
@@ -167,6 +172,9 @@ class Scheduler(Generic[T]):
         if launched is None and self._preempted:
             decode = decode[self.slots.is_running[decode]]
         if self.options.copies_in_background:
+            if self.memory.prefetches is not None and not self.slots.free:
+                for request in self.queue.upcoming(_PREFETCHED):
+                    self.memory.prefetch(request)
             self.memory.save_ahead(lambda: self.running.in_order(np.array(list(self.running.requests), np.int64)))
         if not chunks:
             return self._batch(decode)

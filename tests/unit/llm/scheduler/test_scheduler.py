@@ -194,10 +194,11 @@ class Contents:
 
 def check_pages(scheduler: Scheduler[SimulatedRequest]) -> None:
     """Every page is free, unused, or in as many tables as it has references; none is in two otherwise."""
-    pages = scheduler.memory.pages
+    pages, prefetches = scheduler.memory.pages, scheduler.memory.prefetches
     if pages is None:
         return
-    held = np.concatenate([np.zeros(0, np.int64), *(pages.pages_of(slot) for slot in range(len(pages.counts)))])
+    ahead = [] if prefetches is None else prefetches.held()
+    held = np.concatenate([np.array(ahead, np.int64), *(pages.pages_of(slot) for slot in range(len(pages.counts)))])
     counts = np.bincount(held.astype(np.int64), minlength=pages.pages)
     np.testing.assert_array_equal(counts[1:], pages.references[1:])
     assert pages.free + int((pages.references[1:] > 0).sum()) == pages.pages - 1

@@ -53,7 +53,8 @@ class BlockTier:
     ) -> None:
         self.tokens, self.size_bytes = tokens, size_bytes
         self._files, self._transfers, self._link = files, transfers, link
-        self.rate, self._loads = link.rate, 0
+        self.rate = link.rate
+        self._loads = self._awaited = 0
         self.rows = limit_bytes // size_bytes
         self.filled: dict[int, bytes] = {}
         self._free: list[int] = []
@@ -133,8 +134,10 @@ class BlockTier:
         return Arrival(number, due_s) if number else None
 
     def await_load(self, arrival: Arrival) -> None:
-        """Let the next call find what was loaded."""
-        self._transfers.append(AwaitBlocks(arrival.number))
+        """Let the next call find what was loaded, and all that was loaded before it."""
+        if arrival.number > self._awaited:
+            self._awaited = arrival.number
+            self._transfers.append(AwaitBlocks(arrival.number))
 
     def has_room(self, keys: Sequence[bytes]) -> bool:
         """Whether all these blocks could be retained at once."""

@@ -56,6 +56,11 @@ class Link:
         return self.is_background and self._clock() >= self.next_save_s
 
     @property
+    def is_free(self) -> bool:
+        """Whether a load may begin now that nobody waits for."""
+        return self.is_background and self._clock() >= self._free_s
+
+    @property
     def room_bytes(self) -> int:
         """What can be saved now so that no step waits: what is packed on the device until it is copied."""
         left_s, of_byte_s = self._free_s - self._clock(), self.rate.seconds_per_byte

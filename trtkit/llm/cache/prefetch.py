@@ -1,0 +1,106 @@
+"""Prefixes of the next requests in turn, loaded from host memory into free pages before the requests begin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.llm.cache.page_tables import contents
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.llm.cache.host.blocks import Arrival
+    from trtkit.llm.cache.host.tier import HostTier
+    from trtkit.llm.cache.page_tables import PageTables
+    from trtkit.llm.sequences import Ints
+    from trtkit.llm.soft_tokens import SoftTokens
+
+_MOST_HELD = 0.125  # of all pages
+
+
+@dataclass(eq=False)
+class _Prefetched:
+    """Pages that nobody may evict. arrival: of the last of them; None once they have come. tokens: that were loaded."""
+
+    pages: Sequence[int]
+    arrival: Arrival | None
+    tokens: int
+    is_wanted: bool = True
+
+
+class Prefetches:
+    """What was loaded for requests that wait, by their names. Others find it too."""
+
+    def __init__(self, pages: PageTables, host: HostTier) -> None:
+        self._pages, self._host = pages, host
+        self._known: dict[str, _Prefetched | None] = {}  # None: there was nothing to load
+        self._loading: list[_Prefetched] = []
+
+    def may_begin(self, request_id: str, tokens: int) -> bool:
+        """Whether to look for what the host has of a request: the link is idle, and pages are free for all of it."""
+        if request_id in self._known or not self._host.link.is_free:
+            return False
+        needed = -(-tokens // self._pages.page_tokens)
+        most = int(_MOST_HELD * self._pages.pages)
+        return len(self.held()) + needed <= most and self._pages.free - needed >= most
+
+    def held(self) -> list[int]:
+        """Return the pages that nobody may evict."""
+        orphans = [each for each in self._loading if not each.is_wanted]
+        return [page for each in (*self._known.values(), *orphans) if each is not None for page in each.pages]
+
+    def begin(self, request_id: str, ids: Ints, soft: SoftTokens | None, least: int) -> None:
+        """Load what the host has of a request's tokens `ids`, as they are compared, if it is at least `least` tokens."""
+        pages, size = self._pages, self._pages.page_tokens
+        matched = pages.match(ids, soft)
+        common, blocks = len(matched) * size, self._host.blocks
+        on_host = self._host.find(ids, soft, common, max(common + 1, least))
+        self._known[request_id] = None
+        if on_host is None or blocks is None:
+            return
+        loaded = pages.hold(matched, contents(ids, size, soft, slice(len(matched), on_host.tokens // size)))
+        arrival = blocks.load(on_host.keys, loaded)
+        blocks.store.release(on_host.keys)
+        prefetched = _Prefetched([*matched, *loaded], arrival, on_host.tokens - common)
+        self._known[request_id] = prefetched
+        self._loading.append(prefetched)
+
+    def tokens_of(self, request_id: str) -> int:
+        """Return how many tokens were loaded for a request."""
+        prefetched = self._known.get(request_id)
+        return 0 if prefetched is None else prefetched.tokens
+
+    def arrival_of(self, pages: Sequence[int]) -> Arrival | None:
+        """Return when the last of some pages comes; None if they are there."""
+        wanted = set(pages) if self._loading else set()
+        arrivals = [each.arrival for each in self._loading if each.arrival is not None and wanted & set(each.pages)]
+        return max(arrivals, default=None)
+
+    def land(self, now_s: float) -> None:
+        """Let pages be read that have come."""
+        for prefetched in [each for each in self._loading if each.arrival is not None and each.arrival.due_s <= now_s]:
+            if prefetched.arrival is not None and self._host.blocks is not None:
+                self._host.blocks.await_load(prefetched.arrival)
+            prefetched.arrival = None
+            self._loading.remove(prefetched)
+            if not prefetched.is_wanted:
+                self._pages.let_go(prefetched.pages)
+
+    def release(self, request_id: str) -> None:
+        """Let the pages of a request be evicted, as soon as they have come."""
+        prefetched = self._known.pop(request_id, None)
+        if prefetched is not None:
+            prefetched.is_wanted = False
+            if prefetched.arrival is None:
+                self._pages.let_go(prefetched.pages)
+
+    def give_way(self) -> bool:
+        """Let all pages that have come be evicted; return whether there were some."""
+        held = [name for name, each in self._known.items() if each is not None and each.arrival is None and each.pages]
+        for name in held:
+            prefetched = self._known[name]
+            if prefetched is not None:
+                self._pages.let_go(prefetched.pages)
+                prefetched.pages = ()
+        return bool(held)
