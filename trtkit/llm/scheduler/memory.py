@@ -140,6 +140,27 @@ class SequenceMemory:
         self._note_reused(request, common - cached)
         return common - cached
 
+    def is_computed_by(self, slot: int, request: Schedulable, others: list[int]) -> bool:
+        """Whether one of the `others`, which read on in this step, is computing what a slot's sequence begins with.
+
+        It is worth waiting for if it is at least as far: what it has left takes no longer than computing it twice.
+        """
+        slots, sequences, least = self.slots, self.slots.sequences, self._options.min_shared_tokens
+        is_shared = self._options.shares_prefixes and not request.needs_whole_prompt and not slots.has_computed(slot)
+        if not is_shared or request.soft is not None or self.layout.has_states:
+            return False
+        size = self.pages.page_tokens if self.pages is not None and self.finds_by_content else 1
+        for other in others:
+            if sequences.adapter_keys[other] != sequences.adapter_keys[slot] or other in sequences.soft:
+                continue
+            length = min(int(sequences.lengths[slot]) - 1, int(sequences.lengths[other]))
+            is_other = sequences.tokens[slot, :length] != sequences.tokens[other, :length]
+            common = int(is_other.argmax()) if is_other.any() else length
+            common -= common % size
+            if slots.cached[slot] <= slots.cached[other] < common and common - slots.cached[slot] >= least:
+                return True
+        return False
+
     def read(self, slot: int, start: int, stop: int) -> None:
         """Note that a slot has read its tokens from `start` to `stop`; recurrent states are saved now and then."""
         slots, spacing = self.slots, self._options.snapshot_tokens

@@ -258,7 +258,8 @@ class Scheduler(Generic[T]):
     def _chunks(self, decoding: int) -> list[Chunk]:
         """Return the pieces of prompts to read while `decoding` slots decode: at least one token, so that none starves.
 
-        Prefixes are looked up again for slots that have read nothing: others may have cached them meanwhile.
+        Prefixes are looked up again for slots that have read nothing: others may have cached them meanwhile, or be
+        computing them, which is waited for.
         """
         lengths, slots = self.slots.sequences.lengths, self.slots
         unread: Ints = (slots.is_running & ~self.memory.is_loading & (slots.cached < lengths - 1)).nonzero()[0]
@@ -268,6 +269,8 @@ class Scheduler(Generic[T]):
                 break
             if reused := self.memory.match_again(slot, self.running.requests[slot]):
                 self.changes.append(PrefixMatched(slot, reused))
+            if chunks and self.memory.is_computed_by(slot, self.running.requests[slot], [each.slot for each in chunks]):
+                continue
             chunks.append(next_chunk(slots, slot, min(budget, self.options.max_chunk)))
             budget -= chunks[-1].count
         return chunks

@@ -301,3 +301,13 @@ def test_neither_the_scheduler_nor_the_simulator_imports_torch() -> None:
     code = "import sys, trtkit.simulation.fleet, trtkit.llm.scheduler.scheduler; print('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("pages", [None, 40])
+def test_a_prefix_that_another_request_is_computing_is_waited_for(pages: int | None) -> None:
+    """Prompts of 20 tokens, of which 8 are the same, and a budget for both: the second reads its other tokens only."""
+    case = Case(3, pages, 40, ScheduleOptions("fcfs"), 0, tuple((0, 20, 2, block, 0, "a") for block in (1, 1, 2)))
+    chunks = [[chunk for group in batch.prefill for chunk in group] for batch in Machine(case).run()]
+    read = [[(chunk.slot, chunk.start, chunk.count) for chunk in step] for step in chunks if step]
+    assert sum(count for step in read for _, _, count in step) == 3 * 20 - 8
+    assert {(slot, start) for slot, start, _ in read[0]} == {(0, 0), (2, 0)}
