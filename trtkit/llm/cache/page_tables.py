@@ -159,21 +159,27 @@ class PageTables:
         self._extend(slot, pages)
         self.registered[slot] = len(pages)
 
-    def hold(self, known: Sequence[int], new: Iterable[bytes]) -> list[int]:
-        """Keep known pages from being evicted; return as many pages more, after them, that will hold what is `new`.
-
-        There are enough. `let_go` takes it back.
-        """
+    def hold(self, known: Sequence[int], count: int) -> list[int]:
+        """Keep known pages from being evicted; return `count` pages more, which there are, until `let_go`."""
         for page in known:
             self._use(page)
-        pages, parent = [], known[-1] if known else ROOT
-        for content in new:
-            page = self._take()
-            self.tree.add(parent, content, page)
-            self._is_known[page] = True
-            pages.append(page)
-            parent = page
+        pages = [self._take() for _ in range(count)]
         self._tell_evicted()
+        return pages
+
+    def register_held(self, known: Sequence[int], new: Sequence[int], contents_of_new: Iterable[bytes]) -> list[int]:
+        """Let others find held pages after known ones; return those that have the same, which are held instead."""
+        parent, pages = known[-1] if known else ROOT, []
+        for page, content in zip(new, contents_of_new, strict=True):
+            same = self.tree.child(parent, content)
+            if same is None:
+                self.tree.add(parent, content, page)
+                self._is_known[page] = True
+            else:
+                self._use(same)
+                self._drop([page])
+            parent = page if same is None else same
+            pages.append(parent)
         return pages
 
     def let_go(self, pages: Sequence[int]) -> None:

@@ -21,16 +21,25 @@ _MOST_HELD = 0.125  # of all pages
 
 @dataclass(eq=False)
 class _Prefetched:
-    """Pages that nobody may evict. arrival: of the last of them; None once they have come. tokens: that were loaded."""
+    """Pages that nobody may evict: known ones, and those that are loaded after them, with what they will hold.
 
-    pages: Sequence[int]
+    arrival: when they come; None once they have. is_wanted: whether the request still waits.
+    """
+
+    known: Sequence[int]
+    loaded: Sequence[int]
+    contents: Sequence[bytes]
     arrival: Arrival | None
     tokens: int
     is_wanted: bool = True
 
+    @property
+    def pages(self) -> list[int]:
+        return [*self.known, *self.loaded]
+
 
 class Prefetches:
-    """What was loaded for requests that wait, by their names. Others find it too."""
+    """What was loaded for requests that wait, by their names. All requests find it, once it has come."""
 
     def __init__(self, pages: PageTables, host: HostTier) -> None:
         self._pages, self._host = pages, host
@@ -59,31 +68,27 @@ class Prefetches:
         self._known[request_id] = None
         if on_host is None or blocks is None:
             return
-        loaded = pages.hold(matched, contents(ids, size, soft, slice(len(matched), on_host.tokens // size)))
+        loaded = pages.hold(matched, len(on_host.keys))
         arrival = blocks.load(on_host.keys, loaded)
         blocks.store.release(on_host.keys)
-        prefetched = _Prefetched([*matched, *loaded], arrival, on_host.tokens - common)
+        new = list(contents(ids, size, soft, slice(len(matched), on_host.tokens // size)))
+        prefetched = _Prefetched(matched, loaded, new, arrival, on_host.tokens - common)
         self._known[request_id] = prefetched
         self._loading.append(prefetched)
 
     def tokens_of(self, request_id: str) -> int:
-        """Return how many tokens were loaded for a request."""
+        """Return how many tokens were loaded for a request and have come."""
         prefetched = self._known.get(request_id)
-        return 0 if prefetched is None else prefetched.tokens
-
-    def arrival_of(self, pages: Sequence[int]) -> Arrival | None:
-        """Return when the last of some pages comes; None if they are there."""
-        wanted = set(pages) if self._loading else set()
-        arrivals = [each.arrival for each in self._loading if each.arrival is not None and wanted & set(each.pages)]
-        return max(arrivals, default=None)
+        return 0 if prefetched is None or prefetched.arrival is not None else prefetched.tokens
 
     def land(self, now_s: float) -> None:
-        """Let pages be read that have come."""
+        """Let pages be found that have come."""
         for prefetched in [each for each in self._loading if each.arrival is not None and each.arrival.due_s <= now_s]:
             if prefetched.arrival is not None and self._host.blocks is not None:
                 self._host.blocks.await_load(prefetched.arrival)
             prefetched.arrival = None
             self._loading.remove(prefetched)
+            prefetched.loaded = self._pages.register_held(prefetched.known, prefetched.loaded, prefetched.contents)
             if not prefetched.is_wanted:
                 self._pages.let_go(prefetched.pages)
 
@@ -102,5 +107,5 @@ class Prefetches:
             prefetched = self._known[name]
             if prefetched is not None:
                 self._pages.let_go(prefetched.pages)
-                prefetched.pages = ()
+                prefetched.known = prefetched.loaded = ()
         return bool(held)

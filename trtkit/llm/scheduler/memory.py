@@ -128,10 +128,7 @@ class SequenceMemory:
         if common <= cached or common < self._options.min_shared_tokens:
             return 0
         if self.pages is not None and self.finds_by_content:
-            matched = self._matched(self.pages, request, ids)
-            if self.prefetches is not None and self.prefetches.arrival_of(matched) is not None:
-                return 0
-            self.pages.replace_prefix(slot, matched, len(ids))
+            self.pages.replace_prefix(slot, self._matched(self.pages, request, ids), len(ids))
         else:
             self._copy(source, slot, 0, common)
             if self.pages is not None:
@@ -366,10 +363,8 @@ class SequenceMemory:
         slot = self.slots.take(source, 0 if by_content else common)
         self._take_over(slot, common if slot == source and not by_content else 0)
         if common and by_content and self.pages is not None:
-            matched = self._matched(self.pages, request, ids)
-            self.pages.adopt(slot, matched)
+            self.pages.adopt(slot, self._matched(self.pages, request, ids))
             if self.prefetches is not None:
-                self._wait_for(slot, self.prefetches.arrival_of(matched))
                 prefetched = min(common, self.prefetches.tokens_of(request.id))
                 request.metrics.restored += prefetched
                 statistics.restored_tokens += prefetched
@@ -384,17 +379,13 @@ class SequenceMemory:
         if on_host is not None:
             if self.pages is not None and by_content:
                 self.pages.grow(slot, on_host.tokens)
-            self._wait_for(slot, self.host.load(slot, on_host))
+            if (arrival := self.host.load(slot, on_host)) is not None:
+                self._arrivals[slot], self.is_loading[slot] = arrival, True
             request.metrics.restored += on_host.tokens - common
             statistics.restored_tokens += on_host.tokens - common
             statistics.file_tokens += on_host.file_tokens
             common = on_host.tokens
         return slot, common
-
-    def _wait_for(self, slot: int, arrival: Arrival | None) -> None:
-        """Let a slot wait for what is loaded; later loads come later."""
-        if arrival is not None:
-            self._arrivals[slot], self.is_loading[slot] = arrival, True
 
     def _copy(self, source: int, target: int, start: int, stop: int) -> None:
         """Let `target` hold the first `stop` tokens of `source`, of which it has the first `start`."""
