@@ -1,8 +1,8 @@
 """Host memory on published traces, and FastServe's comparison, in simulation, at the roofline of each GPU.
 
 Llama 3.1 8B on H200s serves the first 4,000 requests of each trace, with pages of 64 tokens that are read in place:
-Mooncake's as fast as they came, Azure's, which share no prefixes, as many times faster as makes pages scarce. FastServe:
-Llama-2-7B on an A100 of 80 GB, 16 slots, lengths as in `benchmarks.simulate`.
+Mooncake's as fast as they came, Azure's, which share no prefixes, a hundred times as fast, so that pages are scarce.
+FastServe: Llama-2-7B on an A100 of 80 GB, 16 slots, lengths as in `benchmarks.simulate`.
 
 `python -m benchmarks.host_memory FOLDER [PART...]` simulates some parts again. FOLDER: see `benchmarks.trace_memory`.
 """

@@ -98,9 +98,7 @@ class Replica:
 
     def shared_tokens(self, request: SimulatedRequest) -> int:
         """Return how many tokens of a prompt are cached here, on the host among them."""
-        memory, ids = self.scheduler.memory, request.known_ids()
-        memory.register_running()
-        return memory.host.tokens_of(ids, memory.shared_prefix(ids)[1])
+        return self.scheduler.memory.prefixes.tokens_of(request.known_ids())
 
     def submit(self, request: SimulatedRequest, now_s: float) -> None:
         """Take a request; it gets its turn at the next step."""
@@ -166,11 +164,7 @@ class Replica:
         if batch.prefill:
             self._time_prompts(run, rows)
             return
-        run.steps = 1 if batch.preempted else run.left
-        if self._cache.pages is not None:
-            run.steps = max(1, self.scheduler.memory.steps_that_fit(decode, run.steps))
-        if self.options.copies_in_background:
-            run.steps = min(run.steps, self._host.next_save(decode)[1])
+        run.steps = self._steps_alike(run)
         run.decode_s = decode_s(run.lines, decode.size, run.cached, run.steps)
         self.event_s = begin_s + run.decode_s
         if self.options.copies_in_background:
@@ -186,7 +180,7 @@ class Replica:
         for request in self._arrived:
             if request.imported:
                 ids = request.ids[: request.imported]
-                self.scheduler.memory.imports.add(ids, self._cache.saved(request.imported))
+                self.scheduler.memory.prefixes.imports.add(ids, self._cache.saved(request.imported))
                 request.imported = 0
             self.scheduler.submit(request)
         self._arrived = []
@@ -312,9 +306,16 @@ class Replica:
         rows = decode.size
         return ReplicaState(rows, running - rows, run.waiting, run.cached + read, unread, reserved)
 
+    def _steps_alike(self, run: _Run) -> int:
+        """Return how many decode steps need no more pages than are free, and fill no blocks that would be saved."""
+        steps, decode = 1 if run.batch.preempted else run.left, run.batch.decode
+        if self._cache.pages is not None:
+            steps = max(1, self.scheduler.memory.steps_that_fit(decode, steps))
+        return min(steps, self._host.next_save(decode)[1]) if self.options.copies_in_background else steps
+
     def _cut_for_copies(self, run: _Run) -> None:
         """Let no step but the first begin after a slot has what it waits for, or the link is idle and has work."""
-        for until_s in (self.scheduler.memory.next_arrival_s, self._host.next_save(run.batch.decode)[0]):
+        for until_s in (self.scheduler.memory.prefixes.next_arrival_s, self._host.next_save(run.batch.decode)[0]):
             if until_s < math.inf:
                 self._cut(run, until_s)
 

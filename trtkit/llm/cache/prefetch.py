@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ class Prefetches:
         return [page for each in (*self._known.values(), *orphans) if each is not None for page in each.pages]
 
     def begin(self, request_id: str, ids: Ints, soft: SoftTokens | None, least: int) -> None:
-        """Load what the host has of a request's tokens `ids`, as they are compared, if it is at least `least` tokens."""
+        """Load what the host has of a request's tokens, `ids` as they are compared, if it is `least` tokens or more."""
         pages, size = self._pages, self._pages.page_tokens
         matched = pages.match(ids, soft)
         common, blocks = len(matched) * size, self._host.blocks
@@ -101,7 +102,8 @@ class Prefetches:
                 self._pages.let_go(prefetched.pages)
 
     def give_way(self) -> bool:
-        """Let all pages that have come be evicted; return whether there were some."""
+        """Let all pages be evicted, after waiting for those that have yet to come; return whether there were some."""
+        self.land(math.inf)
         held = [name for name, each in self._known.items() if each is not None and each.arrival is None and each.pages]
         for name in held:
             prefetched = self._known[name]

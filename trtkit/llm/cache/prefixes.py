@@ -12,47 +12,48 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.llm.cache import PageChange
+    from trtkit.llm.cache.prefix_store import PrefixStore
     from trtkit.llm.execution import SavedSequence
     from trtkit.llm.execution.execution import SequenceCache
-    from trtkit.llm.scheduler.memory import SequenceMemory
+    from trtkit.llm.scheduler.slots import Slots
 
 
 class Prefixes:
     """What an engine has cached of prompts without adapters. min_tokens: the shortest prefix worth exporting."""
 
-    def __init__(self, memory: SequenceMemory, cache: SequenceCache, min_tokens: int) -> None:
-        self._memory, self._cache, self._min_tokens = memory, cache, min_tokens
+    def __init__(self, store: PrefixStore, slots: Slots, cache: SequenceCache, min_tokens: int) -> None:
+        self._store, self._slots, self._cache, self._min_tokens = store, slots, cache, min_tokens
 
     def export(self, ids: Sequence[int]) -> SavedSequence | None:
         """Return the longest prefix of a prompt that a slot's cache holds, without the last token; None if short."""
-        count, cache, pages = self.tokens_of(ids), self._cache, self._memory.pages
+        count, cache, pages = self.tokens_of(ids), self._cache, self._store.pages
         if count < self._min_tokens:
             return None
-        if not self._memory.finds_by_content or pages is None:
-            return cache.save(self._memory.slots.shared_prefix(ids)[0], count)
-        spare = self._memory.slots.count  # a row of the table that no request has
+        if not self._store.finds_by_content or pages is None:
+            return cache.save(self._slots.shared_prefix(ids)[0], count)
+        spare = self._slots.count  # a row of the table that no request has
         cache.tell(spare, pages.match(np.asarray(ids, np.int64)))
         return cache.save(spare, count)
 
     def tokens_of(self, ids: Sequence[int]) -> int:
         """Return how many tokens of a prompt, without its last one, are cached."""
-        return self._memory.shared_prefix(np.asarray(ids, np.int64))[1]
+        return self._store.shared_prefix(np.asarray(ids, np.int64))[1]
 
     @property
     def are_pages(self) -> bool:
         """Whether prefixes are found as pages, not in slots."""
-        return self._memory.finds_by_content
+        return self._store.finds_by_content
 
     def changes(self) -> list[PageChange]:
         """Return which pages of prefixes have come and gone since the last call, if `are_pages`."""
-        assert self._memory.pages is not None
-        self._memory.register_running()
-        return self._memory.pages.tree.changes()
+        assert self._store.pages is not None
+        self._store.register_running()
+        return self._store.pages.tree.changes()
 
     def has_whole(self, ids: Sequence[int]) -> bool:
         """Whether all of a prompt that can be cached is: all but its last token, or the full pages of that."""
-        pages, most = self._memory.pages, len(ids) - 1
-        if pages is not None and self._memory.finds_by_content:
+        pages, most = self._store.pages, len(ids) - 1
+        if pages is not None and self._store.finds_by_content:
             most -= most % pages.page_tokens
         return self.tokens_of(ids) == most
 
@@ -66,4 +67,4 @@ class Prefixes:
         if len(ids) < saved.tokens:
             what = f"{len(ids)} token ids are too few for {saved.tokens} cached tokens"
             raise ExecutionError(what, "KV cache", "give the ids of all cached tokens")
-        return self._memory.imports.add(np.asarray(ids[: saved.tokens], np.int64), saved)
+        return self._store.imports.add(np.asarray(ids[: saved.tokens], np.int64), saved)

@@ -66,7 +66,8 @@ class LLMEngine:
         self._packed = self._options.packed_calls(execution)
         self._in_flight: list[InFlight] = []
         self._counted = replace(execution.calls)
-        self.prefixes = Prefixes(self._scheduler.memory, execution.cache, self._options.min_shared_tokens)
+        store, slots = self._scheduler.memory.prefixes, self._scheduler.slots
+        self.prefixes = Prefixes(store, slots, execution.cache, self._options.min_shared_tokens)
 
     @property
     def statistics(self) -> Statistics:

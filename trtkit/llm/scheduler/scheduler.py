@@ -145,7 +145,7 @@ class Scheduler(Generic[T]):
     ) -> None:
         """Put a request that has ended among those of this step."""
         request.metrics.finished_s = self.clock()
-        self.memory.release(request)
+        self.memory.prefixes.release(request)
         self.ended.append(Ended(request, generated, reason, stop_reason, beams))
 
     # A step
@@ -160,22 +160,23 @@ class Scheduler(Generic[T]):
         for request in self.queue.wake(now_s):
             what = f"its deadline passed after {request.scheduling.deadline_s:g} s in the queue"
             self.report(request, [], "error", what)
-        self.memory.land(now_s)
+        self.memory.prefixes.land(now_s)
         self._admit_waiting()
-        self.memory.land(now_s)
+        self.memory.prefixes.land(now_s)
         decode, chunks = self._work(launched)
-        if not len(decode) and not chunks and (due_s := self.memory.next_arrival_s) < math.inf:
-            self.memory.land(due_s)  # there is nothing else to do
+        if not len(decode) and not chunks and (due_s := self.memory.prefixes.next_arrival_s) < math.inf:
+            self.memory.prefixes.land(due_s)  # there is nothing else to do
             decode, chunks = self._work(launched)
         if self.queue.counts:
             self._note_service(decode, chunks)
         if launched is None and self._preempted:
             decode = decode[self.slots.is_running[decode]]
         if self.options.copies_in_background:
-            if self.memory.prefetches is not None and not self.slots.free:
-                for request in self.queue.upcoming(_PREFETCHED):
-                    self.memory.prefetch(request)
-            self.memory.save_ahead(lambda: self.running.in_order(np.array(list(self.running.requests), np.int64)))
+            if not self.slots.free:
+                self.memory.prefixes.prefetch(self.queue.upcoming(_PREFETCHED))
+            self.memory.prefixes.save_ahead(
+                lambda: self.running.in_order(np.array(list(self.running.requests), np.int64))
+            )
         if not chunks:
             return self._batch(decode)
         return self._batch(decode, self._in_whole_tiles(decode, group_chunks(chunks, self._call_form)))
@@ -201,7 +202,7 @@ class Scheduler(Generic[T]):
     def ready(self) -> Ints:
         """Return the slots, in order, whose last token alone is not in the cache, and that have more to generate."""
         lengths = self.slots.sequences.lengths
-        has_all = (self.slots.cached + 1 == lengths) & ~self.memory.is_loading
+        has_all = (self.slots.cached + 1 == lengths) & ~self.memory.prefixes.is_loading
         ready: Ints = (has_all & (lengths < self.running.ends)).nonzero()[0]
         return ready
 
@@ -262,8 +263,9 @@ class Scheduler(Generic[T]):
         computing them, which is waited for.
         """
         lengths, slots = self.slots.sequences.lengths, self.slots
-        unread: Ints = (slots.is_running & ~self.memory.is_loading & (slots.cached < lengths - 1)).nonzero()[0]
-        budget, chunks = max(1, self._budget - decoding), []
+        unread: Ints = (slots.is_running & ~self.memory.prefixes.is_loading & (slots.cached < lengths - 1)).nonzero()[0]
+        budget = max(1, self._budget - decoding)
+        chunks: list[Chunk] = []
         for slot in self.running.in_order(unread) if unread.size else ():
             if budget <= 0:
                 break
@@ -368,7 +370,7 @@ class Scheduler(Generic[T]):
         """Take a request's slot; it keeps its tokens, and goes on from them when its turn comes again."""
         prompt_length = int(self.slots.sequences.prompt_lengths[slot])
         most = prompt_length if self.running.is_beam[slot] else None  # beams begin again
-        retained = self.memory.retain(slot, most)
+        retained = self.memory.prefixes.save(slot, most)
         generated: list[int] = self.slots.sequences.known(slot).tolist()
         request = self._leave(slot)
         self._preempted.append(slot)

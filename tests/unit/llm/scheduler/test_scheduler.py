@@ -194,7 +194,7 @@ class Contents:
 
 def check_pages(scheduler: Scheduler[SimulatedRequest]) -> None:
     """Every page is free, unused, or in as many tables as it has references; none is in two otherwise."""
-    pages, prefetches = scheduler.memory.pages, scheduler.memory.prefetches
+    pages, prefetches = scheduler.memory.pages, scheduler.memory.prefixes.prefetches
     if pages is None:
         return
     ahead = [] if prefetches is None else prefetches.held()
@@ -258,7 +258,7 @@ def test_what_batches_do_in_order_leaves_every_sequence_in_its_place(case: Case)
         contents.run(batch)
         decoding, reading = batch.decode.tolist(), [chunk for group in batch.prefill for chunk in group]
         idle = set(machine.scheduler.running.requests) - set(decoding) - {chunk.slot for chunk in reading}
-        for slot in idle - set(machine.scheduler.memory.is_loading.nonzero()[0].tolist()):
+        for slot in idle - set(machine.scheduler.memory.prefixes.is_loading.nonzero()[0].tolist()):
             assert contents.cached(slot) == slots.sequences.tokens[slot, : slots.cached[slot]].tolist()
         for slot, length in [(slot, slots.cached[slot] + 1) for slot in decoding] + [
             (chunk.slot, chunk.start + chunk.count) for chunk in reading

@@ -38,8 +38,9 @@ class _Unwritten:
 class BlockTier:
     """As many blocks as `limit_bytes` hold, at least one. What is to be copied is appended to `transfers`.
 
-    tokens, size_bytes: of a block. link: that blocks are copied over. files: where blocks are written too, and found when the memory has them no longer.
-    rows: of the memory. filled: what rows are to hold that were read from files, until it is there.
+    tokens, size_bytes: of a block. link: that blocks are copied over. files: where blocks are written too, and found
+    when the memory has them no longer. rows: of the memory. filled: what rows are to hold that were read from files,
+    until it is there.
     """
 
     def __init__(
@@ -77,7 +78,9 @@ class BlockTier:
         most: how many at most; any number if None.
         """
         store = self.store
-        retained, new, new_places = store.retain(keys), [], []
+        retained = store.retain(keys)
+        new: list[bytes] = []
+        new_places: list[int] = []
         for key, place in zip(keys, places, strict=True):
             if key in store:
                 continue

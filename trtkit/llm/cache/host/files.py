@@ -74,7 +74,7 @@ class FileTier:
         try:
             if not folder.exists():
                 folder.mkdir(mode=0o700, parents=True)
-            self._folder.mkdir(exist_ok=True)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             self._folder.chmod(0o700)  # caches tell what the prompts were
             self._descriptor = open_lock(self._folder / "lock")
         except OSError as error:
@@ -180,7 +180,7 @@ class FileTier:
         header = _HEADER.pack(_MAGIC, self._identity, key, len(data), tokens)
         temporary = self._folder / f"{secrets.token_hex(8)}{_TEMPORARY}"
         try:
-            with temporary.open("xb") as file:
+            with open(temporary, "xb", opener=_open_private) as file:
                 file.write(header)
                 file.write(_digest(header, data))
                 file.write(data)
@@ -207,6 +207,10 @@ class FileTier:
 
     def _path(self, key: bytes, tokens: int) -> Path:
         return self._folder / f"{key.hex()}.{tokens}{_SUFFIX}"
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _digest(header: bytes, data: bytes) -> bytes:

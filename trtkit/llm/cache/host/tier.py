@@ -5,9 +5,9 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from trtkit.jobs.json_form import to_json
 import numpy as np
 
+from trtkit.jobs.json_form import to_json
 from trtkit.llm.cache import block_keys, contents
 from trtkit.llm.cache.host import BlockTier, FileTier, SequenceTier
 from trtkit.llm.cache.host.link import Link
@@ -149,7 +149,7 @@ class HostTier:
         return max(common, block * self.blocks.tokens)
 
     def load(self, slot: int, on_host: HostPrefix) -> Arrival | None:
-        """Bring what the host has into a slot, which has memory for it; return when it comes if steps go on meanwhile."""
+        """Load what the host has into a slot, which has memory for it; return when it comes, if steps run meanwhile."""
         if on_host.whole is not None or self.blocks is None:
             self.load_whole(slot, on_host.whole or 0, on_host.tokens)
             return None

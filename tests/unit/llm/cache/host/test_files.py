@@ -150,8 +150,11 @@ def test_a_folder_is_one_process_s_own(opened: Callable[..., FileTier], tmp_path
 
 
 def test_nobody_else_may_read_the_folder(opened: Callable[..., FileTier], tmp_path: Path) -> None:
-    opened().put(key_of(1), 16, block(1))
+    files = opened()
+    files.put(key_of(1), 16, block(1))
+    files.flush()
     assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o700]
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("*/*.kv")} == {0o600}
 
 
 def test_a_folder_under_the_name_of_a_file_is_left_alone(opened: Callable[..., FileTier], tmp_path: Path) -> None:

@@ -1,0 +1,247 @@
+"""What is cached of prompts: in slots or pages, in host memory and files, or imported from other workers.
+
+One store answers for all tiers: `match` says how much of a request is cached and where, `load` brings it into a slot,
+`save` lets the host keep what a slot has. It decides with numbers; what is to be copied is appended to `transfers`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from trtkit.llm.cache.host.tier import HostTier
+from trtkit.llm.cache.imports import Imports
+from trtkit.llm.cache.prefetch import Prefetches
+from trtkit.llm.cache.transfers import CopyTokens, DropSequence
+from trtkit.llm.sequences import UNKNOWN, keyed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from trtkit.llm.cache.host.blocks import Arrival
+    from trtkit.llm.cache.host.tier import HostPrefix
+    from trtkit.llm.cache.transfers import CacheLayout, Transfer
+    from trtkit.llm.execution import SavedSequence
+    from trtkit.llm.scheduler.costs import Statistics, StepCosts
+    from trtkit.llm.scheduler.options import SchedulerOptions
+    from trtkit.llm.scheduler.request import Schedulable
+    from trtkit.llm.scheduler.slots import Bools, Slots
+    from trtkit.llm.sequences import Ints
+    from trtkit.llm.soft_tokens import SoftTokens
+
+Tier = Literal["none", "slot", "pages", "host", "import"]
+
+
+@dataclass(frozen=True)
+class Match:
+    """How many tokens of a request are cached, and the farthest tier that has some of them.
+
+    common: those that caches have: `pages`, or the slot `source`. on_host: what follows them, or all, on the host or in
+    files, which stays until it is loaded. imported: all of them, from another worker.
+    """
+
+    tokens: int = 0
+    tier: Tier = "none"
+    common: int = 0
+    source: int = 0
+    pages: Sequence[int] = ()
+    on_host: HostPrefix | None = None
+    imported: SavedSequence | None = None
+
+
+class PrefixStore:
+    """The tiers of one engine's caches.
+
+    finds_by_content: whether prefixes are found as pages, not in slots. is_loading: [slots], which of them wait for
+    what the host has of them. prefetches: what is loaded ahead of its turn; None if nothing is.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        slots: Slots,
+        options: SchedulerOptions,
+        costs: StepCosts,
+        statistics: Statistics,
+        transfers: list[Transfer],
+        clock: Callable[[], float],
+    ) -> None:
+        self._layout, self._slots, self._options = layout, slots, options
+        self._statistics, self._transfers = statistics, transfers
+        self.pages = layout.pages
+        self.finds_by_content = layout.pages is not None and not layout.has_slot_memory
+        self.imports = Imports(options.most_imported_bytes)
+        self.host = HostTier(layout, slots, options, costs, transfers, clock)
+        self.is_loading: Bools = np.zeros(options.slots, np.bool_)
+        self._arrivals: dict[int, Arrival] = {}
+        loads_ahead = self.finds_by_content and self.host.link.is_background
+        self.prefetches = Prefetches(self.pages, self.host) if self.pages is not None and loads_ahead else None
+
+    # Match and load
+
+    def is_looked_up(self, request: Schedulable) -> bool:
+        """Whether anything that is cached can be a request's."""
+        shares = self._options.shares_prefixes or request.metrics.preemptions > 0 or len(self.imports) > 0
+        return shares and not request.needs_whole_prompt
+
+    def match(self, request: Schedulable) -> Match:
+        """Return what is cached of a request's known tokens, without the last one. Host blocks stay until `load`."""
+        if not self.is_looked_up(request):
+            return Match()
+        common = self.match_cached(request)
+        ids, soft, least = (
+            keyed(request.known_ids(), request.adapter_id.key),
+            request.soft,
+            self._options.min_shared_tokens,
+        )
+        longer = max(common.tokens + 1, least)
+        imported = None if soft is not None else self.imports.take(ids, longer, is_whole=self._layout.has_states)
+        if imported is not None:
+            return Match(imported[1], "import", imported=imported[0])
+        on_host = self.host.find(ids, soft, common.tokens, longer)
+        if on_host is None:
+            return common
+        if on_host.whole is not None:
+            return Match(on_host.tokens, "host", on_host=on_host)
+        return Match(on_host.tokens, "host", common.tokens, common.source, common.pages, on_host)
+
+    def match_cached(self, request: Schedulable) -> Match:
+        """Return what slots or pages have of a request's known tokens, if it is worth sharing."""
+        ids, soft, key = request.known_ids(), request.soft, request.adapter_id.key
+        if self.pages is not None and self.finds_by_content:
+            pages, source = self.pages.match(keyed(ids, key), soft), 0
+            tokens = len(pages) * self.pages.page_tokens
+        else:
+            pages, (source, tokens) = [], self.shared_prefix(ids, soft, key)
+        if not tokens or tokens < self._options.min_shared_tokens:
+            return Match()
+        return Match(tokens, "pages" if pages else "slot", tokens, source, pages)
+
+    def load(self, slot: int, match: Match, request: Schedulable) -> None:
+        """Let a slot that was taken begin with what matches."""
+        if match.pages and self.pages is not None:
+            self.pages.adopt(slot, match.pages)
+            prefetched = 0 if self.prefetches is None else min(match.common, self.prefetches.tokens_of(request.id))
+            self._note_restored(request, prefetched)
+        elif match.common:
+            self.copy(match.source, slot, 0, match.common)
+        if match.imported is not None:
+            number = self.host.sequences.number(match.imported)
+            self.host.load_whole(slot, number, match.imported.tokens)
+            self._transfers.append(DropSequence(number))
+            self._statistics.imported_tokens += match.tokens
+        if match.on_host is not None:
+            if self.pages is not None and self.finds_by_content:
+                self.pages.grow(slot, match.tokens)
+            arrival = self.host.load(slot, match.on_host)
+            if arrival is not None:
+                self._arrivals[slot], self.is_loading[slot] = arrival, True
+            self._note_restored(request, match.tokens - match.common)
+            self._statistics.file_tokens += match.on_host.file_tokens
+
+    def copy(self, source: int, target: int, start: int, stop: int) -> None:
+        """Let `target` hold the first `stop` tokens of `source`, of which it has the first `start`."""
+        if source == target:
+            return
+        if self.pages is not None:
+            self.pages.share(source, target, stop)
+        if self.pages is None or self._layout.has_slot_memory:
+            self._transfers.append(CopyTokens(source, target, start, stop))
+        if self._slots.positions is not None:
+            self._slots.set_position(target, int(self._slots.positions[source]))
+
+    def shared_prefix(self, ids: Ints, soft: SoftTokens | None = None, adapter_key: int = 0) -> tuple[int, int]:
+        """Return the slot whose cache begins most like a prompt, and for how many tokens; pages are found in none."""
+        if self.pages is not None and self.finds_by_content:
+            return 0, len(self.pages.match(keyed(ids, adapter_key), soft)) * self.pages.page_tokens
+        source, common = self._slots.shared_prefix(ids, soft, adapter_key)
+        return source, 0 if self.is_loading[source] else common
+
+    def tokens_of(self, ids: Ints) -> int:
+        """Return how many tokens of a prompt are cached, on the host too."""
+        self.register_running()
+        return self.host.tokens_of(ids, self.shared_prefix(ids)[1])
+
+    # Save
+
+    def save(self, slot: int, most: int | None = None) -> list[bytes]:
+        """Let the host keep what a slot has cached, or its first `most` tokens; return the keys to release."""
+        self.await_load(slot)
+        return self.host.keep(slot, most, is_retained=True)
+
+    def offload(self, slot: int) -> None:
+        """Let the host keep what a slot has, which will be overwritten; pages are kept when they are."""
+        if not self.finds_by_content and self._options.shares_prefixes:
+            self.host.keep(slot)
+
+    def save_ahead(self, running: Callable[[], list[int]]) -> None:
+        """Save what slots and pages lose next. running: gives slots in the order of their requests."""
+
+        def taken_next() -> Iterator[int]:
+            self.register_running()
+            if not self.finds_by_content:
+                yield from self._slots.ended()
+            yield from (slot for slot in reversed(running()) if not self.is_loading[slot])
+
+        self.host.save_ahead(taken_next)
+
+    def register(self, slot: int) -> None:
+        """Let other requests find what a slot has cached, as far as the host knows its tokens."""
+        if self.pages is not None and self.finds_by_content:
+            sequences = self._slots.sequences
+            ids = sequences.tokens[slot, : self._slots.cached[slot]]
+            unknown = (ids == UNKNOWN).nonzero()[0]
+            ids = sequences.keyed(slot, ids[: unknown[0]] if unknown.size else ids)
+            self.pages.register(slot, ids, sequences.soft.get(slot))
+
+    def register_running(self) -> None:
+        """Let other requests find what those that run have cached."""
+        if self.pages is not None and self.finds_by_content and self._options.shares_prefixes:
+            full = self._slots.cached // self.pages.page_tokens > self.pages.registered[: self._slots.count]
+            for slot in (full & self._slots.is_running & ~self.is_loading).nonzero()[0].tolist():
+                self.register(slot)
+
+    def release(self, request: Schedulable) -> None:
+        """Let go of what the host keeps for a request, and of what was loaded for it."""
+        if self.prefetches is not None:
+            self.prefetches.release(request.id)
+        if request.retained:
+            self.host.release(request.retained)
+            request.retained = []
+
+    # What comes while steps run
+
+    @property
+    def next_arrival_s(self) -> float:
+        """When the next slot has what it waits for; infinite if none waits."""
+        return min((arrival.due_s for arrival in self._arrivals.values()), default=math.inf)
+
+    def land(self, now_s: float) -> None:
+        """Let slots go on that have what the host had of them, and pages be found that were loaded ahead."""
+        if self.prefetches is not None:
+            self.prefetches.land(now_s)
+        for slot in [slot for slot, arrival in self._arrivals.items() if arrival.due_s <= now_s]:
+            self.await_load(slot)
+
+    def await_load(self, slot: int) -> None:
+        """Let the next call find what is loaded into a slot, however long that takes."""
+        arrival = self._arrivals.pop(slot, None)
+        if arrival is not None and self.host.blocks is not None:
+            self.is_loading[slot] = False
+            self.host.blocks.await_load(arrival)
+
+    def prefetch(self, requests: Sequence[Schedulable]) -> None:
+        """Load what the host has of requests that wait, in turn, if there are pages for them and the link is idle."""
+        prefetches = self.prefetches
+        for request in requests if prefetches is not None else ():
+            known, is_looked_up = request.prompt_tokens + len(request.generated), self.is_looked_up(request)
+            if prefetches is not None and is_looked_up and prefetches.may_begin(request.id, known):
+                ids = keyed(request.known_ids(), request.adapter_id.key)
+                prefetches.begin(request.id, ids, request.soft, self._options.min_shared_tokens)
+
+    def _note_restored(self, request: Schedulable, tokens: int) -> None:
+        request.metrics.restored += tokens
+        self._statistics.restored_tokens += tokens
