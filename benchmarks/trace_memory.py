@@ -1,9 +1,9 @@
 """Memory of KV caches on published traces, in simulation: Llama 3.1 8B on H200s, at their roofline.
 
 Caches of each kind get the first 4,000 requests of each trace a thousand times as fast as they came, so there are
-always more than fit. With host memory, three GPUs get all requests of Mooncake's conversations as fast as they came.
+always more than fit. `benchmarks.host_memory` adds host memory.
 
-`python -m benchmarks.trace_memory FOLDER [PART...]` simulates some parts again: traces, or `host`. FOLDER has the files
+`python -m benchmarks.trace_memory FOLDER [TRACE...]` simulates some traces again. FOLDER has the files
 of the GitHub repositories Azure/AzurePublicDataset (data/AzureLLMInferenceTrace_*.csv) and kvcache-ai/Mooncake
 (FAST25-release/traces/*.jsonl).
 """
@@ -25,7 +25,7 @@ from trtkit.planning.gpus import find_gpus
 from trtkit.planning.plan import PlanRequest, llm_question
 from trtkit.planning.source import find_model
 from trtkit.simulation.fleet import FleetOptions, simulate
-from trtkit.simulation.machine import Caches, MachineOptions, RooflineTimes, machine_of
+from trtkit.simulation.machine import Caches, MachineOptions, machine_of
 from trtkit.simulation.replica_options import ReplicaOptions
 from trtkit.simulation.requests import BLOCK_TOKENS, Traffic
 from trtkit.simulation.summary import summarize
@@ -45,9 +45,6 @@ TRACES = {
     "Mooncake, synthetic": "synthetic_trace.jsonl",
 }
 COUNT, SPEED, BUDGET = 4000, 1000, 2048
-CONVERSATIONS, HOST_PAGE, REPLICAS = "Mooncake, conversations", 64, 3
-HOST_GIB = {"none": 0, "64 GiB": 64, "512 GiB": 512}
-FREE = ", copies in no time"
 SLOTS = (1024, 768, 512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 8)
 
 
@@ -143,35 +140,6 @@ def memory(work: Traffic) -> dict[str, Any]:
     return figures
 
 
-def host(work: Traffic) -> dict[str, Any]:
-    """Return what host memory of several sizes saves, for each of the GPUs, if copies take time and if they do not."""
-    options = engine(ask(work), Form("paged-in-place", HOST_PAGE, shares=True), float(lengths(work).mean()))
-    assert isinstance(options.times, RooflineTimes)
-    free = replace(options, times=replace(options.times, copy_s_per_token=0.0))
-    figures = {}
-    for name, gib in HOST_GIB.items():
-        for copies, base in (("", options), (FREE, free)):
-            if gib or not copies:
-                figures[name + copies] = with_host(work, base, gib)
-                print(name + copies, figures[name + copies], flush=True)
-    return {"trace": CONVERSATIONS, "gpus": REPLICAS, "page_tokens": HOST_PAGE, "memory": figures}
-
-
-def with_host(work: Traffic, options: ReplicaOptions, gib: int) -> dict[str, Any]:
-    """Return what GPUs with so much host memory each compute and find, and how long first tokens take."""
-    own = replace(options, host_tokens=gib * (1 << 30) // options.token_bytes)
-    found = run(work, FleetOptions(own, REPLICAS, "prefix"))
-    return {
-        "host_tokens": own.host_tokens,
-        "prompt_tokens_computed": found.computed_tokens,
-        "cached_share_of_prompt_tokens": round(found.shared, 4),
-        "restored_share_of_prompt_tokens": round(found.restored, 4),
-        "ttft_ms": {"mean": round(found.ttft.mean_ms, 1), "p99": round(found.ttft.p99_ms, 1)},
-        "tpot_ms": {"mean": round(found.tpot.mean_ms, 2), "p99": round(found.tpot.p99_ms, 2)},
-        "utilization": round(found.utilization, 4),
-    }
-
-
 def about(work: Traffic, path: Path) -> dict[str, Any]:
     """Return what a trace is, of which `work` is what the model has positions for."""
     total = lengths(work)
@@ -206,22 +174,6 @@ def table(traces: dict[str, Any]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def host_table(figures: dict[str, Any]) -> str:
-    """Return what host memory saves as the rows that docs/memory.md shows."""
-    titles = ("prompt tokens computed", "found on GPU", "found on host", "TTFT, mean", "TTFT, p99")
-    rows = [f"| host memory | {' | '.join(titles)} |", f"| --- {'| --: ' * len(titles)}|"]
-    for name, found in figures["memory"].items():
-        cached, restored = (found[f"{each}_share_of_prompt_tokens"] for each in ("cached", "restored"))
-        cells = (
-            f"{found['prompt_tokens_computed'] / 1e6:.1f} million",
-            _share(cached - restored),
-            _share(restored),
-            *(f"{found['ttft_ms'][each]:,.0f} ms" for each in ("mean", "p99")),
-        )
-        rows.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(rows) + "\n"
-
-
 def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
 
@@ -229,21 +181,16 @@ def _share(value: float) -> str:
 def main(folder: Path, parts: list[str]) -> None:
     """Simulate, write benchmarks/results/trace_memory.json, and put the tables into the docs."""
     traces: dict[str, Any] = {}
-    hosts: dict[str, Any] = {}
     for name, file in TRACES.items():
         if not parts or name in parts:
             work = read(folder / file, SPEED)
             traces[name] = {**about(work, folder / file), "caches": memory(work)}
-    if not parts or "host" in parts:
-        hosts = host(read(folder / TRACES[CONVERSATIONS], 1.0))
     path = RESULTS / "trace_memory.json"
-    known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"traces": {}, "host": {}}
-    traces, hosts = {**known["traces"], **traces}, hosts or known["host"]
+    known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"traces": {}}
+    traces = {**known["traces"], **traces}
     traces = {name: traces[name] for name in TRACES if name in traces}
-    print(write("trace_memory", {"model": MODEL, "gpu": GPU, "efficiency": 1.0, "traces": traces, "host": hosts}))
+    print(write("trace_memory", {"model": MODEL, "gpu": GPU, "efficiency": 1.0, "traces": traces}))
     write_between(DOCS, "traces", table(traces))
-    if hosts:
-        write_between(DOCS, "host on a trace", host_table(hosts))
 
 
 if __name__ == "__main__":

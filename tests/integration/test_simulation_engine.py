@@ -306,7 +306,7 @@ def test_the_host_gives_back_what_it_gives_the_engine(
     assert (engine.statistics.restored_tokens > 0) == (host_tokens > 0)
 
 
-@pytest.mark.parametrize("staged_blocks", [1, 100])
+@pytest.mark.parametrize("staged_blocks", [1, pytest.param(100, marks=SLOW)])
 @pytest.mark.parametrize("pages", [None, 28], ids=["slots", "pages"])
 @pytest.mark.parametrize(("schedule", "host_tokens", "copy_token_s"), hosts())
 def test_copies_in_the_background_are_the_engine_s(

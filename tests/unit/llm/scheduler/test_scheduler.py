@@ -80,6 +80,7 @@ class Machine:
 
     def __init__(self, case: Case) -> None:
         self.case, self.clock, self.ended, self.step = case, Clock(), list[str](), 0
+        self.waited_s = 0.0  # in the last step, for copies
         times, in_background = MeasuredTimes(1.0, copy_token_s=case.copy_s or 0.0), case.copy_s is not None
         options = ReplicaOptions(times, case.slots, LENGTH, 16, pages=case.pages, page_tokens=PAGE, token_bytes=1)
         options = replace(options, copies_in_background=in_background)
@@ -128,7 +129,9 @@ class Machine:
 
     def _carry_out(self, batch: Batch) -> None:
         slots, lengths = self.scheduler.slots, self.scheduler.slots.sequences.lengths
+        before_s = self.clock.now_s
         self.cache.run(batch, self.scheduler.memory.host)
+        self.waited_s = self.clock.now_s - before_s
         slots.cached[batch.decode] += 1
         complete = [chunk.slot for group in batch.prefill for chunk in group if self.scheduler.read(chunk)]
         for slot in [*batch.decode.tolist(), *complete]:
@@ -311,3 +314,40 @@ def test_a_prefix_that_another_request_is_computing_is_waited_for(pages: int | N
     read = [[(chunk.slot, chunk.start, chunk.count) for chunk in step] for step in chunks if step]
     assert sum(count for step in read for _, _, count in step) == 3 * 20 - 8
     assert {(slot, start) for slot, start, _ in read[0]} == {(0, 0), (2, 0)}
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases.map(lambda case: replace(case, pages=None, copy_s=case.copy_s or 0.1)))
+def test_no_step_waits_for_what_another_request_loads(case: Case) -> None:
+    """Time passes for copies only if there is nothing else to do, or if whoever waits is preempted."""
+    machine, last, landed = Machine(case), Batch(np.zeros(0, np.int64)), set[int]()
+    machine.scheduler.memory.host.link.rate.note(case.copy_s or 0.0, 1)  # copies have been measured
+    loading, running = set[int](), dict[int, SimulatedRequest]()
+    for batch in machine.run():
+        busy = {*last.decode.tolist(), *(chunk.slot for group in last.prefill for chunk in group)}
+        assert not machine.waited_s or busy <= landed or last.preempted
+        requests = dict(machine.scheduler.running.requests)
+        new = {slot for slot, request in requests.items() if running.get(slot) is not request}
+        now_loading = set(machine.scheduler.memory.prefixes.is_loading.nonzero()[0].tolist())
+        landed = (loading | new) - now_loading
+        last, loading, running = batch, now_loading, requests
+
+
+def test_blocks_of_the_next_request_come_back_while_another_runs() -> None:
+    """One slot; four long prompts have evicted what the last request's begins with."""
+    fill = tuple((0, 40, 1, block, 0, "a") for block in (2, 3, 4, 5))
+    last = (12, 40, 12, 6, 0, "a"), (12, 16, 2, 1, 0, "a")
+    machine = Machine(Case(1, 40, 16, ScheduleOptions("fcfs"), 1000, ((0, 12, 1, 1, 0, "a"), *fill, *last), None, 0.01))
+    begun, loads = {}, []
+    for batch in machine.run():
+        begun.update({request.id: request for request in machine.scheduler.running.requests.values()})
+        loads += [
+            (batch.decode.size + batch.prompt_tokens, "6" in begun)
+            for each in batch.transfers
+            if isinstance(each, LoadBlocks)
+        ]
+    assert loads
+    assert all(tokens and not has_begun for tokens, has_begun in loads)
+    assert begun["6"].metrics.restored == 8
+    assert machine.scheduler.memory.prefixes.prefetches is not None
+    assert not machine.scheduler.memory.prefixes.prefetches.held()

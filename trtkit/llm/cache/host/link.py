@@ -16,16 +16,20 @@ _NEWEST, _FORGOTTEN = 0.3, 0.1
 
 
 class CopyRate:
-    """A running mean, which a slow copy does not settle forever: with each `forget` it comes closer to the link's."""
+    """A running mean, which a slow copy does not settle forever: with each `forget` it comes closer to the link's.
+
+    measured: the mean itself.
+    """
 
     def __init__(self) -> None:
-        self.seconds_per_byte = _LINK_SECONDS_PER_BYTE
+        self.seconds_per_byte = self.measured = _LINK_SECONDS_PER_BYTE
         self._is_measured = False
 
     def note(self, seconds: float, size_bytes: int) -> None:
         """Take what a copy took."""
         newest, share = seconds / size_bytes, _NEWEST if self._is_measured else 1.0
         self.seconds_per_byte += share * (newest - self.seconds_per_byte)
+        self.measured += share * (newest - self.measured)
         self._is_measured = True
 
     def forget(self) -> None:
@@ -63,13 +67,13 @@ class Link:
     @property
     def room_bytes(self) -> int:
         """What can be saved now so that no step waits: what is packed on the device until it is copied."""
-        left_s, of_byte_s = self._free_s - self._clock(), self.rate.seconds_per_byte
+        left_s, of_byte_s = self._free_s - self._clock(), self.rate.measured
         return self.staged_bytes if left_s <= 0 else max(0, self.staged_bytes - int(left_s / of_byte_s))
 
     def begin(self, size_bytes: int, *, is_save: bool = False) -> float:
         """Note a copy; return when it will be over."""
         now_s = self._clock()
-        self._free_s = max(now_s, self._free_s) + size_bytes * self.rate.seconds_per_byte
+        self._free_s = max(now_s, self._free_s) + size_bytes * self.rate.measured
         if is_save:
             self._rest_s = now_s + (self._free_s - now_s) / _SAVE_SHARE
         return self._free_s
