@@ -195,7 +195,7 @@ def test_requests_that_are_admitted_together_share_what_the_first_of_them_comput
 
 
 def test_a_request_shares_what_is_computed_while_it_waits_for_its_first_piece() -> None:
-    """It begins with all of the first prompt but its last token, though it has a slot from the first of four steps on."""
+    """It begins with all of the first prompt but its last token, though it has a slot from the start."""
     prompt = list(range(5, 35))
     tested = engine(SLOTS, min_shared_tokens=4, token_budget=8)
     answers = run(tested, [Request(name, prompt, settings(max_tokens=3, temperature=0)) for name in "ab"])
