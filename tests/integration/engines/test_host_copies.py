@@ -16,6 +16,7 @@ from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import Bundle, open_bundle
 from trtkit.config.load import load_config
 from trtkit.jobs.runner import new_runner
+from trtkit.llm.cache import PageTables
 from trtkit.llm.execution.host_blocks import LocalBlocks
 from trtkit.llm.execution.saved import CacheArray, CacheForm
 from trtkit.runtime.host_device import HostDevice
@@ -112,3 +113,27 @@ def test_a_buffer_that_is_filled_while_it_is_emptied_is_seen(is_planted: bool) -
         blocks.settle()
     saved = torch.cat([form.block_views(host)["key"][block].flatten() for block in range(count)])
     assert torch.equal(saved, torch.arange(2.0 * count)) is not is_planted
+
+
+@pytest.mark.parametrize("hurries", [True, False])
+def test_what_was_loaded_ahead_of_its_turn_gives_the_same_tokens(
+    hurries: bool, paged: Bundle, gpu: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forty prompts wait for one slot, twice; pages hold a third of them, and the host all."""
+    gpu.plans.add(paged)
+    gpu.device.hurries = hurries
+    r, loaded, register_held = random.Random(4), [], PageTables.register_held
+    prompts = [[r.randrange(5, 60) for _ in range(36)] for _ in range(40)]
+
+    def noted(tables: PageTables, known: list[int], new: list[int], contents: list[bytes]) -> list[int]:
+        loaded.extend(new)
+        return register_held(tables, known, new, contents)
+
+    monkeypatch.setattr(PageTables, "register_held", noted)
+    tokens = []
+    for runtime, host_gib in (("reference", 0.0), ("tensorrt", 1e-2)):
+        with LLM(paged, runtime=runtime, slots=1, cache_gib=3e-4, host_cache_gib=host_gib) as llm:
+            runs = [llm.generate([list(prompt) for prompt in prompts], tiny_llm.GREEDY) for _ in range(2)]
+            tokens.append([output.outputs[0].token_ids for run in runs for output in run])
+    assert tokens[0] == tokens[1]
+    assert len(loaded) > 20
