@@ -1,0 +1,63 @@
+"""What docs/features.md says works, works; what it says is refused is refused."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import tiny_llm
+from tests.decoder_cases import CASES
+from tests.features import FEATURES, PAGE, Subject, first_cases
+from tests.selection import slow_unless
+from trtkit.builder.build import build_bundle
+from trtkit.jobs.runner import new_runner
+from trtkit.verification.jobs import VerifySettings
+from trtkit.verification.verify import verify_bundle
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FAMILIES = list(first_cases())
+SAMPLE = random.Random(5).sample(FAMILIES, 6)
+
+
+def cells(family: str) -> list[str]:
+    """Return the page's row of a family."""
+    (row,) = re.findall(rf"^\| `{family}` \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return str(row).split(" | ")
+
+
+def refusal(number: str) -> str:
+    """Return the refusal that a cell names; "" for none."""
+    if number == "·":
+        return ""
+    (text,) = re.findall(rf"^{number}\. (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return str(text)
+
+
+@pytest.mark.parametrize("family", slow_unless(SAMPLE.__contains__, FAMILIES))
+def test_a_family_has_the_features_that_the_page_names(family: str, tmp_path: Path) -> None:
+    subject = Subject.of(first_cases()[family], tmp_path)
+    assert [refusal(cell) for cell in cells(family)] == [subject.refusal([each]) for each in FEATURES.values()]
+
+
+PAIRS = list(itertools.combinations(FEATURES, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_two_features_that_work_together_verify(one: str, other: str, tmp_path: Path) -> None:
+    """Of a Llama; the other families' pairs are tried as networks only."""
+    case = next(case for case in CASES if case.model_type == "llama")
+    vocab_size = len(tiny_llm.tokenizer())
+    subject = Subject.of(replace(case, config={**case.config, "vocab_size": vocab_size}), tmp_path)
+    features = [FEATURES[one], FEATURES[other]]
+    if subject.refusal(features):
+        return
+    bundle = build_bundle(subject.with_features(features), tmp_path / "bundle", new_runner(), use_cache=False).bundle
+    assert verify_bundle(bundle, VerifySettings(corners=True), new_runner()).passed
