@@ -44,7 +44,7 @@ _HEAD = """\
 Written by `python -m tests.features`: each cell is a small random model whose config asks for the feature; it is
 resolved, opened and written as a network for TensorRT. A dot is a feature that works; a number is a refusal, in the
 words of the error below. That what works is right is what the tests of each feature show, against transformers, PEFT or
-one rank ([Language models](llm.md)).
+one rank ([Language models](llm.md)); pairs of `llama`, `qwen3_next` and `gemma2` are also built and verified.
 
 | column | feature | in a config |
 | --- | --- | --- |
