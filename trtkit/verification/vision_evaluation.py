@@ -16,7 +16,7 @@ from trtkit.inputs.images import read_image
 from trtkit.inputs.samples import IMAGES
 from trtkit.jobs.events import Phase, Progress
 from trtkit.runtime.model import open_model
-from trtkit.runtime.predict import Predictor, open_predictor
+from trtkit.runtime.predict import PredictOptions, Predictor, open_predictor
 from trtkit.runtime.tasks.answers import Classes, DetectedBoxes, Text
 from trtkit.runtime.tasks.reader import class_count
 
@@ -94,7 +94,7 @@ def evaluate_vision(bundle: Bundle | Path | str, request: VisionRequest, runner:
         raise SourceError(what, name, f"supported kinds: {', '.join(_MEASURES)}")
     runner.report(Phase("load"))
     model = open_model(opened, request.runtime)
-    predictor = open_predictor(model.bundle, model.run, request.batch)
+    predictor = open_predictor(model.bundle, model.run, PredictOptions(request.batch))
     started = time.monotonic()
     count, measures = _MEASURES[task.kind](predictor, request, runner)
     seconds = round(time.monotonic() - started, 3)
