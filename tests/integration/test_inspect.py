@@ -12,7 +12,7 @@ from rich.console import Console
 from tests import models
 from tests.conftest import tree
 from trtkit.bundle.bundle import open_bundle
-from trtkit.cli.model_tables import bundle_summary
+from trtkit.report.models import bundle_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

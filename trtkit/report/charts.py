@@ -154,6 +154,21 @@ def bars(rows: Sequence[Row], x_title: str, by: alt.Color) -> alt.Chart:
     return drawn
 
 
+def matrix(rows: Sequence[Row], order: Sequence[str], has_texts: bool) -> Drawn:
+    """Return a square for each row's `predicted` across and `truth` down, darker with its `share`; texts: `count`."""
+    x = alt.X("predicted:N", sort=list(order), title="predicted", axis=alt.Axis(labelAngle=-45, orient="top"))
+    y = alt.Y("truth:N", sort=list(order), title="truth")
+    scale = alt.Scale(domain=[0, 1], scheme="blues")
+    colours = alt.Color("share:Q", title="share of the class", scale=scale, legend=alt.Legend(format=".0%"))
+    squares: alt.Chart = data(rows).mark_rect().encode(x=x, y=y, color=colours, tooltip=tooltip(rows))
+    if not has_texts:
+        return squares
+    dark = alt.condition("datum.share > 0.5", alt.value("white"), alt.value("#1f2328"))
+    texts: alt.Chart = data(rows).mark_text().encode(x=x, y=y, text="count:Q", color=dark)
+    drawn: Drawn = squares + texts
+    return drawn
+
+
 def intervals(rows: Sequence[Row], title: str) -> Drawn:
     """Return each row's `value` with its interval from `low` to `high`, on a logarithmic scale with a line at 1."""
     base = data(rows).encode(y=alt.Y("row:N", title=None, sort=None, axis=alt.Axis(labelLimit=240)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from trtkit.jobs.json_form import to_json
+from trtkit.pages import HasPage
 
 VERSION = 1
 """Of the report's JSON form."""
@@ -255,7 +256,7 @@ class Repair:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(HasPage):
     """The result of a verification. What does not apply to a model is None or empty.
 
     tolerance: the largest relative RMS error of an output. slice_tolerance: that of its worst slice.
