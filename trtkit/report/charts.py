@@ -156,10 +156,14 @@ def bars(rows: Sequence[Row], x_title: str, by: alt.Color) -> alt.Chart:
 
 def matrix(rows: Sequence[Row], order: Sequence[str], has_texts: bool) -> Drawn:
     """Return a square for each row's `predicted` across and `truth` down, darker with its `share`; texts: `count`."""
-    x = alt.X("predicted:N", sort=list(order), title="predicted", axis=alt.Axis(labelAngle=-45, orient="top"))
-    y = alt.Y("truth:N", sort=list(order), title="truth")
+    names = alt.Scale(domain=list(order))  # of both axes, so that what is right is on the diagonal
+    across = alt.Axis(labelAngle=-45, orient="top", labelOverlap=False)
+    x = alt.X("predicted:N", scale=names, title="predicted", axis=across)
+    y = alt.Y("truth:N", scale=names, title="truth", axis=alt.Axis(labelOverlap=False))
     scale = alt.Scale(domain=[0, 1], scheme="blues")
-    colours = alt.Color("share:Q", title="share of the class", scale=scale, legend=alt.Legend(format=".0%"))
+    colours = alt.Color(
+        "share:Q", title="share of the class", scale=scale, legend=alt.Legend(format=".0%", values=[0, 0.5, 1])
+    )
     squares: alt.Chart = data(rows).mark_rect().encode(x=x, y=y, color=colours, tooltip=tooltip(rows))
     if not has_texts:
         return squares

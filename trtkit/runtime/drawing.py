@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from trtkit.runtime.tasks.answers import Classes, ClassMap, DepthMap, DetectedBoxes, Text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from PIL import Image, ImageDraw
 
     from trtkit.runtime.tasks.answers import Answer, Box
@@ -51,6 +54,25 @@ def _with_boxes(picture: Image.Image, answer: DetectedBoxes) -> Image.Image:
             if score >= 0.5:
                 pen.ellipse((x - 2 * width, y - 2 * width, x + 2 * width, y + 2 * width), fill=colour)
     return drawn
+
+
+def with_two_sets_of_boxes(
+    picture: Image.Image, boxes: Sequence[Box], others: Sequence[Box], scale: float
+) -> Image.Image:
+    """Return the picture with boxes in color and others as thin white lines. scale: of the picture, smaller by now."""
+    from PIL import ImageDraw
+
+    drawn = _with_boxes(picture, DetectedBoxes(tuple(_scaled(box, scale) for box in boxes)))
+    pen = ImageDraw.Draw(drawn)
+    for box in others:
+        pen.rectangle(_scaled(box, scale).corners, outline="white")
+    return drawn
+
+
+def _scaled(box: Box, scale: float) -> Box:
+    x1, y1, x2, y2 = (scale * value for value in box.corners)
+    points = tuple((scale * x, scale * y, score) for x, y, score in box.keypoints)
+    return replace(box, corners=(x1, y1, x2, y2), keypoints=points)
 
 
 def _label(pen: ImageDraw.ImageDraw, box: Box, colour: Colour, size: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -120,7 +120,7 @@ def _nearest(box: Box, objects: dict[int, TrueBox]) -> int | None:
     """Return which object a box overlaps most, None if it overlaps none enough."""
     if not objects:
         return None
-    overlaps = iou(_array(box.corners), np.array([item.corners for item in objects.values()], np.float64))
+    overlaps = iou(np.array(box.corners, np.float64), np.array([item.corners for item in objects.values()], np.float64))
     best = int(overlaps.argmax())
     return list(objects)[best] if overlaps[best] >= SAME_OBJECT else None
 
@@ -135,7 +135,3 @@ def _is_in_crowd(box: Box, crowds: Sequence[TrueBox]) -> bool:
         if crowd.name == box.name and inside / area >= SAME_OBJECT:
             return True
     return False
-
-
-def _array(corners: Corners) -> np.ndarray[Any, Any]:
-    return np.array(corners, np.float64)

@@ -8,7 +8,7 @@ import io
 import json
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import SourceError
@@ -236,7 +236,15 @@ def _result(image: int, category: object, box: Box) -> dict[str, object]:
     return {"image_id": image, "category_id": category, "bbox": [x1, y1, x2 - x1, y2 - y1], "score": box.score}
 
 
-def _true_box(item: Mapping[str, Any], classes: Mapping[object, int], labels: Sequence[str]) -> TrueBox:
+class _Annotation(TypedDict):
+    """An object of COCO's annotations. bbox: x, y, width, height."""
+
+    bbox: tuple[float, float, float, float]
+    category_id: object
+    iscrowd: NotRequired[int]
+
+
+def _true_box(item: _Annotation, classes: Mapping[object, int], labels: Sequence[str]) -> TrueBox:
     """Return an annotation with its class as the model's boxes name it."""
     x, y, width, height = item["bbox"]
     number = classes[item["category_id"]]
