@@ -32,7 +32,7 @@ Examples:
   trtkit eval bundles/llama --tasks arc_easy,hellaswag --num-fewshot 5
   trtkit eval bundles/efficientnet-lite0 --images val --html accuracy.html
   trtkit eval bundles/yolo --images val2017 --truth instances_val2017.json
-  trtkit eval bundles/yolo --images val --truth val.json --predictions boxes.json
+  trtkit eval bundles/yolo --images val --truth val.json --predictions b.json
 
 \b
 Classification needs one folder of pictures per class, or a CSV file of
