@@ -50,7 +50,8 @@ def test_a_config_becomes_a_spec() -> None:
 
 def test_near_misses_of_an_unknown_model_type_are_named() -> None:
     assert error_of(model_type="qwen3moe") == (
-        "model/config.json: unknown `model_type` `qwen3moe`\nfix: did you mean `qwen3_moe` or `qwen2_moe` or `qwen3`? all: `trtkit list --families`"
+        "model/config.json: unknown `model_type` `qwen3moe`\n"
+        "fix: did you mean `qwen3_moe` or `qwen2_moe` or `qwen3`? all: `trtkit list --families`"
     )
     assert error_of(model_type="mamba").startswith("model/config.json: unknown `model_type` `mamba`\nfix: ")
 
