@@ -18,13 +18,15 @@ from trtkit.bundle.bundle import Bundle, is_bundle_folder, open_bundle
 from trtkit.config.load import changed_config, find_model_config, is_hub_id
 from trtkit.config.overrides import keyword_overrides
 from trtkit.config.schema import ModelConfig
-from trtkit.errors import BundleError
+from trtkit.errors import BundleError, ConfigError
 from trtkit.jobs.events import Phase, ignore
 from trtkit.jobs.runner import new_runner
 from trtkit.sources.hub import hub_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import torch
 
     from trtkit.benchmarking.report import Report as BenchReport
     from trtkit.benchmarking.request import Load, ServedModel
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from trtkit.planning.report import Report as Plan
     from trtkit.runtime.model import RuntimeName
     from trtkit.serving_options import Runtime, ServingOptions
+    from trtkit.sources.torch.module import ExampleInputs
     from trtkit.verification.evaluation import Evaluation
     from trtkit.verification.report import Report
     from trtkit.verification.task_evaluation import TaskEvaluation
@@ -58,9 +61,11 @@ def load_config(model: Source, **keys: object) -> ModelConfig:
 
 
 def build(
-    model: Source,
+    model: Source | torch.nn.Module,
     out: str | Path | None = None,
     *,
+    example_inputs: ExampleInputs | None = None,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
     preset: Preset | None = None,
     use_cache: bool = True,
     on_event: Listener = ignore,
@@ -68,6 +73,10 @@ def build(
 ) -> Bundle:
     """Build an engine and return its bundle: the folder with the engine, its network and the manifest.
 
+    model: also a PyTorch module, with a tensor for each of its inputs in `example_inputs`: one, several, or by the
+    names of `forward`. shapes: its inputs' sizes with names for those that are dynamic, `{"images": ["batch", 3, 224,
+    224]}`, which `profiles` gives ranges; those of the examples if None. The module, in evaluation mode, is written to
+    an ONNX file next to the bundle and compared with it on the examples.
     out: the bundle's folder; `bundles/NAME` if None. preset: of a language model, what decides the keys that neither
     its config nor `keys` have. use_cache: whether an identical build may come from the cache.
     Raises ConfigError, SourceError, BuildError or another TrtkitError; `out` is then unchanged.
@@ -75,11 +84,39 @@ def build(
     from trtkit.builder.build import build_bundle
     from trtkit.builder.presets import with_preset
 
-    config = load_config(model, **keys)
+    if isinstance(model, str | Path | ModelConfig):
+        if example_inputs is not None or shapes is not None:
+            raise ConfigError("`example_inputs` and `shapes` are for a PyTorch module", [], "leave them out")
+        config = load_config(model, **keys)
+    else:
+        config = _config_of_module(model, example_inputs, shapes or {}, out, keys)
     if preset is not None:
         config = with_preset(config, preset).config
     folder = Path("bundles") / config.name if out is None else Path(out)
     return build_bundle(config, folder, new_runner(on_event), use_cache=use_cache).bundle
+
+
+def _config_of_module(
+    module: torch.nn.Module,
+    examples: ExampleInputs | None,
+    shapes: Mapping[str, Sequence[int | str]],
+    out: str | Path | None,
+    keys: Mapping[str, object],
+) -> ModelConfig:
+    """Export a module to an ONNX file next to its bundle, and return the config of that."""
+    if not hasattr(module, "forward"):
+        what = f"expected a model's path, name, ModelConfig or PyTorch module, got {type(module).__name__}"
+        raise ConfigError(what, [])
+    if examples is None:
+        fix = "give a tensor for each input, such as `example_inputs=torch.zeros(1, 3, 224, 224)`"
+        raise ConfigError("a PyTorch module needs `example_inputs`", [], fix)
+    from trtkit.sources.torch.module import export_module
+
+    name = str(keys.get("name") or type(module).__name__.lower())
+    folder = Path("bundles") / name if out is None else Path(out)
+    file = folder.with_name(f"{folder.name}.onnx")
+    export_module(module, examples, shapes, file)
+    return load_config(file, **{**keys, "name": name})
 
 
 def verify(
@@ -354,6 +391,7 @@ def evaluate_images(
     truth: str | Path | None = None,
     *,
     batch: int | None = None,
+    predictions: str | Path | None = None,
     runtime: RuntimeName = "auto",
     on_event: Listener = ignore,
 ) -> VisionEvaluation:
@@ -361,12 +399,14 @@ def evaluate_images(
 
     images: a folder; of one folder for each class if there is no `truth`. truth: a CSV file with the header
     `file,class` or `file,text`, or COCO's annotations.
-    batch: pictures of a call, what the engine was tuned for if None. runtime: as for `open_model`.
-    Raises SourceError, BundleError.
+    batch: pictures of a call, what the engine was tuned for if None. predictions: a file for what the model answers,
+    JSON lines (.jsonl) or COCO's results (.json). runtime: as for `open_model`.
+    Raises SourceError, BundleError, RequestError for a file of predictions that does not fit.
     """
     from trtkit.verification.vision_evaluation import VisionRequest, evaluate_vision
 
-    request = VisionRequest(Path(images), None if truth is None else Path(truth), batch, runtime)
+    answers, file = (None if path is None else Path(path) for path in (truth, predictions))
+    request = VisionRequest(Path(images), answers, batch, runtime, file)
     return evaluate_vision(bundle, request, new_runner(on_event))
 
 

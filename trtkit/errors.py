@@ -157,6 +157,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(f'`{by_name[name]}`' for name in close)}? " if close else ""
 
 
+_FEW = 8
+"""Names that an error lists; of more, it says what shows them all."""
+
+
+def choices(name: str, known: Iterable[str], shown_by: str) -> str:
+    """Return what to write instead of an unknown name: close names, then all of them if they are few.
+
+    shown_by: the command that shows them all, if they are many.
+    """
+    names = list(known)
+    all_names = f"known: {', '.join(names)}" if len(names) <= _FEW else f"all: `{shown_by}`"
+    return f"{did_you_mean(name, names)}{all_names}"
+
+
 DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, struct.error)
 """What Python raises on data of wrong types and sizes."""
 

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from onnx import helper
 from PIL import Image
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
 from tests import models
+from tests.pages import Page, rows_with, svg
 from trtkit import evaluate_images, open_model
 from trtkit.runtime.tasks.answers import Classes
 
@@ -68,6 +71,26 @@ def test_accuracy_is_the_share_of_pictures_in_the_folder_of_their_class(workspac
     report = json.loads(trtkit("eval", bundle, "--images", "val", "--json").out)
     assert (report["images"], report["task"]) == (6, "classification")
     assert report["measures"] == {"top-1": pytest.approx(4 / 6)}  # of five classes, so no top-5
+    pairs = report["confusion"]["pairs"]
+    assert sum(pair["count"] for pair in pairs) == 6
+    assert sum(pair["count"] for pair in pairs if pair["truth"] == pair["predicted"]) == 4
+    wrong = [(ranked[index].labels[place], ranked[index].labels[0]) for index, place in ((4, 1), (5, 4))]
+    errors = [(pair["truth"], pair["predicted"]) for pair in pairs if pair["truth"] != pair["predicted"]]
+    assert sorted(errors) == sorted(wrong)
+    ran = trtkit("eval", bundle, "--images", "val", "--html", "accuracy.html", "--predictions", "answers.jsonl")
+    assert "taken for another" in ran.out
+    page = Page((workspace / "accuracy.html").read_text())
+    (chart,) = page.specs
+    assert svg(chart).startswith("<svg")
+    squares = rows_with(chart, "share")
+    assert {(row["truth"], row["predicted"]): row["count"] for row in squares} == {
+        (pair["truth"], pair["predicted"]): pair["count"] for pair in pairs
+    }
+    lines = [json.loads(line) for line in (workspace / "answers.jsonl").read_text().splitlines()]
+    assert [line["truth"] for line in lines] == [line["input"].partition("/")[0] for line in lines]
+    assert sorted(
+        (line["truth"], line["classes"][0]["label"]) for line in lines if line["truth"] != line["classes"][0]["label"]
+    ) == sorted(wrong)
 
 
 def test_a_table_names_classes_by_label_or_number(workspace: Path, trtkit: Trtkit) -> None:
@@ -117,6 +140,34 @@ def test_average_precision_is_that_of_coco(
     (workspace / "truth.json").write_text(json.dumps(truth))
     report = json.loads(trtkit("eval", bundle, "--images", "photos", "--truth", "truth.json", "--json").out)
     assert report["measures"]["mAP 50"] == pytest.approx(precision, abs=1e-6)
+
+
+def test_boxes_are_saved_as_results_that_pycocotools_scores_alike(workspace: Path, trtkit: Trtkit) -> None:
+    """A white picture with its light box, and a black one whose dark box is annotated as light."""
+    bundle = build(trtkit, workspace, DETECTOR)
+    (workspace / "photos").mkdir()
+    Image.new("RGB", (200, 100), "white").save(workspace / "photos" / "white.png")
+    Image.new("RGB", (64, 64), "black").save(workspace / "photos" / "black.png")
+    truth = annotations(WHITE, (2, "light", [0.0, 0.0, 32.0, 32.0]), (2, "dark", [40.0, 40.0, 20.0, 20.0]))
+    (workspace / "truth.json").write_text(json.dumps(truth))
+    data = ("--images", "photos", "--truth", "truth.json")
+    report = json.loads(trtkit("eval", bundle, *data, "--predictions", "boxes.json", "--json").out)
+    coco = COCO(str(workspace / "truth.json"))
+    measured = COCOeval(coco, coco.loadRes(str(workspace / "boxes.json")), "bbox")
+    measured.evaluate()
+    measured.accumulate()
+    measured.summarize()
+    assert report["measures"]["mAP 50-95"] == pytest.approx(measured.stats[0])
+    assert 0 < measured.stats[0] < 1
+    pairs = {(pair["truth"], pair["predicted"]): pair["count"] for pair in report["confusion"]["pairs"]}
+    # The letterbox's gray bars make the white picture a little dark: one box more, around nothing.
+    assert pairs == {("light", "light"): 1, (None, "dark"): 1, ("light", "dark"): 1, ("dark", None): 1}
+    assert report["confusion"]["min_score"] == 0.25
+    ran = trtkit("eval", bundle, *data, "--html", "accuracy.html", "--predictions", "boxes.jsonl")
+    assert "(no object)" in ran.out
+    assert "(no object)" in Page((workspace / "accuracy.html").read_text()).text
+    lines = [json.loads(line) for line in (workspace / "boxes.jsonl").read_text().splitlines()]
+    assert {line["input"]: len(line["boxes"]) for line in lines} == {"white.png": 2, "black.png": 1}
 
 
 def reads_ab() -> onnx.ModelProto:
@@ -178,5 +229,5 @@ def test_truth_that_does_not_fit_is_refused(
 
 
 def test_options_of_language_models_and_of_vision_do_not_mix(workspace: Path, trtkit: Trtkit) -> None:
-    for words in (["--images", ".", "--questions"], ["--truth", "a.csv"], []):
+    for words in (["--images", ".", "--questions"], ["--truth", "a.csv"], ["--html", "a.html"], []):
         assert trtkit("eval", "bundle", *words).code == 2

@@ -52,7 +52,7 @@ def test_adapters_take_memory_and_are_read_once_a_step(tiny: Path, trtkit: Calla
 
 def test_a_plan_says_what_ranks_save_that_share_tokens(tiny: Path, trtkit: Callable[..., Ran]) -> None:
     words = ("plan", tiny, "--gpu", "h200", "--set", "parallel.tensor=2", "--set", "parallel.sequence=true")
-    text = " ".join(trtkit(*words, "--set", "llm.max_prefill_length=100").out.split())
+    text = " ".join(trtkit(*words, "--details", "--set", "llm.max_prefill_length=100").out.split())
     assert "h200: `parallel.sequence` on 2 GPUs, in a step of 100 new tokens, per GPU" in text
     assert "hidden states kept 18.8 KiB 9.4 KiB" in text  # of 48 numbers of fp32
     assert "2 x 1 *" in text
@@ -106,7 +106,9 @@ def test_a_plan_has_the_time_of_a_step_that_also_reads_a_prompt(tiny: Path, trtk
     assert whole["packed"].keys() == {"ms", "bound", "compute_ms", "memory_ms"}
     assert whole["separate_ms"] == pytest.approx(gpu["ttft"]["ms"] + gpu["tpot"]["ms"])
     assert whole["packed"]["ms"] < whole["separate_ms"]
-    table = trtkit(*words).out.split("h100: steps that also read a prompt")[1].split("h100: other formats")[0]
+    table = (
+        trtkit(*words, "--details").out.split("h100: steps that also read a prompt")[1].split("h100: other formats")[0]
+    )
     assert [line.split()[0] for line in table.splitlines() if line.strip()] == ["prompt", "64", "100"]
     apart = trtkit(*words, "--set", "llm.hidden_states=true", "--json").json()
     assert apart["gpus"][0]["mixed_steps"] == []  # `packed` does not work with them
@@ -134,11 +136,11 @@ def test_llm_plan_says_what_attention_is_given_to_read(tiny: Path, trtkit: Calla
     step, without = windowed["step"]["decode"], plan["step"]["decode"]
     copied = step["fused_bytes"] - without["fused_bytes"]
     assert 0 <= copied - 2 * without["cache_bytes"] < 1000  # and the input of their places
-    assert "window copies" in trtkit(*words, "--set", "llm.kv_window=used").out
+    assert "window copies" in trtkit(*words, "--details", "--set", "llm.kv_window=used").out
 
 
 def test_plan_for_people_fits_80_columns_and_says_what_it_assumes(workspace: Path, trtkit: Callable[..., Ran]) -> None:
-    ran = trtkit("plan", "llama-2-7b", "--gpu", "t4,gb10", "--price", "0.5")
+    ran = trtkit("plan", "llama-2-7b", "--gpu", "t4,gb10", "--price", "0.5", "--details")
     assert ran.code == 0
     tables, assumed = ran.out.split("assumptions:")
     columns = tables[tables.index("prefill: work by kind") :].splitlines()
@@ -155,6 +157,11 @@ def test_plan_for_people_fits_80_columns_and_says_what_it_assumes(workspace: Pat
     assert re.search(r"^gb10 +yes .*\?", tables, re.MULTILINE), "no rate of fp16 is known of a GB10"
     assert re.search(r"^t4 +yes .* memory ", tables, re.MULTILINE)
     assert "times are floors" in assumed
+    assert tables.index("best case") < tables.index("llama, 32 layers") < tables.index("prefill: work by kind")
+    short = trtkit("plan", "llama-2-7b", "--gpu", "t4,gb10", "--price", "0.5").out
+    assert len(short.splitlines()) < 30
+    assert short.startswith("best case")
+    assert short.rstrip().endswith("`--details`.")
 
 
 def test_bundle_is_planned_for_up_to_its_own_slots(
@@ -194,7 +201,7 @@ def test_folder_is_planned_for_as_its_config_says_that_it_is_quantized(
 
 def test_a_plan_says_how_fp32_is_computed_and_what_is_reserved(workspace: Path, trtkit: Callable[..., Ran]) -> None:
     tiny_llm.save(workspace / "tiny")
-    text = " ".join(trtkit("plan", "./tiny", "--gpu", "l4", "--input-len", 8, "--output-len", 8).out.split())
+    text = " ".join(trtkit("plan", "./tiny", "--gpu", "l4", "--details").out.split())
     assert "fp32 products run in fp32: trtkit builds without TF32" in text
     assert re.search(r"sampling [\d.]+ \w+, reserve [\d.]+ GiB", text)
 
@@ -319,7 +326,7 @@ def test_list_of_gpus_names_sources(trtkit: Callable[..., Ran]) -> None:
 def test_what_no_one_has_tested_on_a_gpu_is_said(trtkit: Callable[..., Ran], tiny: Path) -> None:
     assert "trt rtx (untested)" in trtkit("plan", "--list-gpus", "--gpu", "a100-40").out
     assert "untested" not in trtkit("plan", "--list-gpus", "--gpu", "l4").out
-    assert "tensorrt, tensorrt_rtx (untested)" in trtkit("plan", tiny, "--gpu", "a100-40").out
+    assert "tensorrt, tensorrt_rtx (untested)" in trtkit("plan", tiny, "--gpu", "a100-40", "--details").out
 
 
 @pytest.mark.slow

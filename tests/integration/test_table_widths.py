@@ -69,7 +69,7 @@ def printed(trtkit: Run, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Calla
 def test_plans_with_prices(line: str, printed: Callable[..., str]) -> None:
     """Prices make the widest tables; of each GPU there is one row, with no figure broken."""
     text = printed(f"{line} -q")
-    table = text.partition("\nbest case")[2].partition("\n\n")[0].splitlines()
+    table = text.partition("best case")[2].partition("\n\n")[0].splitlines()
     wanted = line.rsplit(maxsplit=1)[-1].split(",") if "--gpu" in line else [gpu.key for gpu in planned_gpus()]
     assert [row.split()[0] for row in table[3:]] == wanted
     assert len({len(row.split()) for row in table[3:]}) == 1

@@ -15,6 +15,7 @@ from trtkit.benchmarking.statistics import Interval, Metric, SampleStatistics
 from trtkit.benchmarking.timing import Rules
 from trtkit.errors import BenchError
 from trtkit.jobs.json_form import from_json, to_json
+from trtkit.pages import HasPage
 
 VERSION = 1
 """Of the reports' JSON form."""
@@ -161,7 +162,7 @@ class TextCase(Case):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class _BenchReport:
+class _BenchReport(HasPage):
     """What both reports have. inputs, cuda_graphs: in words. gpu_state_after: the measurement, as in MeasuredMachine.
 
     axes: the metrics of latency and throughput.

@@ -11,6 +11,7 @@ from trtkit.dtypes import Precision
 from trtkit.errors import ConfigError, RequestError
 from trtkit.jobs.json_form import to_json
 from trtkit.llm import read_text_bundle
+from trtkit.pages import HasPage
 from trtkit.planning.gpus import find_gpus
 from trtkit.planning.plan import PlanRequest, make_plan
 from trtkit.planning.report import LlmReport
@@ -77,7 +78,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class VariantComparison:
+class VariantComparison(HasPage):
     """Variants of a model. measure: what `loss` is of. characters_per_token: of the text, by the model's tokenizer.
 
     best: the smallest engine of those that are not excluded; empty if all are.

@@ -15,6 +15,7 @@ from trtkit.config.load import fetch_fix, is_hub_id, shipped_configs
 from trtkit.errors import BundleError, did_you_mean
 from trtkit.files import MANIFEST, QUANTIZED, read_text, replace_file, sha256_of
 from trtkit.network.record import NetworkRecord, record_from_json
+from trtkit.pages import HasPage
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -27,7 +28,7 @@ _REBUILD = "build the bundle again"
 
 
 @dataclass(frozen=True, repr=False)
-class Bundle:
+class Bundle(HasPage):
     """An open bundle: its folder and manifest."""
 
     path: Path

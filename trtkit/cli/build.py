@@ -101,8 +101,8 @@ def _render(result: BuildResult) -> None:
     from rich.text import Text
 
     from trtkit.backends import list_gpus, refused_gpus
-    from trtkit.cli.model_tables import bundle_summary
-    from trtkit.cli.tables import console
+    from trtkit.cli.tables import console, show
+    from trtkit.report.models import bundle_summary
 
     words = {
         "built": "built",
@@ -111,7 +111,7 @@ def _render(result: BuildResult) -> None:
     }
     outcome = Text.assemble((words[result.origin], "bold green"), f" {result.bundle.path}")
     console().print(outcome, soft_wrap=True)
-    console().print(bundle_summary(result.bundle))
+    show([bundle_summary(result.bundle)])
     present = list_gpus()
     if refusal := refused_gpus(result.bundle.manifest.backend.name, present):
         console().print(f"note: {', '.join(gpu.name for gpu in present)} {refusal}", soft_wrap=True, highlight=False)

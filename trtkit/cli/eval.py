@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from trtkit.cli.local_model import bundle_argument, local_bundle
-from trtkit.cli.options import json_option, quiet_option
+from trtkit.cli.options import check_page, json_option, page_origin, quiet_option
 from trtkit.cli.serving_options import serving_option
+from trtkit.files import write_output
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,8 +30,9 @@ Examples:
   trtkit eval bundles/llama-int8 --compare bundles/llama --perplexity book.txt
   trtkit eval bundles/llama-int8 --compare bundles/llama --questions
   trtkit eval bundles/llama --tasks arc_easy,hellaswag --num-fewshot 5
-  trtkit eval bundles/efficientnet-lite0 --images val
+  trtkit eval bundles/efficientnet-lite0 --images val --html accuracy.html
   trtkit eval bundles/yolo --images val2017 --truth instances_val2017.json
+  trtkit eval bundles/yolo --images val --truth val.json --predictions b.json
 
 \b
 Classification needs one folder of pictures per class, or a CSV file of
@@ -55,6 +57,13 @@ COCO's JSON."""
 @click.option("--images", type=DIRECTORY, help="Labelled pictures for a vision model.")
 @click.option("--truth", type=FILE, help="Expected answers: a CSV file, or COCO annotations.")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Pictures per call.  [default: the profile's opt]")
+@click.option(
+    "--predictions",
+    type=FILE,
+    metavar="FILE",
+    help="Write what the model answers: JSON lines (.jsonl), or a detector's boxes as COCO's results (.json).",
+)
+@click.option("--html", type=FILE, metavar="FILE", help="With --images: write a page with the confusion matrix.")
 @serving_option("runtime")
 @json_option
 @quiet_option
@@ -73,6 +82,8 @@ def command(
     images: Path | None,
     truth: Path | None,
     batch: int | None,
+    predictions: Path | None,
+    html: Path | None,
     runtime: Runtime,
     as_json: bool,
     quiet: bool,
@@ -101,12 +112,11 @@ def command(
     if images is not None:
         if text is not None or has_questions or base is not None:
             raise click.UsageError("--images is for vision models; --perplexity, --questions and --compare are not")
-        _evaluate_vision(
-            local_bundle(bundle), VisionRequest(images, truth, batch, runtime), quiet=quiet, as_json=as_json
-        )
+        vision = VisionRequest(images, truth, batch, runtime, predictions)
+        _evaluate_vision(local_bundle(bundle), vision, html, quiet=quiet, as_json=as_json)
         return
-    if truth is not None or batch is not None:
-        raise click.UsageError("--truth and --batch go with --images")
+    if any(value is not None for value in (truth, batch, predictions, html)):
+        raise click.UsageError("--truth, --batch, --predictions and --html go with --images")
     if text is None and not has_questions:
         raise click.UsageError(
             "give --perplexity FILE, --questions or --tasks for a language model, --images for a vision model"
@@ -127,24 +137,23 @@ def _evaluate_text(bundle: str, request: EvaluationRequest, base: str | None, *,
         _render(evaluation)
 
 
-def _evaluate_vision(bundle: str, request: VisionRequest, *, quiet: bool, as_json: bool) -> None:
+def _evaluate_vision(bundle: str, request: VisionRequest, html: Path | None, *, quiet: bool, as_json: bool) -> None:
     from trtkit.cli.progress import show_progress
-    from trtkit.cli.tables import console, pairs
+    from trtkit.cli.tables import show
+    from trtkit.report.accuracy import accuracy_tables
     from trtkit.verification.vision_evaluation import evaluate_vision
 
+    check_page(html)
     with show_progress(quiet=quiet or as_json) as runner:
         evaluation = evaluate_vision(bundle, request, runner)
+    if html is not None:
+        from trtkit.report.pages import page_of
+
+        write_output(html, page_of(evaluation, page_origin()))
     if as_json:
         click.echo(json.dumps(evaluation.to_json()))
-        return
-    table = pairs()
-    for name, value in evaluation.measures.items():
-        table.add_row(name, f"{value:.2%}")
-    table.add_row("images", f"{evaluation.images}, {evaluation.images / evaluation.seconds:.1f} per second")
-    table.add_row("runtime", evaluation.runtime)
-    if evaluation.note:
-        table.add_row("note", evaluation.note)
-    console().print(table)
+    else:
+        show(accuracy_tables(evaluation))
 
 
 def _evaluate_tasks(bundle: str, request: TasksRequest, *, quiet: bool, as_json: bool) -> None:

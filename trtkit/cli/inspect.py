@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.bundle.manifest import ModelRecord
     from trtkit.cli.model_options import Overrides
-    from trtkit.config.quantize import QuantizeOptions
     from trtkit.config.schema import ModelConfig
     from trtkit.network.fusion import Fusion
     from trtkit.network.record import NetworkRecord
@@ -44,8 +43,8 @@ Examples:
 @model_options
 @click.option("--layers", is_flag=True, help="List every layer.")
 @click.option("--fusion", is_flag=True, help="Build a bundle's networks again to list their kernels.")
-@click.option("--html", type=FILE, help="With --fusion: write a page with the network as a graph.")
-@click.option("--measured", type=FILE, multiple=True, help="With --html: JSON of verify or bench to color by.")
+@click.option("--html", type=FILE, help="Write a page; with --fusion, one with the network as a graph.")
+@click.option("--measured", type=FILE, multiple=True, help="With --fusion --html: JSON of verify or bench to color by.")
 @click.option("--onnx", type=FILE, help="Write a bundle's network, layer by layer, as an ONNX file.")
 @click.option("--stage", metavar="NAME", help="With --onnx: which network of a bundle that has several.")
 @json_option
@@ -75,10 +74,8 @@ def command(
     so that ONNX Runtime can compute any of them. Weights above 512 MiB go to
     FILE.data. Layers that ONNX cannot express are named.
     """
-    if (html is not None or measured) and not fusion:
-        raise click.UsageError("--html and --measured go with --fusion")
-    if measured and html is None:
-        raise click.UsageError("--measured goes with --html")
+    if measured and (html is None or not fusion):
+        raise click.UsageError("--measured goes with --fusion and --html")
     if stage is not None and onnx is None:
         raise click.UsageError("--stage goes with --onnx")
     if fusion and onnx is not None:
@@ -89,17 +86,30 @@ def command(
     if fusion:
         _show_fusion(read_model(path, overrides, target), html, measured, as_json=as_json, quiet=quiet)
         return
-    from trtkit.cli.model_tables import Inspected, inspect_tables
-    from trtkit.cli.tables import show
+    _show_model(read_model(path, overrides, target), html, every_layer=layers, as_json=as_json, quiet=quiet)
 
-    kind, backend, model, network = _record(read_model(path, overrides, target), quiet=quiet or as_json)
-    quantized = _quantized(model.config.quantize, network)
+
+def _show_model(
+    opened: Bundle | ModelConfig, html: Path | None, *, every_layer: bool, as_json: bool, quiet: bool
+) -> None:
+    """Print what a model holds; `html`: write its page, too."""
+    from trtkit.cli.tables import show
+    from trtkit.report.models import Inspected, inspect_tables, model_page
+
+    check_page(html)
+    kind, backend, model, network = _record(opened, quiet=quiet or as_json)
+    inspected = Inspected(kind, model, network)
+    if html is not None:
+        write_output(html, model_page(inspected, page_origin()))
     if as_json:
         described = model.model_dump(mode="json")
         fields = {"manifest": described} if kind == "bundle" else {"backend": backend, **described}
-        click.echo(json.dumps({"kind": kind, **fields, "network": network.to_json(), "quantized": quantized}))
+        shown = {"kind": kind, **fields, "network": network.to_json(), "quantized": inspected.quantized()}
+        click.echo(json.dumps(shown))
         return
-    show(inspect_tables(Inspected(kind, model, network, quantized), every_layer=layers))
+    show(inspect_tables(inspected, every_layer=every_layer))
+    if html is not None:
+        say(f"wrote {html}")
 
 
 def _show_fusion(
@@ -128,29 +138,6 @@ def _record(model: Bundle | ModelConfig, *, quiet: bool) -> tuple[str, str, Mode
         return _network(model, quiet=quiet)
     model.check_files()
     return "bundle", model.manifest.backend.name, model.manifest, model.network_record()
-
-
-def _quantized(options: QuantizeOptions | None, network: NetworkRecord) -> dict[str, Any] | None:
-    """Return how a network is quantized: as its config asks, and as it is; None if it is not."""
-    from trtkit.quantized_model import describe
-
-    model = network.quantization
-    if options is None and model is None:
-        return None
-    forms = [] if model is None else list(model.layers.values())
-    return {
-        "method": None if options is None else _methods(options),
-        "blocks": sorted({form.block for form in forms if form.block}),
-        "kv_cache": None if model is None else model.kv_cache,
-        "layers": len(forms),
-        "said": "" if model is None else describe(model),
-    }
-
-
-def _methods(options: QuantizeOptions) -> str:
-    """Return the method that a config asks for, and those of its parts."""
-    whole = [] if options.method == "none" and options.parts else [options.method]
-    return ", ".join([*whole, *(f"{name} {part.method}" for name, part in options.parts.items())])
 
 
 def _network(config: ModelConfig, *, quiet: bool) -> tuple[str, str, ModelRecord, NetworkRecord]:

@@ -22,6 +22,7 @@ EPILOG = """\b
 Examples:
   trtkit list
   trtkit list engines --json
+  trtkit list --families
   trtkit list --clean --yes"""
 
 
@@ -57,12 +58,19 @@ class CacheRow:
 
 @click.command(epilog=EPILOG)
 @click.argument("folder", type=click.Path(path_type=Path), default=Path("bundles"), shell_complete=completions.folders)
+@click.option("--families", is_flag=True, help="List the decoder families instead, by `model_type`.")
 @click.option("--clean", is_flag=True, help="Empty the build cache instead; bundles elsewhere stay.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before cleaning.")
 @json_option
 @run_options
-def command(folder: Path, clean: bool, yes: bool, as_json: bool) -> None:
+def command(folder: Path, families: bool, clean: bool, yes: bool, as_json: bool) -> None:
     """List shipped configs, the bundles in FOLDER (default: bundles), and the build cache."""
+    if families:
+        from trtkit.models.registry import known_families
+
+        names = sorted(known_families())
+        echo(json.dumps(names) if as_json else "\n".join(names))
+        return
     cache = _cache()
     if clean:
         _clean(cache, yes=yes, as_json=as_json)

@@ -29,6 +29,7 @@ Examples:
   trtkit plan llama-3.1-8b --gpu l4,h100 --price l4=0.7 --price h100=2.5
   trtkit plan llama-3.1-8b --gpu l4 --price 0.7 --requests-per-second 20
   trtkit plan efficientnet-lite0 --gpu orin,t4 --concurrency 8
+  trtkit plan llama-3.1-8b --gpu l4 --details
   trtkit plan --list-gpus
 
 \b
@@ -56,6 +57,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
     help="A load: how many GPUs carry it at best, and their cost a month.",
 )
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write an HTML report.")
+@click.option("--details", is_flag=True, help="Show layers, batch sizes, formats, several GPUs and assumptions, too.")
 @click.option("--list-gpus", is_flag=True, help="Show the table of GPUs with its sources, and exit.")
 @override_options
 @json_option
@@ -89,12 +91,12 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
     from trtkit.cli.tables import show
     from trtkit.report.planning_tables import plan_tables
 
-    show(plan_tables(plan, is_chosen=options["gpus"] is not None))
+    show(plan_tables(plan, has_details=options["details"]))
 
 
 def parse_prices(texts: Sequence[str], known: Sequence[str]) -> dict[str, float]:
     """Return prices by GPU out of `X` for all of them and `NAME=X`. Raises PlanError."""
-    from trtkit.errors import PlanError
+    from trtkit.errors import PlanError, choices
 
     prices: dict[str, float] = {}
     for text in sorted(texts, key=lambda text: "=" in text):
@@ -106,7 +108,8 @@ def parse_prices(texts: Sequence[str], known: Sequence[str]) -> dict[str, float]
         if not 0 < price < float("inf"):
             raise PlanError(f"`{text}` is not a price", "--price", "write it as 2.5, or for one GPU as h200=3.5")
         if equals and name not in known:
-            raise PlanError(f"`{name}` is not a GPU of this plan", "--price", f"choose from {', '.join(known)}")
+            fix = choices(name, known, "trtkit plan --list-gpus")
+            raise PlanError(f"`{name}` is not a GPU of this plan", "--price", fix)
         prices |= {name: price} if equals else dict.fromkeys(known, price)
     return prices
 

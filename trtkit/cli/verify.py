@@ -16,9 +16,7 @@ from trtkit.cli.say import say
 from trtkit.files import write_output
 
 if TYPE_CHECKING:
-    from trtkit.bundle.bundle import Bundle
     from trtkit.cli.model_options import Overrides
-    from trtkit.config.schema import ModelConfig
     from trtkit.jobs.runner import Runner
     from trtkit.verification.report import Report
     from trtkit.verification.verify import VerifySettings
@@ -86,6 +84,7 @@ def command(
     saved, or a hub id. The reference executor runs the exact network that TensorRT builds and compares its outputs with
     ONNX Runtime or PyTorch on the source model.
     """
+    from trtkit.bundle.bundle import Bundle
     from trtkit.cli.progress import show_progress
     from trtkit.verification.verify import VerifySettings
 
@@ -97,7 +96,10 @@ def command(
         if fix is not None and not report.passed:
             report = _fix(path, fix, report, request, overrides, target, runner)
     if html is not None:
-        _write_page(html, report, read_model(path, overrides, target), inputs)
+        from trtkit.report.verification import html_report
+
+        model = read_model(path, overrides, target)
+        write_output(html, html_report(report, page_origin(model if isinstance(model, Bundle) else None)))
     _show(report, html, as_json=as_json)
     sys.exit(0 if report.passed else OUT_OF_TOLERANCE)
 
@@ -147,18 +149,6 @@ def _fix(
     config, report = repair(find_model_config(path, overrides, target), report, request, runner)
     write_output(out, config_yaml(config))
     return replace(report, fixed=Repair(str(out), config.keep_fp32))
-
-
-def _write_page(html: Path, report: Report, model: Bundle | ModelConfig, inputs: tuple[str, ...]) -> None:
-    """Write the HTML report with the pictures among the inputs."""
-    from trtkit.bundle.bundle import Bundle
-    from trtkit.inputs.samples import sample_pictures
-    from trtkit.report.verification import html_report
-
-    bundle, config = (model, model.manifest.config) if isinstance(model, Bundle) else (None, model)
-    takes_pictures = config.preprocess is not None
-    pictures = sample_pictures(inputs or config.verify.inputs, config) if takes_pictures else {}
-    write_output(html, html_report(report, page_origin(bundle), pictures))
 
 
 def _show(report: Report, html: Path | None, *, as_json: bool) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from trtkit.errors import Problem
+from trtkit.errors import Problem, choices
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -52,15 +51,13 @@ def _message(detail: ErrorDetails, model: type[BaseModel], key_path: KeyPath) ->
 
 
 def _unknown_key(model: type[BaseModel], key_path: KeyPath) -> tuple[str, str]:
-    """Name the unknown key, its nearest known neighbour and all known ones."""
+    """Name the unknown key, the known ones that are close to it, and all if they are few."""
     parent = _model_at(model, key_path[:-1])
     known = sorted(parent.model_fields) if parent else []
     key = str(key_path[-1])
     at = ".".join(str(part) for part in key_path[:-1])
     what = f"unknown key `{key}`" + (f" in `{at}`" if at else "")
-    near = difflib.get_close_matches(key, known, n=1)
-    fix = f"did you mean `{near[0]}`? " if near else ""
-    return what, f"{fix}known keys: {', '.join(known)}" if known else fix
+    return what, choices(key, known, "trtkit config schema") if known else ""
 
 
 def _model_at(model: type[BaseModel], key_path: KeyPath) -> type[BaseModel] | None:

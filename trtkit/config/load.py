@@ -66,8 +66,8 @@ def find_config(name: str) -> Path:
         raise ConfigError(f"config `{name}` not found", [], fetch_fix(name))
     raise ConfigError(
         f"config `{name}` not found",
-        [Problem(f"neither a file nor a shipped config ({', '.join(shipped_configs())})")],
-        fix=f"{_near(name)}give the path of a YAML file or one of the names above",
+        [Problem("neither a file nor a shipped config")],
+        fix=f"{_near(name)}give the path of a YAML file, or the name of a shipped config; all: `trtkit list`",
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
-from trtkit.errors import SourceError, reading
+from trtkit.errors import SourceError, choices, reading
 from trtkit.models import decoders
 from trtkit.models.hf_config import FIX, HfConfig
 from trtkit.models.spec import DecoderSpec
@@ -67,9 +67,8 @@ def open_family(model_type: str, where: str = "config.json") -> Family:
     """Import the file of a family, and of no other. Raises SourceError for an unknown `model_type`."""
     families = known_families()
     if model_type not in families:
-        near = difflib.get_close_matches(model_type, families, n=3)
-        known = "did you mean " + " or ".join(f"`{name}`" for name in near) if near else "known: " + _listed(families)
-        raise SourceError(f"unknown `model_type` `{model_type}`", where, known)
+        fix = choices(model_type, families, "trtkit list --families")
+        raise SourceError(f"unknown `model_type` `{model_type}`", where, fix)
     module = families[model_type]
     family = importlib.import_module(module) if isinstance(module, str) else _import_file(module)
     return cast("Family", family)
@@ -165,7 +164,7 @@ def unsupported_family(model_type: str, where: str) -> SourceError:
     near = near or [name for name in families if model_type.startswith(name)]
     nearest = f"the nearest supported are {', '.join(f'`{name}`' for name in near)}" if near else ""
     what = f"`{model_type}` is a language model of a family that is not supported"
-    return SourceError(what, where, nearest or f"supported are {_listed(families)}")
+    return SourceError(what, where, nearest or "supported ones: `trtkit list --families`")
 
 
 # Encoders and encoder-decoders that are not supported, and the families of their kind.
@@ -181,7 +180,3 @@ _OTHER_KINDS: dict[str, tuple[str, Iterable[str]]] = {
         ENCODER_DECODERS,
     ),
 }
-
-
-def _listed(families: Iterable[str]) -> str:
-    return ", ".join(sorted(families))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from datetime import date
@@ -16,7 +15,7 @@ from trtkit.backends import BACKENDS
 from trtkit.config.strict import StrictModel
 from trtkit.config.targets import OLDEST_OF_TENSORRT
 from trtkit.dtypes import DTYPES
-from trtkit.errors import PlanError
+from trtkit.errors import PlanError, choices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,10 +112,8 @@ def find_gpus(names: Sequence[str]) -> tuple[PlannedGpu, ...]:
     wanted = [re.sub(r"[\s_-]", "", name).lower() for name in names]
     for name in wanted:
         if name not in known:
-            keys = [gpu.key for gpu in known.values()]
-            near = difflib.get_close_matches(name, keys, n=3, cutoff=0.5)
-            hint = "did you mean " + " or ".join(f"`{name}`" for name in near) + "? " if near else ""
-            raise PlanError(f"unknown GPU `{name}`", "--gpu", f"{hint}known: {', '.join(keys)}")
+            fix = choices(name, [gpu.key for gpu in known.values()], "trtkit plan --list-gpus")
+            raise PlanError(f"unknown GPU `{name}`", "--gpu", fix)
     return tuple(known[name] for name in dict.fromkeys(wanted))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtkit.jobs.json_form import to_json
+from trtkit.pages import HasPage
 from trtkit.planning.memory import MemoryNeed
 from trtkit.planning.roofline import Floor
 
@@ -201,7 +202,7 @@ class VisionGpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PlanReport(ABC):
+class _PlanReport(HasPage, ABC):
     """What both reports have. step: the whole network's work, by phase."""
 
     source: str

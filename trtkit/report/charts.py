@@ -154,6 +154,25 @@ def bars(rows: Sequence[Row], x_title: str, by: alt.Color) -> alt.Chart:
     return drawn
 
 
+def matrix(rows: Sequence[Row], order: Sequence[str], has_texts: bool) -> Drawn:
+    """Return a square for each row's `predicted` across and `truth` down, darker with its `share`; texts: `count`."""
+    names = alt.Scale(domain=list(order))  # of both axes, so that what is right is on the diagonal
+    across = alt.Axis(labelAngle=-45, orient="top", labelOverlap=False)
+    x = alt.X("predicted:N", scale=names, title="predicted", axis=across)
+    y = alt.Y("truth:N", scale=names, title="truth", axis=alt.Axis(labelOverlap=False))
+    scale = alt.Scale(domain=[0, 1], scheme="blues")
+    colours = alt.Color(
+        "share:Q", title="share of the class", scale=scale, legend=alt.Legend(format=".0%", values=[0, 0.5, 1])
+    )
+    squares: alt.Chart = data(rows).mark_rect().encode(x=x, y=y, color=colours, tooltip=tooltip(rows))
+    if not has_texts:
+        return squares
+    dark = alt.condition("datum.share > 0.5", alt.value("white"), alt.value("#1f2328"))
+    texts: alt.Chart = data(rows).mark_text().encode(x=x, y=y, text="count:Q", color=dark)
+    drawn: Drawn = squares + texts
+    return drawn
+
+
 def intervals(rows: Sequence[Row], title: str) -> Drawn:
     """Return each row's `value` with its interval from `low` to `high`, on a logarithmic scale with a line at 1."""
     base = data(rows).encode(y=alt.Y("row:N", title=None, sort=None, axis=alt.Axis(labelLimit=240)))

@@ -41,12 +41,15 @@ _UNKNOWN = "? compute rate unknown: memory time only"
 _LEGEND = f"* layers without caches; with them, memory is the limit at every batch size.  {_UNKNOWN}"
 
 
-def plan_tables(plan: Report, *, is_chosen: bool) -> Iterator[Part]:
-    """Yield all tables of a plan. is_chosen: the GPUs were named, so each is shown on its own too."""
-    yield model_facts(plan)
-    yield from work_tables(plan)
+def plan_tables(plan: Report, *, has_details: bool) -> Iterator[Part]:
+    """Yield the tables of a plan, the answer first. has_details: also layers, each of a few GPUs, and assumptions."""
     yield from gpus_tables(plan)
-    if is_chosen and len(plan.gpus) <= _DETAILED:
+    yield model_facts(plan)
+    if not has_details:
+        yield Note("Times are floors. Layers, batch sizes, formats, several GPUs and assumptions: `--details`.")
+        return
+    yield from work_tables(plan)
+    if len(plan.gpus) <= _DETAILED:
         for gpu in plan.gpus:
             yield from detail_tables(gpu)
     yield Lines("assumptions:", plan.assumptions)

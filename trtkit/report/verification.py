@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from types import MappingProxyType
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -15,29 +15,30 @@ from trtkit.report import charts
 from trtkit.report.page import page, section
 from trtkit.report.tables import Note, Table, VerdictCell, named, percent
 from trtkit.report.verification_tables import compared, every_layer, perplexity_and_corners, remarks, summary
+from trtkit.runtime.drawing import with_two_sets_of_boxes
 from trtkit.verification.verdict import verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
     from trtkit.report.charts import Row
     from trtkit.report.page import PageOrigin, PagePart
-    from trtkit.verification.report import Agreement, Answer, LayerError, Report
+    from trtkit.verification.report import Agreement, Answer, ComparedPicture, LayerError, Report
 
-_MOST_PICTURES = 24
+_SMALL, _LARGE = 320, 640
+"""Edges of pictures, in pixels: plain ones, and those with boxes."""
 _LARGEST_FP16, _SMALLEST_FP16 = 65504.0, 2.0**-24
 _ERRORS = {"equal": charts.GREY, "within tolerance": charts.BLUE, "above tolerance": charts.ORANGE,
            "not finite": charts.RED}  # fmt: skip
 _RANGES = {"fits fp16": charts.BLUE, "beyond fp16, in a wider type": charts.ORANGE, "overflows fp16": charts.RED}
 
 
-def html_report(report: Report, origin: PageOrigin, pictures: Mapping[str, Path] = MappingProxyType({})) -> str:
-    """Return the report of `trtkit verify` as a self-contained page. pictures: by the names of samples."""
+def html_report(report: Report, origin: PageOrigin) -> str:
+    """Return the report of `trtkit verify` as a self-contained page. Pictures that are gone by now are left out."""
     parts: list[PagePart] = [Note(summary(report)), *remarks(report), *compared(report)]
     if report.top_1_agreement is not None:
         parts.append(Note(f"top-1 agreement of logits: {percent(report.top_1_agreement).text}"))
-    parts += section("Pictures", _pictures([pictures[name] for name in report.samples if name in pictures]))
+    parts += section("Pictures", _pictures([item for item in report.pictures if Path(item.path).is_file()]))
     parts += [*_answers(report), *perplexity_and_corners(report)]
     if report.layers:
         parts += section("Error of each layer", _error_chart(report))
@@ -45,19 +46,31 @@ def html_report(report: Report, origin: PageOrigin, pictures: Mapping[str, Path]
     return page(f"verify {report.name}", parts, origin, VerdictCell(report.passed, verdict(report)))
 
 
-def _pictures(paths: Sequence[Path]) -> Markup:
+def _pictures(pictures: Sequence[ComparedPicture]) -> Markup:
     """Return small copies of pictures, inlined; empty without any."""
-    figures = Markup("").join(map(_picture, paths[:_MOST_PICTURES]))
-    return Markup("<div class='pictures'>{}</div>").format(figures) if figures else figures
+    figures = Markup("").join(map(_picture, pictures))
+    has_boxes = any(picture.boxes or picture.reference_boxes for picture in pictures)
+    note = "Boxes of the reference are drawn in white over those of the network." if has_boxes else ""
+    return Markup("<div class='pictures'>{}</div><p class='note'>{}</p>").format(figures, note) if figures else figures
 
 
-def _picture(path: Path) -> Markup:
-    """Return a picture of at most 320 pixels with its name."""
-    data, small = io.BytesIO(), read_image(path)
-    small.thumbnail((320, 320))
+def _picture(picture: ComparedPicture) -> Markup:
+    """Return a small picture with its name, and the boxes on it if there are any."""
+    has_boxes = bool(picture.boxes or picture.reference_boxes)
+    data, small = io.BytesIO(), read_image(Path(picture.path))
+    width = small.width
+    small.thumbnail((_LARGE, _LARGE) if has_boxes else (_SMALL, _SMALL))
+    counts = f": {_boxes(len(picture.boxes))}, reference {len(picture.reference_boxes)}" if has_boxes else ""
+    if has_boxes:
+        small = with_two_sets_of_boxes(small, picture.boxes, picture.reference_boxes, small.width / width)
     small.save(data, "JPEG", quality=80)
-    figure = Markup("<figure><img alt='{}' src='data:image/jpeg;base64,{}'><figcaption>{}</figcaption></figure>")
-    return figure.format(path.name, base64.b64encode(data.getvalue()).decode(), path.name)
+    figure = Markup("<figure{}><img alt='{}' src='data:image/jpeg;base64,{}'><figcaption>{}</figcaption></figure>")
+    kind = Markup(" class='boxes'") if has_boxes else ""
+    return figure.format(kind, picture.name, base64.b64encode(data.getvalue()).decode(), f"{picture.name}{counts}")
+
+
+def _boxes(count: int) -> str:
+    return f"{count} box{'' if count == 1 else 'es'}"
 
 
 def _answers(report: Report) -> Iterator[Table]:

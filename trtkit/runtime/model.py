@@ -14,7 +14,6 @@ from trtkit.builder.hybrids import open_hybrid
 from trtkit.builder.stages import bundle_stages, plan_files
 from trtkit.bundle.bundle import check_file, open_bundle
 from trtkit.errors import ExecutionError, SourceError
-from trtkit.inputs.images import read_image
 from trtkit.inputs.samples import Sample, check_profiles
 from trtkit.reference import to_array
 from trtkit.resolve import resolve
@@ -27,10 +26,10 @@ from trtkit.sources.digest import digest_source
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from PIL import Image
-
     from trtkit.arrays import Array, Arrays
     from trtkit.bundle.bundle import Bundle
+    from trtkit.runtime.pictures import PictureInput
+    from trtkit.runtime.predict import Answered
     from trtkit.runtime.tasks.answers import Answer
     from trtkit.serving_options import WeightBudget
 
@@ -55,23 +54,52 @@ class Model:
 
     def predict(
         self,
-        items: Image.Image | Path | str | Array | Iterable[Image.Image | Path | str | Array | tuple[str, str]],
+        items: PictureInput | Iterable[PictureInput | tuple[str, str]],
         *,
         batch: int | None = None,
+        top_k: int = 5,
+        every: int = 1,
+        conf: float | None = None,
+        iou: float | None = None,
     ) -> Iterator[Answer]:
         """Yield an answer to each item, read from the outputs by the config's `task`: classes, boxes, text, maps.
 
-        items: one picture or several: paths, PIL images, or uint8 arrays [height, width, 3] in RGB order; reverse the
-        BGR frames of OpenCV first, by `frame[..., ::-1]`. For a text encoder, a text, or several texts or pairs.
-        batch: items per call; the engine's `opt` batch if None. Raises SourceError if a picture cannot be read, or
-        if the config does not describe how it becomes the only input.
+        items: one or several of: paths of pictures, videos and folders, the bytes of image files, PIL images, and uint8
+        arrays [height, width, 3] in RGB order; reverse the BGR frames of OpenCV first, by `frame[..., ::-1]`. For a
+        text encoder, a text, or several texts or pairs.
+        batch: items per call; the engine's `opt` batch if None. top_k: classes of an answer. every: of a video, each
+        n-th frame. conf, iou: of a detector, the smallest score of a box, and the overlap above which the weaker of two
+        is suppressed; the config's if None. Raises SourceError if a picture cannot be read, or if the config does not
+        describe how it becomes the only input, RequestError for thresholds that do not apply.
         """
-        from trtkit.runtime.predict import open_predictor
+        from trtkit.runtime.pictures import as_items
         from trtkit.runtime.predict_text import open_text_predictor, takes_text
 
         if takes_text(self.bundle):
-            return open_text_predictor(self.bundle, self.run, batch)(_texts(_as_items(items)))
-        return open_predictor(self.bundle, self.run, batch)(_pictures(_as_items(items)))
+            return open_text_predictor(self.bundle, self.run, batch, top_k)(_texts(as_items(items)))
+        named = self.annotate(items, batch=batch, top_k=top_k, every=every, conf=conf, iou=iou)
+        return (answered.answer for answered in named)
+
+    def annotate(
+        self,
+        items: PictureInput | Iterable[PictureInput | tuple[str, str]],
+        *,
+        batch: int | None = None,
+        top_k: int = 5,
+        every: int = 1,
+        conf: float | None = None,
+        iou: float | None = None,
+    ) -> Iterator[Answered]:
+        """Yield each picture with its name and its answer; a notebook shows it with the answer drawn on it.
+
+        Takes what `predict` takes of pictures. `trtkit.runtime.saved_answers` writes what it yields to files.
+        """
+        from trtkit.runtime.pictures import as_items
+        from trtkit.runtime.predict import PredictOptions, answer_pictures
+        from trtkit.runtime.tasks.reader import Thresholds
+
+        options = PredictOptions(batch, top_k, every, Thresholds(conf, iou))
+        return answer_pictures(self.bundle, self.run, as_items(items), options)
 
     def __call__(self, x: Array) -> Array:
         """Return the first output for the only input. Raises ExecutionError if the model has several inputs."""
@@ -93,47 +121,12 @@ def _not_an_array(x: object) -> ExecutionError:
     return ExecutionError(f"a model takes one array when called, got {type(x).__name__}", fix=fix)
 
 
-def _as_items(items: object) -> Iterable[object]:
-    """Return several items as they are, and a single one in a list."""
-    from PIL import Image
-
-    is_one = isinstance(items, str | Path | Image.Image) or (isinstance(items, np.ndarray) and items.ndim < 4)
-    if is_one or not isinstance(items, Iterable):
-        return [items]
-    return items
-
-
 def _texts(items: Iterable[object]) -> Iterator[str | tuple[str, str]]:
     for item in items:
         if isinstance(item, str) or (isinstance(item, tuple) and all(isinstance(text, str) for text in item)):
             yield item
         else:
             raise SourceError(f"expected a text or a pair of texts, got {type(item).__name__}", "predict", "give str")
-
-
-def _pictures(items: Iterable[object]) -> Iterator[Image.Image]:
-    from PIL import Image
-
-    for item in items:
-        if isinstance(item, Image.Image):
-            yield item
-        elif isinstance(item, str | Path):
-            yield read_image(Path(item))
-        elif isinstance(item, np.ndarray):
-            yield _picture_of(item)
-        else:
-            raise SourceError(f"expected a picture or its path, got {type(item).__name__}", "predict", "give a path")
-
-
-def _picture_of(array: Array) -> Image.Image:
-    """Return RGB pixels [height, width, 3] as a picture. Raises SourceError for other arrays."""
-    from PIL import Image
-
-    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
-        what = f"expected a picture as a uint8 array [height, width, 3], got {array.dtype} {list(array.shape)}"
-        fix = "give RGB bytes (`frame[..., ::-1]` of OpenCV's BGR); network inputs go to `run`"
-        raise SourceError(what, "predict", fix)
-    return Image.fromarray(np.ascontiguousarray(array))
 
 
 def open_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,11 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.inputs.images import PicturePlacement, check_image, input_size, placement, read_image
-from trtkit.inputs.samples import IMAGES, Sample, check_samples, picture_input, read_npz
+from trtkit.inputs.images import PicturePlacement, input_size, placement
+from trtkit.inputs.samples import Sample, check_samples, picture_input, read_npz
+from trtkit.runtime.drawing import draw
+from trtkit.runtime.pictures import ARRAYS, TEXTS, Picture, read_pictures
 from trtkit.runtime.predict_text import open_text_predictor, read_texts, takes_text
 from trtkit.runtime.tasks.answers import Outputs
-from trtkit.runtime.tasks.reader import open_reader
+from trtkit.runtime.tasks.reader import NO_THRESHOLDS, Thresholds, open_reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,12 +43,17 @@ class _Prepared:
 
 
 @dataclass(frozen=True)
-class FileOptions:
-    """How files are answered. batch: pictures of a call. top_k: classes of an answer. every: each n-th frame."""
+class PredictOptions:
+    """How pictures are answered.
+
+    batch: pictures of a call; what the engine was tuned for if None. top_k: classes of an answer. every: of a video,
+    each n-th frame. thresholds: which boxes of a detector count.
+    """
 
     batch: int | None = None
     top_k: int = 5
     every: int = 1
+    thresholds: Thresholds = NO_THRESHOLDS
 
 
 @dataclass(frozen=True)
@@ -94,15 +102,13 @@ class Predictor:
         return self.reader.read(kept, [item.placed for item in batch], input_size(x, self.preprocess))
 
 
-def open_predictor(bundle: Bundle, run: Run, batch: int | None = None, top_k: int = 5) -> Predictor:
+def open_predictor(bundle: Bundle, run: Run, options: PredictOptions = PredictOptions()) -> Predictor:
     """Return what answers pictures. run: computes the bundle's network.
 
-    batch: pictures of a call, what the engine was tuned for if None.
-
     Raises SourceError if the config does not define how a picture becomes the only input, the outputs are not those of
-    its task, or no profile takes the batch.
+    its task, or no profile takes the batch; RequestError for thresholds that do not apply.
     """
-    manifest = bundle.manifest
+    manifest, batch = bundle.manifest, options.batch
     preprocess = manifest.config.preprocess
     if preprocess is None or len(manifest.inputs) != 1:
         fix = (
@@ -114,19 +120,56 @@ def open_predictor(bundle: Bundle, run: Run, batch: int | None = None, top_k: in
     rows = _rows(manifest)
     if batch is not None and not 1 <= batch <= rows.most:
         raise SourceError(f"a batch of {batch} pictures; the engine takes 1 to {rows.most}", "batch", "choose fewer")
-    return Predictor(bundle, run, open_reader(bundle, top_k), preprocess, batch or rows.usual, rows.least)
+    reader = open_reader(bundle, options.top_k, options.thresholds)
+    return Predictor(bundle, run, reader, preprocess, batch or rows.usual, rows.least)
 
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """An input with its answer. picture: None for arrays."""
+    """An input with its answer. picture: None for arrays and texts."""
 
     name: str
     answer: Answer
-    picture: Image.Image | None = None
+    picture: Picture | None = None
+
+    def drawn(self) -> Image.Image | None:
+        """Return the picture with the answer on it; None if there is no picture, or nothing to see."""
+        return None if self.picture is None else draw(self.picture.image, self.answer)
+
+    def to_json(self) -> dict[str, object]:
+        """Return a line of `trtkit run --json`."""
+        return {"input": self.name, **self.answer.to_json()}
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.answer}"
+
+    def _repr_png_(self) -> bytes | None:
+        """Return what a notebook shows."""
+        drawn, data = self.drawn(), io.BytesIO()
+        if drawn is None:
+            return None
+        drawn.save(data, "PNG")
+        return data.getvalue()
 
 
-def answer_files(bundle: Bundle, run: Run, files: Sequence[Path], options: FileOptions) -> Iterator[Answered]:
+def answer_pictures(
+    bundle: Bundle, run: Run, items: Iterable[object], options: PredictOptions = PredictOptions()
+) -> Iterator[Answered]:
+    """Yield each picture with its answer, in order. items: as for `read_pictures`. Raises SourceError."""
+    predictor = open_predictor(bundle, run, options)
+    running: deque[Picture] = deque()
+
+    def images() -> Iterator[Image.Image]:
+        for picture in read_pictures(items, options.every):
+            running.append(picture)
+            yield picture.image
+
+    for answer in predictor(images()):
+        picture = running.popleft()
+        yield Answered(picture.name, answer, picture)
+
+
+def answer_files(bundle: Bundle, run: Run, files: Sequence[Path], options: PredictOptions) -> Iterator[Answered]:
     """Yield the answer to each picture, frame or line of text, and each .npz file, in order. Raises SourceError."""
     arrays = [file for file in files if file.suffix.lower() == ARRAYS]
     texts = [file for file in files if file.suffix.lower() == TEXTS]
@@ -136,20 +179,11 @@ def answer_files(bundle: Bundle, run: Run, files: Sequence[Path], options: FileO
         lines = read_texts(file)
         answers = open_text_predictor(bundle, run, options.batch, options.top_k)(lines)
         yield from (Answered(f"{file.name}:{number}", answer) for number, answer in enumerate(answers, 1))
-    if len(arrays) + len(texts) != len(files):
-        predictor = open_predictor(bundle, run, options.batch, options.top_k)
-        running: deque[Picture] = deque()
-
-        def images() -> Iterator[Image.Image]:
-            for picture in read_pictures([file for file in files if file not in [*arrays, *texts]], options.every):
-                running.append(picture)
-                yield picture.image
-
-        for answer in predictor(images()):
-            picture = running.popleft()
-            yield Answered(picture.name, answer, picture.image)
+    pictures = [file for file in files if file not in [*arrays, *texts]]
+    if pictures:
+        yield from answer_pictures(bundle, run, pictures, options)
     for file in arrays:
-        yield from _answer_arrays(bundle, run, file, open_reader(bundle, options.top_k))
+        yield from _answer_arrays(bundle, run, file, open_reader(bundle, options.top_k, options.thresholds))
 
 
 def _answer_arrays(bundle: Bundle, run: Run, file: Path, reader: TaskReader) -> Iterator[Answered]:
@@ -184,72 +218,3 @@ def _rows(manifest: Manifest) -> _RowLimits:
         what = f"the network takes at least {rows.least} rows, and they depend on each other"
         raise SourceError(what, manifest.name, "use `trtkit.open_model(...).run`")
     return _RowLimits(1, 1, 1)
-
-
-VIDEOS = {".mp4", ".mov", ".mkv", ".avi", ".webm", ".m4v"}
-ARRAYS, TEXTS = ".npz", ".txt"
-_KINDS = f"pictures ({', '.join(sorted(IMAGES))}), videos ({', '.join(sorted(VIDEOS))}), {TEXTS} and {ARRAYS}"
-
-
-@dataclass(frozen=True, eq=False)
-class Picture:
-    """An upright RGB picture. name: its file's, a frame's with its number."""
-
-    name: str
-    image: Image.Image
-
-
-def input_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files to read, folders' in order of their names. Raises SourceError for what is not a picture."""
-    files = [file for path in paths for file in _files(path)]
-    names = [file.name for file in files]
-    twice = next((file for index, file in enumerate(files) if file.name in names[:index]), None)
-    if twice is not None:
-        what = f"two inputs are called `{twice.name}`, so their answers would overwrite each other"
-        raise SourceError(what, str(twice), "rename one, or run them separately")
-    unknown = [file for file in files if file.suffix.lower() not in IMAGES | VIDEOS | {ARRAYS, TEXTS}]
-    if unknown:
-        raise SourceError(f"unknown kind of file `{unknown[0].suffix}`", str(unknown[0]), f"give {_KINDS}")
-    for file in files:
-        if file.suffix.lower() in IMAGES:
-            check_image(file)
-    return files
-
-
-def read_pictures(files: Sequence[Path], every: int = 1) -> Iterator[Picture]:
-    """Yield pictures and frames of videos as they are read. every: of videos, each n-th frame.
-
-    Raises SourceError for a file that cannot be read.
-    """
-    for file in files:
-        if file.suffix.lower() in VIDEOS:
-            yield from _frames(file, every)
-        else:
-            yield Picture(file.name, read_image(file))
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise SourceError("no such file", str(path), "check the path")
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGES | VIDEOS)
-    if not files:
-        raise SourceError("the folder holds no pictures and no videos", str(path), f"give {_KINDS}")
-    return files
-
-
-def _frames(path: Path, every: int) -> Iterator[Picture]:
-    import av
-    from PIL import Image
-
-    try:
-        with av.open(str(path)) as video:
-            if not video.streams.video:
-                raise SourceError("the file has no pictures", str(path), "give a video")
-            for number, frame in enumerate(video.decode(video=0)):
-                if number % every == 0:
-                    image = Image.fromarray(frame.to_ndarray(format="rgb24"))
-                    yield Picture(f"{path.name}#{number}", image.rotate(frame.rotation, expand=True))
-    except (av.FFmpegError, OSError) as error:
-        raise SourceError(f"not a readable video: {error}", str(path), "use a format that ffmpeg reads") from None

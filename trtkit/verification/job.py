@@ -16,6 +16,7 @@ from trtkit.network.onnx.folding import aliases_of_file
 from trtkit.verification.answers import agreement, named
 from trtkit.verification.compare import worst
 from trtkit.verification.corners import Shapes, corner_shapes
+from trtkit.verification.pictures import compared_pictures
 from trtkit.verification.quantized import AGREEMENT
 from trtkit.verification.report import Check, Corner, EngineOutputs, Output, Report
 from trtkit.verification.signal import hollow_outputs, unreal_reason
@@ -24,6 +25,7 @@ from trtkit.verification.verifier import Verifier
 _UNITS = "if only multiples of a stride work, add it to the profile, e.g. `multiple_of: 32`"
 
 if TYPE_CHECKING:
+    from trtkit.arrays import Arrays
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import JobContext
     from trtkit.verification.jobs import VerifyRequest
@@ -34,7 +36,7 @@ def verify(request: VerifyRequest, context: JobContext) -> Report:
     """Compare outputs on samples and profile corners, parts, and every layer if requested."""
     verifier = Verifier(request, context.report)
     samples = verifier.samples(request.request.inputs)
-    outputs, agreed = _compare_samples(verifier, samples, context.report)
+    outputs, agreed, pairs = _compare_samples(verifier, samples, context.report)
     real = samples[0] if verifier.has_real_data(request.request.inputs) else None
     corners = _corners(verifier, real, context.report) if request.request.corners else []
     engine, rows, parts = _engine(verifier, samples), verifier.rows(), verifier.part_errors(samples[0])
@@ -67,6 +69,7 @@ def verify(request: VerifyRequest, context: JobContext) -> Report:
         loss=loss,
         engine=engine,
         batch_rows=batch_rows,
+        pictures=compared_pictures(verifier.config, request.request.inputs, samples, pairs, request.labels),
     )
     if request.request.wants_layers(passed=report.passed):
         context.report(Verdict(report))
@@ -91,22 +94,24 @@ def _engine(verifier: Verifier, samples: list[Sample]) -> EngineOutputs | None:
 
 def _compare_samples(
     verifier: Verifier, samples: list[Sample], report: Listener
-) -> tuple[dict[str, Output], Agreement]:
-    """Run every sample both ways; return the worst comparison of each output, and how answers agree."""
+) -> tuple[dict[str, Output], Agreement, list[tuple[Arrays, Arrays]]]:
+    """Run every sample both ways; return the worst comparison of each output, how answers agree, and all outputs."""
     report(Phase("compare outputs"))
     comparisons: dict[str, list[Comparison]] = {}
-    pairs = []
+    pairs, all_outputs = [], []
     for index, sample in enumerate(samples):
         outputs = verifier.run(sample)
         ours, theirs = verifier.comparable(*outputs)
         for name, item in verifier.compared(ours, theirs).items():
             comparisons.setdefault(name, []).append(item)
         pairs.append((ours, theirs) if verifier.counted is None else outputs)
+        all_outputs.append(outputs)
         report(Progress("compare outputs", index + 1, len(samples)))
     required = AGREEMENT if verifier.config.quantize is not None else 1.0
     agreed = agreement(verifier.config.task, verifier.subject.onnx or Path(), pairs, required)
     spreads = verifier.spreads(samples)
-    return {name: _output(worst(items), spreads[name], verifier.limits) for name, items in comparisons.items()}, agreed
+    compared = {name: _output(worst(items), spreads[name], verifier.limits) for name, items in comparisons.items()}
+    return compared, agreed, all_outputs
 
 
 def _output(compared: Comparison, spread: float | None, limits: ComparisonLimits) -> Output:

@@ -7,10 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from trtkit.jobs.json_form import to_json
+from trtkit.pages import HasPage
+from trtkit.runtime.tasks.answers import Box
 
 VERSION = 1
 """Of the report's JSON form."""
-_NOTES = {"unreal", "layers_problem", "fixed", "source_precision", "method", "counted", "stored", "loss", "networks"}
+_NOTES = {
+    "unreal",
+    "layers_problem",
+    "fixed",
+    "source_precision",
+    "method",
+    "counted",
+    "stored",
+    "loss",
+    "networks",
+    "pictures",
+}
 
 Answer = int | str
 BatchRows = Literal["independent", "mixed"]
@@ -247,6 +260,16 @@ class BundleNetworks:
 
 
 @dataclass(frozen=True)
+class ComparedPicture:
+    """A picture that a model was verified on. boxes, reference_boxes: the surest, if it is a detector."""
+
+    name: str
+    path: str
+    boxes: tuple[Box, ...] = ()
+    reference_boxes: tuple[Box, ...] = ()
+
+
+@dataclass(frozen=True)
 class Repair:
     """What `trtkit verify --fix` wrote. config: the file. keep_fp32: patterns of the nodes kept in fp32."""
 
@@ -255,7 +278,7 @@ class Repair:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(HasPage):
     """The result of a verification. What does not apply to a model is None or empty.
 
     tolerance: the largest relative RMS error of an output. slice_tolerance: that of its worst slice.
@@ -271,6 +294,7 @@ class Report:
     layers: empty unless they were compared. unreal: why random inputs may be to blame. layers_problem: why layers could
     not be compared. fixed: the repaired config that this report is of.
     networks: of a bundle, each as it is held there, compared with the verified one.
+    pictures: among the samples, the first of them.
     """
 
     name: str
@@ -303,6 +327,7 @@ class Report:
     layers_problem: str = ""
     fixed: Repair | None = None
     networks: tuple[BundleNetwork, ...] = ()
+    pictures: tuple[ComparedPicture, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that users get: no empty notes, and infinities, which JSON lacks, as null."""

@@ -8,27 +8,35 @@ import io
 import json
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import SourceError
+from trtkit.files import write_output
 from trtkit.inputs.images import read_image
 from trtkit.inputs.samples import IMAGES
 from trtkit.jobs.events import Phase, Progress
+from trtkit.pages import HasPage
 from trtkit.runtime.model import open_model
-from trtkit.runtime.predict import Predictor, open_predictor
+from trtkit.runtime.predict import PredictOptions, Predictor, open_predictor
+from trtkit.runtime.saved_answers import COCO as COCO_FILE
+from trtkit.runtime.saved_answers import check_predictions
 from trtkit.runtime.tasks.answers import Classes, DetectedBoxes, Text
 from trtkit.runtime.tasks.reader import class_count
+from trtkit.verification.confusion import TrueBox, confusion_of, matched_boxes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from pycocotools.coco import COCO
+
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.task import Task
     from trtkit.jobs.runner import Runner
     from trtkit.runtime.model import RuntimeName
-    from trtkit.runtime.tasks.answers import Answer
+    from trtkit.runtime.tasks.answers import Answer, Box
+    from trtkit.verification.confusion import Confusion
 
 # COCO's measure needs boxes of every score: its precision is over all recalls. Ultralytics validates so too.
 _LEAST_SCORE = 0.001
@@ -41,27 +49,31 @@ class VisionRequest:
 
     truth is a CSV file with a header, `file,class` or `file,text`, or COCO's annotations in JSON.
     batch: pictures of a call; what the engine was tuned for if None.
+    predictions: a file for what the model answers: JSON lines, or COCO's results of a detector.
     """
 
     images: Path
     truth: Path | None = None
     batch: int | None = None
     runtime: RuntimeName = "auto"
+    predictions: Path | None = None
 
 
 @dataclass(frozen=True)
-class VisionEvaluation:
+class VisionEvaluation(HasPage):
     """What was measured. measures: by name, shares of 1. task: the config's kind. runtime: what computed.
 
-    note: what to know of the measures, if anything.
+    note: what to know of the measures, if anything. confusion: of classes; None for text.
     """
 
+    name: str
     task: str
     images: int
     measures: Mapping[str, float]
     seconds: float
     runtime: str
     note: str = ""
+    confusion: Confusion | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return JSON data, as `trtkit eval --json` prints it."""
@@ -92,13 +104,26 @@ def evaluate_vision(bundle: Bundle | Path | str, request: VisionRequest, runner:
     if task is None or task.kind not in _MEASURES:
         what = "the config has no `task:`" if task is None else f"tasks of kind `{task.kind}` cannot be evaluated"
         raise SourceError(what, name, f"supported kinds: {', '.join(_MEASURES)}")
+    if request.predictions is not None:
+        check_predictions(request.predictions, has_boxes=task.boxes is not None)
     runner.report(Phase("load"))
     model = open_model(opened, request.runtime)
-    predictor = open_predictor(model.bundle, model.run, request.batch)
+    predictor = open_predictor(model.bundle, model.run, PredictOptions(request.batch))
     started = time.monotonic()
-    count, measures = _MEASURES[task.kind](predictor, request, runner)
+    measured = _MEASURES[task.kind](predictor, request, runner)
     seconds = round(time.monotonic() - started, 3)
-    return VisionEvaluation(task.kind, count, measures, seconds, model.description, _note(task))
+    if request.predictions is not None:
+        write_output(request.predictions, _predictions_text(measured.predictions, request.predictions))
+    return VisionEvaluation(
+        name,
+        task.kind,
+        measured.images,
+        measured.measures,
+        seconds,
+        model.description,
+        _note(task),
+        measured.confusion,
+    )
 
 
 def _note(task: Task) -> str:
@@ -109,23 +134,45 @@ def _note(task: Task) -> str:
     return f"NMS in the engine left out boxes with a score below {task.boxes.min_score}; {fix}"
 
 
-def _classes(predictor: Predictor, request: VisionRequest, runner: Runner) -> tuple[int, dict[str, float]]:
+@dataclass(frozen=True)
+class _Measured:
+    """Measures by name, with what each picture is and was answered. predictions: a line, or a box, each."""
+
+    images: int
+    measures: dict[str, float]
+    predictions: list[dict[str, object]]
+    confusion: Confusion | None = None
+
+
+def _predictions_text(predictions: Sequence[Mapping[str, object]], path: Path) -> str:
+    """Return JSON lines, or the list that COCO calls results, by the file's suffix."""
+    if path.suffix.lower() == COCO_FILE:
+        return json.dumps(predictions)
+    return "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in predictions)
+
+
+def _classes(predictor: Predictor, request: VisionRequest, runner: Runner) -> _Measured:
     """Return top-1 accuracy, and top-5 unless the model is known to have no more than five classes."""
     named = _class_folders(request.images) if request.truth is None else _table(request, "class")
     wanted = _numbers(named, predictor.reader.labels, str(request.truth or request.images))
-    ranks = []
-    for (_, number), answer in zip(wanted, _answers(predictor, [file for file, _ in wanted], runner), strict=True):
+    labels, ranks = predictor.reader.labels, []
+    pairs: list[tuple[str | None, str | None]] = []
+    lines: list[dict[str, object]] = []
+    for (file, number), answer in zip(wanted, _answers(predictor, [file for file, _ in wanted], runner), strict=True):
         assert isinstance(answer, Classes)
         ranks.append(answer.ids.index(number) if number in answer.ids else len(answer.ids))
+        truth, predicted = (labels[index] if labels else str(index) for index in (number, answer.ids[0]))
+        pairs.append((truth, predicted))
+        lines.append({"input": _name(file, request.images), "truth": truth, **answer.to_json()})
     task = predictor.reader.task
     assert task is not None
     classes = class_count(task, predictor.bundle.manifest.outputs)
     counts = (1,) if 0 < classes <= max(_TOP) else _TOP
     shares = {f"top-{most}": sum(rank < most for rank in ranks) / len(ranks) for most in counts}
-    return len(ranks), shares
+    return _Measured(len(ranks), shares, lines, confusion_of(pairs))
 
 
-def _texts(predictor: Predictor, request: VisionRequest, runner: Runner) -> tuple[int, dict[str, float]]:
+def _texts(predictor: Predictor, request: VisionRequest, runner: Runner) -> _Measured:
     """Return the share of texts that are right, and of characters: 1 less the edits that are missing to the truth."""
     from rapidfuzz.distance import Levenshtein
 
@@ -135,18 +182,22 @@ def _texts(predictor: Predictor, request: VisionRequest, runner: Runner) -> tupl
         )
     wanted = _table(request, "text")
     right = edits = 0
-    for (_, text), answer in zip(wanted, _answers(predictor, [file for file, _ in wanted], runner), strict=True):
+    lines: list[dict[str, object]] = []
+    for (file, text), answer in zip(wanted, _answers(predictor, [file for file, _ in wanted], runner), strict=True):
         assert isinstance(answer, Text)
         right += answer.text == text
         edits += Levenshtein.distance(answer.text, text)
+        lines.append({"input": _name(file, request.images), "truth": text, **answer.to_json()})
     characters = max(1, sum(len(text) for _, text in wanted))
-    return len(wanted), {"texts": right / len(wanted), "characters": 1 - edits / characters}
+    return _Measured(len(wanted), {"texts": right / len(wanted), "characters": 1 - edits / characters}, lines)
 
 
-def _boxes(predictor: Predictor, request: VisionRequest, runner: Runner) -> tuple[int, dict[str, float]]:
-    """Return COCO's average precision: over IoUs of 0.5 to 0.95, at 0.5 and at 0.75, by pycocotools."""
+def _boxes(predictor: Predictor, request: VisionRequest, runner: Runner) -> _Measured:
+    """Return COCO's average precision: over IoUs of 0.5 to 0.95, at 0.5 and at 0.75, by pycocotools.
+
+    The confusion matrix counts boxes from the config's `min_score` on.
+    """
     from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
 
     if request.truth is None:
         raise SourceError("detection needs the expected boxes", "--truth", "give a JSON file of COCO annotations")
@@ -157,28 +208,63 @@ def _boxes(predictor: Predictor, request: VisionRequest, runner: Runner) -> tupl
         coco.createIndex()
     categories = _categories(coco.loadCats(coco.getCatIds()), predictor.reader.labels, str(request.truth))
     images = [(int(key), request.images / str(coco.imgs[key]["file_name"])) for key in sorted(coco.getImgIds())]
-    detections = []
+    task = predictor.reader.task
+    assert task is not None
+    assert task.boxes is not None
+    classes = {category: index for index, category in categories.items()}
+    labels, least = predictor.reader.labels, task.boxes.min_score
+    results: list[dict[str, object]] = []
+    lines: list[dict[str, object]] = []
+    pairs: list[tuple[str | None, str | None]] = []
     answers = _answers(_all_scores(predictor), [file for _, file in images], runner)
-    for (image, _), answer in zip(images, answers, strict=True):
+    for (image, file), answer in zip(images, answers, strict=True):
         assert isinstance(answer, DetectedBoxes)
-        for box in answer.boxes:
-            if box.class_id in categories:
-                x1, y1, x2, y2 = box.corners
-                fields = {
-                    "image_id": image,
-                    "category_id": categories[box.class_id],
-                    "bbox": [x1, y1, x2 - x1, y2 - y1],
-                }
-                detections.append({**fields, "score": box.score})
+        known = [box for box in answer.boxes if box.class_id in categories]
+        results += [_result(image, categories[box.class_id], box) for box in known]
+        sure = DetectedBoxes(tuple(box for box in answer.boxes if box.score >= least))
+        lines.append({"input": _name(file, request.images), **sure.to_json()})
+        truth = [_true_box(item, classes, labels) for item in coco.loadAnns(coco.getAnnIds(imgIds=[image]))]
+        pairs += matched_boxes(truth, [box for box in known if box.score >= least])
+    is_coco = request.predictions is not None and request.predictions.suffix.lower() == COCO_FILE
+    confusion = confusion_of(pairs, least)
+    return _Measured(len(images), _precision(coco, results), results if is_coco else lines, confusion)
+
+
+def _result(image: int, category: object, box: Box) -> dict[str, object]:
+    """Return a box as COCO's evaluation reads it."""
+    x1, y1, x2, y2 = box.corners
+    return {"image_id": image, "category_id": category, "bbox": [x1, y1, x2 - x1, y2 - y1], "score": box.score}
+
+
+class _Annotation(TypedDict):
+    """An object of COCO's annotations. bbox: x, y, width, height."""
+
+    bbox: tuple[float, float, float, float]
+    category_id: object
+    iscrowd: NotRequired[int]
+
+
+def _true_box(item: _Annotation, classes: Mapping[object, int], labels: Sequence[str]) -> TrueBox:
+    """Return an annotation with its class as the model's boxes name it."""
+    x, y, width, height = item["bbox"]
+    number = classes[item["category_id"]]
+    name = labels[number] if labels else f"class {number}"
+    return TrueBox((x, y, x + width, y + height), name, bool(item.get("iscrowd")))
+
+
+def _precision(coco: COCO, results: list[dict[str, object]]) -> dict[str, float]:
+    """Return COCO's measures of results."""
+    from pycocotools.cocoeval import COCOeval
+
     names = ("mAP 50-95", "mAP 50", "mAP 75")
-    if not detections:
-        return len(images), dict.fromkeys(names, 0.0)
+    if not results:
+        return dict.fromkeys(names, 0.0)
     with contextlib.redirect_stdout(io.StringIO()):
-        measured = COCOeval(coco, coco.loadRes(detections), "bbox")
+        measured = COCOeval(coco, coco.loadRes(results), "bbox")
         measured.evaluate()
         measured.accumulate()
         measured.summarize()
-    return len(images), {name: max(0.0, float(value)) for name, value in zip(names, measured.stats, strict=False)}
+    return {name: max(0.0, float(value)) for name, value in zip(names, measured.stats, strict=False)}
 
 
 _MEASURES = {"classification": _classes, "ctc-text": _texts, "detection": _boxes}
@@ -190,6 +276,11 @@ def _answers(predictor: Predictor, files: Sequence[Path], runner: Runner) -> Ite
     for index, answer in enumerate(predictor(map(read_image, files)), 1):
         runner.report(Progress("evaluate", index, len(files)))
         yield answer
+
+
+def _name(file: Path, folder: Path) -> str:
+    """Return what a picture is called in predictions."""
+    return str(file.relative_to(folder) if file.is_relative_to(folder) else file)
 
 
 def _class_folders(folder: Path) -> list[tuple[Path, str]]:

@@ -20,10 +20,10 @@ from trtkit.builder import vision_language
 from trtkit.builder.vision_language import open_vision
 from trtkit.builder.write_stages import tower_load
 from trtkit.bundle.bundle import open_bundle
-from trtkit.cli.model_tables import bundle_summary
 from trtkit.cli.tables import show
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import RequestError
+from trtkit.report.models import bundle_summary
 from trtkit.resolve import resolve
 
 if TYPE_CHECKING:

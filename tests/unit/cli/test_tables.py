@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtkit.cli.model_tables import profiles_text, weights_text
+from trtkit.report.models import profiles_text, weights_text
 from trtkit.report.tables import count_text, shape_text, size_text
 
 

@@ -7,6 +7,7 @@ import io
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image
 
 from tests import reports
@@ -14,7 +15,8 @@ from tests.pages import Page, rows_with, svg
 from tests.reports import layer
 from trtkit.report.page import PageOrigin
 from trtkit.report.verification import html_report
-from trtkit.verification.report import Agreement, Corner, Report, WorstSlice
+from trtkit.runtime.tasks.answers import Box
+from trtkit.verification.report import Agreement, ComparedPicture, Corner, Report, WorstSlice
 from trtkit.verification.verdict import verdict
 
 if TYPE_CHECKING:
@@ -93,12 +95,29 @@ def test_answers_have_the_names_of_their_classes() -> None:
 def test_pictures_of_the_samples_are_inlined(tmp_path: Path) -> None:
     for name in ("cat.png", "other.png"):
         Image.new("RGB", (900, 600), "red").save(tmp_path / name)
-    pictures = {path.name: path for path in tmp_path.iterdir()}
-    page = Page(html_report(report(samples=("cat.png", "array.npz")), ORIGIN, pictures))
+    pictures = (ComparedPicture("cat.png", str(tmp_path / "cat.png")),)
+    page = page_of(report(samples=("cat.png", "array.npz"), pictures=pictures))
     (picture,) = [attributes for tag, attributes in page.tags if tag == "img"]
     assert picture["alt"] == "cat.png"
     data = base64.b64decode(str(picture["src"]).removeprefix("data:image/jpeg;base64,"))
     assert Image.open(io.BytesIO(data)).size == (320, 213)
+
+
+def test_boxes_of_both_sides_are_drawn_on_the_picture(tmp_path: Path) -> None:
+    """A picture of 1280 pixels becomes one of 640: corners at half of their places."""
+    Image.new("RGB", (1280, 640), "black").save(tmp_path / "street.png")
+    ours, theirs = Box((200, 200, 400, 400), 0.9, 1, "cat"), Box((800, 200, 1000, 400), 0.8, 1, "cat")
+    pictures = (ComparedPicture("street.png", str(tmp_path / "street.png"), (ours,), (theirs, theirs)),)
+    page = page_of(report(samples=("street.png",), pictures=pictures))
+    (picture,) = [attributes for tag, attributes in page.tags if tag == "img"]
+    data = base64.b64decode(str(picture["src"]).removeprefix("data:image/jpeg;base64,"))
+    pixels = np.asarray(Image.open(io.BytesIO(data)), np.int32)
+    assert pixels.shape == (320, 640, 3)
+    red, _, blue = pixels[150, 101]
+    assert blue > red + 60  # the color of class 1
+    assert pixels[150, 400].min() > 120  # white
+    assert pixels[150, 250].max() < 40
+    assert "street.png: 1 box, reference 2" in page.text
 
 
 def test_names_cannot_inject_markup() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.errors import SourceError
+from trtkit.errors import RequestError, SourceError
 from trtkit.network.onnx.nms import CLASSES_KEY, NMS_OUTPUTS
 from trtkit.runtime.tasks import boxes as box_layouts
 from trtkit.runtime.tasks.answers import Box, Classes, ClassMap, DepthMap, DetectedBoxes, Embedding, Outputs, Text
@@ -28,6 +28,21 @@ if TYPE_CHECKING:
 
 
 _RANKS = {"classification": (2,), "ctc-text": (3,), "segmentation": (4,), "depth": (3, 4), "embedding": (2,)}
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Which boxes of a detector count, instead of what its config says; None leaves that.
+
+    conf: the smallest score of a box. iou: of two boxes of one class, above which the weaker is suppressed.
+    """
+
+    conf: float | None = None
+    iou: float | None = None
+
+
+NO_THRESHOLDS = Thresholds()
+"""The config's."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +128,10 @@ def read_boxes(task: Task, arrays: Mapping[str, Array], size: WidthHeight) -> li
     """Return each image's boxes in pixels of the input, of a task with `boxes`. size: (width, height) of the input."""
     options = task.boxes
     assert options is not None
-    if options.nms == "engine":
-        return box_layouts.read_selected(*(arrays[name] for name in NMS_OUTPUTS))
     limits = box_layouts.BoxLimits(options.min_score, options.max_iou, options.max_boxes)
+    if options.nms == "engine":
+        selected = box_layouts.read_selected(*(arrays[name] for name in NMS_OUTPUTS))
+        return [box_layouts.strongest(rows, limits) for rows in selected]
     if options.layout == "text-map":
         (maps,) = arrays.values()
         return [box_layouts.strongest(text_boxes(array[0], size), limits) for array in maps]
@@ -130,10 +146,39 @@ def read_boxes(task: Task, arrays: Mapping[str, Array], size: WidthHeight) -> li
     return [finish(rows, limits) for rows in read]
 
 
-def open_reader(bundle: Bundle, top_k: int = 5) -> TaskReader:
-    """Return how the bundle's outputs are read. Raises SourceError where they do not fit the config's task."""
+def with_thresholds(task: Task | None, thresholds: Thresholds) -> Task | None:
+    """Return a task with other thresholds of boxes. Raises RequestError for those that change nothing."""
+    changes = {"min_score": thresholds.conf, "max_iou": thresholds.iou}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    if not changes:
+        return task
+    for name, value in vars(thresholds).items():
+        if value is not None and not 0 <= value <= 1:
+            raise RequestError(f"{value} is not between 0 and 1", name, "such as 0.25")
+    options = None if task is None else task.boxes
+    if task is None or options is None:
+        what = "thresholds are for detectors; the model's config has no `task.boxes`"
+        raise RequestError(what, "conf" if thresholds.conf is not None else "iou", "leave it out")
+    if thresholds.iou is not None and (options.layout not in _SUPPRESSED_ON_HOST or task.has_engine_nms):
+        where = "runs in the engine" if task.has_engine_nms else f"does not run for the layout `{options.layout}`"
+        fix = "build with `--set task.boxes.max_iou=...`" if task.has_engine_nms else "leave it out"
+        raise RequestError(f"non-maximum suppression {where}", "iou", fix)
+    if task.has_engine_nms and thresholds.conf is not None and thresholds.conf < options.min_score:
+        what = f"the engine leaves out boxes that score below {options.min_score}; {thresholds.conf} is lower"
+        raise RequestError(what, "conf", f"build with `--set task.boxes.min_score={thresholds.conf}`")
+    return task.model_copy(update={"boxes": options.model_copy(update=changes)})
+
+
+_SUPPRESSED_ON_HOST = {"channels-first", "anchors"}
+
+
+def open_reader(bundle: Bundle, top_k: int = 5, thresholds: Thresholds = NO_THRESHOLDS) -> TaskReader:
+    """Return how the bundle's outputs are read.
+
+    Raises SourceError if they do not fit the config's task, RequestError for thresholds that do not apply.
+    """
     config, outputs = bundle.manifest.config, bundle.manifest.outputs
-    task = config.task
+    task = with_thresholds(config.task, thresholds)
     if task is None:
         return TaskReader(None)
     _check_outputs(task, outputs)

@@ -194,19 +194,27 @@ def _check_sizes(request: ModuleExport) -> None:
     Raises SourceError if they differ: a size that became a constant is a wrong answer at any other.
     """
     import onnx
+
+    dims = [dim for value in onnx.load(str(request.out)).graph.input for dim in value.type.tensor_type.shape.dim]
+    for extra in (0, 1) if any(dim.dim_param for dim in dims) else (0,):
+        check_examples(request.module, request.examples(extra), request.out)
+
+
+def check_examples(module: torch.nn.Module, inputs: Sequence[torch.Tensor], path: Path) -> None:
+    """Compare a written file with the module on inputs, at any fixed or dynamic sizes. Raises SourceError."""
     import onnxruntime
     import torch
 
-    session = onnxruntime.InferenceSession(str(request.out), providers=["CPUExecutionProvider"])
-    dims = [dim for value in onnx.load(str(request.out)).graph.input for dim in value.type.tensor_type.shape.dim]
-    for extra in (0, 1) if any(dim.dim_param for dim in dims) else (0,):
-        inputs = _matching(session, request.examples(extra))
-        with torch.inference_mode():
-            expected = request.module(*inputs)
-        outputs = session.run(
-            None, {item.name: x.numpy() for item, x in zip(session.get_inputs(), inputs, strict=True)}
-        )
-        _check_close(_tensors(expected), outputs)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [item.name for item in session.get_inputs()]
+    if len(names) != len(inputs):
+        what = f"the module uses {len(names)} of its {len(inputs)} inputs"
+        raise SourceError(what, "example_inputs", "leave out the others")
+    inputs = _matching(session, inputs)
+    with torch.inference_mode():
+        expected = module(*inputs)
+    outputs = session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
+    _check_close(_tensors(expected), outputs)
 
 
 def _matching(session: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.inputs.samples import IMAGES
-from trtkit.runtime.tasks.answers import Classes, ClassMap, DepthMap, DetectedBoxes, Embedding, Outputs, Text
+from trtkit.runtime.tasks.answers import Classes, ClassMap, DepthMap, DetectedBoxes, Text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from PIL import Image, ImageDraw
 
-    from trtkit.arrays import Array
-    from trtkit.runtime.predict import Answered
     from trtkit.runtime.tasks.answers import Answer, Box
 
 Colour = tuple[int, int, int]
@@ -25,26 +24,6 @@ _COLOURS: tuple[Colour, ...] = (
 # Five colours of viridis (matplotlib), from low to high.
 _VIRIDIS = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], np.float64)
 _LEGEND = 8
-
-
-def write_answer(answered: Answered, folder: Path) -> None:
-    """Write the picture with its answer, and maps, embeddings and arrays as NumPy reads them, by the input's name."""
-    name = answered.name.replace("#", "-")
-    drawn = None if answered.picture is None else draw(answered.picture, answered.answer)
-    if drawn is not None:
-        drawn.save(folder / (name if Path(name).suffix.lower() in IMAGES else f"{name}.png"))
-    match answered.answer:
-        case ClassMap(ids=array) | DepthMap(values=array) | Embedding(vector=array):
-            np.save(folder / f"{name}.npy", array)
-        case Outputs(outputs=outputs):
-            np.savez(folder / f"{name}.npz".replace(".npz.npz", ".npz"), **_portable(outputs))
-        case _:
-            pass
-
-
-def _portable(outputs: dict[str, Array]) -> dict[str, Any]:
-    """Return arrays in types that NumPy can save: it has no bf16."""
-    return {name: value.astype(np.float32) if value.dtype.kind == "V" else value for name, value in outputs.items()}
 
 
 def draw(picture: Image.Image, answer: Answer) -> Image.Image | None:
@@ -75,6 +54,25 @@ def _with_boxes(picture: Image.Image, answer: DetectedBoxes) -> Image.Image:
             if score >= 0.5:
                 pen.ellipse((x - 2 * width, y - 2 * width, x + 2 * width, y + 2 * width), fill=colour)
     return drawn
+
+
+def with_two_sets_of_boxes(
+    picture: Image.Image, boxes: Sequence[Box], others: Sequence[Box], scale: float
+) -> Image.Image:
+    """Return the picture with boxes in color and others as thin white lines. scale: of the picture, smaller by now."""
+    from PIL import ImageDraw
+
+    drawn = _with_boxes(picture, DetectedBoxes(tuple(_scaled(box, scale) for box in boxes)))
+    pen = ImageDraw.Draw(drawn)
+    for box in others:
+        pen.rectangle(_scaled(box, scale).corners, outline="white")
+    return drawn
+
+
+def _scaled(box: Box, scale: float) -> Box:
+    x1, y1, x2, y2 = (scale * value for value in box.corners)
+    points = tuple((scale * x, scale * y, score) for x, y, score in box.keypoints)
+    return replace(box, corners=(x1, y1, x2, y2), keypoints=points)
 
 
 def _label(pen: ImageDraw.ImageDraw, box: Box, colour: Colour, size: int) -> None:
