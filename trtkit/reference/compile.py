@@ -11,6 +11,7 @@ import torch
 from trtkit.dtypes import BOOL, INT32, INT64
 from trtkit.errors import ExecutionError
 from trtkit.network.layer_graph import MISSING, LayerGraph, LayerNode
+from trtkit.reference.constant_matrices import joined_products
 from trtkit.reference.control_flow import Construct, conditional_op, live_nodes, loop_op, outermost
 from trtkit.reference.layer import CompileSettings, Layer, Lowered, Op
 from trtkit.reference.layers import LOWERINGS, OWNING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trtkit.network.layer_graph import TensorSpec
+    from trtkit.reference.constant_matrices import ConstantMatrix
     from trtkit.reference.layer import Tensor
     from trtkit.reference.precision import Precision
 
@@ -69,6 +71,9 @@ class Compiler:
         self.alias = _aliases(graph, settings.precision)
         self.known: dict[int, torch.Tensor] = {}
         self.nodes = [self._renamed(node) for node in graph.nodes if not self.alias.keys() & node.outputs]
+        self.matrices: dict[LayerNode, tuple[ConstantMatrix, ...]] = {}
+        if settings.packs:
+            self.nodes, self.matrices = joined_products(self.nodes, graph.specs, settings.precision)
         self.owned: set[int] = set()
         self.host = {slot for slot in graph.inputs if graph.spec(slot).is_shape}
         self.joined: dict[int, JoinedConstants] = {}
@@ -169,6 +174,7 @@ class Compiler:
             tuple(self.known.get(slot) for slot in node.inputs),
             tuple(self._held.get(slot) for slot in node.inputs),
             settings,
+            self.matrices.get(node, ()),
         )
 
     def _is_host(self, node: LayerNode) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,9 +91,9 @@ class Executor:
         self._onnx_runtime = onnx_runtime_run(layers) if is_whole else None
         settings = CompileSettings(self._precision, options.in_place_caches, options.ranks, is_fast)
         self._memo = settings.memo
-        compiler = Compiler(self.layers, settings)
-        with torch.inference_mode():
-            self._program = compiler.network()
+        self._settings = settings
+        compiler, self._program = self._compiled(settings)
+        self._observed: Program | None = None if settings.packs else self._program
         self._shortened: dict[tuple[frozenset[int], tuple[str, ...]], Program] = {}
         self._slots = {spec.name: compiler.slot(spec.index) for spec in self.layers.specs if spec is not None}
         self._known = compiler.known
@@ -118,7 +118,8 @@ class Executor:
         Raises ExecutionError for inputs that the network does not take and for layers that fail.
         """
         checked = self._checked(inputs)
-        wanted, program, names = self._wanted(keep), self._program, self.output_names
+        wanted, names = self._wanted(keep), self.output_names
+        program = self._layer_by_layer() if wanted or on_tensor is not None else self._program
         if self._onnx_runtime is not None and not wanted and (on_tensor, on_layer, outputs) == (None, None, None):
             return self._onnx_runtime(dict(zip((spec.name for spec in self.inputs), checked, strict=True)))
         values = list(program.initial)
@@ -157,6 +158,18 @@ class Executor:
         """Let the other ranks fail instead of waiting for this one."""
         if self._ranks is not None:
             self._ranks.leave()
+
+    def _compiled(self, settings: CompileSettings) -> tuple[Compiler, Program]:
+        compiler = Compiler(self.layers, settings)
+        with torch.inference_mode():
+            return compiler, compiler.network()
+
+    def _layer_by_layer(self) -> Program:
+        """Return the program in which every tensor is computed; that of a fast executor is compiled when needed."""
+        if self._observed is None:
+            compiler, self._observed = self._compiled(replace(self._settings, packs=False))
+            self._known = compiler.known
+        return self._observed
 
     def _program_for(self, values: Sequence[Any], outputs: tuple[str, ...]) -> Program:
         """Return the steps that give some outputs of inputs like these."""

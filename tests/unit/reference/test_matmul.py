@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from trtkit.reference.layers import reduction
-from trtkit.reference.layers.reduction import FEW_ROWS
+from trtkit.reference.layers import product
+from trtkit.reference.layers.product import FEW_ROWS
 
 ROUNDING = {torch.float32: 2e-6, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 
@@ -57,7 +57,7 @@ def test_fp16_sums_leave_its_range_on_the_way_but_not_at_the_end(net: Any, rows:
 def test_fp16_gives_the_same_however_torch_sums_it(
     net: Any, random: Any, monkeypatch: Any, torch_sums_in_fp32: bool
 ) -> None:
-    monkeypatch.setattr(reduction, "_torch_sums_in_fp32", lambda: torch_sums_in_fp32)
+    monkeypatch.setattr(product, "_torch_sums_in_fp32", lambda: torch_sums_in_fp32)
     a, weight = random(3, 2048, dtype=torch.float16), random(40, 2048, dtype=torch.float16)
     got = net.run(_product(net, net.given(a), net.constant(weight.numpy()), transposed=True))
     want = (a.double() @ weight.double().T).half()

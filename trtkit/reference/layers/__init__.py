@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from trtkit.reference.layer import Layer, Lowered, Op
-from trtkit.reference.layers import attention, collective, elementwise, quantization, reduction, shape, window
+from trtkit.reference.layers import attention, collective, elementwise, product, quantization, reduction, shape, window
 
 LOWERINGS: dict[str, Callable[[Layer], Lowered | Op]] = {
     "ACTIVATION": elementwise.activation,
@@ -26,7 +26,7 @@ LOWERINGS: dict[str, Callable[[Layer], Lowered | Op]] = {
     "IDENTITY": elementwise.cast,
     "KV_CACHE_UPDATE": attention.kv_cache_update,
     "LRN": window.local_response_normalization,
-    "MATRIX_MULTIPLY": reduction.matrix_multiply,
+    "MATRIX_MULTIPLY": product.matrix_multiply,
     "MOE": reduction.mixture_of_experts,
     "NMS": window.non_maximum_suppression,
     "NON_ZERO": shape.non_zero,

@@ -41,14 +41,19 @@ def dequantize(layer: Layer) -> Op:
     axis, target = layer.number("axis"), layer.output_dtype()
 
     def run(x: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
-        wide = torch.float64 if target == torch.float64 else torch.float32
-        factor = spread_scale(scale, x.shape, axis).to(wide)
-        value = x.to(wide)
-        if zero_point is not None:
-            value = value - spread_scale(zero_point, x.shape, axis)
-        return (value * factor).to(target)
+        return dequantized(x, scale, zero_point, axis, target)
 
     return run
+
+
+def dequantized(x: Tensor, scale: Tensor, zero_point: Tensor | None, axis: int, target: torch.dtype) -> Tensor:
+    """Return codes times their scale in fp32 at least, rounded to the target type."""
+    wide = torch.float64 if target == torch.float64 else torch.float32
+    factor = spread_scale(scale, x.shape, axis).to(wide)
+    value = x.to(wide)
+    if zero_point is not None:
+        value = value - spread_scale(zero_point, x.shape, axis)
+    return (value * factor).to(target)
 
 
 def spread_scale(scale: Tensor, shape: torch.Size, axis: int) -> Tensor:

@@ -1,15 +1,12 @@
-"""Sums over axes: reductions, top-k, normalization, products of matrices, mixtures of experts."""
+"""Sums over axes: reductions, top-k, normalization, Einstein sums, mixtures of experts."""
 
 from collections.abc import Callable
-from functools import cache
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from trtkit.reference.layer import Layer, Lowered, Op, Tensor
 from trtkit.reference.layers.quantization import FP8_MAX
-from trtkit.reference.precision import packs
-from trtkit.sources.safetensors_file import release
 
 Reduction = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
@@ -142,88 +139,6 @@ def _spread(parameter: Tensor, x: Tensor) -> Tensor:
     if channels in (1, x.shape[1]):
         return parameter
     return parameter.repeat_interleave(x.shape[1] // channels, 1)
-
-
-_PACKED_SIZE = 64
-"""Rows and columns from which a matrix is worth packing."""
-
-FEW_ROWS = 12
-"""Rows up to which torch's own fp16 product on CPUs is faster than one in fp32 on converted matrices; measured."""
-
-
-def matrix_multiply(layer: Layer) -> Lowered:
-    """Multiply collections of matrices or vectors, transposed where the layer says so."""
-    left, right = layer.option("op0"), layer.option("op1")
-    dtype, constant = layer.input_dtype(), _constant_matrix(layer)
-    multiply = torch.matmul if layer.precision.accumulation(dtype) == dtype else _summed_in_fp32
-    if constant is not None:
-        return Lowered(lambda a, _: multiply(a, constant), packed=_packed_product(layer, constant))
-
-    def run(a: Tensor, b: Tensor) -> Tensor:
-        a = a.mT if left == "TRANSPOSE" else a.unsqueeze(-2) if left == "VECTOR" else a
-        b = b.mT if right == "TRANSPOSE" else b.unsqueeze(-1) if right == "VECTOR" else b
-        y = multiply(a, _as_one_matrix(b) if 2 < b.dim() <= a.dim() else b)
-        y = y.squeeze(-1) if right == "VECTOR" else y
-        return y.squeeze(-2 if right != "VECTOR" else -1) if left == "VECTOR" else y
-
-    return Lowered(run)
-
-
-def _constant_matrix(layer: Layer) -> Tensor | None:
-    """Return the constant by which all rows are multiplied, [in, out], or None if a run computes it or has several."""
-    matrix = layer.known_input(1)
-    forms = ("NONE", "TRANSPOSE")
-    if matrix is None or layer.option("op0") != "NONE" or layer.option("op1") not in forms or matrix.dim() < 2:
-        return None
-    if matrix.shape[:-2].numel() != 1 or matrix.dim() > len(layer.input_shape(0)):
-        return None
-    one = _as_one_matrix(matrix)
-    return one.mT if layer.option("op1") == "TRANSPOSE" else one
-
-
-def _packed_product(layer: Layer, matrix: Tensor) -> Op | None:
-    """Return a product with a constant bf16 matrix in oneDNN's layout, or None if torch's is as fast.
-
-    The matrix is packed when the product first runs; its own memory is then given back if it is mapped from a file.
-    """
-    weights = layer.held[1]
-    if weights is None or matrix.dtype != torch.bfloat16 or min(matrix.shape) < _PACKED_SIZE or not packs(matrix.dtype):
-        return None
-    packed: list[Tensor] = []
-
-    def run(a: Tensor, _: Tensor) -> Tensor:
-        if not packed:
-            packed.append(torch.ops.mkldnn._reorder_linear_weight(matrix.mT.contiguous()))
-            release(weights.raw)
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(a, packed[0], None, "none", [], "")
-        return y
-
-    return run
-
-
-def _as_one_matrix(b: Tensor) -> Tensor:
-    """Return a collection of one matrix as that matrix, by which torch multiplies all rows at once, much faster."""
-    leading = b.shape[:-2]
-    return b.squeeze(tuple(range(len(leading)))) if leading.numel() == 1 else b
-
-
-def _summed_in_fp32(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply fp16 matrices; sums in fp32, the result rounded to fp16.
-
-    torch does so itself for few rows times a transposed matrix, without converting it: how a model writes one token.
-    """
-    is_few = b.dim() == 2 and b.stride(0) == 1 and a.numel() <= FEW_ROWS * a.shape[-1]
-    if is_few and _torch_sums_in_fp32():
-        return torch.matmul(a, b)
-    return torch.matmul(a.float(), b.float()).to(a.dtype)
-
-
-@cache
-def _torch_sums_in_fp32() -> bool:
-    """Whether torch's fp16 products of few rows are exact here where partial sums leave fp16's range and precision."""
-    row = torch.cat((torch.full((2048,), 1001.0), torch.full((2048,), -1000.0))).half()
-    products = [torch.ones(count, 4096).half() @ row.expand(3, -1).contiguous().mT for count in (1, 3, FEW_ROWS)]
-    return all(bool((product == 2048).all()) for product in products)
 
 
 def einsum(layer: Layer) -> Op:

@@ -1,0 +1,249 @@
+"""Products of matrices; those with constant ones on weights in the form that a processor reads fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from trtkit.reference.layer import Layer, Lowered, Op, Tensor
+from trtkit.reference.precision import packs
+from trtkit.sources.safetensors_file import release
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.reference.constant_matrices import ConstantMatrix
+
+# Shapes: R rows, K inputs, N outputs, G blocks of inputs.
+
+_PACKED_SIZE = 64
+"""Rows and columns from which a matrix is worth packing."""
+
+FEW_ROWS = 12
+"""Rows up to which torch's own fp16 product on CPUs is faster than one in fp32 on converted matrices; measured."""
+
+Product = Callable[[Tensor], Tensor]
+"""From rows [.., K] to their products [.., N]."""
+
+
+def matrix_multiply(layer: Layer) -> Lowered:
+    """Multiply collections of matrices or vectors, transposed where the layer says so."""
+    left, right = layer.option("op0"), layer.option("op1")
+    dtype = layer.input_dtype()
+    multiply = torch.matmul if layer.precision.accumulation(dtype) == dtype else summed_in_fp32
+    if layer.matrices:
+        return _constant_products(layer.matrices, multiply)
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        a = a.mT if left == "TRANSPOSE" else a.unsqueeze(-2) if left == "VECTOR" else a
+        b = b.mT if right == "TRANSPOSE" else b.unsqueeze(-1) if right == "VECTOR" else b
+        y = multiply(a, _as_one_matrix(b) if 2 < b.dim() <= a.dim() else b)
+        y = y.squeeze(-1) if right == "VECTOR" else y
+        return y.squeeze(-2 if right != "VECTOR" else -1) if left == "VECTOR" else y
+
+    return Lowered(run)
+
+
+def _as_one_matrix(b: Tensor) -> Tensor:
+    """Return a collection of one matrix as that matrix, by which torch multiplies all rows at once, much faster."""
+    leading = b.shape[:-2]
+    return b.squeeze(tuple(range(len(leading)))) if leading.numel() == 1 else b
+
+
+def summed_in_fp32(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply fp16 matrices; sums in fp32, the result rounded to fp16.
+
+    torch does so itself for few rows times a transposed matrix, without converting it: how a model writes one token.
+    """
+    is_few = b.dim() == 2 and b.stride(0) == 1 and a.numel() <= FEW_ROWS * a.shape[-1]
+    if is_few and _torch_sums_in_fp32():
+        return torch.matmul(a, b)
+    return torch.matmul(a.float(), b.float()).to(a.dtype)
+
+
+@cache
+def _torch_sums_in_fp32() -> bool:
+    """Whether torch's fp16 products of few rows are exact here where partial sums leave fp16's range and precision."""
+    row = torch.cat((torch.full((2048,), 1001.0), torch.full((2048,), -1000.0))).half()
+    products = [torch.ones(count, 4096).half() @ row.expand(3, -1).contiguous().mT for count in (1, 3, FEW_ROWS)]
+    return all(bool((product == 2048).all()) for product in products)
+
+
+def _constant_products(matrices: Sequence[ConstantMatrix], multiply: Op) -> Lowered:
+    """Return the product with constant matrices, an output for each.
+
+    Weights are packed when the product first runs; their own memory is then given back if it is mapped from a file.
+    """
+    sizes, packed = [matrix.outputs for matrix in matrices], list[Product]()
+
+    def split(y: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return y if len(sizes) == 1 else y.split(sizes, -1)
+
+    def run(a: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return split(torch.cat([multiply(a, matrix.dense().mT) for matrix in matrices], -1))
+
+    def fast(a: Tensor) -> Tensor | tuple[Tensor, ...]:
+        if not packed:
+            packed.append(_packed_product(matrices, multiply))
+        return split(packed[0](a) if a.numel() else a.new_zeros(*a.shape[:-1], sum(sizes)))
+
+    return Lowered(run, packed=fast)
+
+
+def _packed_product(matrices: Sequence[ConstantMatrix], multiply: Op) -> Product:
+    """Return the product with matrices of one form side by side."""
+    of_codes = _product_of_codes(matrices)
+    if of_codes is not None:
+        return of_codes
+    whole = _side_by_side([matrix.dense() for matrix in matrices])
+    dense = _dense_product(whole)
+    if dense is None and len(matrices) == 1 and matrices[0].scales is None:
+        return lambda a: multiply(a, whole.mT)
+    _release(matrices)
+    return dense or (lambda a: multiply(a, whole.mT))
+
+
+def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _release(matrices: Sequence[ConstantMatrix]) -> None:
+    for matrix in matrices:
+        release(matrix.held.raw)
+
+
+def _dense_product(matrix: Tensor) -> Product | None:
+    """Return the product with a matrix [N, K] in a library's layout, or None if torch's is as fast."""
+    if min(matrix.shape) < _PACKED_SIZE:
+        return None
+    if matrix.dtype == torch.bfloat16 and packs(matrix.dtype):
+        reordered = torch.ops.mkldnn._reorder_linear_weight(matrix.contiguous())
+        return lambda a: torch.ops.mkldnn._linear_pointwise(a, reordered, None, "none", [], "")
+    if matrix.dtype == torch.float16 and _has_fbgemm() and bool(matrix.isfinite().all()):  # it clips infinity
+        halves = torch.ops.quantized.linear_prepack_fp16(matrix.float(), None)
+        return lambda a: torch.ops.quantized.linear_dynamic_fp16(a.float(), halves).to(torch.float16)
+    return None
+
+
+@cache
+def _has_fbgemm() -> bool:
+    """Whether torch's fp16 weights are those of FBGEMM, which adds in fp32."""
+    return torch.backends.quantized.engine in ("x86", "fbgemm") and "AVX" in torch.backends.cpu.get_cpu_capability()
+
+
+def _product_of_codes(matrices: Sequence[ConstantMatrix]) -> Product | None:
+    """Return the product with quantized matrices, read as codes; None if no kernel does so exactly."""
+    first = matrices[0]
+    if first.scales is None:
+        return None
+    blocks = first.scale_counts[1]
+    if first.held.dtype.name == "int8" and blocks == 1 and _adds_codes_exactly():
+        product: Product = _Int8Product(_codes(matrices), _scales(matrices)[:, 0], first.dtype)
+    elif first.held.dtype.name == "int4" and _takes_int4(matrices):
+        product = _Int4Product(matrices)
+    else:
+        return None
+    _release(matrices)
+    return product
+
+
+def _codes(matrices: Sequence[ConstantMatrix]) -> Tensor:
+    """Return codes [N, K] of matrices side by side."""
+    return _side_by_side([each.codes() if each.is_transposed else each.codes().mT for each in matrices])
+
+
+def _scales(matrices: Sequence[ConstantMatrix]) -> Tensor:
+    """Return fp32 scales [N, G] of matrices side by side."""
+    return torch.cat([matrix.output_scales() for matrix in matrices])
+
+
+_DIGIT_BITS = 7  # of 8, so that sums of two products fit 16 bits on processors that add those first
+_ZERO = 1 << _DIGIT_BITS - 1  # digits are -64 to 63, held as 0 to 127
+_DIGITS = {torch.bfloat16: 3, torch.float16: 3, torch.float32: 4}
+"""Digits of a row's number: 21 or 28 bits below its largest, where the type itself has 8, 11 or 24."""
+
+
+class _Int8Product:
+    """A product with int8 codes [N, K], read as they are: rows as digits of 7 bits, multiplied and added exactly."""
+
+    def __init__(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
+        count = _DIGITS[dtype]
+        self._codes = torch.ops.onednn.qlinear_prepack(codes.contiguous(), [count, codes.shape[1]])
+        self._scales, self._zeros = scales.contiguous(), torch.zeros(len(scales), dtype=torch.int64)
+        powers = torch.arange(count, dtype=torch.int32)
+        self._shifts = (powers * _DIGIT_BITS).reshape(-1, 1, 1)
+        self._factors = 2.0 ** (powers * _DIGIT_BITS).float()
+        self._offset = int(_ZERO * self._factors.sum())
+        self._limit = float(self._factors.sum()) * (_ZERO - 1) * (1 - 2.0**-20)  # no rounding leaves the digits' range
+
+    def __call__(self, a: Tensor) -> Tensor:
+        rows = a.reshape(-1, a.shape[-1]).float()
+        step = rows.abs().amax(1, True).clamp_(min=_LEAST_ROW).div_(self._limit)
+        whole = (rows / step).round_().to(torch.int32).add_(self._offset)
+        digits = (whole >> self._shifts).to(torch.uint8).bitwise_and_((1 << _DIGIT_BITS) - 1)
+        sums = _sums_of_codes(digits.flatten(0, 1), self._codes, self._scales, self._zeros)
+        y = (self._factors @ sums.view(len(self._factors), -1)).view(len(rows), -1)
+        return y.mul_(step).to(a.dtype).view(*a.shape[:-1], -1)
+
+
+_LEAST_ROW = 2.0**-96  # a step of which is a normal number
+
+
+def _sums_of_codes(digits: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """Return products of digits [R, K] and packed codes, times scales [N], in fp32 [R, N]."""
+    y: Tensor = torch.ops.onednn.qlinear_pointwise(
+        digits, 1.0, _ZERO, codes, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return y
+
+
+@cache
+def _adds_codes_exactly() -> bool:
+    """Whether oneDNN's int8 products are exact here for the largest digits and codes."""
+    if not hasattr(torch.ops.onednn, "qlinear_pointwise") or not torch._C._has_mkldnn:
+        return False
+    digits = torch.tensor([[0, 127] * 256, [127] * 512, [0] * 512, [64, 65] * 256], dtype=torch.uint8)
+    codes = torch.tensor([[127] * 512, [-128] * 512, [-128, 127] * 256, [1] * 512], dtype=torch.int8)
+    packed = torch.ops.onednn.qlinear_prepack(codes, [4, 512])
+    sums = _sums_of_codes(digits, packed, torch.ones(4), torch.zeros(4, dtype=torch.int64))
+    return torch.equal(sums.long(), (digits.long() - _ZERO) @ codes.long().mT)
+
+
+_INT4_BLOCKS = (32, 64, 128, 256)
+_INT4_ROWS = 16
+"""Rows from which dequantizing a matrix for a product costs less than torch's int4 kernel; measured."""
+
+
+def _takes_int4(matrices: Sequence[ConstantMatrix]) -> bool:
+    """Whether torch's int4 kernel has the form: it computes in bf16 only, with the scales as they are."""
+    first, scales = matrices[0], _scales(matrices)
+    if first.dtype != torch.bfloat16 or not torch.equal(scales, scales.bfloat16().float()):
+        return False
+    is_divided = first.inputs % scales.shape[1] == 0 and first.inputs // scales.shape[1] in _INT4_BLOCKS
+    return is_divided and all(matrix.outputs % 16 == 0 for matrix in matrices)
+
+
+class _Int4Product:
+    """A product with int4 codes [N, K] and scales [N, G] by torch's kernel, for few rows; else dequantized."""
+
+    def __init__(self, matrices: Sequence[ConstantMatrix]) -> None:
+        scales, codes = _scales(matrices), _codes(matrices)
+        self._matrices, self._block = matrices, codes.shape[1] // scales.shape[1]
+        self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int() + 8, 1)
+        pairs = torch.stack((scales.mT, torch.zeros_like(scales.mT)), -1)  # [G, N, 2], the second is added
+        self._scales = pairs.to(torch.bfloat16).contiguous()
+
+    def __call__(self, a: Tensor) -> Tensor:
+        rows = a.reshape(-1, a.shape[-1])
+        if len(rows) >= _INT4_ROWS:
+            return self._dequantized(a)
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self._codes, self._block, self._scales)
+        return y.view(*a.shape[:-1], -1)
+
+    def _dequantized(self, a: Tensor) -> Tensor:
+        y = torch.cat([a @ matrix.dense().mT for matrix in self._matrices], -1)
+        _release(self._matrices)
+        return y
