@@ -176,20 +176,21 @@ class _Int8Product:
         powers = torch.arange(count, dtype=torch.int32)
         self._shifts = (powers * _DIGIT_BITS).reshape(-1, 1, 1)
         self._factors = 2.0 ** (powers * _DIGIT_BITS).float()
-        self._offset = int(_ZERO * self._factors.sum())
-        self._limit = float(self._factors.sum()) * (_ZERO - 1) * (1 - 2.0**-20)  # no rounding leaves the digits' range
+        all_ones = float(self._factors.sum())
+        self._offset = torch.tensor(_ZERO * all_ones + 0.5)  # makes numbers positive, so that truncation rounds them
+        self._steps = all_ones * (_ZERO - 1) * (1 - 2.0**-20)  # so that no rounding leaves the digits' range
 
     def __call__(self, a: Tensor) -> Tensor:
         rows = a.reshape(-1, a.shape[-1]).float()
-        step = rows.abs().amax(1, True).clamp_(min=_LEAST_ROW).div_(self._limit)
-        whole = (rows / step).round_().to(torch.int32).add_(self._offset)
+        largest = torch.linalg.vector_norm(rows, torch.inf, 1, True).clamp_(min=_LEAST_ROW)
+        whole = torch.addcmul(self._offset, rows, self._steps / largest).to(torch.int32)
         digits = (whole >> self._shifts).to(torch.uint8).bitwise_and_((1 << _DIGIT_BITS) - 1)
         sums = _sums_of_codes(digits.flatten(0, 1), self._codes, self._scales, self._zeros)
         y = (self._factors @ sums.view(len(self._factors), -1)).view(len(rows), -1)
-        return y.mul_(step).to(a.dtype).view(*a.shape[:-1], -1)
+        return y.mul_(largest / self._steps).to(a.dtype).view(*a.shape[:-1], -1)
 
 
-_LEAST_ROW = 2.0**-96  # a step of which is a normal number
+_LEAST_ROW = 2.0**-96  # its last digit counts a normal number
 
 
 def _sums_of_codes(digits: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
