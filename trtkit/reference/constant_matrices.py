@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from trtkit.reference.layer import weights_tensor
 from trtkit.reference.layers.quantization import dequantized
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import torch
 
     from trtkit.network.layer_graph import LayerNode, LayerWeights, TensorSpec
     from trtkit.reference.layer import Tensor

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from trtkit.reference.layer import Layer, Op, Tensor, sizes
+from trtkit.reference.layer import Layer, Lowered, Op, Tensor, sizes
+from trtkit.reference.layers.product import FEW_ROWS
 from trtkit.reference.layers.quantization import FP8_MAX
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -41,7 +42,7 @@ class _Optional:
     key_lengths: Tensor | None = None
 
 
-def attention(layer: Layer) -> Op:
+def attention(layer: Layer) -> Lowered:
     """Compute softmax(Q K^T + mask) V; scaling Q is the network's business.
 
     Inputs: q, k, v, mask, normalization scale, query lengths, key/value lengths. Query heads share key/value heads
@@ -60,20 +61,29 @@ def attention(layer: Layer) -> Op:
         _normalization_rounding(layer) if layer.has_input(4) else None,
         layer.precision.accumulation(dtype),
     )
-
+    unconverted = replace(form, compute=dtype)  # torch's kernel converts fp16 block by block, and adds in fp32
     once = layer.settings.memo.once
 
     def run(q: Tensor, k: Tensor, v: Tensor, *optional: Tensor | None) -> Tensor:
+        return attend((q, k, v), _Optional(*optional[:4]), form)
+
+    def fast(q: Tensor, k: Tensor, v: Tensor, *optional: Tensor | None) -> Tensor:
+        is_few = not form.query_packed and q.shape[2] * q.shape[1] <= FEW_ROWS * k.shape[1]
+        reads_cache = is_few and q.shape[-1] == v.shape[-1]  # other forms torch computes in the type itself
+        return attend((q, k, v), _Optional(*optional[:4]), unconverted if reads_cache else form)
+
+    def attend(qkv: QKV, extra: _Optional, form: _AttentionForm) -> Tensor:
+        q, k, v = qkv
         if not q.numel():  # of no rows, as a packed step without prompts has
             return q.new_empty(*q.shape[:-1], v.shape[-1])
-        extra = _Optional(*optional[:4])
         if form.query_packed or form.key_packed:
             q, k, v = (item.to(form.compute) for item in (q, k, v))
             return _packed((q, k, v), extra, form).to(dtype)
         blocks = once(visible_blocks, extra.mask, extra.key_lengths, _sizes(q, k, form))
         return _padded((q, k, v), blocks, extra.scale, form).to(dtype)
 
-    return run
+    is_fused = form.is_softmax and form.quantize is None and not form.key_packed
+    return Lowered(run, packed=fast if is_fused and form.compute != dtype else None)
 
 
 def _normalization_rounding(layer: Layer) -> Callable[[Tensor, Tensor], Tensor]:

@@ -80,7 +80,7 @@ def _constant_products(matrices: Sequence[ConstantMatrix], multiply: Op) -> Lowe
     sizes, packed = [matrix.outputs for matrix in matrices], list[Product]()
 
     def split(y: Tensor) -> Tensor | tuple[Tensor, ...]:
-        return y if len(sizes) == 1 else y.split(sizes, -1)
+        return y if len(sizes) == 1 else torch.split(y, sizes, -1)  # type: ignore[no-untyped-call]
 
     def run(a: Tensor) -> Tensor | tuple[Tensor, ...]:
         return split(torch.cat([multiply(a, matrix.dense().mT) for matrix in matrices], -1))
@@ -139,11 +139,11 @@ def _product_of_codes(matrices: Sequence[ConstantMatrix]) -> Product | None:
     first = matrices[0]
     if first.scales is None:
         return None
-    blocks = first.scale_counts[1]
-    if first.held.dtype.name == "int8" and blocks == 1 and _adds_codes_exactly():
-        product: Product = _Int8Product(_codes(matrices), _scales(matrices)[:, 0], first.dtype)
-    elif first.held.dtype.name == "int4" and _takes_int4(matrices):
-        product = _Int4Product(matrices)
+    kernel = _bf16_kernel(matrices)
+    if kernel is not None:
+        product: Product = _FewRows(matrices, kernel)
+    elif first.held.dtype.name == "int8" and first.scale_counts[1] == 1 and _adds_codes_exactly():
+        product = _Digits(_codes(matrices), _scales(matrices)[:, 0])
     else:
         return None
     _release(matrices)
@@ -160,91 +160,96 @@ def _scales(matrices: Sequence[ConstantMatrix]) -> Tensor:
     return torch.cat([matrix.output_scales() for matrix in matrices])
 
 
-_DIGIT_BITS = 7  # of 8, so that sums of two products fit 16 bits on processors that add those first
-_ZERO = 1 << _DIGIT_BITS - 1  # digits are -64 to 63, held as 0 to 127
-_DIGITS = {torch.bfloat16: 3, torch.float16: 3, torch.float32: 4}
-"""Digits of a row's number: 21 or 28 bits below its largest, where the type itself has 8, 11 or 24."""
+_DIGIT_BITS, _ZERO = 8, 128  # digits are -128 to 127, held as 0 to 255
+_DIGITS = 3
+"""Digits of a row's number: 24 bits below its largest, as many as fp32 has."""
 
 
-class _Int8Product:
-    """A product with int8 codes [N, K], read as they are: rows as digits of 7 bits, multiplied and added exactly."""
+class _Digits:
+    """A product with int8 codes [N, K], read as they are: rows as digits of a byte, multiplied and added exactly."""
 
-    def __init__(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
-        count = _DIGITS[dtype]
-        self._codes = torch.ops.onednn.qlinear_prepack(codes.contiguous(), [count, codes.shape[1]])
+    def __init__(self, codes: Tensor, scales: Tensor) -> None:
+        self._codes = torch.ops.onednn.qlinear_prepack(codes.contiguous(), [_DIGITS, codes.shape[1]])
         self._scales, self._zeros = scales.contiguous(), torch.zeros(len(scales), dtype=torch.int64)
-        powers = torch.arange(count, dtype=torch.int32)
-        self._shifts = (powers * _DIGIT_BITS).reshape(-1, 1, 1)
-        self._factors = 2.0 ** (powers * _DIGIT_BITS).float()
+        self._factors = 2.0 ** torch.arange(0, _DIGIT_BITS * _DIGITS, _DIGIT_BITS).float()
         all_ones = float(self._factors.sum())
         self._offset = torch.tensor(_ZERO * all_ones + 0.5)  # makes numbers positive, so that truncation rounds them
         self._steps = all_ones * (_ZERO - 1) * (1 - 2.0**-20)  # so that no rounding leaves the digits' range
 
     def __call__(self, a: Tensor) -> Tensor:
         rows = a.reshape(-1, a.shape[-1]).float()
-        largest = torch.linalg.vector_norm(rows, torch.inf, 1, True).clamp_(min=_LEAST_ROW)
-        whole = torch.addcmul(self._offset, rows, self._steps / largest).to(torch.int32)
-        digits = (whole >> self._shifts).to(torch.uint8).bitwise_and_((1 << _DIGIT_BITS) - 1)
-        sums = _sums_of_codes(digits.flatten(0, 1), self._codes, self._scales, self._zeros)
-        y = (self._factors @ sums.view(len(self._factors), -1)).view(len(rows), -1)
-        return y.mul_(largest / self._steps).to(a.dtype).view(*a.shape[:-1], -1)
+        if len(rows) == 1:  # as a model writes one token: small kernels between the matrices cost as much as these
+            step = max(torch.linalg.vector_norm(rows, torch.inf).item(), _LEAST_ROW) / self._steps
+            y = self._sums(torch.add(self._offset, rows, alpha=1 / step), step)
+        else:
+            steps = torch.linalg.vector_norm(rows, torch.inf, 1, True).clamp_(min=_LEAST_ROW).div_(self._steps)
+            y = self._sums(torch.addcdiv(self._offset, rows, steps)).mul_(steps)
+        return y.to(a.dtype).view(*a.shape[:-1], -1)
+
+    def _sums(self, positive: Tensor, step: float = 1.0) -> Tensor:
+        """Return products of rows of positive whole numbers, less their offset, with the matrix."""
+        whole = positive.to(torch.int32)
+        digits = whole.view(torch.uint8).view(whole.numel(), 4).mT[:_DIGITS].reshape(-1, whole.shape[1])
+        sums = _sums_of_codes(digits, step, self._codes, self._scales, self._zeros)
+        return (self._factors @ sums.view(_DIGITS, -1)).view(len(whole), -1)
 
 
 _LEAST_ROW = 2.0**-96  # its last digit counts a normal number
 
 
-def _sums_of_codes(digits: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    """Return products of digits [R, K] and packed codes, times scales [N], in fp32 [R, N]."""
+def _sums_of_codes(digits: Tensor, step: float, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """Return products of digits [R, K] and packed codes, times the step and scales [N], in fp32 [R, N]."""
     y: Tensor = torch.ops.onednn.qlinear_pointwise(
-        digits, 1.0, _ZERO, codes, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        digits, step, _ZERO, codes, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
     return y
 
 
 @cache
 def _adds_codes_exactly() -> bool:
-    """Whether oneDNN's int8 products are exact here for the largest digits and codes."""
+    """Whether oneDNN's int8 products are exact: processors that add two of them in 16 bits saturate."""
     if not hasattr(torch.ops.onednn, "qlinear_pointwise") or not torch._C._has_mkldnn:
         return False
-    digits = torch.tensor([[0, 127] * 256, [127] * 512, [0] * 512, [64, 65] * 256], dtype=torch.uint8)
+    digits = torch.tensor([[0, 255] * 256, [255] * 512, [0] * 512, [128, 129] * 256], dtype=torch.uint8)
     codes = torch.tensor([[127] * 512, [-128] * 512, [-128, 127] * 256, [1] * 512], dtype=torch.int8)
     packed = torch.ops.onednn.qlinear_prepack(codes, [4, 512])
-    sums = _sums_of_codes(digits, packed, torch.ones(4), torch.zeros(4, dtype=torch.int64))
+    sums = _sums_of_codes(digits, 1.0, packed, torch.ones(4), torch.zeros(4, dtype=torch.int64))
     return torch.equal(sums.long(), (digits.long() - _ZERO) @ codes.long().mT)
 
 
 _INT4_BLOCKS = (32, 64, 128, 256)
-_INT4_ROWS = 16
-"""Rows from which dequantizing a matrix for a product costs less than torch's int4 kernel; measured."""
 
 
-def _takes_int4(matrices: Sequence[ConstantMatrix]) -> bool:
-    """Whether torch's int4 kernel has the form: it computes in bf16 only, with the scales as they are."""
-    first, scales = matrices[0], _scales(matrices)
-    if first.dtype != torch.bfloat16 or not torch.equal(scales, scales.bfloat16().float()):
-        return False
-    is_divided = first.inputs % scales.shape[1] == 0 and first.inputs // scales.shape[1] in _INT4_BLOCKS
-    return is_divided and all(matrix.outputs % 16 == 0 for matrix in matrices)
+def _bf16_kernel(matrices: Sequence[ConstantMatrix]) -> Product | None:
+    """Return the product of rows [R, K] by torch's kernel for int8 or int4, which takes bf16 rows and scales only."""
+    first, scales, dtype = matrices[0], _scales(matrices), torch.bfloat16
+    if first.dtype != dtype or not torch.equal(scales, scales.to(dtype).float()):
+        return None
+    if first.held.dtype.name == "int8" and scales.shape[1] == 1:
+        whole, factors = _codes(matrices).contiguous(), scales[:, 0].to(dtype)
+        return lambda rows: torch.ops.aten._weight_int8pack_mm(rows, whole, factors)
+    block, rest = divmod(first.inputs, scales.shape[1])
+    if first.held.dtype.name != "int4" or rest or block not in _INT4_BLOCKS or len(scales) % 16:
+        return None
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(_codes(matrices).int() + 8, 1)
+    pairs = torch.stack((scales.mT, torch.zeros_like(scales.mT)), -1).to(dtype).contiguous()  # the second is added
+    return lambda rows: torch.ops.aten._weight_int4pack_mm_for_cpu(rows, packed, block, pairs)
 
 
-class _Int4Product:
-    """A product with int4 codes [N, K] and scales [N, G] by torch's kernel, for few rows; else dequantized."""
+MANY_ROWS = 16
+"""Rows from which dequantizing matrices for a product costs less than a kernel that reads their codes; measured."""
 
-    def __init__(self, matrices: Sequence[ConstantMatrix]) -> None:
-        scales, codes = _scales(matrices), _codes(matrices)
-        self._matrices, self._block = matrices, codes.shape[1] // scales.shape[1]
-        self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int() + 8, 1)
-        pairs = torch.stack((scales.mT, torch.zeros_like(scales.mT)), -1)  # [G, N, 2], the second is added
-        self._scales = pairs.to(torch.bfloat16).contiguous()
+
+class _FewRows:
+    """A product with quantized matrices by a kernel for few rows; for many, they are dequantized each time."""
+
+    def __init__(self, matrices: Sequence[ConstantMatrix], kernel: Product) -> None:
+        self._matrices, self._kernel = matrices, kernel
 
     def __call__(self, a: Tensor) -> Tensor:
         rows = a.reshape(-1, a.shape[-1])
-        if len(rows) >= _INT4_ROWS:
-            return self._dequantized(a)
-        y = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self._codes, self._block, self._scales)
-        return y.view(*a.shape[:-1], -1)
-
-    def _dequantized(self, a: Tensor) -> Tensor:
+        if len(rows) < MANY_ROWS:
+            return self._kernel(rows).view(*a.shape[:-1], -1)
         y = torch.cat([a @ matrix.dense().mT for matrix in self._matrices], -1)
         _release(self._matrices)
         return y
