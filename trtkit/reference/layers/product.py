@@ -80,7 +80,7 @@ def _constant_products(matrices: Sequence[ConstantMatrix], multiply: Op) -> Lowe
     sizes, packed = [matrix.outputs for matrix in matrices], list[Product]()
 
     def split(y: Tensor) -> Tensor | tuple[Tensor, ...]:
-        return y if len(sizes) == 1 else torch.split(y, sizes, -1)  # type: ignore[no-untyped-call]
+        return y if len(sizes) == 1 else torch.split(y, sizes, -1)
 
     def run(a: Tensor) -> Tensor | tuple[Tensor, ...]:
         return split(torch.cat([multiply(a, matrix.dense().mT) for matrix in matrices], -1))
@@ -218,12 +218,15 @@ def _adds_codes_exactly() -> bool:
 
 
 _INT4_BLOCKS = (32, 64, 128, 256)
+_INT_COLUMNS = 32  # torch's kernel for int8 reads beyond the ends of rows of other sizes
 
 
 def _bf16_kernel(matrices: Sequence[ConstantMatrix]) -> Product | None:
     """Return the product of rows [R, K] by torch's kernel for int8 or int4, which takes bf16 rows and scales only."""
     first, scales, dtype = matrices[0], _scales(matrices), torch.bfloat16
     if first.dtype != dtype or not torch.equal(scales, scales.to(dtype).float()):
+        return None
+    if first.inputs % _INT_COLUMNS:
         return None
     if first.held.dtype.name == "int8" and scales.shape[1] == 1:
         whole, factors = _codes(matrices).contiguous(), scales[:, 0].to(dtype)
