@@ -81,7 +81,8 @@ def test_int8_matrices_are_multiplied_as_codes(
         x = random(*rows, shape[1], dtype=dtype)
         x[..., 3] *= 300  # an outlier, as language models have
         (got,) = fast.run({"input0": x}).values()
-        rounded = dtype == torch.bfloat16 and rows[0] * rows[1] >= product.MANY_ROWS
+        has_kernel = dtype == torch.bfloat16 and shape[1] % 32 == 0
+        rounded = has_kernel and rows[0] * rows[1] >= product.MANY_ROWS
         assert_rounded_once(got, x, exact.to(dtype).double() if rounded else exact)
 
 
