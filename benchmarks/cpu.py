@@ -62,7 +62,7 @@ def decoding(precision: str) -> dict[str, Any]:
     one = np.ones(1, np.int64)
     for decoder in decoders.values():
         decoder.forward(Call(0, np.full((1, CACHED), 1000), 0 * one, CACHED * one))
-    weights = torch.ones(_weight_bytes(network.layers) // 4)
+    weights = torch.ones(weight_bytes(network.layers) // 4)
     at = dict.fromkeys(decoders, CACHED)
 
     def step(name: str) -> float:
@@ -78,7 +78,7 @@ def decoding(precision: str) -> dict[str, Any]:
     return {"weight_bytes": weights.nbytes, "step_s": figures, **shares}
 
 
-def _weight_bytes(layers: Any) -> int:
+def weight_bytes(layers: Any) -> int:
     """Return the bytes of a network's weights, each memory counted once."""
     held = {weights.raw.ctypes.data: weights.raw.nbytes for node in layers.nodes for weights in node.weights.values()}
     return sum(held.values())
