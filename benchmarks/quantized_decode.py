@@ -23,7 +23,7 @@ from trtkit.config.load import load_config
 from trtkit.llm.execution import Call, ReferenceDecoder, config_network
 
 METHODS = ("none", "int8_wo", "int4_wo")
-STEPS, CACHED, PROMPT = 60, 64, 64
+STEPS, CACHED, PROMPT = 40, 64, 64
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def decoding(precision: str, source: str) -> dict[str, Any]:
         decoders[name].forward(_call(CACHED, 1))
         memory_mib[name] = round(_memory_mib() - before)
     size = weight_bytes(network.layers)
-    numbers, at = torch.ones(size // 4), {name: CACHED + 1 for name in decoders}
+    numbers, at = torch.ones(size // 4), dict.fromkeys(decoders, CACHED + 1)
 
     def step(name: str) -> float:
         at[name] += 1

@@ -7,15 +7,16 @@ they are, with their scales: what dequantizes them is not computed.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from trtkit.reference.layer import weights_tensor
 from trtkit.reference.layers.quantization import dequantized
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import torch
 
     from trtkit.network.layer_graph import LayerNode, LayerWeights, TensorSpec
     from trtkit.reference.layer import Tensor
@@ -54,8 +55,19 @@ class ConstantMatrix:
         """Return the matrix [out, in], dequantized as its layer does."""
         values = self.codes()
         if self.scales is not None:
-            values = dequantized(values, self.scales, None, 0, self.dtype)
+            narrow = self._narrow_scales if values.dtype == torch.int8 else None
+            if narrow is None:
+                values = dequantized(values, self.scales, None, 0, self.dtype)
+            else:
+                values = _times_scales(values, narrow)
         return values if self.is_transposed else values.mT
+
+    @cached_property
+    def _narrow_scales(self) -> Tensor | None:
+        """Return the scales in the type that codes are dequantized to, None if that would change them."""
+        assert self.scales is not None
+        narrow = self.scales.to(self.dtype)
+        return narrow if torch.equal(narrow.float(), self.scales) else None
 
     @property
     def scale_counts(self) -> tuple[int, int]:
@@ -75,6 +87,13 @@ class ConstantMatrix:
         assert self.scales is not None
         scales = self.scales if self.is_transposed else self.scales.mT
         return scales.expand(self.outputs, -1)
+
+
+def _times_scales(codes: Tensor, scales: Tensor) -> Tensor:
+    """Return int8 codes [a, b] times scales that divide both axes, in the scales' type: one pass, rounded once."""
+    (rows, columns), sizes = scales.shape, codes.shape
+    blocks = codes.view(rows, sizes[0] // rows, columns, sizes[1] // columns)
+    return torch.mul(blocks, scales[:, None, :, None]).view(sizes)
 
 
 def joined_products(

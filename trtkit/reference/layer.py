@@ -192,5 +192,5 @@ def weights_tensor(weights: LayerWeights) -> torch.Tensor:
         return raw.view(getattr(torch, weights.dtype.torch))
     nibbles = torch.stack((raw & 15, raw >> 4), dim=1).reshape(-1)[: weights.count]
     if weights.dtype == INT4:
-        return ((nibbles ^ 8).to(torch.int8) - 8).contiguous()
+        return nibbles.view(torch.int8).bitwise_xor_(8).sub_(8)
     return torch.tensor(FP4_VALUES, dtype=torch.float16)[nibbles.long()]

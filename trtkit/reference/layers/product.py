@@ -239,7 +239,7 @@ def _bf16_kernel(matrices: Sequence[ConstantMatrix]) -> Product | None:
     return lambda rows: torch.ops.aten._weight_int4pack_mm_for_cpu(rows, packed, block, pairs)
 
 
-MANY_ROWS = 16
+MANY_ROWS = {"int8": 24, "int4": 56}
 """Rows from which dequantizing matrices for a product costs less than a kernel that reads their codes; measured."""
 
 
@@ -248,10 +248,11 @@ class _FewRows:
 
     def __init__(self, matrices: Sequence[ConstantMatrix], kernel: Product) -> None:
         self._matrices, self._kernel = matrices, kernel
+        self._many = MANY_ROWS[matrices[0].held.dtype.name]
 
     def __call__(self, a: Tensor) -> Tensor:
         rows = a.reshape(-1, a.shape[-1])
-        if len(rows) < MANY_ROWS:
+        if len(rows) < self._many:
             return self._kernel(rows).view(*a.shape[:-1], -1)
         y = torch.cat([a @ matrix.dense().mT for matrix in self._matrices], -1)
         _release(self._matrices)
