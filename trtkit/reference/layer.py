@@ -66,7 +66,7 @@ class Lowered:
     run: computes the output from the inputs.
     overwrite: as `run`, but may destroy its first input; used where nothing else needs that input.
     is_view: the output may share memory with an input.
-    packed: as `run`, on weights that are held a second time, in the layout that the processor reads fastest.
+    packed: as `run`, by kernels that are faster on a CPU, on weights in their layout.
     """
 
     run: Op

@@ -145,3 +145,16 @@ def test_mixture_of_experts_adds_the_chosen_experts_by_score(net: Any, random: A
         inner = torch.nn.functional.silu(token @ gate[expert]) * (token @ up[expert])
         want[place[:2]] += scores[place] * (inner @ down[expert])
     assert_close(net.run(layer.get_output(0)), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 40), (3, 700)])
+def test_few_fp16_rows_have_scores_beyond_its_range(net: Any, random: Any, rows: int, columns: int) -> None:
+    q = torch.full((2, 6, rows, 64), 60.0, dtype=torch.float16)
+    k, v = torch.full((2, 3, columns, 64), 60.0, dtype=torch.float16), random(2, 3, columns, 64, dtype=torch.float16)
+    k[:, :, columns // 2 :] = -60.0
+    lengths = torch.tensor([columns, columns // 2 + 3], dtype=torch.int32)
+    attention = _attention(net, q, k, v)
+    attention.key_value_lengths = net.given(lengths)
+    got = net.run(attention.get_output(0))
+    allowed = (torch.arange(columns) < lengths[:, None]).reshape(2, 1, 1, columns)
+    assert_close(got.double(), naive_attention(q, k, v, allowed), rtol=2**-9, atol=2**-11)

@@ -106,23 +106,39 @@ def test_tensors_between_layers_are_computed_layer_by_layer(net: Any, random: An
     assert len(fast.layer_seconds({"input0": x})) == 2
 
 
+@pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("shape", [(96, 64), (8, 200)])
 def test_products_with_constant_matrices_are_alike(
-    net: Any, random: Any, transposed: bool, shape: tuple[int, int]
+    net: Any, random: Any, dtype: Any, transposed: bool, shape: tuple[int, int]
 ) -> None:
-    x = net.given(torch.zeros(1, 1, shape[1], dtype=torch.bfloat16), (-1, -1, shape[1]))
-    held = random(1, *shape, dtype=torch.bfloat16)
+    torch_type = getattr(torch, dtype.torch)
+    x = net.given(torch.zeros(1, 1, shape[1], dtype=torch_type), (-1, -1, shape[1]))
+    held = random(1, *shape, dtype=torch_type)
     matrix = (held if transposed else held.mT).contiguous()
     net.held.append(matrix)
-    weights = net.trt.Weights(net.trt.DataType.BF16, matrix.data_ptr(), matrix.numel())
+    weights = net.trt.Weights(getattr(net.trt.DataType, dtype.tensorrt), matrix.data_ptr(), matrix.numel())
     constant = net.network.add_constant(tuple(matrix.shape), weights).get_output(0)
     operations = net.trt.MatrixOperation
     how = operations.TRANSPOSE if transposed else operations.NONE
     product = net.network.add_matrix_multiply(x, operations.NONE, constant, how).get_output(0)
     plain, fast = both(net, product)
     for rows in ((1, 1), (3, 1), (2, 70), (0, 1), (1, 0)):
-        feed = {"input0": random(*rows, shape[1], dtype=torch.bfloat16)}
+        feed = {"input0": random(*rows, shape[1], dtype=torch_type)}
         (want,), (got,) = plain.run(feed).values(), fast.run(feed).values()
         assert_same(got, want)
-        assert_same(want, (feed["input0"].double() @ held[0].mT.double()).bfloat16())
+        assert_same(want, (feed["input0"].double() @ held[0].mT.double()).to(torch_type))
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_fp16_products_leave_its_range_on_the_way_but_not_at_the_end(net: Any, rows: int) -> None:
+    matrix = torch.full((64, 640), 200.0, dtype=torch.float16)
+    matrix[1, 320:] = -200.0
+    x = torch.full((1, rows, 640), 200.0, dtype=torch.float16)
+    constant = net.constant(matrix[None].numpy())
+    operations = net.trt.MatrixOperation
+    layer = net.network.add_matrix_multiply(net.given(x), operations.NONE, constant, operations.TRANSPOSE)
+    _, fast = both(net, layer.get_output(0))
+    (got,) = fast.run({"input0": x}).values()
+    assert torch.isinf(got[..., 0]).all()
+    assert bool((got[..., 1] == 0).all())
