@@ -1,7 +1,7 @@
 """Products with constant matrices, found before a network is compiled for speed.
 
-Matrices that multiply the same tensor become one product, whose weights are read in one go. Quantized matrices stay as
-they are, with their scales: what dequantizes them is not computed.
+Matrices that multiply the same tensor become one product, unless their weights are read where they are. Quantized
+matrices stay as they are, with their scales: what dequantizes them is not computed.
 """
 
 from __future__ import annotations
@@ -77,6 +77,11 @@ class ConstantMatrix:
         return (first, second) if self.is_transposed else (second, first)
 
     @property
+    def is_read_in_place(self) -> bool:
+        """Whether products read the weights where they are: fp32 ones, which are as fast alone as joined."""
+        return self.scales is None and self.dtype == torch.float32
+
+    @property
     def form(self) -> tuple[Any, ...]:
         """Return what matrices have in common that are joined."""
         blocks = None if self.scales is None else self.scale_counts[1]
@@ -110,7 +115,8 @@ def joined_products(
     has_constructs = any(node.construct for node in nodes)
     groups: dict[Any, list[LayerNode]] = {}
     for node, matrix in matrices.items():
-        groups.setdefault(node if has_constructs else (node.inputs[0], matrix.form), []).append(node)
+        is_alone = has_constructs or matrix.is_read_in_place
+        groups.setdefault(node if is_alone else (node.inputs[0], matrix.form), []).append(node)
     joined = {group[0]: group for group in groups.values()}
     finished, products = [], {}
     for node in nodes:
