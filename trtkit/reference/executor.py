@@ -36,7 +36,7 @@ class Options:
     in_place_caches: KV-cache updates write into the cache given as input instead of a copy of it.
     ranks: this rank, for a network with collectives: a thread of a `Group` (see `run_ranks`), or a process (GlooRank).
     is_fast: outputs come from ONNX Runtime where it computes in the network's types, else from torch on weights in the
-    layouts of its kernels, which may be quantized codes. Tensors between layers are computed layer by layer all the same.
+    layouts of its kernels, quantized ones as codes. Tensors between layers are computed layer by layer all the same.
     """
 
     widen: str | None = None
