@@ -119,19 +119,25 @@ def _dense_product(matrix: Tensor) -> Product | None:
     """Return the product with a matrix [N, K] in a library's layout, or None if torch's is as fast."""
     if min(matrix.shape) < _PACKED_SIZE:
         return None
-    if matrix.dtype == torch.bfloat16 and packs(matrix.dtype):
-        reordered = torch.ops.mkldnn._reorder_linear_weight(matrix.contiguous())
-        return lambda a: torch.ops.mkldnn._linear_pointwise(a, reordered, None, "none", [], "")
-    if matrix.dtype == torch.float16 and _has_fbgemm() and bool(matrix.isfinite().all()):  # it clips infinity
-        halves = torch.ops.quantized.linear_prepack_fp16(matrix.float(), None)
-        return lambda a: torch.ops.quantized.linear_dynamic_fp16(a.float(), halves).to(torch.float16)
-    return None
+    is_faster = (
+        packs(matrix.dtype) if matrix.dtype == torch.bfloat16 else matrix.dtype == torch.float16 and _adds_fp16()
+    )
+    if not is_faster:
+        return None
+    reordered = torch.ops.mkldnn._reorder_linear_weight(matrix.contiguous())
+    return lambda a: torch.ops.mkldnn._linear_pointwise(a, reordered, None, "none", [], "")
 
 
 @cache
-def _has_fbgemm() -> bool:
-    """Whether torch's fp16 weights are those of FBGEMM, which adds in fp32."""
-    return torch.backends.quantized.engine in ("x86", "fbgemm") and "AVX" in torch.backends.cpu.get_cpu_capability()
+def _adds_fp16() -> bool:
+    """Whether oneDNN multiplies fp16 here, and adds in fp32 where partial sums leave fp16's range and precision."""
+    if not torch._C._has_mkldnn or not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        return False
+    row = torch.cat((torch.full((2048,), 1001.0), torch.full((2048,), -1000.0))).half()
+    reordered = torch.ops.mkldnn._reorder_linear_weight(row.expand(64, -1).contiguous())
+    ones = [torch.ones(count, 4096).half() for count in (1, 3, 70)]
+    products = [torch.ops.mkldnn._linear_pointwise(item, reordered, None, "none", [], "") for item in ones]
+    return all(bool((product == 2048).all()) for product in products)
 
 
 def _product_of_codes(matrices: Sequence[ConstantMatrix]) -> Product | None:
