@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from benchmarks.measure import write
-from tests.decoder_cases import CASES
-from tests.decoders import executor_of, model_of
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import executor_of, model_of
 from trtkit.dtypes import dtype_of
 from trtkit.verification.logits import CLEAR_SHARE
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import write
-from tests import tiny_llm
+from tests.support import tiny_llm
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config

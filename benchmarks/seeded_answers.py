@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.measure import write
-from tests import tiny_llm
 from tests.integration.test_seeded_answers import FLAT, TOKENS
+from tests.support import tiny_llm
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config

@@ -22,9 +22,9 @@ import tritonclient.grpc.aio as triton
 from openai import AsyncOpenAI
 
 from benchmarks.measure import write
-from tests import triton as triton_server
-from tests.dynamo import MODEL, Served, serving
-from tests.served_llm import tensor
+from tests.support import triton as triton_server
+from tests.support.dynamo import MODEL, Served, serving
+from tests.support.served_llm import tensor
 from trtkit import AsyncLLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.cli.main import main as trtkit

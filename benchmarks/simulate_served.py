@@ -18,7 +18,7 @@ import numpy as np
 from openai import AsyncOpenAI
 
 from benchmarks.measure import write
-from tests.dynamo import MODEL, serving
+from tests.support.dynamo import MODEL, serving
 from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config
 from trtkit.jobs.runner import ChildRunner

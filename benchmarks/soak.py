@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.measure import write
 from benchmarks.soak_load import TIMEOUT_S, Attacker
-from tests import tiny_chat
+from tests.support import tiny_chat
 from trtkit import LLM, SamplingParams
 from trtkit.cli.main import main as trtkit
 from trtkit.deployment.triton.endpoints import free_ports

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tests.decoder_cases import CASES
-from tests.decoder_variants import COMMON, variant
-from tests.decoders import T, executor_of, model_of, relative_rms
-from tests.docs import DOCS
+from tests.support.decoder_cases import CASES
+from tests.support.decoder_variants import COMMON, variant
+from tests.support.decoders import T, executor_of, model_of, relative_rms
+from tests.support.docs import DOCS
 from trtkit.dtypes import FP16, FP32
 from trtkit.models.registry import hf_class
 
 if TYPE_CHECKING:
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
 
 PAGE = DOCS / "families.md"
 IDS = torch.randint(3, 61, (2, 17), generator=torch.Generator().manual_seed(5))

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from tests.decoder_cases import CASES
-from tests.decoders import model_of, rtx
-from tests.docs import DOCS
-from tests.eagle3 import Head, fields_of, save_head
-from tests.engine_decoders import config_of
-from tests.medusa import save_random
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import model_of, rtx
+from tests.support.docs import DOCS
+from tests.support.eagle3 import Head, fields_of, save_head
+from tests.support.engine_decoders import config_of
+from tests.support.medusa import save_random
 from trtkit.builder.decoders import open_decoder
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import TrtkitError
@@ -33,7 +33,7 @@ from trtkit.resolve import resolve
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
 
 PAGE = DOCS / "features.md"
 PAIRED = ("llama", "qwen3_moe", "deepseek_v3", "qwen3_next")

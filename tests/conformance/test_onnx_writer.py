@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.onnx_oracle import session
+from tests.support.onnx_oracle import session
 from trtkit.backends import load_backend
 from trtkit.errors import TrtkitError
 from trtkit.network.layer_graph import read_layers

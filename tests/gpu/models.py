@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.models import classifier, save
+from tests.support.models import classifier, save
 from trtkit.config.load import config_for_source
 
 if TYPE_CHECKING:

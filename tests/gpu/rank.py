@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.engine_decoders import greedy
 from tests.gpu.place import open_place
+from tests.support.engine_decoders import greedy
 from trtkit.bundle.bundle import open_bundle
 from trtkit.llm.execution import open_execution
 

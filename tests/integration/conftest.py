@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def bundle(workspace: Path, trtkit: Callable[..., Ran]) -> Path:
     """The bundle `b` of an ONNX file that holds one product of matrices, built in this process for every test."""
-    from tests import models
+    from tests.support import models
 
     models.save(models.matmul(), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
@@ -40,7 +40,7 @@ def bundle(workspace: Path, trtkit: Callable[..., Ran]) -> Path:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the model as transformers saves it, and its bundle."""
-    from tests.tiny_chat import build
+    from tests.support.tiny_chat import build
 
     path = tmp_path_factory.mktemp("tiny")
     build(path)
@@ -55,7 +55,7 @@ CACHES = [*SEPARATE, pytest.param("packed", marks=pytest.mark.slow), "packed, pa
 @pytest.fixture(scope="module", params=CACHES)
 def caches(request: pytest.FixtureRequest) -> Iterator[str]:
     """Tests of generation run with slots of full length, and with too few pages for all slots; in packed calls, too."""
-    from tests.generation import FEW_PAGES, caches_of
+    from tests.support.generation import FEW_PAGES, caches_of
 
     pages, is_packed = FEW_PAGES, request.param.startswith("packed")
     if request.param in ("linear", "packed"):
@@ -67,7 +67,7 @@ def caches(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def classifier_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of a tiny classifier of images."""
-    from tests.deployments import classifier
+    from tests.support.deployments import classifier
 
     return classifier(tmp_path_factory.mktemp("classifier"))
 
@@ -75,7 +75,7 @@ def classifier_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def llm_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of a tiny Llama that gives all logits; its checkpoint is beside it."""
-    from tests import tiny_llm
+    from tests.support import tiny_llm
 
     return tiny_llm.build(tmp_path_factory.mktemp("llm"), "tiny")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import trtkit
-from tests import models
+from tests.support import models
 from trtkit.bundle.bundle import Bundle
 from trtkit.errors import BenchError, BundleError, ConfigError, RequestError
 from trtkit.jobs.events import Phase, Step

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.assistants import assistant, decoder_with_assistant
-from tests.decoders import model_of, relative_rms
-from tests.generation import PAGE_TOKENS, SLOTS, Asked, _caches, alone, case_of, is_clean, run
 from tests.integration.conftest import SEPARATE
+from tests.support.assistants import assistant, decoder_with_assistant
+from tests.support.decoders import model_of, relative_rms
+from tests.support.generation import PAGE_TOKENS, SLOTS, Asked, _caches, alone, case_of, is_clean, run
 from trtkit.drafts.gemma4_assistant.proposer import AssistantProposer
 from trtkit.drafts.gemma4_assistant.reference import what_assistants_read
 from trtkit.llm.engine import EngineOptions, LLMEngine

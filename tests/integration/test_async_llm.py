@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import served_heads, tiny_chat
-from tests.tiny_llm import GREEDY, PROMPTS
+from tests.support import served_heads, tiny_chat
+from tests.support.tiny_llm import GREEDY, PROMPTS
 from trtkit import LLM, AsyncLLM, SamplingParams
 from trtkit.errors import GenerationError, RequestError
 from trtkit.llm import EngineThread, TextBundle

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import models
+from tests.support import models
 from trtkit.extras import install
 
 if TYPE_CHECKING:

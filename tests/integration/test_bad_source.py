@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import models
+from tests.support import models
 
 if TYPE_CHECKING:
     from collections.abc import Callable

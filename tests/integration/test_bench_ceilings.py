@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests import hybrids, tiny_chat
 from tests.integration.test_bench_vision import QUICK, build
+from tests.support import hybrids, tiny_chat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import tiny_chat
-from tests.docs import DOCS, blocks
 from tests.integration.test_bench_vision import build
+from tests.support import tiny_chat
+from tests.support.docs import DOCS, blocks
 from trtkit.bundle.bundle import open_bundle
 from trtkit.jobs.runner import new_runner
 from trtkit.verification.verify import VerifySettings, verify_bundle

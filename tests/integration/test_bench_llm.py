@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests import tiny_chat
+from tests.support import tiny_chat
 from tests.unit.benchmarking.clocks import VirtualClock
 from trtkit import LLM
 from trtkit.benchmarking.llm import load_result

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.models import classifier, matmul, save, two_inputs
+from tests.support.models import classifier, matmul, save, two_inputs
 from trtkit.benchmarking.statistics import ratio_of_medians
 from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from tests import models
 from tests.conftest import tree
+from tests.support import models
 from trtkit import __version__
 from trtkit.backends import load_backend
 from trtkit.builder import build as building

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests import models
+from tests.support import models
 from trtkit.builder.build_inputs import gather_inputs
 from trtkit.config import load_config
 from trtkit.jobs.runner import new_runner

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import trtkit
-from tests import models
+from tests.support import models
 from trtkit.errors import ConfigError, SourceError
 from trtkit.runtime.tasks.answers import Classes
 from trtkit.sources.torch.attempts import check_examples

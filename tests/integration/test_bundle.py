@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import models
+from tests.support import models
 from trtkit.files import replace_file
 
 if TYPE_CHECKING:

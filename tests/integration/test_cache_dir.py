@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import tiny_llm
-from tests.generation import PAGE_TOKENS, SLOTS, answer, caches_of, engine
+from tests.support import tiny_llm
+from tests.support.generation import PAGE_TOKENS, SLOTS, answer, caches_of, engine
 from trtkit import LLM
 from trtkit.errors import RequestError
 from trtkit.llm.engine import CacheFolder

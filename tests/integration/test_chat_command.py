@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from tests.tiny_chat import LENGTH
+from tests.support.tiny_chat import LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable

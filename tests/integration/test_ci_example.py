@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
-from tests import models
+from tests.support import models
 
 FOLDER = Path(__file__).parents[2] / "examples" / "ci"
 

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from transformers import AutoTokenizer
 
-from tests import models
-from tests.docs import DOCS
-from tests.tiny_chat import save_model
+from tests.support import models
+from tests.support.docs import DOCS
+from tests.support.tiny_chat import save_model
 from trtkit import compare, evaluate, evaluate_images, open_model, plan, verify
 from trtkit.jobs.runner import inline_jobs
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trtkit
-from tests import models
-from tests.hybrids import case_of, saved
-from tests.tiny_chat import save_model
+from tests.support import models
+from tests.support.hybrids import case_of, saved
+from tests.support.tiny_chat import save_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable

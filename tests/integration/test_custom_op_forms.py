@@ -11,9 +11,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from tests import custom_op_models
-from tests.decoders import relative_rms
-from tests.hybrids import answers, case_of, saved
+from tests.support import custom_op_models
+from tests.support.decoders import relative_rms
+from tests.support.hybrids import answers, case_of, saved
 from trtkit.runtime.model import open_model
 from trtkit.verification.detections import paired_rows
 

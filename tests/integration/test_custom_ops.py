@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import onnx
 import pytest
 
-from tests import custom_op_models
 from tests.selection import slow_unless
+from tests.support import custom_op_models
 
 if TYPE_CHECKING:
     from collections.abc import Callable

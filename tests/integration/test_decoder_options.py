@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.decoder_cases import CASES
-from tests.decoders import Model, Runner, T, builds, executor_of, graph_of, model_of, relative_rms
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import Model, Runner, T, builds, executor_of, graph_of, model_of, relative_rms
 from trtkit.dtypes import BF16, FP8, FP16, FP32, INT64
 from trtkit.errors import NetworkError
 from trtkit.models.weights import find_weights

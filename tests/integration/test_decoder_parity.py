@@ -7,11 +7,11 @@ import itertools
 import pytest
 import torch
 
-from tests.covering import SEEN, STEPPED, in_covering_set_of
-from tests.decoder_case import Case, case
-from tests.decoder_cases import CASES
-from tests.decoders import Runner, T, builds, executor_of, graph_of, model_of, relative_rms
 from tests.selection import slow_unless
+from tests.support.covering import SEEN, STEPPED, in_covering_set_of
+from tests.support.decoder_case import Case, case
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import Runner, T, builds, executor_of, graph_of, model_of, relative_rms
 from trtkit.dtypes import BF16, FP16, FP32, DType
 from trtkit.network.decoder_options import DecoderOptions
 

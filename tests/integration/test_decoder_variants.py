@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.decoder_case import LLAMA3_ROPE, YARN_ROPE
-from tests.decoder_variants import COMMON, LINEAR_ROPE, TIED, UNTIED, error_of_logits, refusal
+from tests.support.decoder_case import LLAMA3_ROPE, YARN_ROPE
+from tests.support.decoder_variants import COMMON, LINEAR_ROPE, TIED, UNTIED, error_of_logits, refusal
 
 MIXED_ROPE = {
     "rope_type": "longrope",

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.decoders import rtx
-from tests.generation import settings
+from tests.support.decoders import rtx
+from tests.support.generation import settings
 from trtkit.builder.decoders import OpenedDecoder, open_decoder
 from trtkit.config import load_config
 from trtkit.config.llm import LlmOptions

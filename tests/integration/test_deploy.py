@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import tree
-from tests.deployed_up_to import deploy_up_to
-from tests.deployments import as_tensorrt, deployed
+from tests.support.deployed_up_to import deploy_up_to
+from tests.support.deployments import as_tensorrt, deployed
 from trtkit.bundle.bundle import open_bundle
 from trtkit.deployment.triton.deploy import DeployRequest, served_models
 from trtkit.deployment.triton.options import DeployOptions

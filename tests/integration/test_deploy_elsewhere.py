@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deployments import as_tensorrt, classifier
+from tests.support.deployments import as_tensorrt, classifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable

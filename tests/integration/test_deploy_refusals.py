@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.deployments import deployed
+from tests.support.deployments import deployed
 from trtkit.deployment.triton.repository import writing
 
 if TYPE_CHECKING:

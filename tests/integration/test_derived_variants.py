@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.decoder_case import LATENT_YARN, LLAMA3_ROPE, LONG_ROPE, YARN_ROPE
-from tests.decoder_variants import TIED, UNTIED, error_of_logits, refusal
+from tests.support.decoder_case import LATENT_YARN, LLAMA3_ROPE, LONG_ROPE, YARN_ROPE
+from tests.support.decoder_variants import TIED, UNTIED, error_of_logits, refusal
 
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}
 DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10.0, "factor": 2.0}

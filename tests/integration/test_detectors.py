@@ -11,9 +11,9 @@ import torch
 from onnx import helper, numpy_helper
 from onnx.tools import update_model_dims
 
-from tests import models
-from tests.hybrids import case_of, model_of
-from tests.quantized_vision import onnx_runtime
+from tests.support import models
+from tests.support.hybrids import case_of, model_of
+from tests.support.quantized_vision import onnx_runtime
 from trtkit.verification.compare import compare
 from trtkit.verification.detections import counted_rows
 

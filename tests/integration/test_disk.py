@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import models
 from tests.conftest import tree
+from tests.support import models
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.nn.functional import kl_div
 
-from tests import tiny_llm
-from tests.docs import ROOT
+from tests.support import tiny_llm
+from tests.support.docs import ROOT
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.sources.huggingface.model import causal_lm, encoder

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from transformers import AutoModelForCausalLM
 
-from tests import hybrids, tiny_chat
-from tests.adapters import save_adapter
-from tests.decoder_case import SIZES, Case
-from tests.decoders import model_of
-from tests.docs import DOCS, ROOT, blocks, run_page
+from tests.support import hybrids, tiny_chat
+from tests.support.adapters import save_adapter
+from tests.support.decoder_case import SIZES, Case
+from tests.support.decoders import model_of
+from tests.support.docs import DOCS, ROOT, blocks, run_page
 from tests.unit.runtime.text.tokenizers import CHATML, byte_level
 
 if TYPE_CHECKING:

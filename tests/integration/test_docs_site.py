@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import trtkit
-from tests.docs import DOCS, ROOT, blocks
+from tests.support.docs import DOCS, ROOT, blocks
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.decoders import graph_of, model_of, relative_rms
-from tests.generation import case_of
-from tests.tiny_chat import build
+from tests.support.decoders import graph_of, model_of, relative_rms
+from tests.support.generation import case_of
+from tests.support.tiny_chat import build
 from trtkit import LLM, SamplingParams
 from trtkit.builder.embeddings import EMBEDDINGS, embedding_table
 from trtkit.dtypes import FP32

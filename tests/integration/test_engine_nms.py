@@ -11,8 +11,8 @@ import onnx
 import pytest
 from PIL import Image
 
-from tests import models
 from tests.selection import slow_unless
+from tests.support import models
 from trtkit import evaluate_images, open_model
 from trtkit.builder.stages import OnnxFile, PreparedStage
 from trtkit.config.schema import ModelConfig

@@ -140,7 +140,7 @@ def test_a_tasks_settings_are_read_and_unknown_ones_refused() -> None:
 def test_an_engine_of_last_logits_is_read_by_the_reference_executor(
     tiny_folder: Path, tmp_path: Path, tiny: LLM
 ) -> None:
-    from tests import tiny_chat
+    from tests.support import tiny_chat
 
     bundle = tiny_chat.build(tmp_path, "llm.logits=last", "llm.batching=separate")
     pair = ScoredContinuation([5, 6, 7], [8, 9])

@@ -12,8 +12,8 @@ from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from tests import models
-from tests.pages import Page, rows_with, svg
+from tests.support import models
+from tests.support.pages import Page, rows_with, svg
 from trtkit import evaluate_images, open_model
 from trtkit.runtime.tasks.answers import Classes
 

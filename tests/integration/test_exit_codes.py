@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bench_reports import timed, vision_report
-from tests.models import classifier, save
+from tests.support.bench_reports import timed, vision_report
+from tests.support.models import classifier, save
 from trtkit.benchmarking.report import report_text
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import tiny_llm
-from tests.decoder_cases import CASES
 from tests.features import FEATURES, PAGE, Subject, first_cases
 from tests.selection import slow_unless
+from tests.support import tiny_llm
+from tests.support.decoder_cases import CASES
 from trtkit.builder.build import build_bundle
 from trtkit.jobs.runner import new_runner
 from trtkit.verification.jobs import VerifySettings

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from onnx import helper
 
-from tests import models
+from tests.support import models
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma4AssistantForCausalLM
 
-from tests import tiny_llm
-from tests.assistants import assistant, save_assistant, save_model
+from tests.support import tiny_llm
+from tests.support.assistants import assistant, save_assistant, save_model
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.builder.decoders import open_decoder

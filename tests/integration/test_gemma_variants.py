@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from tests.decoder_case import LLAMA3_ROPE, YARN_ROPE
-from tests.decoder_cases import CASES
-from tests.decoder_variants import TIED, UNTIED, error_of_logits
-from tests.decoders import graph_of, model_of
+from tests.support.decoder_case import LLAMA3_ROPE, YARN_ROPE
+from tests.support.decoder_cases import CASES
+from tests.support.decoder_variants import TIED, UNTIED, error_of_logits
+from tests.support.decoders import graph_of, model_of
 from trtkit.config.quantize import QuantizeOptions
 from trtkit.dtypes import FP16
 from trtkit.errors import ConfigError, NetworkError, TrtkitError

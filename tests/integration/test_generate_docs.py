@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.docs import DOCS, Block, blocks, run_script
-from tests.tiny_chat import build_smollm2_words
+from tests.support.docs import DOCS, Block, blocks, run_script
+from tests.support.tiny_chat import build_smollm2_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

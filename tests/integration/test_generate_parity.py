@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests import recurrent_cases
-from tests.decoders import model_of
-from tests.generation import EOS, case_of, decoder, run, settings
 from tests.selection import slow_unless
+from tests.support import recurrent_cases
+from tests.support.decoders import model_of
+from tests.support.generation import EOS, case_of, decoder, run, settings
 from trtkit.llm.engine import EngineOptions, LLMEngine, LookupProposer, Request
 
 RECURRENT = tuple(dict.fromkeys(family for _, family, _, _ in recurrent_cases.RECURRENT))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.models import classifier, save
-from tests.tiny_chat import LENGTH
+from tests.support.models import classifier, save
+from tests.support.tiny_chat import LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from tests.decoders import Runner, rtx
+from tests.support.decoders import Runner, rtx
 from trtkit.dtypes import FP32
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import tiny_llm
-from tests.decoders import model_of
-from tests.eagle3 import Head, fields_of, save_head
-from tests.generation import case_of
+from tests.support import tiny_llm
+from tests.support.decoders import model_of
+from tests.support.eagle3 import Head, fields_of, save_head
+from tests.support.generation import case_of
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.builder.decoders import open_decoder

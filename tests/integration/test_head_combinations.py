@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from tests import tiny_llm
-from tests.adapters import save_adapter
-from tests.decoders import model_of
-from tests.eagle3 import Head, fields_of, save_head
-from tests.generation import case_of
-from tests.medusa import save_random
+from tests.support import tiny_llm
+from tests.support.adapters import save_adapter
+from tests.support.decoders import model_of
+from tests.support.eagle3 import Head, fields_of, save_head
+from tests.support.generation import case_of
+from tests.support.medusa import save_random
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.config.schema import ModelConfig

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.decoders import model_of, relative_rms
-from tests.generation import PAGE_TOKENS, SLOTS, Asked, _caches, alone, case_of, is_clean, run
-from tests.heads import LAYERS, decoder_with_head, saved_head, torch_head
 from tests.integration.conftest import SEPARATE
+from tests.support.decoders import model_of, relative_rms
+from tests.support.generation import PAGE_TOKENS, SLOTS, Asked, _caches, alone, case_of, is_clean, run
+from tests.support.heads import LAYERS, decoder_with_head, saved_head, torch_head
 from trtkit.builder.speculators import open_speculator
 from trtkit.drafts.medusa.proposer import MedusaProposer
 from trtkit.drafts.medusa.reference import medusa_logits

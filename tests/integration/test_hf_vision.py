@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from tests.prepared import prepared
+from tests.support.prepared import prepared
 from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig
 from trtkit.network.onnx.parse import parse_onnx

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.generation import PAGE_TOKENS, SLOTS, Asked, alone, caches_of, engine, is_clean, run
 from tests.integration.test_in_flight_batching import KINDS
+from tests.support.generation import PAGE_TOKENS, SLOTS, Asked, alone, caches_of, engine, is_clean, run
 from trtkit.llm.engine import LLMEngine, LookupProposer
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trtkit as api
-from tests import tiny_llm
-from tests.hub_server import REVISION, hub_server, use_hub
-from tests.tiny_chat import save_model
+from tests.support import tiny_llm
+from tests.support.hub_server import REVISION, hub_server, use_hub
+from tests.support.tiny_chat import save_model
 from trtkit.cli.local_model import local_config
 from trtkit.errors import SourceError
 from trtkit.jobs.runner import inline_jobs
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Ran
-    from tests.hub_server import Hub
+    from tests.support.hub_server import Hub
 
 pytest.importorskip("huggingface_hub")
 NAME = "acme/Tiny-0.5B"

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.decoders import relative_rms
-from tests.hybrids import answers, case_of, saved
+from tests.support.decoders import relative_rms
+from tests.support.hybrids import answers, case_of, saved
 from trtkit.files import replace_file
 from trtkit.runtime.model import open_model
 

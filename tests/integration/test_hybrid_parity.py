@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.decoders import relative_rms
-from tests.hybrids import CASES, Case, answers, make, saved
 from tests.selection import slow_unless
+from tests.support.decoders import relative_rms
+from tests.support.hybrids import CASES, Case, answers, make, saved
 from trtkit.verification.detections import paired_rows
 
 if TYPE_CHECKING:

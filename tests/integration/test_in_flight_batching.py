@@ -14,7 +14,18 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from tests.generation import SLOTS, Asked, alone, decoder, engine, is_clean, lone_engine, reusable, run, settings
+from tests.support.generation import (
+    SLOTS,
+    Asked,
+    alone,
+    decoder,
+    engine,
+    is_clean,
+    lone_engine,
+    reusable,
+    run,
+    settings,
+)
 from trtkit.llm.engine import EngineOptions, LLMEngine, Request
 
 if TYPE_CHECKING:

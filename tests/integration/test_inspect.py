@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import pytest
 
-from tests import models
 from tests.conftest import tree
+from tests.support import models
 from trtkit.bundle.bundle import open_bundle
 from trtkit.report.models import bundle_summary
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import models, tiny_llm
+from tests.support import models, tiny_llm
 from trtkit.report.fusion import layered
 
 if TYPE_CHECKING:

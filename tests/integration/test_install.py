@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import models, tiny_llm
+from tests.support import models, tiny_llm
 from trtkit.extras import EXTRAS
 
 ROOT = Path(__file__).parents[2]

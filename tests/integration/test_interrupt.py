@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import models
 from tests.conftest import tree
+from tests.support import models
 from trtkit.builder.jobs import DIGEST
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.decoder_cases import CASES
-from tests.decoders import graph_of, model_of
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import graph_of, model_of
 from tests.unit.planning.planned import counted
 from trtkit.dtypes import FP16
 from trtkit.errors import SourceError

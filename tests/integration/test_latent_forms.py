@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.covering import CACHED, in_covering_set_of, spec_of
-from tests.decoder_case import LATENT, NO_HEAD_DIM, Case, case
-from tests.decoder_cases import CASES
-from tests.decoders import Runner, T, builds, graph_of, model_of, relative_rms
-from tests.engine_decoders import config_of
-from tests.generation import network_of
 from tests.integration.test_latent_attention import FIELDS, HEADS, LAYERS
 from tests.selection import slow_unless
+from tests.support.covering import CACHED, in_covering_set_of, spec_of
+from tests.support.decoder_case import LATENT, NO_HEAD_DIM, Case, case
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import Runner, T, builds, graph_of, model_of, relative_rms
+from tests.support.engine_decoders import config_of
+from tests.support.generation import network_of
 from tests.unit.planning.planned import counted
 from trtkit.builder.build import build_bundle
 from trtkit.dtypes import FP16, FP32

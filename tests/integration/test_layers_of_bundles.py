@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests import tiny_llm
-from tests.models import classifier, save
+from tests.support import tiny_llm
+from tests.support.models import classifier, save
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle

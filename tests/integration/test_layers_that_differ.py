@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.decoders import relative_rms
+from tests.support.decoders import relative_rms
 from tests.unit.planning.planned import counted
 from trtkit.bundle.bundle import open_bundle
 from trtkit.dtypes import FP16

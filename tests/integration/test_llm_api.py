@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests import tiny_llm
-from tests.tiny_llm import GREEDY, PROMPTS
+from tests.support import tiny_llm
+from tests.support.tiny_llm import GREEDY, PROMPTS
 from trtkit import LLM, SamplingParams
 from trtkit.llm import PromptsError, prepare_prompts, read_prompts, read_text_bundle
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests import tiny_llm
-from tests.tiny_llm import GREEDY, PROMPTS
+from tests.support import tiny_llm
+from tests.support.tiny_llm import GREEDY, PROMPTS
 from trtkit import LLM, SamplingParams
 from trtkit.errors import BundleError, GenerationError, RequestError
 from trtkit.llm import PromptsError

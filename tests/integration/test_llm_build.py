@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests import tiny_llm
-from tests.decoder_cases import CASES
-from tests.decoders import model_of
+from tests.support import tiny_llm
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import model_of
 from trtkit.builder.decoders import checked_spec, llm_options, rope_note
 from trtkit.config.llm import LlmOptions
 from trtkit.config.load import load_config

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.adapters import peft_logits, save_adapter
-from tests.covering import in_covering_set_of
-from tests.decoder_cases import CASES
-from tests.decoders import builds, model_of, relative_rms, rtx
-from tests.engine_decoders import config_of
 from tests.selection import slow_unless
-from tests.tiny_llm import save_to_quantize
+from tests.support.adapters import peft_logits, save_adapter
+from tests.support.covering import in_covering_set_of
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import builds, model_of, relative_rms, rtx
+from tests.support.engine_decoders import config_of
+from tests.support.tiny_llm import save_to_quantize
 from trtkit.builder.decoders import open_decoder
 from trtkit.config.load import load_config
 from trtkit.errors import ConfigError, ProblemsError
@@ -35,7 +35,7 @@ from trtkit.sources.huggingface.model import causal_lm
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
     from trtkit.builder.decoders import OpenedDecoder
 
 IDS = np.random.default_rng(5).integers(3, 67, (16, 9))

@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from tests.adapters import peft_logits, save_adapter, save_base
-from tests.decoder_cases import CASES
-from tests.decoders import Runner, T, builds, model_of, relative_rms, rtx
-from tests.tiny_llm import save_to_quantize
+from tests.support.adapters import peft_logits, save_adapter, save_base
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import Runner, T, builds, model_of, relative_rms, rtx
+from tests.support.tiny_llm import save_to_quantize
 from trtkit.builder.build_inputs import gather_inputs
 from trtkit.builder.decoders import open_decoder
 from trtkit.config.load import load_config
@@ -34,7 +34,7 @@ from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.verification.decoder_reference import TransformersReference
 
 if TYPE_CHECKING:
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
     from trtkit.builder.decoders import OpenedDecoder
 
 IDS = torch.randint(3, 67, (2, 17), generator=torch.Generator().manual_seed(4))

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import tiny_llm
-from tests.medusa import save_medusa, save_random, weights_of
+from tests.support import tiny_llm
+from tests.support.medusa import save_medusa, save_random, weights_of
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.builder.decoders import open_decoder

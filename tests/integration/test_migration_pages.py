@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import BaseModel
 
-from tests.docs import DOCS
+from tests.support.docs import DOCS
 from trtkit.cli.main import COMMANDS
 from trtkit.config import ModelConfig
 from trtkit.deployment.triton.options import DeployOptions

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests import models
+from tests.support import models
 from trtkit.bundle.bundle import open_bundle
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests import tiny_llm
-from tests.decoders import model_of
-from tests.generation import case_of
-from tests.mtp import Pair, new_pair, save, speculate, train
+from tests.support import tiny_llm
+from tests.support.decoders import model_of
+from tests.support.generation import case_of
+from tests.support.mtp import Pair, new_pair, save, speculate, train
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.builder.decoders import open_decoder

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import trtkit.drafts
-from tests import tiny_llm
+from tests.support import tiny_llm
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.builder.speculators import folder_kind
@@ -121,7 +121,7 @@ def test_only_folders_of_kinds_are_imported_by_a_name(kind: str) -> None:
 
 def test_a_bundle_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     """A manifest names its kind, and nothing else is imported for it."""
-    from tests.medusa import save_random
+    from tests.support.medusa import save_random
 
     save_random(tmp_path / "head", (48, VOCABULARY), heads=2)
     path = build_bundle(config_of(tmp_path), tmp_path / "bundle", new_runner(), use_cache=False).bundle.path

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.pages import Page
+from tests.support.pages import Page
 
 FOLDER = Path(__file__).parents[2] / "examples" / "notebooks"
 # What each notebook shows: pages, and pictures.

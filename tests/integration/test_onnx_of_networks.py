@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests import models, tiny_llm
-from tests.decoder_cases import CASES
-from tests.decoders import Runner, T, graph_of, model_of, relative_rms
-from tests.hybrids import case_of, make, saved
 from tests.integration.test_quantized_checkpoints import graph_of as quantized_graph_of
-from tests.onnx_oracle import Oracle
-from tests.quantized_checkpoints import FORMATS
 from tests.selection import slow_unless
+from tests.support import models, tiny_llm
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import Runner, T, graph_of, model_of, relative_rms
+from tests.support.hybrids import case_of, make, saved
+from tests.support.onnx_oracle import Oracle
+from tests.support.quantized_checkpoints import FORMATS
 from trtkit.dtypes import BF16, FP16, FP32
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.onnx.from_layers import onnx_model
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Ran
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
     from trtkit.network.graph import Graph
 
 QUICK = (

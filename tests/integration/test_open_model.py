@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests import models
+from tests.support import models
 from trtkit.errors import ExecutionError, SourceError
 from trtkit.runtime.model import open_model
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.covering import CACHED, in_covering_set_of, spec_of
-from tests.decoder_cases import CASES
-from tests.decoders import graph_of, model_of, read_network
-from tests.engine_decoders import config_of
-from tests.generation import FEW_PAGES, MAX_PREFILL, Asked, alone, caches_of, case_of, decoder, engine, run
-from tests.generation import SLOTS as ENGINE_SLOTS
 from tests.integration.engines.planted import is_seen
 from tests.selection import slow_unless
+from tests.support.covering import CACHED, in_covering_set_of, spec_of
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import graph_of, model_of, read_network
+from tests.support.engine_decoders import config_of
+from tests.support.generation import FEW_PAGES, MAX_PREFILL, Asked, alone, caches_of, case_of, decoder, engine, run
+from tests.support.generation import SLOTS as ENGINE_SLOTS
 from trtkit.builder.decoders import open_decoder
 from trtkit.config.llm import ParallelOptions
 from trtkit.dtypes import FP32
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
     from trtkit.llm.engine.proposers import Proposer
     from trtkit.llm.sampling.settings import Settings
     from trtkit.llm.sequences import Ints, Sequences

@@ -9,8 +9,8 @@ from tempfile import mkdtemp
 import pytest
 import torch
 
-from tests.decoders import Runner, T, builds, relative_rms, rtx
-from tests.quantized_checkpoints import WEIGHT_ONLY, save_mixture
+from tests.support.decoders import Runner, T, builds, relative_rms, rtx
+from tests.support.quantized_checkpoints import WEIGHT_ONLY, save_mixture
 from trtkit.dtypes import FP16, FP32, DType
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights

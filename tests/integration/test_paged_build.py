@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import ValidationError
 
-from tests import tiny_chat
-from tests.decoder_cases import CASES
-from tests.engine_decoders import config_of
+from tests.support import tiny_chat
+from tests.support.decoder_cases import CASES
+from tests.support.engine_decoders import config_of
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.covering import CACHED, in_covering_set_of
-from tests.decoder_cases import CASES
-from tests.decoders import builds, graph_of, model_of, relative_rms, rtx
-from tests.engine_decoders import config_of
-from tests.generation import (
+from tests.integration.test_in_flight_batching import draw
+from tests.selection import slow_unless
+from tests.support.covering import CACHED, in_covering_set_of
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import builds, graph_of, model_of, relative_rms, rtx
+from tests.support.engine_decoders import config_of
+from tests.support.generation import (
     LENGTH,
     MAX_PREFILL,
     PAGE_TOKENS,
@@ -28,8 +30,6 @@ from tests.generation import (
     network_of,
     run,
 )
-from tests.integration.test_in_flight_batching import draw
-from tests.selection import slow_unless
 from trtkit.builder.build import build_bundle
 from trtkit.builder.decoder_stage import use_plugin
 from trtkit.builder.decoders import open_decoder
@@ -54,7 +54,7 @@ from trtkit.resolve import resolve
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
     from trtkit.config.schema import ModelConfig
     from trtkit.quantization_methods import CacheFormat
 

@@ -13,10 +13,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import ViTConfig, ViTForImageClassification
 
-from tests import hybrids, models, tiny_llm, tiny_vlm
-from tests.docs import DOCS, blocks, run_script
-from tests.eagle3 import Head, fields_of, save_head
-from tests.pages import Page, rows, svg
+from tests.support import hybrids, models, tiny_llm, tiny_vlm
+from tests.support.docs import DOCS, blocks, run_script
+from tests.support.eagle3 import Head, fields_of, save_head
+from tests.support.pages import Page, rows, svg
 from trtkit.planning.source import find_model
 
 if TYPE_CHECKING:

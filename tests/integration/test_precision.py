@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from tests import models
+from tests.support import models
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests import tiny_llm
-from tests.decoders import Runner, relative_rms, rtx
+from tests.support import tiny_llm
+from tests.support.decoders import Runner, relative_rms, rtx
 from tests.unit.planning.planned import counted
 from trtkit.dtypes import FP16, FP32
 from trtkit.models.registry import decoder_spec

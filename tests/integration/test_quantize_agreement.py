@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.quantize_agreement import QUIET, executed, faked, quantized
-from tests import tiny_llm
+from tests.support import tiny_llm
 from trtkit.config.load import load_config
 from trtkit.sources.decoder_source import open_decoder_source
 from trtkit.sources.huggingface.model import encoder

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import tiny_llm
-from tests.pages import Page, rows, svg
+from tests.support import tiny_llm
+from tests.support.pages import Page, rows, svg
 from trtkit.config.load import load_config
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.report.tables import number

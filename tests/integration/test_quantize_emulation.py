@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.quantize_agreement import QUIET, executed, faked, quantized
-from tests import tiny_llm
+from tests.support import tiny_llm
 from trtkit.config.load import load_config
 from trtkit.quantization.scoring.mix import Bits, Switchboard, by_loss_saved, score
 from trtkit.quantized_matrix import QuantizedMatrix

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests import recurrent_cases, tiny_llm
-from tests.covering import CACHED, STEPPED, in_covering_set_of
-from tests.decoder_cases import CASES
-from tests.decoders import model_of, read_network
 from tests.selection import slow_unless
+from tests.support import recurrent_cases, tiny_llm
+from tests.support.covering import CACHED, STEPPED, in_covering_set_of
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import model_of, read_network
 from trtkit.config.schema import ModelConfig
 from trtkit.jobs.job import JobContext
 from trtkit.llm.execution import Call, ReferenceDecoder, config_network
@@ -32,7 +32,7 @@ from trtkit.verification.decoder_reference import round_inputs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
 
 IDS = np.random.default_rng(0).integers(6, 320, 32)
 SIZES = {

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.decoders import relative_rms
-from tests.hybrids import CASES, Case, case_of, make, saved
 from tests.integration.test_hybrid_parity import paired
+from tests.support.decoders import relative_rms
+from tests.support.hybrids import CASES, Case, case_of, make, saved
 from trtkit.errors import ConfigError, QuantizeError
 from trtkit.verification.hybrid_reference import HybridReference
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.conftest import Ran
-    from tests.hybrids import Hybrid
+    from tests.support.hybrids import Hybrid
     from trtkit.quantization.by_part import HybridQuantization
 
     Run = Callable[..., Ran]

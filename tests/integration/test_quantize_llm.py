@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import tiny_llm
-from tests.decoders import read_network
-from tests.tiny_llm import config_of
+from tests.support import tiny_llm
+from tests.support.decoders import read_network
+from tests.support.tiny_llm import config_of
 from trtkit.builder.quantize import quantize_model
 from trtkit.jobs.runner import new_runner
 from trtkit.llm.execution import Call, ReferenceDecoder, config_network

@@ -11,8 +11,8 @@ import transformers
 from modelopt.torch.quantization.qtensor import NVFP4QTensor
 
 from benchmarks import quantize_agreement
-from tests import tiny_llm
-from tests.decoders import read_network
+from tests.support import tiny_llm
+from tests.support.decoders import read_network
 from trtkit.config.load import load_config
 from trtkit.errors import TrtkitError
 from trtkit.jobs.job import JobContext

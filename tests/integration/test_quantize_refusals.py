@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import models, tiny_llm
-from tests.quantized_vision import small
+from tests.support import models, tiny_llm
+from tests.support.quantized_vision import small
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from tests import models
-from tests.quantized_vision import (
+from tests.support import models
+from tests.support.quantized_vision import (
     executed,
     in_single_steps,
     onnx_runtime,

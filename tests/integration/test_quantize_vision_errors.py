@@ -11,8 +11,8 @@ import pytest
 from onnx import helper
 from PIL import Image
 
-from tests import models
-from tests.quantized_vision import pictures, small
+from tests.support import models
+from tests.support.quantized_vision import pictures, small
 from trtkit.builder.jobs import PrepareRequest
 from trtkit.builder.prepare import prepare
 from trtkit.config.schema import ModelConfig

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import tiny_llm
-from tests.decoders import relative_rms, rtx
-from tests.tiny_vlm import VLMS, Vlm, bundle_of, folder_of, picture
+from tests.support import tiny_llm
+from tests.support.decoders import relative_rms, rtx
+from tests.support.tiny_vlm import VLMS, Vlm, bundle_of, folder_of, picture
 from trtkit.builder.decoders import open_decoder
 from trtkit.builder.vision_language import open_vision, pixel_samples
 from trtkit.config.load import load_config

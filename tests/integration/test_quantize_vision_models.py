@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from benchmarks import quantize_vision_data as data
-from tests import models
-from tests.prepared import from_onnx, prepared
-from tests.quantized_vision import executed, in_single_steps, onnx_runtime, scales, with_steps
+from tests.support import models
+from tests.support.prepared import from_onnx, prepared
+from tests.support.quantized_vision import executed, in_single_steps, onnx_runtime, scales, with_steps
 from trtkit.config import load_config
 from trtkit.config.schema import ModelConfig
 from trtkit.inputs.images import image_input

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers.cache_utils import Cache
 
-from tests import tiny_llm
-from tests.covering import CACHED, in_covering_set_of, spec_of
-from tests.decoder_cases import CASES
-from tests.decoders import graph_of, model_of
 from tests.integration.test_packed_calls import CACHES, SLOTS, TOKENS, check_steps, decoder_of, ids_of, logits_of
 from tests.selection import slow_unless
+from tests.support import tiny_llm
+from tests.support.covering import CACHED, in_covering_set_of, spec_of
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import graph_of, model_of
 from trtkit.builder.build import build_bundle
 from trtkit.config.quantize import QuantizeOptions
 from trtkit.config.schema import ModelConfig
@@ -34,7 +34,7 @@ from trtkit.verification.verify import verify_bundle
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
     from trtkit.config.quantize import CacheFormat
 
 NAMED = {case.name: case for case in CASES}

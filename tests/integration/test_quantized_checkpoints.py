@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.decoders import Runner, T, builds, relative_rms, rtx
-from tests.quantized_checkpoints import FORMATS, WEIGHT_ONLY, save_gpt2, save_llama, save_mixture
+from tests.support.decoders import Runner, T, builds, relative_rms, rtx
+from tests.support.quantized_checkpoints import FORMATS, WEIGHT_ONLY, save_gpt2, save_llama, save_mixture
 from trtkit.builder.decoders import engine_bytes
 from trtkit.builder.stages import DecoderSize
 from trtkit.dtypes import FP16, FP32, DType

@@ -11,8 +11,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from tests import models
-from tests.quantized_vision import pictures, small
+from tests.support import models
+from tests.support.quantized_vision import pictures, small
 from trtkit.bundle.bundle import open_bundle
 from trtkit.bundle.known import read_known
 from trtkit.deployment.make_known import ensure_known

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.engine_decoders import config_of
-from tests.generation import case_of
+from tests.support.engine_decoders import config_of
+from tests.support.generation import case_of
 from trtkit.builder.decoders import open_decoder
 from trtkit.builder.starter import starter_config
 from trtkit.errors import ConfigError

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.decoders import builds
-from tests.generation import case_of
 from tests.integration.test_quantize_families import config_of, network_logits, quantized, saved, transformers_logits
 from tests.selection import slow_unless
+from tests.support.decoders import builds
+from tests.support.generation import case_of
 from trtkit.llm.execution import config_network
 
 if TYPE_CHECKING:

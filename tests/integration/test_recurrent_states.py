@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.decoders import executor_of
-from tests.generation import SLOTS, Asked, alone, answer, case_of, decoder, engine, is_clean, run
 from tests.integration.test_generate_parity import RECURRENT, STATES
 from tests.integration.test_in_flight_batching import draw
 from tests.selection import slow_unless
+from tests.support.decoders import executor_of
+from tests.support.generation import SLOTS, Asked, alone, answer, case_of, decoder, engine, is_clean, run
 from trtkit.dtypes import FP32
 from trtkit.errors import ExecutionError
 from trtkit.llm.engine import DraftProposer, LookupProposer

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.decoder_case import LLAMA3_ROPE, YARN_ROPE
-from tests.decoder_variants import TIED, UNTIED, variant
-from tests.decoders import executor_of, model_of, relative_rms
+from tests.support.decoder_case import LLAMA3_ROPE, YARN_ROPE
+from tests.support.decoder_variants import TIED, UNTIED, variant
+from tests.support.decoders import executor_of, model_of, relative_rms
 from trtkit.dtypes import FP32
 from trtkit.errors import SourceError
 

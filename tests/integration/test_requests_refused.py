@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.generation import SLOTS, Asked, alone, engine, is_clean, run, settings
+from tests.support.generation import SLOTS, Asked, alone, engine, is_clean, run, settings
 from trtkit.errors import GenerationError, RequestError
 from trtkit.llm.engine import Request
 

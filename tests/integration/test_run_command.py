@@ -13,8 +13,8 @@ import pytest
 from onnx import helper
 from PIL import Image
 
-from tests import models
-from tests.deployments import deployed
+from tests.support import models
+from tests.support.deployments import deployed
 from trtkit import open_model
 from trtkit.config.task import Preprocess, Resize
 from trtkit.deployment.answers import answer_tensors, reader_from

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-from tests import models
 from tests.integration.test_eval_vision import CLASSIFIER, DETECTOR, build
+from tests.support import models
 from trtkit import open_model
 from trtkit.errors import RequestError, SourceError
 from trtkit.runtime.tasks.answers import DetectedBoxes

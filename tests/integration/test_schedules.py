@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.clocked import ClockedDecoder, clocked_engine
-from tests.generation import SLOTS, Asked, alone, is_clean, run, settings
+from tests.support.clocked import ClockedDecoder, clocked_engine
+from tests.support.generation import SLOTS, Asked, alone, is_clean, run, settings
 from trtkit.llm.engine import Finished, LLMEngine, Metrics, Request
 from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams
 

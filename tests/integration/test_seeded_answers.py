@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import tiny_llm
+from tests.support import tiny_llm
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast
 
 import trtkit as library
-from tests.decoders import relative_rms
-from tests.docs import DOCS, run_page
-from tests.hybrids import Case, saved
-from tests.text_encoders import CASES, HIDDEN, LENGTH, SMALL, make_encoder, texts
+from tests.support.decoders import relative_rms
+from tests.support.docs import DOCS, run_page
+from tests.support.hybrids import Case, saved
+from tests.support.text_encoders import CASES, HIDDEN, LENGTH, SMALL, make_encoder, texts
 from trtkit.runtime.tasks.answers import Classes, Embedding, Outputs
 
 if TYPE_CHECKING:

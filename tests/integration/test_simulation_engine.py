@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.clocked import ClockedDecoder
-from tests.generation import PAGE_TOKENS, SLOTS, settings
+from tests.support.clocked import ClockedDecoder
+from tests.support.generation import PAGE_TOKENS, SLOTS, settings
 from trtkit.llm.cache.host import link
 from trtkit.llm.engine import EngineOptions, LLMEngine, Metrics, Request
 from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams

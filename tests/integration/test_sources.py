@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests import models
+from tests.support import models
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests import tiny_llm
-from tests.tiny_llm import config_of
+from tests.support import tiny_llm
+from tests.support.tiny_llm import config_of
 from trtkit.builder.build import build_bundle
 from trtkit.builder.quantize import quantize_model
 from trtkit.errors import ConfigError

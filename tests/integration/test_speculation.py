@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from tests.decoders import model_of
-from tests.generation import (
+from tests.support.decoders import model_of
+from tests.support.generation import (
     LENGTH,
     SLOTS,
     Asked,

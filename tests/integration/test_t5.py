@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import trtkit as library
-from tests import tiny_t5
-from tests.docs import DOCS, run_page
+from tests.support import tiny_t5
+from tests.support.docs import DOCS, run_page
 from trtkit.bundle.records import EncoderRecord
 from trtkit.errors import GenerationError, ProblemsError, RequestError
 from trtkit.llm.encoded import TextPrompts
@@ -275,7 +275,7 @@ def test_what_cannot_be_read_is_refused(translator: Translator, tmp_path: Path) 
 
 
 def test_other_models_take_no_source_length(tmp_path: Path) -> None:
-    from tests import tiny_chat
+    from tests.support import tiny_chat
     from trtkit.errors import ConfigError
 
     tiny_chat.save_model(tmp_path / "model")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from tests import tiny_chat
-from tests.models import classifier, save
+from tests.support import tiny_chat
+from tests.support.models import classifier, save
 from trtkit.benchmarking.report import LlmReport, read_report
 from trtkit.cli.tables import rendered
 from trtkit.planning.gpus import planned_gpus

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.integrations.bitnet import AutoBitLinear
 
-from tests import tiny_llm
-from tests.docs import ROOT
+from tests.support import tiny_llm
+from tests.support.docs import ROOT
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.decoder_source import open_hf_folder
 

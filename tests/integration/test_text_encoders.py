@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.hybrids import Case, saved
-from tests.text_encoders import CASES, builds, has_new_blocks_or_head, make_encoder, texts
+from tests.support.hybrids import Case, saved
+from tests.support.text_encoders import CASES, builds, has_new_blocks_or_head, make_encoder, texts
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests import tiny_llm
-from tests.docs import ROOT
+from tests.support import tiny_llm
+from tests.support.docs import ROOT
 from trtkit import LLM
 
 if TYPE_CHECKING:

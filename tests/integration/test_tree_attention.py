@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.covering import CACHED, in_covering_set_of
-from tests.decoder_cases import CASES
-from tests.decoders import graph_of, model_of, relative_rms
-from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS
+from tests.support.covering import CACHED, in_covering_set_of
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import graph_of, model_of, relative_rms
+from tests.support.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS
 from trtkit.builder.speculators import tree_obstacles
 from trtkit.dtypes import FP32
 from trtkit.llm.engine.drafts import Drafts
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from _pytest.mark import ParameterSet
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
 
 FAMILIES = {case.model_type: case for case in reversed(CASES)}
 REFUSED = {"bloom", "mpt", "llama4_text"}

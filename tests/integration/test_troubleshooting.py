@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from tests.docs import DOCS, ROOT
+from tests.support.docs import DOCS, ROOT
 
 PAGE = DOCS / "troubleshooting.md"
 QUOTED = re.findall(r"^### `(.*)`$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)

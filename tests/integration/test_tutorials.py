@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.docs import DOCS, run_page
+from tests.support.docs import DOCS, run_page
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from tests import models
-from tests.pages import Page
+from tests.support import models
+from tests.support.pages import Page
 from trtkit.files import replace_file
 
 if TYPE_CHECKING:

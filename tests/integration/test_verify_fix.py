@@ -8,7 +8,7 @@ import pytest
 import yaml
 from onnx import helper
 
-from tests import models
+from tests.support import models
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.prepared import from_onnx, prepared
+from tests.support.prepared import from_onnx, prepared
 from trtkit.backends import load_backend
 from trtkit.config import load_config
 from trtkit.config.schema import ModelConfig

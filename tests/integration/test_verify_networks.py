@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import tiny_llm
-from tests.hybrids import case_of, saved
-from tests.models import classifier, save
+from tests.support import tiny_llm
+from tests.support.hybrids import case_of, saved
+from tests.support.models import classifier, save
 from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle, write_json
 from trtkit.config.load import load_config

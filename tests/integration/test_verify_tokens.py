@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests import engine_decoders, tiny_llm, tiny_t5, tiny_whisper
-from tests.eagle3 import Head, fields_of, save_head
-from tests.generation import case_of
-from tests.tiny_vlm import VLMS, folder_of
+from tests.support import engine_decoders, tiny_llm, tiny_t5, tiny_whisper
+from tests.support.eagle3 import Head, fields_of, save_head
+from tests.support.generation import case_of
+from tests.support.tiny_vlm import VLMS, folder_of
 from trtkit.builder.decoders import OpenedDecoder
 from trtkit.config.schema import ModelConfig
 from trtkit.jobs.runner import new_runner

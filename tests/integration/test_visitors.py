@@ -10,10 +10,10 @@ import pytest
 from onnx.tools import update_model_dims
 from PIL import Image
 
-from tests import models
-from tests.docs import ROOT, blocks, run_script
-from tests.hub_server import hub_server, use_hub
-from tests.tiny_chat import save_smollm2_words
+from tests.support import models
+from tests.support.docs import ROOT, blocks, run_script
+from tests.support.hub_server import hub_server, use_hub
+from tests.support.tiny_chat import save_smollm2_words
 
 if TYPE_CHECKING:
     from pathlib import Path

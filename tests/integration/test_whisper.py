@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import trtkit as library
-from tests import tiny_whisper
-from tests.docs import DOCS, run_page
+from tests.support import tiny_whisper
+from tests.support.docs import DOCS, run_page
 from trtkit.errors import RequestError
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def test_refusals(
 
 
 def test_other_models_take_no_audio(tmp_path: Path) -> None:
-    from tests import tiny_chat
+    from tests.support import tiny_chat
 
     tiny_chat.save_model(tmp_path / "model")
     sizes = {"max_sequence_length": 96, "max_prefill_length": 32}

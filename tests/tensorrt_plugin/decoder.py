@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.decoders import rtx
-from tests.engine_decoders import config_of
-from tests.generation import case_of
+from tests.support.decoders import rtx
+from tests.support.engine_decoders import config_of
+from tests.support.generation import case_of
 from tests.tensorrt_plugin.bindings import load
 from trtkit.builder.decoder_stage import use_plugin
 from trtkit.builder.decoders import open_decoder

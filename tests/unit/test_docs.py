@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import first_missing
+from tests.support.docs import first_missing
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -15,7 +15,7 @@ import torch
 from benchmarks.route_models import MODELS, save_model
 from tests.gpu.networks import Bound, relative_rms
 from tests.gpu.steps.vision import LIMIT
-from tests.models import crowded_detector, save
+from tests.support.models import crowded_detector, save
 from trtkit.config.load import load_config
 from trtkit.config.schema import ModelConfig
 from trtkit.runtime.model import open_model

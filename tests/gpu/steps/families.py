@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.covering import SEEN, STEPPED, in_covering_set_of
-from tests.decoder_cases import CASES
-from tests.engine_decoders import config_of, greedy
+from tests.support.covering import SEEN, STEPPED, in_covering_set_of
+from tests.support.decoder_cases import CASES
+from tests.support.engine_decoders import config_of, greedy
 from trtkit.llm.execution import open_execution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.decoder_case import Case
     from tests.gpu.place import Place
     from tests.gpu.step import Answer
+    from tests.support.decoder_case import Case
 
 
 def ask(place: Place) -> Iterator[Answer]:

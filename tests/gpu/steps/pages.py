@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.engine_decoders import config_of, greedy
-from tests.generation import case_of
 from tests.gpu.language import SMOLLM2, TINY, weights_folder
+from tests.support.engine_decoders import config_of, greedy
+from tests.support.generation import case_of
 from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import BackendError

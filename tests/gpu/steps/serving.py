@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tests.engine_decoders import greedy
 from tests.gpu.language import TINY, weights_folder
 from tests.gpu.rank import PROMPTS, STEPS
+from tests.support.engine_decoders import greedy
 from trtkit import LLM, SamplingParams
 from trtkit.config.schema import ModelConfig
 from trtkit.llm.execution import open_execution

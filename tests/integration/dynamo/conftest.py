@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.dynamo import serving
+from tests.support.dynamo import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from openai import OpenAI
 
-    from tests.dynamo import Served
+    from tests.support.dynamo import Served
     from trtkit import LLM
 
 

@@ -9,9 +9,9 @@ import pytest
 from openai import NotFoundError
 from transformers import LlamaForCausalLM
 
-from tests import tiny_llm
-from tests.adapters import greedy_tokens, save_adapter
-from tests.dynamo import MODEL, OK, serving, wait_until
+from tests.support import tiny_llm
+from tests.support.adapters import greedy_tokens, save_adapter
+from tests.support.dynamo import MODEL, OK, serving, wait_until
 from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config
 from trtkit.jobs.runner import new_runner

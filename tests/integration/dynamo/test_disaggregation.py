@@ -19,10 +19,10 @@ pytest.importorskip("nixl._api")
 from openai import InternalServerError
 from safetensors.numpy import load_file, save_file
 
-from tests import tiny_chat
-from tests.decoder_case import SIZES
-from tests.dynamo import MODEL, Served, serving, wait_until
-from tests.medusa import save_random
+from tests.support import tiny_chat
+from tests.support.decoder_case import SIZES
+from tests.support.dynamo import MODEL, Served, serving, wait_until
+from tests.support.medusa import save_random
 from tests.unit.runtime.text.tokenizers import byte_level
 from trtkit import SamplingParams
 from trtkit.bundle.bundle import open_bundle

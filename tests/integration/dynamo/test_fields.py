@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.dynamo import MODEL
 from tests.integration.dynamo.test_fleet import post
+from tests.support.dynamo import MODEL
 
 if TYPE_CHECKING:
-    from tests.dynamo import Served
+    from tests.support.dynamo import Served
 
 ROOT = Path(__file__).parents[3]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

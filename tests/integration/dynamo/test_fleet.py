@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from openai import APIError, APIStatusError
 
-from tests.dynamo import MODEL, Served, wait_until
 from tests.integration.dynamo.test_openai import answers, complete
+from tests.support.dynamo import MODEL, Served, wait_until
 from trtkit.deployment.dynamo.kubernetes import QUEUE_METRIC
 from trtkit.deployment.triton.endpoints import listens
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.dynamo import MODEL, serving
-from tests.served_heads import HEADS, LENGTH, PROMPT, SETTINGS, SPECULATE, build, local_answers
+from tests.support.dynamo import MODEL, serving
+from tests.support.served_heads import HEADS, LENGTH, PROMPT, SETTINGS, SPECULATE, build, local_answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

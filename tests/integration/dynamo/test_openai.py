@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from openai import BadRequestError, NotFoundError
 
-from tests.dynamo import MODEL, Served, wait_until
+from tests.support.dynamo import MODEL, Served, wait_until
 from trtkit import SamplingParams
 
 if TYPE_CHECKING:

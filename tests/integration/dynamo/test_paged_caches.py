@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import tiny_chat
-from tests.dynamo import MODEL, serving
+from tests.support import tiny_chat
+from tests.support.dynamo import MODEL, serving
 from trtkit import LLM, SamplingParams
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.dynamo import MODEL, Served, serving, wait_until
 from tests.integration.test_generate_command_smollm2 import GRAVITY
+from tests.support.dynamo import MODEL, Served, serving, wait_until
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import tiny_chat
-from tests.dynamo import MODEL, serving
+from tests.support import tiny_chat
+from tests.support.dynamo import MODEL, serving
 
 if TYPE_CHECKING:
     from pathlib import Path

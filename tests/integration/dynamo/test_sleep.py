@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from openai import InternalServerError
 
-from tests.dynamo import MODEL, OK, wait_until
+from tests.support.dynamo import MODEL, OK, wait_until
 from trtkit import SamplingParams
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
-    from tests.dynamo import Served
+    from tests.support.dynamo import Served
     from trtkit import LLM
 
 PROMPTS = ["do not go gentle", "the sky is", "Paris?"]

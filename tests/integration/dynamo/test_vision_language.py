@@ -11,8 +11,8 @@ import pytest
 from openai import BadRequestError
 from PIL import Image
 
-from tests.dynamo import MODEL, Served, serving
-from tests.tiny_vlm import VLMS, bundle_of, picture
+from tests.support.dynamo import MODEL, Served, serving
+from tests.support.tiny_vlm import VLMS, bundle_of, picture
 from trtkit import LLM, SamplingParams
 from trtkit.deployment.dynamo import fleet
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
-from tests.dynamo import MODEL, OK, ask, wait_until
+from tests.support.dynamo import MODEL, OK, ask, wait_until
 from trtkit.deployment.dynamo.model_folder import read_model
 from trtkit.errors import GenerationError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from openai import OpenAI
 
-    from tests.dynamo import Served
+    from tests.support.dynamo import Served
 
 OPENAI = Path(__file__).parents[3] / "docs" / "openai.md"
 ADAPTER = {"lora_name": MODEL, "source": {"uri": "file:///tmp"}}

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from transformers import LlamaForCausalLM
 
-from tests import tiny_llm
-from tests.adapters import greedy_tokens, save_adapter
-from tests.tiny_llm import PROMPTS
+from tests.support import tiny_llm
+from tests.support.adapters import greedy_tokens, save_adapter
+from tests.support.tiny_llm import PROMPTS
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle

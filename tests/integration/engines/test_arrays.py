@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from onnx.helper import make_node
 
-from tests.hybrids import CASES
-from tests.hybrids import saved as save_hybrid
-from tests.models import classifier, crowded_detector, model, save, tensor
+from tests.support.hybrids import CASES
+from tests.support.hybrids import saved as save_hybrid
+from tests.support.models import classifier, crowded_detector, model, save, tensor
 from trtkit.builder.build import build_bundle
 from trtkit.config.load import config_for_source
 from trtkit.config.schema import ModelConfig

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import tiny_llm
-from tests.assistants import assistant, save_assistant, save_model
+from tests.support import tiny_llm
+from tests.support.assistants import assistant, save_assistant, save_model
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle

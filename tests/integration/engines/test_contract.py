@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.models import classifier, save
 from tests.simulated_tensorrt.context import SimulatedError
 from tests.simulated_tensorrt.runtime import ACTIVATION_BYTES
 from tests.simulated_tensorrt.runtime_config import RuntimeCache
+from tests.support.models import classifier, save
 from trtkit.backends import load_backend
 from trtkit.builder.build import build_bundle
 from trtkit.config.load import config_for_source

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from tests.covering import CACHED, SEEN, STEPPED, in_covering_set_of
-from tests.decoder_cases import CASES
-from tests.decoders import model_of, relative_rms
-from tests.engine_decoders import bundle_of, config_of, greedy
 from tests.selection import slow_unless
+from tests.support.covering import CACHED, SEEN, STEPPED, in_covering_set_of
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import model_of, relative_rms
+from tests.support.engine_decoders import bundle_of, config_of, greedy
 from trtkit.llm.execution import ReferenceDecoder, config_network, open_execution
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.decoder_case import Case
     from tests.simulated_tensorrt import Simulated
+    from tests.support.decoder_case import Case
     from trtkit.llm.execution import DecoderExecution
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests import tiny_llm
-from tests.eagle3 import Head, fields_of, save_head
-from tests.medusa import save_random
+from tests.support import tiny_llm
+from tests.support.eagle3 import Head, fields_of, save_head
+from tests.support.medusa import save_random
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle

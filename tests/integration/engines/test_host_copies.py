@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests import tiny_llm
 from tests.integration.engines.planted import planted
+from tests.support import tiny_llm
 from trtkit import LLM
 from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import Bundle, open_bundle

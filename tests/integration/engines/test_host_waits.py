@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests import tiny_llm
 from tests.integration.engines.planted import planted
-from tests.models import classifier, save
 from tests.selection import slow_unless
 from tests.simulated_tensorrt.context import SimulatedError
 from tests.simulated_tensorrt.residency import TOKENS, watch
+from tests.support import tiny_llm
+from tests.support.models import classifier, save
 from trtkit.backends import load_backend
 from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import Bundle, open_bundle

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import tiny_llm
-from tests.tiny_vlm import VLMS, Vlm, bundle_of, picture
+from tests.support import tiny_llm
+from tests.support.tiny_vlm import VLMS, Vlm, bundle_of, picture
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle

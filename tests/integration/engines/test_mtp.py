@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests import tiny_llm
-from tests.mtp import new_pair, save, train
+from tests.support import tiny_llm
+from tests.support.mtp import new_pair, save, train
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.engine_decoders import bundle_of
-from tests.generation import case_of
 from tests.integration.engines.planted import is_seen
 from tests.integration.engines.test_decoders import PAST_A_PAGE, assert_same
 from tests.integration.test_packed_calls import GUESSES, LENGTH, SLOTS, check_steps, logits_of
 from tests.selection import slow_unless
+from tests.support.engine_decoders import bundle_of
+from tests.support.generation import case_of
 from trtkit import LLM, SamplingParams
 from trtkit.llm.execution import open_execution
 from trtkit.llm.execution.execution import CallCounts

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import tiny_llm
 from tests.integration.engines.planted import is_seen
+from tests.support import tiny_llm
 from trtkit import LLM, SamplingParams
 from trtkit.bundle.bundle import Bundle, open_bundle
 from trtkit.llm.execution import KvCache

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import tiny_llm
 from tests.integration.engines.planted import is_seen
 from tests.selection import slow_unless
+from tests.support import tiny_llm
 from trtkit.bundle.bundle import Bundle, open_bundle
 from trtkit.llm.engine import EngineOptions, LLMEngine, Request
 from trtkit.llm.execution import open_execution

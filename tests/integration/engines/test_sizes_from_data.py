@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.decoders import rtx
 from tests.gpu.language import decoder
 from tests.gpu.place import SIMULATED, Place
 from tests.simulated_tensorrt.plans import PlannedNetwork
+from tests.support.decoders import rtx
 from trtkit.network.input_spec import ProfileShapes
 from trtkit.reference import Executor, LayerGraph, Options, read_layers
 from trtkit.runtime.loaded_engine import EngineExecution

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests import tiny_llm
 from tests.selection import slow_unless
+from tests.support import tiny_llm
 from trtkit import LLM, AsyncLLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle

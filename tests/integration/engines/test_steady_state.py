@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests import tiny_llm
 from tests.integration.engines.planted import planted
 from tests.selection import slow_unless
 from tests.simulated_tensorrt.residency import watch
+from tests.support import tiny_llm
 from trtkit import LLM, SamplingParams
 from trtkit.bundle.bundle import Bundle, open_bundle
 from trtkit.llm.engine_thread import EngineThread

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import tiny_llm
-from tests.models import classifier, save
+from tests.support import tiny_llm
+from tests.support.models import classifier, save
 from trtkit import LLM, open_model
 from trtkit.backends import Gpu, load_backend, runs_on, supported_gpus
 from trtkit.builder.build import BuildResult, build_bundle

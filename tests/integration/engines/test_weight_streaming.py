@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests import tiny_llm
-from tests.models import classifier, save
 from tests.simulated_tensorrt.runtime import SCRATCH_BYTES
+from tests.support import tiny_llm
+from tests.support.models import classifier, save
 from trtkit import LLM
 from trtkit.backends import load_backend
 from trtkit.builder.build import build_bundle

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import tiny_llm
+from tests.support import tiny_llm
 from trtkit.builder.build import build_bundle
 from trtkit.config.schema import ModelConfig
 from trtkit.jobs.runner import new_runner

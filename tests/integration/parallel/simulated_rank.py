@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.engine_decoders import greedy
 from tests.simulated_tensorrt import simulate
+from tests.support.engine_decoders import greedy
 from trtkit.bundle.bundle import open_bundle
 from trtkit.llm.execution import open_execution
 

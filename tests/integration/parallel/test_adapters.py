@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from tests import tiny_llm
-from tests.adapters import greedy_tokens, peft_logits, save_adapter
-from tests.decoder_cases import CASES
-from tests.decoders import model_of, relative_rms, rtx
 from tests.integration.test_lora import IDS, logits_of, opened_of, targets_of
-from tests.tiny_llm import PROMPTS
+from tests.support import tiny_llm
+from tests.support.adapters import greedy_tokens, peft_logits, save_adapter
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import model_of, relative_rms, rtx
+from tests.support.tiny_llm import PROMPTS
 from trtkit import LLM, SamplingParams
 from trtkit.builder.build import build_bundle
 from trtkit.builder.decoders import checked_spec
@@ -36,7 +36,7 @@ from trtkit.reference import ThreadGroup
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
 
 # Separate, joined, grouped and interleaved projections, biases, recurrent groups.
 SHARED = ("llama", "phi3", "falcon-40b", "codegen", "qwen2", "bamba")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.engine_decoders import greedy
 from tests.integration.parallel.simulated_rank import PROMPTS, STEPS
+from tests.support.engine_decoders import greedy
 from trtkit.bundle.bundle import open_bundle
 from trtkit.llm.execution import open_execution
 

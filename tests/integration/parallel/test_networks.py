@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.covering import CACHED, STEPPED, in_covering_set_of, spec_of
-from tests.decoder_cases import CASES
-from tests.decoders import builds, executor_of, model_of, relative_rms
-from tests.parallel import Ranks
 from tests.selection import slow_unless
+from tests.support.covering import CACHED, STEPPED, in_covering_set_of, spec_of
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import builds, executor_of, model_of, relative_rms
+from tests.support.parallel import Ranks
 from trtkit.dtypes import FP16, FP32
 from trtkit.models.feed_forward import MoeSpec
 from trtkit.models.parallel import Grid
 
 if TYPE_CHECKING:
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
 
 IDS = torch.randint(3, 67, (3, 9), generator=torch.Generator().manual_seed(1))
 # Sizes that 2, 4 and 8 ranks share: of 8 heads; of 2 key/value heads, which more ranks hold twice; of 67 tokens, which

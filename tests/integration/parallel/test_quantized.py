@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from transformers import GPT2Config
 
-from tests import quantized_checkpoints, tiny_llm, tiny_vlm
-from tests.decoders import relative_rms, rtx
+from tests.support import quantized_checkpoints, tiny_llm, tiny_vlm
+from tests.support.decoders import relative_rms, rtx
 from trtkit.builder.decoders import open_decoder
 from trtkit.config.load import load_config
 from trtkit.config.schema import ModelConfig

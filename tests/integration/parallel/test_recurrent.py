@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine_decoders import config_of
-from tests.generation import case_of, run, settings
+from tests.support.engine_decoders import config_of
+from tests.support.generation import case_of, run, settings
 from trtkit.builder.build import build_bundle
 from trtkit.config.llm import ParallelOptions
 from trtkit.errors import ConfigError

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.generation import settings
 from tests.integration.parallel.conftest import rank_processes
 from tests.integration.test_in_flight_batching import KINDS
+from tests.support.generation import settings
 from trtkit import LLM, SamplingParams
 from trtkit.bundle.bundle import open_bundle
 from trtkit.bundle.known import KnownRequest, write_known

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.covering import in_covering_set_of, spec_of
-from tests.decoder_cases import CASES
-from tests.decoders import model_of, read_network, relative_rms, rtx
-from tests.engine_decoders import config_of
 from tests.integration.parallel.test_networks import SHARED
 from tests.integration.test_packed_calls import LENGTH, PAGED, SLOTS, STEPS, TOKENS, ids_of, random_call
 from tests.selection import slow_unless
+from tests.support.covering import in_covering_set_of, spec_of
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import model_of, read_network, relative_rms, rtx
+from tests.support.engine_decoders import config_of
 from trtkit.builder.decoders import decoder_profiles, open_decoder
 from trtkit.config.llm import LlmOptions, ParallelOptions
 from trtkit.dtypes import FP16, FP32
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
     from trtkit.dtypes import DType
     from trtkit.network.graph import Tensor
 

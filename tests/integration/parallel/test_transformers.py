@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from tests.decoders import model_of, relative_rms
 from tests.integration.parallel.test_networks import IDS, SHARED
-from tests.parallel import Ranks
+from tests.support.decoders import model_of, relative_rms
+from tests.support.parallel import Ranks
 from trtkit.models.parallel import Grid, rank_spec
 from trtkit.models.rank_weights import RankWeights
 from trtkit.models.weights import find_weights
@@ -23,7 +23,7 @@ from trtkit.models.weights import find_weights
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
     from trtkit.models.spec import DecoderSpec
 
 # Which axis of a matrix [out, in] transformers splits. What it gathers again, it stores split all the same.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.served_llm import answers, text
-from tests.triton import serving
+from tests.support.served_llm import answers, text
+from tests.support.triton import serving
 from trtkit import LLM, SamplingParams
 from trtkit.cli.main import main
 

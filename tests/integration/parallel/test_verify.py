@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests import tiny_llm
+from tests.support import tiny_llm
 from trtkit.bundle.bundle import open_bundle
 from trtkit.bundle.known import read_all_known
 from trtkit.models.rank_weights import RankWeights

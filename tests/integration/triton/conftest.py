@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.triton import python_model, serving
-from tests.triton_models import DOUBLES, TENSORS
+from tests.support.triton import python_model, serving
+from tests.support.triton_models import DOUBLES, TENSORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.triton import Served
+    from tests.support.triton import Served
     from trtkit import LLM
 
 HYBRID = "source: {{hf: {folder}}}\ncompose: {compose}\nprofiles: [{{batch: [1, 2, 4]}}]\n"
@@ -23,8 +23,8 @@ HYBRID = "source: {{hf: {folder}}}\ncompose: {compose}\nprofiles: [{{batch: [1, 
 @pytest.fixture(scope="session")
 def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of bundles: `tiny`, the hybrids `fused` and `chained`, and the same for full TensorRT."""
-    from tests.deployments import as_tensorrt, build, classifier
-    from tests.hybrids import case_of, saved
+    from tests.support.deployments import as_tensorrt, build, classifier
+    from tests.support.hybrids import case_of, saved
 
     folder = tmp_path_factory.mktemp("vision")
     saved(case_of("ViTForImageClassification"), folder / "vit")

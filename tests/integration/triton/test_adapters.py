@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 from transformers import LlamaForCausalLM
 
-from tests import tiny_llm
-from tests.adapters import greedy_tokens, save_adapter
-from tests.served_llm import answers, generate
-from tests.triton import serving
+from tests.support import tiny_llm
+from tests.support.adapters import greedy_tokens, save_adapter
+from tests.support.served_llm import answers, generate
+from tests.support.triton import serving
 from trtkit.builder.build import build_bundle
 from trtkit.cli.main import main
 from trtkit.config.load import load_config

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Ran
-    from tests.triton import Served
+    from tests.support.triton import Served
 
     Run = Callable[..., Ran]
 

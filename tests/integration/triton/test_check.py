@@ -10,9 +10,9 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests import models
-from tests.triton import python_model, serving
-from tests.triton_models import ENSEMBLE, FAILS, FLIP_TENSORS, FLIPS, ONES, REFUSES, SPELLS, TEXT
+from tests.support import models
+from tests.support.triton import python_model, serving
+from tests.support.triton_models import ENSEMBLE, FAILS, FLIP_TENSORS, FLIPS, ONES, REFUSES, SPELLS, TEXT
 from trtkit.bundle.bundle import open_bundle
 from trtkit.bundle.known import KnownRequest, write_known
 from trtkit.cli.main import main
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Ran
-    from tests.triton import Served
+    from tests.support.triton import Served
 
     Trtkit = Callable[..., Ran]
 

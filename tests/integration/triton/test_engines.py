@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.served_llm import answers
-from tests.served_vision import ask, connect
-from tests.triton import serving
+from tests.support.served_llm import answers
+from tests.support.served_vision import ask, connect
+from tests.support.triton import serving
 from trtkit import SamplingParams
 from trtkit.cli.main import main
 from trtkit.runtime.model import open_model
@@ -18,7 +18,7 @@ from trtkit.runtime.model import open_model
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.triton import Served
+    from tests.support.triton import Served
     from trtkit import LLM
 
 SIMULATE = """\

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.served_llm import MODEL, PROMPT, answers, generate, metric, stream, text, wait_until
-from tests.triton import serving
+from tests.support.served_llm import MODEL, PROMPT, answers, generate, metric, stream, text, wait_until
+from tests.support.triton import serving
 from trtkit import SamplingParams
 from trtkit.cli.main import main
 from trtkit.errors import DeployError
@@ -20,7 +20,7 @@ from trtkit.errors import DeployError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.triton import Served
+    from tests.support.triton import Served
     from trtkit import LLM
 
 

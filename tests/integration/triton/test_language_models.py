@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.served_llm import MODEL, PROMPT, answers, generate, text
+from tests.support.served_llm import MODEL, PROMPT, answers, generate, text
 from trtkit import LLM, SamplingParams
 
 if TYPE_CHECKING:
-    from tests.triton import Served
+    from tests.support.triton import Served
 
 
 def expected(llm: LLM, prompt: Any = PROMPT, **settings: Any) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from tests.served_heads import HEADS, SETTINGS, SPECULATE, build, local_answers
-from tests.served_heads import LENGTH as GUESSED
-from tests.served_heads import PROMPT as TEXT
-from tests.served_llm import answers, metric, text
-from tests.triton import serving
+from tests.support.served_heads import HEADS, SETTINGS, SPECULATE, build, local_answers
+from tests.support.served_heads import LENGTH as GUESSED
+from tests.support.served_heads import PROMPT as TEXT
+from tests.support.served_llm import answers, metric, text
+from tests.support.triton import serving
 from trtkit import LLM, SamplingParams
 
 if TYPE_CHECKING:

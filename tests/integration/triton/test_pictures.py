@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
-from tests import models
 from tests.integration.test_examples import ROOT, blocks
-from tests.served_vision import PROTOCOLS, ask, connect, executions, sample
-from tests.triton import serving
+from tests.support import models
+from tests.support.served_vision import PROTOCOLS, ask, connect, executions, sample
+from tests.support.triton import serving
 from trtkit.cli.main import main
 from trtkit.inputs.images import decode_image
 from trtkit.runtime.model import open_model
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Ran
-    from tests.triton import Served
+    from tests.support.triton import Served
 
     Trtkit = Callable[..., Ran]
 

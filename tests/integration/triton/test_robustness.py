@@ -18,10 +18,10 @@ from PIL import Image
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from tests.served_vision import ask, connect, sample
+from tests.support.served_vision import ask, connect, sample
 
 if TYPE_CHECKING:
-    from tests.triton import Served
+    from tests.support.triton import Served
 
 
 EVERY, GRPC_EVERY = 100, 6

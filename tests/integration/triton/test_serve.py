@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.triton import python_model, quiet_ports, serving
-from tests.triton_models import DOUBLES, TENSORS
+from tests.support.triton import python_model, quiet_ports, serving
+from tests.support.triton_models import DOUBLES, TENSORS
 from trtkit.cli.main import main
 from trtkit.deployment.triton.endpoints import Endpoints
 from trtkit.deployment.triton.local_server import LocalServer, ServeOptions

@@ -9,8 +9,8 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
-from tests.triton import python_model
-from tests.triton_models import DOUBLES, TENSORS
+from tests.support.triton import python_model
+from tests.support.triton_models import DOUBLES, TENSORS
 from trtkit.deployment.triton.endpoints import free_ports
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.served_llm import answers, generate, metric, stream, text, wait_until
-from tests.triton import serving
+from tests.support.served_llm import answers, generate, metric, stream, text, wait_until
+from tests.support.triton import serving
 from trtkit.builder.build import build_bundle
 from trtkit.cli.main import main
 from trtkit.config.load import load_config
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Ran
-    from tests.triton import Served
+    from tests.support.triton import Served
 
 pytestmark = pytest.mark.slow
 MODEL, SLOTS = "llama", 8

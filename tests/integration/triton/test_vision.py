@@ -17,9 +17,9 @@ import pytest
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from tests.deployments import LABELS, classifier
-from tests.served_vision import PROTOCOLS, ask, connect, executions, sample
-from tests.triton import serving
+from tests.support.deployments import LABELS, classifier
+from tests.support.served_vision import PROTOCOLS, ask, connect, executions, sample
+from tests.support.triton import serving
 from trtkit.inputs.images import decode_image, image_input
 from trtkit.runtime.model import open_model
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.conftest import Ran
-    from tests.triton import Served
+    from tests.support.triton import Served
 
     Trtkit = Callable[..., Ran]
 

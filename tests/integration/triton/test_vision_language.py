@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.served_llm import answers, generate
-from tests.tiny_vlm import VLMS, bundle_of, picture
-from tests.triton import serving
+from tests.support.served_llm import answers, generate
+from tests.support.tiny_vlm import VLMS, bundle_of, picture
+from tests.support.triton import serving
 from trtkit import LLM, SamplingParams
 from trtkit.cli.main import main
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-    from tests.triton import Served
+    from tests.support.triton import Served
 
 VLM, MODEL, NEW = VLMS["llava"], "llava", 6
 QUESTION = "What is in the picture?"

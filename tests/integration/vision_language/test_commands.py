@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.deployments import relist
-from tests.docs import DOCS, run_page
-from tests.tiny_chat import build as build_text_only
-from tests.tiny_vlm import VLMS, Reference, Vlm, build, bundle_of, folder_of, picture, tokenizer
+from tests.support.deployments import relist
+from tests.support.docs import DOCS, run_page
+from tests.support.tiny_chat import build as build_text_only
+from tests.support.tiny_vlm import VLMS, Reference, Vlm, build, bundle_of, folder_of, picture, tokenizer
 from trtkit import LLM
 from trtkit.builder import vision_language
 from trtkit.builder.vision_language import open_vision
@@ -117,7 +117,7 @@ def test_what_ends_a_build_shows_the_tower(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_bundle_in_16_bits_answers(trtkit: Run, tmp_path: Path, photos: list[Path]) -> None:
     """bf16 in both engines: as far as the reference executor rounds, an answer comes."""
-    from tests.tiny_vlm import build
+    from tests.support.tiny_vlm import build
 
     bundle = build(folder_of(QWEN), tmp_path, "precision=bf16")
     ran = trtkit("generate", bundle, "--prompt", "Hi", "--image", photos[0], *FLAGS, "--json")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny_vlm import MAX_PREFILL, VLMS, Reference, Vlm, bundle_of, model_of, picture
+from tests.support.tiny_vlm import MAX_PREFILL, VLMS, Reference, Vlm, bundle_of, model_of, picture
 from trtkit import LLM, SamplingParams
 from trtkit.inputs.vision_language import PreparedImage
 from trtkit.llm.engine import LookupProposer

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Idefics3Processor, InternVLProcessor, LlavaProcessor
 
-from tests.tiny_vlm import VLMS, Reference, Vlm, bundle_of, folder_of, picture, tokenizer
+from tests.support.tiny_vlm import VLMS, Reference, Vlm, bundle_of, folder_of, picture, tokenizer
 from trtkit import LLM, SamplingParams
 from trtkit.bundle.bundle import open_bundle
 

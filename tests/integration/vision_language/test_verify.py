@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tiny_vlm import LENGTH, VLMS, Vlm, bundle_of, folder_of, picture
+from tests.support.tiny_vlm import LENGTH, VLMS, Vlm, bundle_of, folder_of, picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable

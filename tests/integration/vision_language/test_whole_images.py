@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Gemma3Processor
 
-from tests.tiny_vlm import VLMS, Reference, bundle_of, folder_of, picture, tokenizer
+from tests.support.tiny_vlm import VLMS, Reference, bundle_of, folder_of, picture, tokenizer
 from trtkit import LLM, SamplingParams
 from trtkit.builder.vision_language import open_vision
 from trtkit.config.load import load_config

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.pages import Page, rows_with, svg
+from tests.support.pages import Page, rows_with, svg
 from trtkit.benchmarking import ceiling
 from trtkit.benchmarking.ceiling import largest_gaps, layer_times, median_seconds
 from trtkit.benchmarking.ceiling_report import MeasuredRates, PhaseLayers, PublishedRates

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.bench_reports import llm_report, timed, vision_report
+from tests.support.bench_reports import llm_report, timed, vision_report
 from tests.unit.benchmarking.clocks import VirtualClock
 from trtkit.benchmarking.contenders import Contender
 from trtkit.benchmarking.diff import diff_reports

@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from tests import models
+from tests.support import models
 from trtkit.builder.diagnose import advice_for, diagnose
 from trtkit.builder.jobs import DiagnoseRequest
 from trtkit.errors import UnsupportedOperatorsError

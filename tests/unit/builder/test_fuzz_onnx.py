@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, numpy_helper, parser
 
-from tests import models
-from tests.fuzz import byte_changes, message_changes, must_end
+from tests.support import models
+from tests.support.fuzz import byte_changes, message_changes, must_end
 from trtkit.builder.parseable import make_parseable
 from trtkit.builder.profiles import opt_shapes, resolve_profiles
 from trtkit.config.schema import ModelConfig, Source

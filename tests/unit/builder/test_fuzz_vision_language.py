@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fuzz import json_changes, must_end, text_of
-from tests.tiny_vlm import VLMS, folder_of, picture
+from tests.support.fuzz import json_changes, must_end, text_of
+from tests.support.tiny_vlm import VLMS, folder_of, picture
 from trtkit.builder.vision_language import open_vision
 from trtkit.config.load import load_config
 from trtkit.errors import GenerationError

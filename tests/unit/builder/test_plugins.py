@@ -11,8 +11,8 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 
-from tests import custom_op_models
-from tests.decoders import relative_rms, rtx
+from tests.support import custom_op_models
+from tests.support.decoders import relative_rms, rtx
 from trtkit.builder.jobs import PrepareRequest
 from trtkit.builder.plugins import register_plugins, uses_plugins
 from trtkit.builder.prepare import prepare

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import tiny_llm
-from tests.decoder_case import Case
-from tests.decoders import model_of
+from tests.support import tiny_llm
+from tests.support.decoder_case import Case
+from tests.support.decoders import model_of
 from trtkit.builder.presets import PRESETS, with_preset
 from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import find_model_config

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import tiny_llm
+from tests.support import tiny_llm
 from trtkit.builder.build import build_bundle
 from trtkit.builder.decoders import converted_bytes, open_decoder
 from trtkit.builder.room import BuildLoad, check_room, hybrid_load

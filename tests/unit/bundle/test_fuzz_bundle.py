@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.deployments import classifier
-from tests.fuzz import byte_changes, json_changes, must_end, text_of
+from tests.support.deployments import classifier
+from tests.support.fuzz import byte_changes, json_changes, must_end, text_of
 from trtkit.bundle.bundle import open_bundle
 from trtkit.cli.main import cli
 from trtkit.files import sha256_of

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.deployments import classifier
+from tests.support.deployments import classifier
 from trtkit.bundle.bundle import Bundle, open_bundle
 from trtkit.bundle.known import FILE, KnownRequest, list_known, read_all_known, read_known, write_known
 from trtkit.deployment.make_known import ensure_known

@@ -7,8 +7,8 @@ import onnx
 import pytest
 import yaml
 
-from tests import tiny_llm
-from tests.models import classifier
+from tests.support import tiny_llm
+from tests.support.models import classifier
 from trtkit.config import ModelConfig, load_config
 from trtkit.config.load import configs_folder, shipped_configs
 

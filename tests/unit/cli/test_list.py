@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from tests.models import classifier
+from tests.support.models import classifier
 from trtkit.config.load import shipped_configs
 
 if TYPE_CHECKING:

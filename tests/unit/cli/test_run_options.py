@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.models import classifier, save
+from tests.support.models import classifier, save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import models
+from tests.support import models
 from trtkit.cli.visible import answer, console, visible
 from trtkit.sources.package_file import install_line
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.fuzz import byte_changes, json_changes, must_end
+from tests.support.fuzz import byte_changes, json_changes, must_end
 from trtkit.config.load import load_config
 from trtkit.errors import ConfigError
 

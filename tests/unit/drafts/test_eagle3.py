@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.decoders import model_of, relative_rms, rtx
-from tests.eagle3 import Head, fields_of, save_head
-from tests.generation import case_of
+from tests.support.decoders import model_of, relative_rms, rtx
+from tests.support.eagle3 import Head, fields_of, save_head
+from tests.support.generation import case_of
 from trtkit.builder.speculators import open_speculator
 from trtkit.drafts.eagle3.network import build_network
 from trtkit.drafts.eagle3.reference import Eagle3Reference

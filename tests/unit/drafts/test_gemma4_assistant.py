@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.assistants import assistant, save_assistant
-from tests.decoder_case import SIZES, YARN_ROPE, case
-from tests.decoders import builds, model_of, relative_rms, rtx
+from tests.support.assistants import assistant, save_assistant
+from tests.support.decoder_case import SIZES, YARN_ROPE, case
+from tests.support.decoders import builds, model_of, relative_rms, rtx
 from trtkit.builder.speculators import open_speculator
 from trtkit.drafts.gemma4_assistant.reference import what_assistants_read
 from trtkit.dtypes import BF16, FP16, FP32
@@ -22,7 +22,7 @@ from trtkit.reference import Executor, read_layers
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
     from trtkit.dtypes import DType
 
 T = 24

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from transformers import Gemma4AssistantConfig
 
-from tests.assistants import assistant
-from tests.config_fields import REFUSALS, changed_configs
-from tests.decoders import model_of
-from tests.generation import case_of
+from tests.support.assistants import assistant
+from tests.support.config_fields import REFUSALS, changed_configs
+from tests.support.decoders import model_of
+from tests.support.generation import case_of
 from trtkit.drafts.gemma4_assistant.reference import new_assistant, what_assistants_read
 from trtkit.drafts.gemma4_assistant.spec import assistant_spec
 from trtkit.errors import TrtkitError

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.decoders import model_of, relative_rms, rtx
-from tests.generation import case_of
-from tests.medusa import save_medusa
+from tests.support.decoders import model_of, relative_rms, rtx
+from tests.support.generation import case_of
+from tests.support.medusa import save_medusa
 from trtkit.builder.speculators import open_speculator
 from trtkit.drafts.medusa.network import build_network
 from trtkit.drafts.medusa.reference import medusa_logits

@@ -1,4 +1,4 @@
-"""MTP modules against modules of transformers' layers (tests/mtp.py), wired as the authors' and vLLM's files do."""
+"""MTP modules against modules of transformers' layers (`support/mtp.py`), wired as the authors' and vLLM's files do."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.decoders import builds, model_of, relative_rms, rtx
-from tests.generation import case_of
-from tests.mtp import SIZES, Pair, new_pair, save
+from tests.support.decoders import builds, model_of, relative_rms, rtx
+from tests.support.generation import case_of
+from tests.support.mtp import SIZES, Pair, new_pair, save
 from trtkit.builder.speculators import open_speculator
 from trtkit.drafts.mtp.network import build_network
 from trtkit.dtypes import BF16, FP16, FP32, DType

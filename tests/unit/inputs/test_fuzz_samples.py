@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.fuzz import byte_changes, must_end
+from tests.support.fuzz import byte_changes, must_end
 from trtkit.errors import SourceError
 from trtkit.inputs import samples
 from trtkit.inputs.samples import read_npz

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 from PIL import Image
 
-from tests import models
+from tests.support import models
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import SourceError
 from trtkit.inputs.samples import (

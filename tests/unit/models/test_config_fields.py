@@ -11,17 +11,17 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.config_fields import REFUSALS, changed_configs, rewritten_configs
-from tests.decoder_cases import CASES
-from tests.decoders import model_of
 from tests.families import cases
+from tests.support.config_fields import REFUSALS, changed_configs, rewritten_configs
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import model_of
 from trtkit.errors import TrtkitError
 from trtkit.models.registry import decoder_spec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
     from trtkit.models.spec import DecoderSpec
 
 # Sizes of matrices: a checkpoint that has others is refused by its shapes.

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.covering import CACHED, SEEN, STEPPED, covering, in_covering_set_of, spec_of, values_of
-from tests.decoder_case import Case
-from tests.decoder_cases import CASES
-from tests.decoders import model_of
 from tests.selection import slow_unless
+from tests.support.covering import CACHED, SEEN, STEPPED, covering, in_covering_set_of, spec_of, values_of
+from tests.support.decoder_case import Case
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import model_of
 from trtkit.models.attention import AttentionSpec
 from trtkit.models.feed_forward import MlpSpec, MoeSpec, RoutingSpec
 from trtkit.models.spec import BlockSpec, DecoderSpec, HeadSpec
@@ -19,7 +19,7 @@ from trtkit.models.spec import BlockSpec, DecoderSpec, HeadSpec
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from tests.covering import Value
+    from tests.support.covering import Value
 
 
 @pytest.mark.parametrize("case", slow_unless(in_covering_set_of(CASES), CASES), ids=str)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
-from tests.config_fields import REFUSALS, changed_configs
-from tests.tiny_t5 import CONFIG
+from tests.support.config_fields import REFUSALS, changed_configs
+from tests.support.tiny_t5 import CONFIG
 from trtkit.errors import TrtkitError
 from trtkit.models.registry import decoder_spec
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.decoder_cases import CASES
-from tests.decoders import model_of
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import model_of
 from trtkit.errors import BundleError
 from trtkit.models.spec_file import SPEC, read_spec, write_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -8,10 +8,10 @@ import pytest
 import torch
 import transformers
 
-from tests.config_fields import REFUSALS, changed_configs
-from tests.hybrids import Case, model_of
 from tests.selection import slow_unless
-from tests.text_encoders import CASES, has_new_blocks_or_head
+from tests.support.config_fields import REFUSALS, changed_configs
+from tests.support.hybrids import Case, model_of
+from tests.support.text_encoders import CASES, has_new_blocks_or_head
 from trtkit.errors import TrtkitError
 from trtkit.models.hybrids.registry import hybrid_spec
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.decoders import rtx
+from tests.support.decoders import rtx
 from trtkit.errors import NetworkError, SourceError
 from trtkit.models.parallel import Grid, rank_spec
 from trtkit.models.registry import decoder_spec

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from tests import models
+from tests.support import models
 from trtkit.backends import Backend, load_backend
 from trtkit.errors import NetworkError
 from trtkit.network.describe import describe

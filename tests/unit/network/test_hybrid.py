@@ -10,7 +10,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from tests.decoders import rtx
+from tests.support.decoders import rtx
 from trtkit.dtypes import FP16, FP32
 from trtkit.errors import NetworkError
 from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, PartPort, Seam

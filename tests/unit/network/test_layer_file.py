@@ -1,6 +1,6 @@
 """A network's layers, written to a file and read from it, are the same layers; damaged files are refused.
 
-That they compute the same is tested with every family: `tests.decoders.Runner` runs what it has read from a file.
+That they compute the same is tested with every family: `support.decoders.Runner` runs what it has read from a file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.decoders import rtx, through_a_file
+from tests.support.decoders import rtx, through_a_file
 from trtkit.dtypes import BF16, FP4, FP8, FP16, FP32, INT4, DType
 from trtkit.errors import BundleError
 from trtkit.network.graph import Graph

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from tests.decoder_cases import CASES
+from tests.support.decoder_cases import CASES
 from tests.unit.models import test_published_configs as published
 from tests.unit.planning.planned import TINY_LLAMA, counted, published_counts, published_model, question
 from trtkit.backends import load_backend
@@ -23,7 +23,7 @@ from trtkit.planning.source import architectures
 from trtkit.planning.traffic import network_cost
 
 if TYPE_CHECKING:
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
     from trtkit.network.graph import Graph
     from trtkit.planning.counts import NetworkCounts, Point
 

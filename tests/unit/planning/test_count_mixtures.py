@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.decoder_cases import case
-from tests.decoders import T, model_of, rtx
+from tests.support.decoder_cases import case
+from tests.support.decoders import T, model_of, rtx
 from tests.unit.planning.planned import counted
 from trtkit.dtypes import FP16
 from trtkit.models.weights import find_weights

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import DOCS, run_page
+from tests.support.docs import DOCS, run_page
 from tests.unit.planning.planned import published_model
 from trtkit.planning.gpus import find_gpus
 from trtkit.report.tables import size_text

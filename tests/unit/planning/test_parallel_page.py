@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from tests.docs import DOCS
+from tests.support.docs import DOCS
 from tests.unit.planning.planned import question
 from trtkit.models.parallel import Grid
 from trtkit.planning.gpus import find_gpus

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.quantized_checkpoints import FORMATS, save_gpt2, save_llama
+from tests.support.quantized_checkpoints import FORMATS, save_gpt2, save_llama
 from tests.unit.planning.planned import TINY_LLAMA, counted
 from trtkit.backends import load_backend
 from trtkit.config.quantize import QuantizeOptions

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from tests.gloo import gloo_ranks
+from tests.support.gloo import gloo_ranks
 from trtkit.errors import RankError
 from trtkit.reference import Executor, Options, ThreadGroup, read_layers, run_ranks
 from trtkit.reference.ranks import gloo_group

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.bench_reports import llm_report, timed, vision_report
-from tests.pages import Page, rows_with, svg
+from tests.support.bench_reports import llm_report, timed, vision_report
+from tests.support.pages import Page, rows_with, svg
 from trtkit.benchmarking.metrics import RequestTimes
 from trtkit.benchmarking.report import Ratio
 from trtkit.report.benchmark import html_report

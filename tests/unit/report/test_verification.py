@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from tests import reports
-from tests.pages import Page, rows_with, svg
-from tests.reports import layer
+from tests.support import reports
+from tests.support.pages import Page, rows_with, svg
+from tests.support.reports import layer
 from trtkit.report.page import PageOrigin
 from trtkit.report.verification import html_report
 from trtkit.runtime.tasks.answers import Box

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests import models
+from tests.support import models
 from trtkit.errors import BundleError, ExecutionError
 from trtkit.jobs.runner import new_runner
 from trtkit.runtime.model import open_model

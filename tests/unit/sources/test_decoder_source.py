@@ -21,8 +21,8 @@ from transformers import (
     LlavaForConditionalGeneration,
 )
 
-from tests.decoder_cases import CASES
-from tests.decoders import model_of
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import model_of
 from trtkit.errors import SourceError
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
 
 VISION = {
     "hidden_size": 16,

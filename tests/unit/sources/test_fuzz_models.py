@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests.decoder_cases import CASES
-from tests.fuzz import byte_changes, json_changes, must_end, text_of
-from tests.hybrids import CASES as HYBRIDS
+from tests.support.decoder_cases import CASES
+from tests.support.fuzz import byte_changes, json_changes, must_end, text_of
+from tests.support.hybrids import CASES as HYBRIDS
 from tests.unit.sources.gguf.write_gguf import tiny
 from trtkit.errors import TrtkitError
 from trtkit.models.hybrids.registry import HybridOptions, hybrid_spec
@@ -66,7 +66,7 @@ def test_changed_fields_of_a_decoder(case: Any) -> None:
 
 
 def test_every_field_with_every_wrong_value() -> None:
-    from tests.fuzz import WRONG
+    from tests.support.fuzz import WRONG
 
     for name in LLAMA:
         for value in WRONG:

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from tests import models
+from tests.support import models
 from trtkit.errors import SourceError
 from trtkit.sources.onnx_file import external_files, read_graph, read_model
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import pytest
 
-from tests import models
-from tests.models import exported_by_ultralytics
+from tests.support import models
+from tests.support.models import exported_by_ultralytics
 from trtkit.config.schema import ModelConfig
 from trtkit.resolve import resolve
 from trtkit.sources.onnx_file import metadata
@@ -17,7 +17,7 @@ from trtkit.sources.onnx_file import metadata
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.models import Dim
+    from tests.support.models import Dim
 
 LETTERBOX = {"resize": {"letterbox": [64, 64]}}
 PEOPLE = {"task": "pose", "names": "{0: 'person'}", "kpt_shape": "[17, 3]"}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import models
+from tests.support import models
 from trtkit.config.task import Task
 from trtkit.verification.answers import agreement
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from tests import models, reports
+from tests.support import models, reports
 from trtkit.backends import load_backend
 from trtkit.builder.stages import OnnxFile, PreparedStage
 from trtkit.config.schema import ModelConfig

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from tests import models
+from tests.support import models
 from trtkit.backends import load_backend
 from trtkit.network.layer_graph import read_layers
 from trtkit.network.onnx.parse import parse_onnx

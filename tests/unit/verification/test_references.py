@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests import models
+from tests.support import models
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import SourceError
 from trtkit.sources.digest import digest_source

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import replace
 
-from tests.reports import layer, output, report
+from tests.support.reports import layer, output, report
 from trtkit.jobs.json_form import from_json, to_json
 from trtkit.verification.report import (
     Comparison,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests import reports
-from tests.reports import output
+from tests.support import reports
+from tests.support.reports import output
 from trtkit.verification.compare import compare, limits_of
 from trtkit.verification.report import Output
 from trtkit.verification.signal import hollow_outputs, spread, unreal_reason

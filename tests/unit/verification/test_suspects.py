@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from tests import reports
+from tests.support import reports
 from trtkit.config.schema import ModelConfig
 from trtkit.verification.fix import config_yaml, suspects
 

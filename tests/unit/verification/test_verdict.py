@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.reports import output, report
+from tests.support.reports import output, report
 from trtkit.verification.report import (
     Agreement,
     BundleNetwork,

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("dynamo.common.backend")
 
-from tests.generation import LENGTH, PAGE_TOKENS, SLOTS, caches_of, engine, run, settings
+from tests.support.generation import LENGTH, PAGE_TOKENS, SLOTS, caches_of, engine, run, settings
 from trtkit.deployment.dynamo.cache_events import CacheEvents, load_of
 from trtkit.llm.engine import Request
 

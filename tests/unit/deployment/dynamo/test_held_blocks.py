@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.generation import SLOTS, engine, settings
+from tests.support.generation import SLOTS, engine, settings
 from trtkit.deployment.dynamo.cache_events import Event, HeldBlocks, HeldPages
 from trtkit.llm.cache import PageChange
 from trtkit.llm.engine import Request

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.deployments import as_tensorrt, build, classifier
-from tests.hybrids import case_of, saved
+from tests.support.deployments import as_tensorrt, build, classifier
+from tests.support.hybrids import case_of, saved
 from trtkit.bundle.bundle import open_bundle
 from trtkit.deployment.triton.model_config import config_text, read_config, versions
 from trtkit.deployment.triton.options import DeployOptions, read_options

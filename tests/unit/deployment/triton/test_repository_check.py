@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.triton import python_model
+from tests.support.triton import python_model
 from trtkit.deployment.triton.repository_check import check_repository, needed_flags, read_repository, remove_bytecode
 from trtkit.deployment.triton.server_files import ServerFiles
 from trtkit.errors import DeployError, ProblemsError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.generation import SLOTS, Asked, alone, answer, engine, is_clean, run, settings
+from tests.support.generation import SLOTS, Asked, alone, answer, engine, is_clean, run, settings
 from trtkit.errors import ExecutionError
 from trtkit.llm.cache.imports import Imports
 from trtkit.llm.engine import Request

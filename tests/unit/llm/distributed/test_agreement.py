@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.gloo import gloo_groups, gloo_ranks
+from tests.support.gloo import gloo_groups, gloo_ranks
 from trtkit.errors import RankError
 from trtkit.llm.distributed.agreement import check_values
 from trtkit.llm.distributed.channel import Channel

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.gloo import gloo_groups
+from tests.support.gloo import gloo_groups
 from trtkit.llm.distributed.channel import Channel
 from trtkit.llm.distributed.messages import CallReader, CallWriter, Message
 from trtkit.llm.execution import Call

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.generation import engine
+from tests.support.generation import engine
 from trtkit.llm.soft_tokens import SoftTokens
 
 

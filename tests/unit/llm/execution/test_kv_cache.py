@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.decoders import builds, graph_of, model_of
-from tests.generation import LENGTH, case_of, decoder
+from tests.support.decoders import builds, graph_of, model_of
+from tests.support.generation import LENGTH, case_of, decoder
 from trtkit.dtypes import FP16, FP32
 from trtkit.errors import ExecutionError
 from trtkit.llm.execution import CacheForm, Call, DecoderNetwork, KvCache, ReferenceDecoder, SavedSequence

@@ -6,7 +6,7 @@ import onnx.reference
 import pytest
 from onnx import helper
 
-from tests import models
+from tests.support import models
 from trtkit.errors import ConfigError
 from trtkit.network.onnx.autocast import cast_io, random_inputs, select_nodes
 from trtkit.network.onnx.io import graph_inputs, graph_outputs

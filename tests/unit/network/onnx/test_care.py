@@ -7,7 +7,7 @@ import pytest
 import torch
 from onnx import helper
 
-from tests import models
+from tests.support import models
 from trtkit.errors import SourceError
 from trtkit.network.onnx import care
 from trtkit.network.onnx.io import OnnxTensorSpec, graph_inputs

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from tests import custom_op_models
+from tests.support import custom_op_models
 from trtkit.errors import UnsupportedOperatorsError
 from trtkit.network.onnx import custom_ops, function
 

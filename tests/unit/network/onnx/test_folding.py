@@ -14,7 +14,7 @@ import onnxslim
 import pytest
 from onnx import helper
 
-from tests import models
+from tests.support import models
 from trtkit.network.onnx.folding import correct_outputs, fold_constants, run_sample
 from trtkit.network.onnx.io import graph_inputs, graph_outputs
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
-from tests.onnx_oracle import session
+from tests.support.onnx_oracle import session
 from trtkit.dtypes import BF16, BOOL, DTYPES, FP32, INT8, DType
 from trtkit.errors import ProblemsError
 from trtkit.network.layer_graph import LayerGraph, LayerNode, LayerWeights, TensorSpec

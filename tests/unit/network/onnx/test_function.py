@@ -6,7 +6,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from tests import models
+from tests.support import models
 from trtkit.errors import SourceError
 from trtkit.network.onnx.function import check_size
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import helper, numpy_helper
 
-from tests import custom_op_models
+from tests.support import custom_op_models
 from trtkit.network.onnx import custom_ops
 from trtkit.network.onnx.plugins import use_plugins
 

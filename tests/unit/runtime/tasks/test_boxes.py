@@ -12,7 +12,7 @@ import torch
 from onnx import helper
 from transformers import DetrImageProcessorPil, RTDetrImageProcessorPil
 
-from tests import models
+from tests.support import models
 from trtkit.runtime.tasks.boxes import BoxLimits, Detections, read_queries, read_rows, strongest, suppress
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import models
+from tests.support import models
 from trtkit.errors import SourceError
 from trtkit.runtime.tasks import ctc_characters, ctc_text, top_classes
 from trtkit.runtime.tasks.classes import metadata_labels

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fuzz import byte_changes, json_changes, must_end, text_of
+from tests.support.fuzz import byte_changes, json_changes, must_end, text_of
 from tests.unit.runtime.text.tokenizers import CHATML, byte_level
 from trtkit.errors import GenerationError
 from trtkit.runtime.text import open_tokenizer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import tiny_llm
+from tests.support import tiny_llm
 from trtkit.errors import GenerationError
 from trtkit.runtime.text import open_tokenizer, trial
 

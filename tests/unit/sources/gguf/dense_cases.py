@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.decoder_case import MPT_SIZES, YARN_ROPE, Case
+from tests.support.decoder_case import MPT_SIZES, YARN_ROPE, Case
 from tests.unit.sources.gguf.stored_cases import (
     BY_NAME,
     LOCAL,
@@ -75,7 +75,7 @@ def olmo3_keys(writer: Writer) -> None:
 
 def apertus_keys(model_case: Case) -> Callable[[Writer], None]:
     """Return what adds the activation's numbers: those of the model."""
-    from tests.decoders import model_of
+    from tests.support.decoders import model_of
 
     def add(writer: Writer) -> None:
         adders = {

@@ -19,7 +19,7 @@ from tests.unit.sources.gguf.stored_cases import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
 
 
 def lfm2_keys(writer: Writer) -> None:

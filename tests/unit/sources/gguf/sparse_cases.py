@@ -5,7 +5,7 @@ from __future__ import annotations
 import gguf
 import numpy as np
 
-from tests.decoder_case import YARN_ROPE
+from tests.support.decoder_case import YARN_ROPE
 from tests.unit.sources.gguf.stored_cases import (
     BY_NAME,
     LOCAL,

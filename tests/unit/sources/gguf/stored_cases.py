@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 
-from tests.decoder_case import EXPERTS, LONG_ROPE, NO_HEAD_DIM, ROUTED, Case, case
-from tests.decoder_cases import CASES
+from tests.support.decoder_case import EXPERTS, LONG_ROPE, NO_HEAD_DIM, ROUTED, Case, case
+from tests.support.decoder_cases import CASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

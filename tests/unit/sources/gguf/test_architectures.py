@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.decoders import Runner, T, model_of, relative_rms, rtx
+from tests.support.decoders import Runner, T, model_of, relative_rms, rtx
 from tests.unit.sources.gguf.dense_cases import DENSE_STORED
 from tests.unit.sources.gguf.recurrent_cases import FOLDED, OLDER_DELTA, RECURRENT_STORED, lfm2_keys
 from tests.unit.sources.gguf.sparse_cases import ALIKE, OLDER_LATENT, SPARSE_STORED
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
     from trtkit.sources.decoder_source import DecoderSource
 
 Stored = tuple[str, "Case", "Callable[[Writer], None]"]

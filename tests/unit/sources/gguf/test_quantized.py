@@ -12,8 +12,8 @@ import torch
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
-from tests.decoder_case import GPT2_SIZES, NO_GROUPS, Case, case
-from tests.decoders import Model, Runner, T, builds, model_of, relative_rms, rtx
+from tests.support.decoder_case import GPT2_SIZES, NO_GROUPS, Case, case
+from tests.support.decoders import Model, Runner, T, builds, model_of, relative_rms, rtx
 from tests.unit.sources.gguf.dense_cases import falcon_keys
 from tests.unit.sources.gguf.recurrent_cases import qwen35_keys
 from tests.unit.sources.gguf.sparse_cases import granite_shared_keys

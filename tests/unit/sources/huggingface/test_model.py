@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from tests import tiny_llm
-from tests.tiny_vlm import VLMS, folder_of, model_of
+from tests.support import tiny_llm
+from tests.support.tiny_vlm import VLMS, folder_of, model_of
 from trtkit.errors import SourceError
 from trtkit.sources.checkpoint import Checkpoint
 from trtkit.sources.decoder_source import open_hf_folder

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitNetConfig, BitNetForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.integrations.bitnet import pack_weights
 
-from tests.decoders import Runner, T, builds, rtx
+from tests.support.decoders import Runner, T, builds, rtx
 from trtkit.dtypes import FP16, FP32
 from trtkit.errors import TrtkitError
 from trtkit.models.registry import decoder_spec

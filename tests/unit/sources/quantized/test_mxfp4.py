@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import _convert_moe_packed_tensors
 
-from tests.decoders import Runner, T, builds, relative_rms, rtx
+from tests.support.decoders import Runner, T, builds, relative_rms, rtx
 from trtkit.dtypes import BF16, FP32
 from trtkit.errors import ProblemsError, SourceError
 from trtkit.models.registry import decoder_spec

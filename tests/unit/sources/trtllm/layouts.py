@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.decoders import Model
+    from tests.support.decoders import Model
 
 Arrays = dict[str, np.ndarray]
 Names = dict[str, str]

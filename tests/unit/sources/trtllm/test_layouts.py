@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests.decoder_case import LONG_ROPE, Case
-from tests.decoders import Model, model_of
+from tests.support.decoder_case import LONG_ROPE, Case
+from tests.support.decoders import Model, model_of
 from tests.unit.sources.gguf.stored_cases import BY_NAME, changed
 from tests.unit.sources.gguf.test_architectures import IDS, check_logits
 from tests.unit.sources.trtllm.layouts import BLOOM, GPT, MIXTURE, NEOX, OPT, PHI, PLAIN, ROTARY, Layout, write_trtllm

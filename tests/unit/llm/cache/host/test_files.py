@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cache_files import IDENTITY, LIMIT, block, key_of
+from tests.support.cache_files import IDENTITY, LIMIT, block, key_of
 from trtkit.errors import RequestError
 from trtkit.llm.cache.host import FileTier
 
@@ -118,7 +118,9 @@ def test_a_writer_killed_at_any_moment_leaves_valid_files(kills: int, tmp_path: 
     for run in range(kills):
         first = 1000 * run
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cache_files", str(tmp_path), str(first)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.support.cache_files", str(tmp_path), str(first)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert process.stdout is not None
         process.stdout.readline()

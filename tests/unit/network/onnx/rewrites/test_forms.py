@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests import models
+from tests.support import models
 from tests.unit.network.onnx.rewrites.ways import assert_all_agree, in_tensorrt
 from trtkit.errors import UnsupportedOperatorsError
 from trtkit.network.onnx import function

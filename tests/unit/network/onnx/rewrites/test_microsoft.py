@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from tests import models
+from tests.support import models
 from tests.unit.network.onnx.rewrites.ways import Arrays, assert_all_agree
 from trtkit.errors import UnsupportedOperatorsError
 from trtkit.network.onnx.rewrites import rewrite

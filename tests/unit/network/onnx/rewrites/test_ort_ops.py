@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from onnx import helper
 
-from tests import models
+from tests.support import models
 from tests.unit.network.onnx.rewrites.ways import assert_all_agree, random_bytes, random_weights, scalars
 from trtkit.errors import UnsupportedOperatorsError
 from trtkit.network.onnx.rewrites import rewrite

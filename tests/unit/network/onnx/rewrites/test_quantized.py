@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from tests import models
+from tests.support import models
 from tests.unit.network.onnx.rewrites.ways import (
     RANDOM,
     Arrays,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime
 
-from tests import models
+from tests.support import models
 from trtkit.backends import load_backend
 from trtkit.network.onnx.rewrites import rewrite
 from trtkit.reference import Executor, read_layers, to_array

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from transformers import Gemma4AssistantConfig, Gemma4ForCausalLM, Gemma4TextConfig
 
-from tests import tiny_llm
-from tests.decoder_case import SIZES
-from tests.decoders import model_of, rtx
-from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS, case_of
+from tests.support import tiny_llm
+from tests.support.decoder_case import SIZES
+from tests.support.decoders import model_of, rtx
+from tests.support.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS, case_of
 from trtkit.builder.speculators import open_speculator
 from trtkit.drafts.gemma4_assistant.reference import new_assistant
 from trtkit.dtypes import FP32

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests import tiny_chat
-from tests.decoder_case import SIZES
-from tests.medusa import save_random
+from tests.support import tiny_chat
+from tests.support.decoder_case import SIZES
+from tests.support.medusa import save_random
 from tests.unit.runtime.text.tokenizers import byte_level
 from trtkit import LLM, SamplingParams
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from tests.decoders import Model, Runner, T, rtx
+from tests.support.decoders import Model, Runner, T, rtx
 from trtkit.dtypes import FP32, DType
 from trtkit.models.parallel import Grid, rank_spec
 from trtkit.models.rank_weights import RankWeights

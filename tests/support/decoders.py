@@ -38,7 +38,7 @@ from trtkit.verification.bundle_networks import first_difference
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
     from trtkit.llm.execution import DecoderNetwork
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.layer_graph import LayerGraph

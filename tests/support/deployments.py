@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tests import models
+from tests.support import models
 from trtkit.cli.main import main
 from trtkit.files import sha256_of
 

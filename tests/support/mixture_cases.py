@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.decoder_case import ALPHA_ROPE, LLAMA3_ROPE, YARN_ROPE, case
+from tests.support.decoder_case import ALPHA_ROPE, LLAMA3_ROPE, YARN_ROPE, case
 
 OSS = {"num_local_experts": 5, "num_experts_per_tok": 2, "swiglu_limit": 0.9, "sliding_window": 7}
 HUNYUAN = {"rope_parameters": {"rope_theta": 10.0, **ALPHA_ROPE}}

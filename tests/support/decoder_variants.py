@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.decoder_case import YARN_ROPE
-from tests.decoder_cases import CASES
-from tests.decoders import executor_of, model_of, relative_rms
+from tests.support.decoder_case import YARN_ROPE
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import executor_of, model_of, relative_rms
 from trtkit.dtypes import FP32
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
 
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}

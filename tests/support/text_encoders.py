@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tests.decoders import rtx
-from tests.hybrids import Case, Hybrid
+from tests.support.decoders import rtx
+from tests.support.hybrids import Case, Hybrid
 from trtkit.builder.hybrids import open_hybrid
 from trtkit.builder.jobs import PrepareRequest
 from trtkit.builder.prepare import prepare

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.errors import StrictDataclassError
 
-from tests.decoder_case import LLAMA3_ROPE
+from tests.support.decoder_case import LLAMA3_ROPE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import torch
 
-from tests.decoders import relative_rms
+from tests.support.decoders import relative_rms
 from trtkit.network.onnx.from_layers import onnx_model
 
 if TYPE_CHECKING:

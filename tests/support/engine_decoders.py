@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
     from trtkit.llm.execution import DecoderExecution
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 def config_of(case: Case, folder: Path, precision: str = "fp32", **options: Any) -> ModelConfig:
     """Return the config of a family's tiny model, which is saved below `folder`. options: of `llm`."""
-    from tests import tiny_llm
-    from tests.decoders import model_of
+    from tests.support import tiny_llm
+    from tests.support.decoders import model_of
     from trtkit.config.schema import ModelConfig
 
     model_of(case).hf.save_pretrained(folder / "model")

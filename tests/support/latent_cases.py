@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.decoder_case import LATENT, LATENT_YARN, NO_HEAD_DIM, ROUTED, case
+from tests.support.decoder_case import LATENT, LATENT_YARN, NO_HEAD_DIM, ROUTED, case
 
 LATENT_CASES = [
     case("minicpm3", "minicpm3", *NO_HEAD_DIM, **LATENT, scale_emb=3, scale_depth=1.2, dim_model_base=16),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.decoder_case import (
+from tests.support.decoder_case import (
     ALPHA_ROPE,
     EXPERTS,
     GPT2_SIZES,
@@ -22,11 +22,11 @@ from tests.decoder_case import (
     Case,
     case,
 )
-from tests.derived_cases import DERIVED_CASES
-from tests.gemma_cases import GEMMA_CASES
-from tests.latent_cases import LATENT_CASES
-from tests.mixture_cases import MIXTURE_CASES
-from tests.recurrent_cases import RECURRENT
+from tests.support.derived_cases import DERIVED_CASES
+from tests.support.gemma_cases import GEMMA_CASES
+from tests.support.latent_cases import LATENT_CASES
+from tests.support.mixture_cases import MIXTURE_CASES
+from tests.support.recurrent_cases import RECURRENT
 
 # transformers 5.23 adds ALiBi twice in its eager attention: to the scores, and to the mask.
 FALCON_ALIBI = replace(

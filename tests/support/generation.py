@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tests.decoder_cases import CASES
-from tests.decoders import graph_of, model_of
+from tests.support.decoder_cases import CASES
+from tests.support.decoders import graph_of, model_of
 from trtkit.dtypes import FP32
 from trtkit.llm.engine import EngineOptions, Finished, LLMEngine, Request
 from trtkit.llm.execution import DecoderNetwork, ReferenceDecoder
@@ -21,7 +21,7 @@ from trtkit.network.decoder_options import DecoderOptions
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
 
 LENGTH = 64
 MAX_PREFILL = 16

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.decoder_case import EXPERTS, GRANITE, LLAMA3_ROPE, NO_HEAD_DIM, ROUTED, SCALED, YARN_ROPE, case
+from tests.support.decoder_case import EXPERTS, GRANITE, LLAMA3_ROPE, NO_HEAD_DIM, ROUTED, SCALED, YARN_ROPE, case
 
 DERIVED_CASES = [
     case(

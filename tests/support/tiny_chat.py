@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig
 
-from tests.decoder_case import SIZES, Case
-from tests.decoders import model_of
+from tests.support.decoder_case import SIZES, Case
+from tests.support.decoders import model_of
 from tests.unit.runtime.text.tokenizers import CHATML, byte_level
 from trtkit.builder.build import build_bundle
 from trtkit.config.load import load_config

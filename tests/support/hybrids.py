@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers.utils import logging as transformers_logging
 
-from tests.decoders import rtx, through_a_file
+from tests.support.decoders import rtx, through_a_file
 from trtkit.builder.hybrids import open_hybrid
 from trtkit.builder.jobs import PrepareRequest
 from trtkit.builder.prepare import prepare

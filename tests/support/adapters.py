@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from tests.decoders import model_of
+from tests.support.decoders import model_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
 
 
 def save_base(folder: Path, case: Case) -> Path:

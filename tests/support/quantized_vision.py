@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
-from tests import models
+from tests.support import models
 from trtkit.backends import load_backend
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, constants_from_onnx, read_layers, to_array

@@ -20,7 +20,7 @@ from trtkit.sources.huggingface import auto_classes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from tests.decoder_case import Case
+    from tests.support.decoder_case import Case
     from trtkit.models.spec import DecoderSpec
 
 Value = tuple[str, str, object]

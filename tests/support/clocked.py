@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.generation import PAGE_TOKENS, case_of, network_of
+from tests.support.generation import PAGE_TOKENS, case_of, network_of
 from trtkit.llm.engine import EngineOptions, LLMEngine
 from trtkit.llm.execution import ReferenceDecoder
 from trtkit.llm.execution.pool_size import PoolSize

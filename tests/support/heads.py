@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from tests.decoders import model_of, rtx
-from tests.eagle3 import Head, fields_of, save_head
-from tests.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS, case_of
-from tests.medusa import save_random
+from tests.support.decoders import model_of, rtx
+from tests.support.eagle3 import Head, fields_of, save_head
+from tests.support.generation import LENGTH, MAX_PREFILL, PAGE_TOKENS, case_of
+from tests.support.medusa import save_random
 from trtkit.builder.speculators import open_speculator
 from trtkit.dtypes import FP32
 from trtkit.llm.execution import DecoderNetwork, ReferenceDecoder

@@ -13,7 +13,7 @@ from tritonclient.utils import np_to_triton_dtype
 from trtkit.sources.package_file import resolve
 
 if TYPE_CHECKING:
-    from tests.triton import Served
+    from tests.support.triton import Served
 
 TIMEOUT_S = 120.0
 PROTOCOLS = ["http", "grpc"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.decoder_case import case
+from tests.support.decoder_case import case
 
 GEMMA_CASES = [
     case(

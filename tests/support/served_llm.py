@@ -17,7 +17,7 @@ from tritonclient.utils import np_to_triton_dtype
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.triton import Served
+    from tests.support.triton import Served
 
 TIMEOUT_S = 120
 # The chat model of the server that tests share, and what it is asked.
