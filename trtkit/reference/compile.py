@@ -15,6 +15,7 @@ from trtkit.reference.constant_matrices import joined_products
 from trtkit.reference.control_flow import Construct, conditional_op, live_nodes, loop_op, outermost
 from trtkit.reference.layer import CompileSettings, Layer, Lowered, Op
 from trtkit.reference.layers import LOWERINGS, OWNING
+from trtkit.reference.layers.product import constant_products
 from trtkit.reference.program import Instruction, Program, failed, with_frees
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ class Compiler:
             raise ExecutionError(
                 f"layer type {node.kind} is not known to the reference executor", node.name or "unnamed layer"
             )
-        op = lowering(layer)
+        matrices = self.matrices.get(node)
+        op = lowering(layer) if matrices is None else constant_products(layer, matrices)
         lowered = op if isinstance(op, Lowered) else Lowered(op)
         return lowered if self._is_on_cpu else self._on_device(node, lowered.run)
 
@@ -174,7 +176,6 @@ class Compiler:
             tuple(self.known.get(slot) for slot in node.inputs),
             tuple(self._held.get(slot) for slot in node.inputs),
             settings,
-            self.matrices.get(node, ()),
         )
 
     def _is_host(self, node: LayerNode) -> bool:

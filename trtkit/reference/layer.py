@@ -15,7 +15,6 @@ from trtkit.network.layer_view import LayerView
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
     from trtkit.network.layer_graph import LayerWeights, TensorSpec
-    from trtkit.reference.constant_matrices import ConstantMatrix
     from trtkit.reference.precision import Precision
     from trtkit.reference.ranks import Rank
 
@@ -97,7 +96,6 @@ class Layer(LayerView):
     inputs: None if an optional input is left out.
     known: values of the inputs that are the same in every run, None for the others.
     held: the weights of which an input is the value, None for what is computed.
-    matrices: the constants that a product multiplies by, side by side; none if they are an input.
     """
 
     inputs: tuple[TensorSpec | None, ...]
@@ -105,7 +103,6 @@ class Layer(LayerView):
     known: tuple[Tensor | None, ...]
     held: tuple[LayerWeights | None, ...]
     settings: CompileSettings
-    matrices: tuple[ConstantMatrix, ...] = ()
 
     @property
     def kind(self) -> str:

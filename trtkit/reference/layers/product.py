@@ -32,10 +32,7 @@ Product = Callable[[Tensor], Tensor]
 def matrix_multiply(layer: Layer) -> Lowered:
     """Multiply collections of matrices or vectors, transposed where the layer says so."""
     left, right = layer.option("op0"), layer.option("op1")
-    dtype = layer.input_dtype()
-    multiply = torch.matmul if layer.precision.accumulation(dtype) == dtype else summed_in_fp32
-    if layer.matrices:
-        return _constant_products(layer.matrices, multiply)
+    multiply = _multiplication(layer)
 
     def run(a: Tensor, b: Tensor) -> Tensor:
         a = a.mT if left == "TRANSPOSE" else a.unsqueeze(-2) if left == "VECTOR" else a
@@ -45,6 +42,12 @@ def matrix_multiply(layer: Layer) -> Lowered:
         return y.squeeze(-2 if right != "VECTOR" else -1) if left == "VECTOR" else y
 
     return Lowered(run)
+
+
+def _multiplication(layer: Layer) -> Op:
+    """Return torch's product, or one that sums in the type that the layer's are summed in."""
+    dtype = layer.input_dtype()
+    return torch.matmul if layer.precision.accumulation(dtype) == dtype else summed_in_fp32
 
 
 def _as_one_matrix(b: Tensor) -> Tensor:
@@ -72,11 +75,12 @@ def _torch_sums_in_fp32() -> bool:
     return all(bool((product == 2048).all()) for product in products)
 
 
-def _constant_products(matrices: Sequence[ConstantMatrix], multiply: Op) -> Lowered:
+def constant_products(layer: Layer, matrices: Sequence[ConstantMatrix]) -> Lowered:
     """Return the product with constant matrices, an output for each.
 
     Weights are packed when the product first runs; their own memory is then given back if it is mapped from a file.
     """
+    multiply = _multiplication(layer)
     sizes, packed = [matrix.outputs for matrix in matrices], list[Product]()
 
     def split(y: Tensor) -> Tensor | tuple[Tensor, ...]:
