@@ -37,7 +37,7 @@ def matrix_multiply(layer: Layer) -> Lowered:
     def run(a: Tensor, b: Tensor) -> Tensor:
         a = a.mT if left == "TRANSPOSE" else a.unsqueeze(-2) if left == "VECTOR" else a
         b = b.mT if right == "TRANSPOSE" else b.unsqueeze(-1) if right == "VECTOR" else b
-        y = multiply(a, _as_one_matrix(b) if 2 < b.dim() <= a.dim() else b)
+        y: Tensor = multiply(a, _as_one_matrix(b) if 2 < b.dim() <= a.dim() else b)
         y = y.squeeze(-1) if right == "VECTOR" else y
         return y.squeeze(-2 if right != "VECTOR" else -1) if left == "VECTOR" else y
 
