@@ -11,13 +11,11 @@ from tests.support.decoder_case import LLAMA3_ROPE, YARN_ROPE
 from tests.support.decoder_cases import CASES
 from tests.support.decoder_variants import TIED, UNTIED, error_of_logits
 from tests.support.decoders import graph_of, model_of
-from trtkit.config.quantize import QuantizeOptions
 from trtkit.dtypes import FP16
 from trtkit.errors import ConfigError, NetworkError, TrtkitError
 from trtkit.models.parallel import Grid, check_grid
 from trtkit.models.registry import decoder_spec
 from trtkit.network.decoder_options import DecoderOptions
-from trtkit.quantization.llm.choice import choose
 
 SLIDING, FULL = ["sliding_attention"], ["full_attention"]
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}
@@ -83,10 +81,8 @@ def test_layers_that_read_others_caches_have_none() -> None:
     assert model.spec.cached_elements == 5 * 2 * 2 * 8 + 2 * 2 * 12
 
 
-def test_quantized_caches_pipelines_and_embeddings_as_input_are_refused() -> None:
+def test_pipelines_and_embeddings_as_input_are_refused() -> None:
     model = model_of(BY_NAME["gemma4"])
-    with pytest.raises(ConfigError, match="a KV cache that several layers read cannot be quantized"):
-        choose(model.spec, QuantizeOptions(method="int8_wo", kv_cache="int8"))
     with pytest.raises(ConfigError, match="read vectors of the first stage, and caches of other layers"):
         check_grid(model.spec, Grid(pipeline=2), "config.json")
     with pytest.raises(NetworkError, match="embeddings as input do not say which tokens they are"):

@@ -103,8 +103,8 @@ def test_layers_are_drawn_below_what_they_read_and_never_on_each_other() -> None
     ("words", "text"),
     [
         (("m.yaml", "--fusion"), "--fusion needs a bundle: only an engine has kernels"),
-        (("b", "--html", "page.html"), "--html and --measured go with --fusion"),
-        (("b", "--fusion", "--measured", "m.yaml"), "--measured goes with --html"),
+        (("b", "--html", "page.html", "--measured", "m.yaml"), "--measured goes with --fusion and --html"),
+        (("b", "--fusion", "--measured", "m.yaml"), "--measured goes with --fusion and --html"),
         (("b", "--fusion", "--html", "p.html", "--measured", "m.yaml"), "--measured: m.yaml cannot be read"),
         (("b", "--fusion", "--html", "p.html", "--measured", "b/manifest.json"), "is not a report with layers"),
         (("b", "--fusion", "--html", "p.html", "--measured", "odd.json"), "is not a report with layers"),

@@ -155,7 +155,10 @@ class Answered:
 def answer_pictures(
     bundle: Bundle, run: Run, items: Iterable[object], options: PredictOptions = PredictOptions()
 ) -> Iterator[Answered]:
-    """Yield each picture with its answer, in order. items: as for `read_pictures`. Raises SourceError."""
+    """Yield each picture with its answer, in order. items: as for `read_pictures`.
+
+    Raises SourceError, and RequestError for options, before the first picture is read.
+    """
     predictor = open_predictor(bundle, run, options)
     running: deque[Picture] = deque()
 
@@ -164,9 +167,12 @@ def answer_pictures(
             running.append(picture)
             yield picture.image
 
-    for answer in predictor(images()):
-        picture = running.popleft()
-        yield Answered(picture.name, answer, picture)
+    def answered() -> Iterator[Answered]:
+        for answer in predictor(images()):
+            picture = running.popleft()
+            yield Answered(picture.name, answer, picture)
+
+    return answered()
 
 
 def answer_files(bundle: Bundle, run: Run, files: Sequence[Path], options: PredictOptions) -> Iterator[Answered]:
