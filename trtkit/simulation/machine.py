@@ -54,13 +54,14 @@ class RooflineTimes:
 
     def decode_lines(self, batch: int) -> tuple[Line, Line]:
         """Return the lines of memory and of compute; see StepTimes. Both are exact: counts are linear in the length."""
-        if batch not in self._lines:
+        lines = self._lines.get(batch)
+        if lines is None:
             low, high = (floor(self.counts, (batch, 1, length), self.gpu) for length in (1, 1025))
-            self._lines[batch] = (
+            lines = self._lines[batch] = (
                 self._line(batch, low.memory_s, high.memory_s),
                 self._line(batch, low.compute_s or 0.0, high.compute_s or 0.0),
             )
-        return self._lines[batch]
+        return lines
 
     def prefill_s(self, rows: int, tokens: int, length: int) -> float:
         """Return the seconds of a call for prompts; see StepTimes."""

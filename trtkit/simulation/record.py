@@ -78,8 +78,8 @@ class Record:
 
     def begin(self, request: SimulatedRequest, now_s: float, shared: int, restored: int) -> None:  # noqa: ARG002
         """Count a prompt; see Recorder."""
-        self.match(request, shared)
         if request.is_new:
+            self.shared_tokens += shared
             self.restored_tokens += restored
             self.prompt_tokens += request.prompt_tokens
 

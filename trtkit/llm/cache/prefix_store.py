@@ -52,6 +52,9 @@ class Match:
     imported: SavedSequence | None = None
 
 
+_NO_MATCH = Match()
+
+
 class PrefixStore:
     """The tiers of one engine's caches.
 
@@ -90,7 +93,7 @@ class PrefixStore:
     def match(self, request: Schedulable) -> Match:
         """Return what is cached of a request's known tokens, without the last one. Host blocks stay until `load`."""
         if not self.is_looked_up(request):
-            return Match()
+            return _NO_MATCH
         common = self.match_cached(request)
         ids, soft, least = (
             keyed(request.known_ids(), request.adapter_id.key),
@@ -117,7 +120,7 @@ class PrefixStore:
         else:
             pages, (source, tokens) = [], self.shared_prefix(ids, soft, key)
         if not tokens or tokens < self._options.min_shared_tokens:
-            return Match()
+            return _NO_MATCH
         return Match(tokens, "pages" if pages else "slot", tokens, source, pages)
 
     def load(self, slot: int, match: Match, request: Schedulable) -> None:
@@ -201,7 +204,7 @@ class PrefixStore:
         """Let other requests find what those that run have cached."""
         if self.pages is not None and self.finds_by_content and self._options.shares_prefixes:
             full = self._slots.cached // self.pages.page_tokens > self.pages.registered[: self._slots.count]
-            for slot in (full & self._slots.is_running & ~self.is_loading).nonzero()[0].tolist():
+            for slot in self.without_loading(full & self._slots.is_running).nonzero()[0].tolist():
                 self.register(slot)
 
     def release(self, request: Schedulable) -> None:
@@ -213,6 +216,10 @@ class PrefixStore:
             request.retained = []
 
     # What comes while steps run
+
+    def without_loading(self, slots: Bools) -> Bools:
+        """Return which of `slots` [slots] wait for nothing that the host has."""
+        return slots & ~self.is_loading if self._arrivals else slots
 
     @property
     def next_arrival_s(self) -> float:

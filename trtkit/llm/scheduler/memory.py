@@ -105,9 +105,10 @@ class SequenceMemory:
 
         Return how many tokens more it has now.
         """
-        prefixes, cached = self.prefixes, int(self.slots.cached[slot])
+        prefixes = self.prefixes
         if not prefixes.is_looked_up(request) or self.slots.has_computed(slot) or prefixes.is_loading[slot]:
             return 0
+        cached = int(self.slots.cached[slot])
         prefixes.register_running()
         match, known = prefixes.match_cached(request), int(self.slots.sequences.lengths[slot])
         if (common := match.tokens) <= cached:

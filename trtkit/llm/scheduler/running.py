@@ -102,5 +102,7 @@ class Running(Generic[T]):
         Beam searches keep their slots: they are not worth computing again.
         """
         lower = [slot for slot, request in self.requests.items() if request.standing.level > level]
+        if not lower:
+            return []
         slots = np.array(lower, np.int64)
         return self.in_order(slots[~self.is_beam[slots]])

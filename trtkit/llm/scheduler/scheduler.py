@@ -160,9 +160,11 @@ class Scheduler(Generic[T]):
         for request in self.queue.wake(now_s):
             what = f"its deadline passed after {request.scheduling.deadline_s:g} s in the queue"
             self.report(request, [], "error", what)
-        self.memory.prefixes.land(now_s)
+        if self.options.copies_in_background:
+            self.memory.prefixes.land(now_s)
         self._admit_waiting()
-        self.memory.prefixes.land(now_s)
+        if self.options.copies_in_background:
+            self.memory.prefixes.land(now_s)
         decode, chunks = self._work(launched)
         if not len(decode) and not chunks and (due_s := self.memory.prefixes.next_arrival_s) < math.inf:
             self.memory.prefixes.land(due_s)  # there is nothing else to do
@@ -202,7 +204,7 @@ class Scheduler(Generic[T]):
     def ready(self) -> Ints:
         """Return the slots, in order, whose last token alone is not in the cache, and that have more to generate."""
         lengths = self.slots.sequences.lengths
-        has_all = (self.slots.cached + 1 == lengths) & ~self.memory.prefixes.is_loading
+        has_all = self.memory.prefixes.without_loading(self.slots.cached + 1 == lengths)
         ready: Ints = (has_all & (lengths < self.running.ends)).nonzero()[0]
         return ready
 
@@ -240,9 +242,10 @@ class Scheduler(Generic[T]):
 
     def _in_whole_tiles(self, decode: Ints, groups: list[list[Chunk]]) -> list[list[Chunk]]:
         """Return the chunks of each call, cut to whole tiles; slots decode in the first."""
-        tile, rows = self.options.token_tile, rows_between(decode)
+        tile = self.options.token_tile
         if not self.options.is_packed or tile == 1:
             return groups
+        rows = rows_between(decode)
         return [in_whole_tiles(group, 0 if number else rows, tile, self.slots) for number, group in enumerate(groups)]
 
     def _note_service(self, decode: Ints, chunks: list[Chunk]) -> None:
@@ -263,7 +266,8 @@ class Scheduler(Generic[T]):
         computing them, which is waited for.
         """
         lengths, slots = self.slots.sequences.lengths, self.slots
-        unread: Ints = (slots.is_running & ~self.memory.prefixes.is_loading & (slots.cached < lengths - 1)).nonzero()[0]
+        has_unread = slots.is_running & (slots.cached < lengths - 1)
+        unread: Ints = self.memory.prefixes.without_loading(has_unread).nonzero()[0]
         budget = max(1, self._budget - decoding)
         chunks: list[Chunk] = []
         for slot in self.running.in_order(unread) if unread.size else ():
