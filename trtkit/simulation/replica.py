@@ -102,7 +102,9 @@ class Replica:
 
     def submit(self, request: SimulatedRequest, now_s: float) -> None:
         """Take a request; it gets its turn at the next step."""
-        if request.prompt_tokens > min(self.options.slot_tokens, self.scheduler.memory.longest(request)):
+        memory = self.scheduler.memory
+        most = memory.longest(request) - (0 if memory.pages is None else 1)  # an answer needs a place, too
+        if request.prompt_tokens > min(self.options.slot_tokens, most):
             self._recorder.drop(request, now_s)
             return
         request.metrics.arrived_s = now_s
@@ -198,7 +200,7 @@ class Replica:
         self.event_s = run.begin_s + run.decode_s + sum(run.groups_s)
 
     def _apply_changes(self, batch: Batch, now_s: float) -> None:
-        """Record who has got a slot; their answers are known already."""
+        """Record who has got a slot; their answers are known already. Some may have lost it again."""
         for change in self.scheduler.changes:
             if isinstance(change, SlotLeft):
                 self._unread.discard(change.slot)
@@ -206,11 +208,11 @@ class Replica:
                 self._write_answer(change.slot, change.request)
                 self._recorder.begin(change.request, now_s, change.reused, change.restored)
                 self._unread.add(change.slot)
-            elif isinstance(change, SlotMoved):
+            elif isinstance(change, SlotMoved) and change.target in self._requests:
                 self._write_answer(change.target, self._requests[change.target])
                 if change.source in self._unread:
                     self._unread.add(change.target)
-            elif isinstance(change, PrefixMatched):
+            elif isinstance(change, PrefixMatched) and change.slot in self._requests:
                 self._recorder.match(self._requests[change.slot], change.reused)
         self.scheduler.changes.clear()
         for slot in self._unread.intersection(batch.decode.tolist()) if self._unread else ():
