@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CASE_S = 1.0
 """Processor time up to which the quickest case of each function runs every time."""
 ALWAYS = (
+    "tests/unit/test_slow_tests.py",
     "tests/unit/test_structure.py",
     "tests/unit/test_words.py",
     "tests/integration/test_decoder_parity.py::test_the_network_builds",
