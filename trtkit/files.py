@@ -12,7 +12,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import IO
@@ -74,6 +74,15 @@ def sha256_of(path: Path) -> str:
     if now - max(mark[1:]) > _SETTLED_NS:  # a file may change twice within a tick of its clock
         remember(_DIGESTS, name, [digest, *mark])
     return digest
+
+
+def named_digest(files: Iterable[tuple[str, Path]]) -> str:
+    """Return the SHA-256 of files' names and contents, in this order; "" if there are none. Raises OSError."""
+    digest, has_files = hashlib.sha256(), False
+    for name, path in files:
+        digest.update(f"{name}\0".encode() + path.read_bytes())
+        has_files = True
+    return digest.hexdigest() if has_files else ""
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.errors import BundleError
-from trtkit.files import cache_folder, remove_tree
+from trtkit.files import cache_folder, named_digest, remove_tree
 from trtkit.models.registry import outside_digest
 from trtkit.network.custom_op import trtkits_ops_digest, user_ops_digest
 from trtkit.version import __version__
@@ -71,11 +71,9 @@ def build_key(
 
 @functools.cache
 def code_digest(package: Path) -> str:
-    """Return the SHA-256 of a package and trtkit's ops: what they build changes between two releases, too."""
-    digest = hashlib.sha256(trtkits_ops_digest().encode())
-    for path in sorted(package.rglob("*.py")):
-        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
+    """Return the SHA-256s of a package and trtkit's ops: what they build changes between two releases, too."""
+    modules = ((path.relative_to(package).as_posix(), path) for path in sorted(package.rglob("*.py")))
+    return named_digest(modules) + trtkits_ops_digest()
 
 
 def _without_paths(source: dict[str, Any]) -> dict[str, Any]:

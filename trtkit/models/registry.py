@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-import hashlib
 import importlib
 import importlib.util
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from trtkit.errors import SourceError, choices, reading
+from trtkit.files import named_digest
 from trtkit.models import decoders
 from trtkit.models.hf_config import FIX, HfConfig
 from trtkit.models.spec import DecoderSpec
@@ -96,11 +96,7 @@ def decoder_spec(fields: Mapping[str, Any], where: str = "config.json") -> Decod
 
 def outside_digest() -> str:
     """Return the SHA-256 of the families that TRTKIT_FAMILIES adds, "" if it adds none: a build follows from them."""
-    files = _outside_files()
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(f"{path.name}\0".encode() + path.read_bytes())
-    return digest.hexdigest() if files else ""
+    return named_digest((path.name, path) for path in _outside_files())
 
 
 @functools.cache

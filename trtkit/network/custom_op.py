@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtkit.errors import NetworkError
+from trtkit.files import named_digest
 from trtkit.network.foreign import Fact, Foreign, Refusal
 
 if TYPE_CHECKING:
@@ -180,13 +180,8 @@ def trtkits_ops_digest() -> str:
 
 
 def _digest(roots: list[Path]) -> str:
-    files = [path for root in roots for path in sorted(root.glob("*/*.py"))]
-    if not files:
-        return ""
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(f"{path.parent.name}/{path.name}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
+    files = (path for root in roots for path in sorted(root.glob("*/*.py")))
+    return named_digest((f"{path.parent.name}/{path.name}", path) for path in files)
 
 
 def _own_root() -> Path:
