@@ -40,6 +40,9 @@ class _Saved(NamedTuple):
     data: _Data
     tokens: int
 
+    def first(self, tokens: int) -> _Saved:
+        return _Saved(_Data(self.data.nbytes // self.tokens * tokens), tokens)
+
 
 class SimulatedCache:
     """A CacheLayout without recurrent states: its page tables, and what copies take.

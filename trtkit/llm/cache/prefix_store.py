@@ -132,8 +132,8 @@ class PrefixStore:
         elif match.common:
             self.copy(match.source, slot, 0, match.common)
         if match.imported is not None:
-            number = self.host.sequences.number(match.imported)
-            self.host.load_whole(slot, number, match.imported.tokens)
+            number = self.host.sequences.number(match.imported.first(match.tokens))
+            self.host.load_whole(slot, number, match.tokens)
             self._transfers.append(DropSequence(number))
             self._statistics.imported_tokens += match.tokens
         if match.on_host is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -117,6 +117,17 @@ class SavedSequence:
     def tokens(self) -> int:
         """How many tokens it has."""
         return self.form.tokens
+
+    def first(self, tokens: int) -> SavedSequence:
+        """Return its first tokens, of which it has as many, as a sequence of its own; it must have no states."""
+        if tokens == self.tokens:
+            return self
+        form = replace(self.form, tokens=tokens)
+        data = torch.zeros(form.size_bytes, dtype=torch.uint8)
+        whole = self.form.views(self.data)
+        for name, values in form.views(data).items():
+            values.copy_(whole[name][:, :tokens])
+        return SavedSequence(form, data)
 
 
 def check_saved(saved: SavedSequence, expected: CacheForm, max_length: int) -> None:

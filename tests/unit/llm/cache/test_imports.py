@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.generation import SLOTS, Asked, alone, answer, engine, is_clean, run, settings
+from tests.support.generation import SLOTS, Asked, alone, answer, caches_of, engine, is_clean, run, settings
 from trtkit.errors import ExecutionError
 from trtkit.llm.cache.imports import Imports
 from trtkit.llm.engine import Request
@@ -84,6 +84,19 @@ def test_a_beginning_serves_another_prompt_as_far_as_it_goes() -> None:
     assert second.prefixes.add(PROMPT, prefill(first, PROMPT))
     longer = [*PROMPT[:20], 5, 6, 7]
     assert answer(second, longer, temperature=0, max_tokens=3) == answer(first, longer, temperature=0, max_tokens=3)
+    assert second.statistics.imported_tokens == 20
+
+
+def test_a_beginning_takes_no_pages_for_the_rest() -> None:
+    """Of twelve pages, another request has half: all 39 tokens of an import would take ten, the prompt takes six."""
+    longer = [*PROMPT, *range(3, 13)]
+    saved, prompt, how = prefill(engine(), longer), [*longer[:20], 5, 6, 7], settings(max_tokens=1, temperature=0)
+    with caches_of(13):
+        second = engine(2)
+    assert second.prefixes.add(longer, saved)
+    requests = [Request("other", list(range(40, 60)), settings(max_tokens=4, temperature=0)), Request("a", prompt, how)]
+    found = run(second, requests)
+    assert list(found["a"].token_ids) == answer(engine(), prompt, temperature=0, max_tokens=1)
     assert second.statistics.imported_tokens == 20
 
 
