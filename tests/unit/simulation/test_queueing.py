@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtkit.llm.scheduler import ScheduleOptions
+from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams
 from trtkit.simulation.fleet import ROUTERS, FleetOptions, simulate
 from trtkit.simulation.replica_options import ReplicaOptions
 from trtkit.simulation.requests import Traffic
@@ -189,3 +189,45 @@ def test_host_memory_gives_back_prefixes_that_were_evicted(pages: int | None) ->
     assert without.restored_tokens == 0
     assert small.computed_tokens > large.computed_tokens
     assert large.restored_tokens > 0.8 * 128 * 360
+
+
+fleets = st.builds(
+    FleetOptions,
+    st.builds(
+        ReplicaOptions,
+        st.just(MeasuredTimes(0.01, 1e-4, 1e-6, 4e-3, 1e-4, copy_token_s=1e-5)),
+        st.sampled_from([1, 3, 8, 16]),
+        st.just(128),
+        st.sampled_from([32, 64]),
+        st.sampled_from([None, 40]),
+        st.sampled_from([None, 50, 70, 140]),
+        st.just(4),
+        st.sampled_from([0, 16]),
+        st.sampled_from([0, 200, 20_000]),
+        st.just(100),
+        st.sampled_from([8, 16]),
+        st.sampled_from([4, 16]),
+        st.sampled_from([ScheduleOptions(name, quantum_s=0.1) for name in ("fcfs", "priority", "mlfq")]),
+        is_packed=st.booleans(),
+        copies_in_background=st.booleans(),
+    ),
+    st.integers(1, 3),
+    st.sampled_from(ROUTERS),
+    st.integers(0, 2),
+    st.just(1e-6),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(fleets, st.integers(0, 1000), st.sampled_from([20.0, 200.0]))
+def test_any_fleet_answers_every_request(fleet: FleetOptions, seed: int, rate: float) -> None:
+    """Prompts of up to 80 tokens that share blocks of 16, where slots, pages and host memory are scarce."""
+    traffic = poisson(rate, 60, seed, inputs=40, outputs=20)
+    r = np.random.default_rng(seed)
+    hashes = [tuple(np.cumsum(r.integers(1, 3, count // 16)).tolist()) for count in traffic.input_tokens]
+    levels = [SchedulingParams(int(level)) for level in r.integers(0, 3, len(traffic))]
+    shared = replace(traffic, hash_ids=hashes if fleet.replica.block_tokens else (), scheduling=levels, block_tokens=16)
+    record = simulate(shared, fleet)
+    assert record.done == len(traffic)
+    assert record.dropped == 0
+    assert np.isfinite(record.finished_s).all()
