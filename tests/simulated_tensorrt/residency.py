@@ -318,16 +318,17 @@ def _start_copy(residency: Residency, tensor: torch.Tensor) -> Callable[[], Any]
 
 
 class _WatchedKernels:
-    """A module of Triton kernels on the device: they take no memory of the host's, and are one launch."""
+    """A module of Triton kernels on the device: they take no memory of the host's, and are a launch each."""
 
     def __init__(self, residency: Residency, module: Any) -> None:
         self._residency, self._module = residency, module
 
     def launch(self, *arguments: Any) -> None:
-        """Launch the sampling kernel."""
+        """Launch the sampling kernels."""
         tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
         if any(self._residency.place(tensor) != _DEVICE for tensor in tensors):
             raise SimulatedError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
-        self._residency.launch("kernel")
+        for _ in self._module.KERNELS:
+            self._residency.launch("kernel")
         with self._residency.paused():
             self._module.launch(*arguments)

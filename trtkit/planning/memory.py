@@ -100,9 +100,12 @@ class Footprint:
 def sampling_bytes(slots: int, vocab_size: int) -> int:
     """Return what sampling on a GPU keeps of its slots, whatever settings they use.
 
-    For each token of the vocabulary that is a score, a bias and a count of 4 bytes, and one bit whether it is allowed.
+    For each token of the vocabulary that is a score, a number, a bias and a count of 4 bytes, and one bit whether it is
+    allowed; 4 bytes for 128 of them, and 64 for 4,096; and 64 for a slot.
     """
-    return slots * (3 * 4 * vocab_size + 4 * -(-vocab_size // 32))
+    return slots * (
+        4 * (4 * vocab_size + -(-vocab_size // 32) + -(-vocab_size // 128)) + 64 * (1 + -(-vocab_size // 4096))
+    )
 
 
 def largest(fits: Callable[[int], bool], limit: int) -> int:

@@ -10,16 +10,18 @@ import pytest
 import torch
 
 from tests.selection import slow_unless
+from tests.support.instructions import instructions_of_loops
 from tests.unit.llm.sampling.rows import Rows
 from trtkit.dtypes import BF16, FP16, FP32, DType
 from trtkit.llm.sampling.columns import Columns
-from trtkit.llm.sampling.draw import draw
-from trtkit.llm.sampling.kernel import Tables, kernels, numbers_of, sample
+from trtkit.llm.sampling.draw import GROUP, draw
+from trtkit.llm.sampling.kernel import CHUNK, Tables, kernels, numbers_of, sample
 from trtkit.llm.sampling.params import SamplingParams
 from trtkit.llm.sampling.sampled import FAILED, NOTHING
 from trtkit.llm.sampling.settings import Settings
 from trtkit.network.aot import COMPUTE_CAPABILITIES, compile_kernel
 
+VOCABULARY = 128_256
 FILTERS: list[dict[str, Any]] = [
     {"temperature": 0},
     {},
@@ -72,6 +74,20 @@ def test_tokens_are_those_of_the_sampler(name: str, vocab_size: int) -> None:
     rows = Rows(vocab_size, params)
     tokens = drawn_by_kernel(params, rows, logits)
     assert tokens == rows.sampler.sample(logits, rows.slots).tokens.tolist()
+
+
+@pytest.mark.parametrize("name", slow_unless(lambda name: name == "ties", distributions(1, 1, 0)))
+def test_rows_of_several_chunks_are_drawn_as_one(name: str) -> None:
+    """Two chunks and a rest: filters leave nothing of the second."""
+    vocab_size = 2 * CHUNK + 700
+    params = [SamplingParams(seed=row, **setting) for row, setting in enumerate(FILTERS)]
+    logits = distributions(len(params), vocab_size, 5)[name]
+    logits[:, 2 * CHUNK :] += 2
+    logits[:, CHUNK : 2 * CHUNK] -= 50
+    rows = Rows(vocab_size, params)
+    tokens = drawn_by_kernel(params, rows, logits)
+    assert tokens == rows.sampler.sample(logits, rows.slots).tokens.tolist()
+    assert len({token // CHUNK for token in tokens}) == 2 or name not in {"random", "flat", "equal"}
 
 
 def test_penalties_bias_and_bans_are_those_of_the_sampler() -> None:
@@ -131,29 +147,44 @@ def test_barred_tokens_are_never_drawn_at_the_edges(uniform: float) -> None:
 
 @pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)
 @pytest.mark.parametrize("capability", COMPUTE_CAPABILITIES)
-def test_the_kernel_compiles(capability: int, dtype: DType) -> None:
-    compiled = compile_kernel(kernels().to_compile(dtype), capability)
-    assert compiled.target == f"sm_{capability}"  # PTX that later GPUs take too
-    assert compiled.spill_bytes == 0
-    assert compiled.cubin[:4] == b"\x7fELF"
+def test_the_kernels_compile(capability: int, dtype: DType) -> None:
+    for kernel in kernels().to_compile(dtype, VOCABULARY).values():
+        compiled = compile_kernel(kernel, capability)
+        assert compiled.target == f"sm_{capability}"  # PTX that later GPUs take too
+        assert compiled.spill_bytes == 0
+        assert compiled.cubin[:4] == b"\x7fELF"
+
+
+BUDGET = {"process": 170, "choose_candidates": 130, "race": 80}
+"""Instructions that a token of the vocabulary may cost, in the kernels that read all of them."""
+
+
+def test_a_token_costs_few_instructions() -> None:
+    """Each of those kernels has a loop over a chunk, 512 threads; a search has a list of candidates, or of spans."""
+    for name, kernel in kernels().to_compile(FP32, VOCABULARY).items():
+        if name in BUDGET:
+            tokens = {"race": GROUP}.get(name, kernels().BLOCK) / (32 * kernel.num_warps)
+            loops = instructions_of_loops(compile_kernel(kernel, 90).cubin)
+            assert max(loops) / tokens <= BUDGET[name], name
 
 
 @pytest.mark.parametrize("vocab_size", [1024, 1001])
-def test_no_slot_needs_a_kernel_of_its_own(vocab_size: int) -> None:
+def test_no_slot_needs_kernels_of_its_own(vocab_size: int) -> None:
     """Triton compiles a variant for pointers that 16 divides, and for those that it does not."""
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.compiler import CUDABackend
     from triton.runtime.jit import create_function_from_signature
 
-    kernel = kernels().sample_rows
     backend = CUDABackend(GPUTarget("cuda", 90, 32))
-    specialize = create_function_from_signature(kernel.signature, kernel.params, backend)
-    types = {name: kind for name, kind in kernels().to_compile(FP32).signature.items() if kind[0] == "*"}
     dtypes = {"*fp32": torch.float32, "*fp64": torch.float64, "*i32": torch.int32, "*i64": torch.int64}
-    constants = {"HAS_BIAS": True, "HAS_COUNTS": True, "HAS_ALLOWED": True, "BLOCK": 1024, "GROUP": 512}
-    variants = set()
-    for first_slot in range(8):
-        tensors = {name: torch.zeros(64, dtype=dtypes[kind])[first_slot:] for name, kind in types.items()}
-        _, specialization, _ = specialize(**tensors, V=vocab_size, **constants, num_warps=16, debug=False)
-        variants.add(str(specialization))
-    assert len(variants) == 1
+    for kernel in kernels().to_compile(FP32, vocab_size).values():
+        specialize = create_function_from_signature(kernel.function.signature, kernel.function.params, backend)
+        types = {name: kind for name, kind in kernel.signature.items() if kind[0] == "*"}
+        variants = set()
+        for first_slot in range(8):
+            tensors = {name: torch.zeros(64, dtype=dtypes[kind])[first_slot:] for name, kind in types.items()}
+            _, specialization, _ = specialize(
+                **tensors, V=vocab_size, **kernel.constants, num_warps=kernel.num_warps, debug=False
+            )
+            variants.add(str(specialization))
+        assert len(variants) == 1

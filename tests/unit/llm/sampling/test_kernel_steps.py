@@ -152,7 +152,8 @@ def test_plans_count_the_memory_that_sampling_takes_on_the_device() -> None:
         rows.admit(row, ([0], []))
     draw = rows.sampler.draw(rows.slots, slice(FIRST, FIRST + 2))
     assert draw is not None
-    kept = (draw.scores, *draw.tables)
+    assert draw.memory is not None
+    kept = (*draw.memory, *draw.tables)
     assert all(table is not None for table in kept)
     size_bytes = sum(table.nbytes for table in kept if table is not None)
     assert size_bytes == sampling_bytes(2 + FIRST, VOCAB)

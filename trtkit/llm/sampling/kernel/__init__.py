@@ -1,11 +1,11 @@
-"""Sampling on a GPU as one kernel, without a sort and without the host: see README.md."""
+"""Sampling on a GPU without a sort and without the host: see README.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.llm.sampling.columns import Columns
 
+CHUNK = 4096
+"""Tokens of a row that a program has."""
+SPAN = 128
+"""Tokens whose largest score is kept, for bounds of top-k."""
+PARTS, ROW = 8, 8
+"""Numbers of a chunk, and of a row, that one kernel leaves for the next."""
 # A row that does not draw: the first of its largest scores.
 _GREEDY = {"temperature": 1.0, "top_k": 1.0, "below": 0.0, "min_p": 0.0, "typical": 1.0, "uniform": 1.0}
 
@@ -72,34 +78,63 @@ class Tables:
         return iter((self.bias, self.counts, self.allowed))
 
 
+class Workspace(NamedTuple):
+    """Memory that the kernels work in, a row for each slot.
+
+    scores: [R, V] fp32. ids: [R, V] int32, tokens that filters may leave. spans: [R, ceil(V / SPAN)] fp32, the largest
+    scores. parts: [R, chunks, PARTS] fp64, of each chunk: largest score, mass, NaNs, tokens of `ids`, mass of the
+    others, and the start and value of the group that wins. rows: [R, ROW] fp64, of each row: a bound, below which no
+    score is drawn, a score and the furthest distance from it, the largest score, and what there is to do.
+    """
+
+    scores: torch.Tensor
+    ids: torch.Tensor
+    spans: torch.Tensor
+    parts: torch.Tensor
+    rows: torch.Tensor
+
+
+def workspace(rows: int, vocab_size: int, device: torch.device) -> Workspace:
+    """Return memory for as many rows."""
+    return Workspace(
+        torch.empty(rows, vocab_size, device=device),
+        torch.empty(rows, vocab_size, dtype=torch.int32, device=device),
+        torch.empty(rows, -(-vocab_size // SPAN), device=device),
+        torch.empty(rows, -(-vocab_size // CHUNK), PARTS, dtype=torch.float64, device=device),
+        torch.empty(rows, ROW, dtype=torch.float64, device=device),
+    )
+
+
 def sample(
     logits: torch.Tensor,
     numbers: torch.Tensor,
     tables: Tables | None = None,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    out: tuple[torch.Tensor, Workspace] | None = None,
     slots: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the token of each row of logits [R, V] as int64 [R], FAILED or NOTHING for a row without one.
 
     Everything is on one device and nothing waits for the host, so that a graph can hold the call. A row whose uniform
-    number is below 0 is left out. Counts of the tokens that are drawn go up. On a CPU the kernel is interpreted, for
+    number is below 0 is left out. Counts of the tokens that are drawn go up. On a CPU the kernels are interpreted, for
     tests.
 
-    numbers: [R, 9] fp64, see `numbers_of`. out: tokens [R], and memory [R, V] fp32 to work in; new ones if None.
+    numbers: [R, 9] fp64, see `numbers_of`. out: tokens [R], and memory to work in; new ones if None.
     slots: [R], which row of numbers, tables and `out` is each row's; None for the same one.
     """
     device = logits.device
     if out is None:
-        out = torch.empty(len(logits), dtype=torch.int64, device=device), torch.empty(logits.shape, device=device)
+        out = torch.empty(len(logits), dtype=torch.int64, device=device), workspace(len(logits), logits.shape[1], device)
     if slots is None:
         slots = torch.arange(len(logits), dtype=torch.int32, device=device)
     module = kernels(interpreted=device.type == "cpu")
-    module.launch(logits.contiguous(), slots, numbers, tuple(tables or Tables()), out[::-1])
-    return out[0]
+    tokens, memory = out
+    named = {"logits": logits.contiguous(), "slots": slots, "numbers": numbers, "tokens": tokens, **memory._asdict()}
+    module.launch({f"{name}_ptr": tensor for name, tensor in (named | vars(tables or Tables())).items()})
+    return tokens
 
 
 def trial(device: torch.device, vocab_size: int) -> str:
-    """Launch each variant of the kernel once on a device; return why that fails, or nothing.
+    """Launch each variant of the kernels once on a device; return why that fails, or nothing.
 
     Triton compiles a launcher in C when a kernel is first launched: on a machine without a compiler that fails.
     Source: triton/runtime/build.py.

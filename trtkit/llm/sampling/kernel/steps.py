@@ -10,7 +10,7 @@ import torch
 
 from trtkit.llm.sampling.columns import WAITS, Use
 from trtkit.llm.sampling.draw import largest_there
-from trtkit.llm.sampling.kernel import Tables, numbers_of, sample, tables_of
+from trtkit.llm.sampling.kernel import Tables, Workspace, numbers_of, sample, tables_of, workspace
 from trtkit.runtime.device import staged, to_device
 
 if TYPE_CHECKING:
@@ -28,19 +28,19 @@ _READ = int(Use.SAMPLE | Use.BIAS) | _COUNTS | _BARS
 
 @dataclass(frozen=True, eq=False)
 class KernelDraw:
-    """Draws the tokens [slots] of a step from its logits. numbers, scores: of all slots; None: the largest logits."""
+    """Draws the tokens [slots] of a step from its logits. numbers, memory: of all slots; None: the largest logits."""
 
     tokens: torch.Tensor
     numbers: torch.Tensor | None
     tables: Tables
-    scores: torch.Tensor | None
+    memory: Workspace | None
 
     def __call__(self, logits: torch.Tensor, slots: torch.Tensor) -> None:
         """Write the tokens of slots [R] from logits [R, V], without the host."""
-        if self.numbers is None or self.scores is None:
+        if self.numbers is None or self.memory is None:
             self.tokens[slots.long()] = largest_there(logits)
         else:
-            sample(logits, self.numbers, self.tables, (self.tokens, self.scores), slots.int().contiguous())
+            sample(logits, self.numbers, self.tables, (self.tokens, self.memory), slots.int().contiguous())
 
 
 class KernelSampler:
@@ -136,10 +136,10 @@ class KernelSampler:
 
     def allocate(self) -> None:
         """Take the memory that draws need, once."""
-        if self._draw.scores is None:
+        if self._draw.memory is None:
             self._tables = tables_of(self._slots, self._vocab_size, self._device)
-            scores = torch.empty((self._slots, self._vocab_size), device=self._device)
-            self._draw = replace(self._draw, tables=self._tables, scores=scores)
+            memory = workspace(self._slots, self._vocab_size, self._device)
+            self._draw = replace(self._draw, tables=self._tables, memory=memory)
 
     def draws(self) -> tuple[KernelDraw, KernelDraw]:
         """Return the two draws that steps have, none of which draws anything as it is."""
