@@ -123,7 +123,8 @@ def sample(
     """
     device = logits.device
     if out is None:
-        out = torch.empty(len(logits), dtype=torch.int64, device=device), workspace(len(logits), logits.shape[1], device)
+        rows, vocab_size = logits.shape
+        out = torch.empty(rows, dtype=torch.int64, device=device), workspace(rows, vocab_size, device)
     if slots is None:
         slots = torch.arange(len(logits), dtype=torch.int32, device=device)
     module = kernels(interpreted=device.type == "cpu")
