@@ -1,7 +1,7 @@
-"""The NVIDIA GPUs and driver of this machine, asked of `nvidia-smi`."""
+"""The NVIDIA GPUs and driver of this machine, asked of the driver's own library, NVML."""
 
-import shutil
-import subprocess
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 
@@ -17,25 +17,28 @@ class Gpu:
 
 def list_gpus() -> tuple[Gpu, ...]:
     """Return the GPUs present, none if there is no driver."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return ()
-    query = [command, "--query-gpu=name,memory.total,compute_cap,driver_version", "--format=csv,noheader,nounits"]
+    import pynvml
+
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
         return ()
-    return tuple(_parse(line) for line in answer.stdout.splitlines() if line.count(",") == 3)
+    try:
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        gpus = []
+        for handle in handles:
+            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+            memory_mib = pynvml.nvmlDeviceGetMemoryInfo(handle).total >> 20
+            gpus.append(Gpu(pynvml.nvmlDeviceGetName(handle), memory_mib, 10 * major + minor, driver))
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+    return tuple(gpus)
 
 
 def driver_version() -> str | None:
     """Return the NVIDIA driver's version, None if there is none."""
     gpus = list_gpus()
     return gpus[0].driver if gpus else None
-
-
-def _parse(line: str) -> Gpu:
-    """Read one CSV line: name, MiB, `9.0`, driver."""
-    name, memory, capability, driver = (field.strip() for field in line.split(","))
-    major, _, minor = capability.partition(".")
-    return Gpu(name, int(memory), 10 * int(major) + int(minor), driver)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from trtkit.backends.gpu import Gpu
 from trtkit.errors import BackendError
 from trtkit.runtime import device
 from trtkit.runtime.device import CudaStream, release_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 class Cuda:
@@ -138,13 +138,10 @@ def test_released_memory_includes_pinned_blocks(cuda: Cuda) -> None:
 
 
 def test_a_gpu_that_torch_cannot_use_is_named_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Networks would run on the CPU, and nobody would know why."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'NVIDIA L4, 23034, 8.9, 570.86.15'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(device, "list_gpus", lambda: (Gpu("NVIDIA L4", 23034, 89, "570.86.15"),))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     device._warn_of_torch.cache_clear()
     assert [device.find_device(), device.find_device()] == [None, None]
