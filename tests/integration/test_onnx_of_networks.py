@@ -19,10 +19,13 @@ from tests.support.decoders import Runner, T, graph_of, model_of, relative_rms
 from tests.support.hybrids import case_of, make, saved
 from tests.support.onnx_oracle import Oracle
 from tests.support.quantized_checkpoints import FORMATS
-from trtkit.dtypes import BF16, FP16, FP32
+from trtkit.backends import load_backend
+from trtkit.dtypes import BF16, FP16, FP32, INT32
 from trtkit.network.decoder_options import DecoderOptions
+from trtkit.network.graph import Graph
 from trtkit.network.onnx.from_layers import onnx_model
-from trtkit.reference import Executor
+from trtkit.network.ops.arithmetic import mean
+from trtkit.reference import Executor, read_layers
 from trtkit.runtime.stages import ReferenceStage
 
 if TYPE_CHECKING:
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
 
     from tests.conftest import Ran
     from tests.support.decoder_case import Case
-    from trtkit.network.graph import Graph
 
 QUICK = (
     *("llama", "qwen3_moe", "gemma3", "gemma3n", "phi3", "falcon-alibi", "gpt2", "deepseek_v3", "mamba2", "qwen3_next"),
@@ -80,6 +82,19 @@ def test_half_precision_is_valid_onnx(case: Case) -> None:
 )
 def test_quantized_checkpoint_computes_the_same_layer_by_layer(name: str) -> None:
     check_steps(quantized_graph_of(name, FP32))
+
+
+def test_averages_of_whole_numbers_drop_the_fraction_and_others_keep_it() -> None:
+    for dtype, means in ((INT32, [[2], [-2]]), (FP32, [[7 / 3], [-8 / 3]])):
+        graph = Graph(load_backend("tensorrt_rtx"))
+        graph.output(mean(graph.input("x", dtype, (2, 3)), -1), "y")
+        values = np.array([[1, 2, 4], [-1, -2, -5]], dtype.numpy)
+        model = onnxruntime.InferenceSession(onnx_model(graph.layers())[0].SerializeToString())
+        computed = Executor(read_layers(graph.backend, graph.network, graph.constants)).run(
+            {"x": torch.from_numpy(values)}
+        )
+        for got in (model.run(None, {"x": values})[0], computed["y"].numpy()):
+            np.testing.assert_allclose(got, means, rtol=1e-6)
 
 
 def check_steps(graph: Graph) -> None:
