@@ -1,7 +1,9 @@
-"""Environments of processes that compute: their threads, and where they import from."""
+"""Processes that compute: their threads, where they import from, and what ends one that cannot end itself."""
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Turns of a waiting thread before it sleeps: some ten microseconds. libgomp's own default is many milliseconds, which
 # on a busy machine are spent on the core that the other thread needs.
@@ -29,3 +31,26 @@ def import_paths() -> dict[str, str]:
     a fresh one lacks.
     """
     return {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+@contextmanager
+def ends_after(seconds: float, error: str) -> Iterator[None]:
+    """End this process, with an error on stderr, if the block takes longer.
+
+    For calls of a library that waits with the interpreter's lock held: no thread of this process can act then, and no
+    handler of a signal runs. So a child waits, and kills.
+    """
+    import signal
+    import subprocess
+
+    is_parent = (
+        f"grep -q '^PPid:[[:space:]]*{os.getpid()}$' /proc/$$/status"  # its number may be another process's by then
+    )
+    script = f"""sleep {seconds:g}; {is_parent} && {{ printf '%s\\n' "$1" >&2; kill -KILL {os.getpid()}; }}"""
+    command = ["sh", "-c", script, "sh", f"error: {error}"]
+    guard = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield
+    finally:
+        os.killpg(guard.pid, signal.SIGKILL)
+        guard.wait()

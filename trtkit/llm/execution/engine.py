@@ -24,6 +24,7 @@ from trtkit.network.speculators import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.runtime.device import write
 from trtkit.runtime.loaded_engine import LoadedEngine
 from trtkit.runtime.runtime_cache import cache_file
+from trtkit.threads import ends_after
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 _SLOT = 3  # the column of slots in rows
 _PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order that `decoder_profiles` gives them
+_CONNECTING_S = 120.0  # NCCL's rings and buffers take seconds
 _MOST_GRAPHS = 128  # each holds some memory on the GPU; what was used least recently goes
 
 
@@ -204,10 +206,16 @@ class EngineDecoder:
         return self._context(step).layer_seconds(partial(self._launch, step))
 
     def connect(self, communicator: Communicator) -> None:
-        """Let the engine's collectives reach the other ranks: its contexts in an order that is the same on all."""
+        """Let the engine's collectives reach the other ranks: its contexts in an order that is the same on all.
+
+        TensorRT waits for them with Python's lock held (`set_communicator` in python/src/infer/pyCore.cpp), so that
+        nothing here would notice a rank that is gone. All have met when they created the communicator.
+        """
         self._communicator = communicator
-        for profile in (_PREFILL, _DECODE):
-            self.engine.context(profile).set_communicator(communicator)
+        contexts = [self.engine.context(profile) for profile in (_PREFILL, _DECODE)]
+        with ends_after(_CONNECTING_S, f"ranks: the others have not connected within {_CONNECTING_S:.0f} seconds"):
+            for context in contexts:
+                context.set_communicator(communicator)
 
     def abort(self) -> None:
         """Let go of collectives that wait for a rank that is gone; from any thread."""
