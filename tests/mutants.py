@@ -1,8 +1,8 @@
 """Plant small faults in trtkit, one at a time, and see whether tests notice: `make mutants`.
 
 Each fault is in a statement that some test executes, by the notes of `tests/statements.py`; tests that execute it run
-until one fails, the quickest first, one of each function before the second of any. Faults and their order follow from
-the seed, so that runs before and after a change of the tests can be compared.
+until one fails, the quickest first. Faults and their order follow from the seed, so that runs before and after a change
+of the tests can be compared.
 """
 
 from __future__ import annotations
@@ -129,17 +129,23 @@ def choose(notes: list[Note], count: int, seed: int) -> list[Mutant]:
 
 
 def tests_of(mutant: Mutant, notes: list[Note], seconds: float) -> list[str]:
-    """Return tests that execute a mutant's statement and take `seconds` together, one of each function first."""
+    """Return tests that execute a mutant's statement and take `seconds` together.
+
+    Half of that goes to the quickest, which check single values; the rest to one of each function before another.
+    """
+    able = sorted((note for note in notes if mutant.start in note.lines.get(mutant.file, ())), key=lambda it: it.cpu_s)
     functions: dict[str, list[Note]] = {}
-    for note in sorted(notes, key=lambda note: note.cpu_s):
-        if mutant.start in note.lines.get(mutant.file, ()):
-            functions.setdefault(note.test.partition("[")[0], []).append(note)
-    chosen, left = [], seconds
-    for note in filter(None, itertools.chain.from_iterable(itertools.zip_longest(*functions.values()))):
-        if note.cpu_s < left or not chosen:
-            chosen.append(note.test)
-            left -= note.cpu_s + 0.05
-    return chosen
+    for note in able:
+        functions.setdefault(note.test.partition("[")[0], []).append(note)
+    in_turn = filter(None, itertools.chain.from_iterable(itertools.zip_longest(*functions.values())))
+    chosen: dict[str, None] = {}
+    for order in (able, in_turn):
+        left = seconds / 2
+        for note in order:
+            if note.test not in chosen and (note.cpu_s < left or not chosen):
+                chosen[note.test] = None
+                left -= note.cpu_s + 0.05
+    return list(chosen)
 
 
 class Planted(SourceFileLoader):
