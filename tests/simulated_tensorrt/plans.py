@@ -49,7 +49,7 @@ class PlannedNetwork:
 
     ranks: how many share it, each with a plan of its own. weight_bytes: that it holds. is_streamable: whether they may
     stay on the host. requires_user_memory: whether it was built with `BuilderFlag.REQUIRE_USER_ALLOCATION`.
-    compute_capabilities: GPUs it was built for; of any that the library supports if empty.
+    compute_capabilities: GPUs it was built for; of any that the library supports if empty. version: of the library.
     """
 
     layers: LayerGraph
@@ -59,6 +59,7 @@ class PlannedNetwork:
     is_streamable: bool = False
     requires_user_memory: bool = False
     compute_capabilities: tuple[int, ...] = ()
+    version: str = ""
 
     def at(self, shapes: Shapes) -> LayerGraph:
         """Return the layers with all sizes at the inputs' shapes; unchanged if one follows from the data."""
@@ -164,6 +165,7 @@ def _network(bundle: Bundle, index: int, rank: int) -> PlannedNetwork:
         requires_user_memory=not is_streamable and not allocates(node.kind for node in layers.nodes),
         compute_capabilities=load_target(manifest.config.target).compute_capabilities
         or BACKENDS[manifest.backend.name].features.compute_capabilities,
+        version=manifest.backend.version,
     )
 
 

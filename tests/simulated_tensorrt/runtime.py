@@ -66,6 +66,9 @@ class SimulatedRuntime:
         if network is None:
             self._errors.refuse("Serialization assertion failed: the plan is of no engine that is known here")
             return None
+        if network.version not in ("", installed := self._errors.trt.__version__):
+            self._errors.refuse(f"The engine was built with version {network.version}, the library has {installed}")
+            return None
         if (present := self._device.compute_capability) is not None:
             runs_on = network.compute_capabilities
             if runs_on and present not in runs_on:

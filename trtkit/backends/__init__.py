@@ -8,6 +8,7 @@ from trtkit.backends.backend import (
     load_backend,
     refused_gpus,
     runs_on,
+    same_version,
     supported_gpus,
 )
 from trtkit.backends.gpu import Gpu, driver_version, list_gpus
@@ -23,5 +24,6 @@ __all__ = [
     "load_backend",
     "refused_gpus",
     "runs_on",
+    "same_version",
     "supported_gpus",
 ]

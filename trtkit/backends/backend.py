@@ -163,3 +163,8 @@ def refused_gpus(name: str, gpus: Sequence[Gpu]) -> str:
     if not gpus or any(runs_on(name, gpu.compute_capability) for gpu in gpus):
         return ""
     return f"runs no engines of {name}, which takes compute capability {supported_gpus(name)}"
+
+
+def same_version(first: str, second: str) -> bool:
+    """Whether two versions agree in major, minor and patch, as far as both name them."""
+    return all(a == b for a, b in zip(first.split(".")[:3], second.split(".")[:3], strict=False))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from trtkit.backends import driver_version, list_gpus, runs_on, supported_gpus
+from trtkit.backends import driver_version, list_gpus, load_backend, runs_on, same_version, supported_gpus
 from trtkit.config.targets import load_target
 from trtkit.errors import BackendError, RankError
 from trtkit.runtime.communicator import NcclCommunicator
@@ -166,7 +166,16 @@ def find_device_for(backend: str) -> Device | None:
 
 
 def check_device(device: Device, manifest: Manifest) -> None:
-    """Raise BackendError if a bundle's engines do not run on a device: before a plan, which may be large, is read."""
+    """Raise BackendError if a bundle's engines do not run on a device: before a plan, which may be large, is read.
+
+    A plan is of one version of TensorRT. Source: TensorRT-RTX docs, engines that are built on a CPU; NvInfer.h on
+    `kVERSION_COMPATIBLE`, which trtkit does not set.
+    """
+    built_with, installed = manifest.backend.version, load_backend(manifest.backend.name).version
+    if not same_version(built_with, installed):
+        what = f"the engine was built with {manifest.backend.name} {built_with}; {installed} is installed"
+        fix = f"build it again, or install version {built_with}"
+        raise BackendError(what, "TensorRT", fix)
     backend, targets = manifest.backend.name, load_target(manifest.config.target).compute_capabilities
     if not _is_supported(device, backend):
         what = f"`{backend}` runs on GPUs of compute capability {supported_gpus(backend)}"

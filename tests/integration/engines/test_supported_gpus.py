@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -72,6 +73,16 @@ def test_an_engine_for_another_gpu_is_refused(ada: Bundle, gpu: Simulated) -> No
         open_model(ada, "auto")
     gpu.device.compute_capability = 89
     open_model(ada, "tensorrt")
+
+
+def test_an_engine_of_another_version_is_refused(ada: Bundle, gpu: Simulated) -> None:
+    installed, backend = ada.manifest.backend.version, ada.manifest.backend.model_copy(update={"version": "1.6.0"})
+    older = replace(ada, manifest=ada.manifest.model_copy(update={"backend": backend}))
+    gpu.plans.add(older)
+    with pytest.raises(BackendError, match=rf"built with tensorrt_rtx 1\.6\.0; {re.escape(installed)} is installed"):
+        open_model(older, "tensorrt")
+    with pytest.raises(BackendError, match=r"was built with version 1\.6\.0, the library has"):  # rule 29a
+        LoadedEngine(load_backend("tensorrt_rtx"), older.engine_path(), gpu.device.stream())
 
 
 def test_doctor_names_a_gpu_that_the_default_library_does_not_run_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from trtkit.backends import same_version
 from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
@@ -176,11 +177,6 @@ def with_tensorrt(version: str) -> tuple[Release, ...]:
     return tuple(
         release for release in reversed(releases()) if release.tensorrt and same_version(release.tensorrt, version)
     )
-
-
-def same_version(first: str, second: str) -> bool:
-    """Whether two versions agree in major, minor and patch, as far as both name them."""
-    return all(a == b for a, b in zip(first.split(".")[:3], second.split(".")[:3], strict=False))
 
 
 def _release(name: str, figures: dict[str, Any], read: str) -> Release:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from trtkit.backends import same_version
 from trtkit.bundle.records import BackendRecord
 from trtkit.deployment.triton.compatibility import (
     check_release,
@@ -17,7 +18,6 @@ from trtkit.deployment.triton.compatibility import (
     release_warning,
     releases,
     running_release,
-    same_version,
     server_warning,
     with_tensorrt,
 )
