@@ -31,6 +31,7 @@ from trtkit.deployment.kubernetes_objects import (
     write_files,
 )
 from trtkit.errors import DeployError
+from trtkit.serving_options import API_KEY
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ _GROUP_NOTE = "Needs the LeaderWorkerSet controller: https://github.com/kubernet
 _GRACE_S, _START_S = 60, 900
 QUEUE_METRIC = "dynamo_frontend_queued_requests"
 _CLAIM_NOTE = "Copy the bundle into the volume; its nodes must be able to read it together."
-_NETWORK_NOTE = "Dynamo does not authenticate clients: requests come from this namespace alone."
+_NETWORK_NOTE = "Requests come from this namespace alone; a Secret of this name with `api-key` also asks for that key."
 _SCALE_NOTE = f"""\
 Needs prometheus-adapter, which takes the frontend's metric as it is. Its rule, in the adapter's values:
   rules:
@@ -180,7 +181,11 @@ def _member(facts: DynamoClusterFacts) -> Manifest:
         "name": "serve",
         "image": _image(),
         "args": [*launch, *serve],
-        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "TRTKIT_CACHE_DIR", "value": "/tmp/trtkit"}],
+        "env": [
+            {"name": "HOME", "value": "/tmp"},
+            {"name": "TRTKIT_CACHE_DIR", "value": "/tmp/trtkit"},
+            {"name": API_KEY, "valueFrom": {"secretKeyRef": {"name": facts.name, "key": "api-key", "optional": True}}},
+        ],
         "resources": resources(facts.cpus, facts.memory_gib, facts.gpus),
         "securityContext": container_security(),
         "volumeMounts": [
