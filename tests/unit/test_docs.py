@@ -17,6 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("config.md", "config_reference"),
         ("deploy-options.md", "deploy_options"),
         ("generate.md", "generation_settings"),
+        ("grafana.json", "grafana_board"),
         ("manifest.schema.json", "manifest_schema"),
         ("quantization.md", "quantization"),
     ],
