@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import typing
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, TypeAdapter
 from pydantic_core import PydanticUndefined
 
@@ -309,6 +311,43 @@ def grafana_board() -> str:
     return json.dumps(board, indent=1, ensure_ascii=False) + "\n"
 
 
+_GENERATED = ("Written by", "Generated")  # which says how a page came to be, not what it is about
+
+
+def llms_txt() -> str:
+    """Return docs/llms.txt: every page of the menu with its first sentence (https://llmstxt.org)."""
+    text = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    menu = yaml.safe_load(text.partition("\nnav:\n")[2])
+    lines = ["# trtkit", "", f"> {_first_sentence(DOCS.parent / 'README.md')}", ""]
+    for entry in menu:
+        ((title, pages),) = entry.items()
+        if isinstance(pages, str):
+            pages = [entry]
+        listed = [line for page in pages if isinstance(page, dict) for line in _menu_line(page)]
+        lines += [f"## {title}", "", *listed, ""]
+    return "\n".join(lines)
+
+
+def _menu_line(page: dict[str, Any]) -> list[str]:
+    """Return the line of a page; none for one that is written when the site is built, and for records of decisions."""
+    ((title, path),) = page.items()
+    if not isinstance(path, str):
+        return []
+    folder = path.removesuffix(".md")
+    places = {DOCS / path: path, DOCS.parent / folder / "README.md": f"../{folder}/README.md"}
+    listed = [(link, _first_sentence(file)) for file, link in places.items() if file.is_file()]
+    return [f"- [{title}]({link})" + (f": {sentence}" if sentence else "") for link, sentence in listed]
+
+
+def _first_sentence(page: Path) -> str:
+    """Return the first sentence below a page's title, without links; empty if something else comes there."""
+    text = " ".join(page.read_text(encoding="utf-8").split("\n\n")[1].split())
+    if re.match(r"[#|>!<:-]|```|\d+\.", text) or text.startswith(_GENERATED):
+        return ""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("**", "")
+    return re.split(r"(?<=[.:])\s", plain)[0].rstrip(":.") + "."
+
+
 def _section(title: str, model: type[BaseModel]) -> str:
     """Return one table of keys."""
     doc = " ".join((model.__doc__ or "").split())
@@ -353,6 +392,7 @@ def main() -> None:
     (DOCS / "quantization.md").write_text(quantization(), encoding="utf-8")
     (DOCS / "generate.md").write_text(generation_settings(), encoding="utf-8")
     (DOCS / "manifest.schema.json").write_text(manifest_schema(), encoding="utf-8")
+    (DOCS / "llms.txt").write_text(llms_txt(), encoding="utf-8")
     (DOCS / "grafana.json").write_text(grafana_board(), encoding="utf-8")
     (DOCS / "compare.schema.json").write_text(compare_schema(), encoding="utf-8")
 

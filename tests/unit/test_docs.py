@@ -18,6 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("deploy-options.md", "deploy_options"),
         ("generate.md", "generation_settings"),
         ("grafana.json", "grafana_board"),
+        ("llms.txt", "llms_txt"),
         ("manifest.schema.json", "manifest_schema"),
         ("quantization.md", "quantization"),
     ],
