@@ -127,13 +127,14 @@ def _image() -> str:
 
 
 def _dockerfile() -> str:
-    """Return what the pods run: put trtkit's wheel next to it, and build."""
+    """Return what the pods run. A C compiler is for the launchers of Triton's kernels."""
+    wheel = f"trtkit-{__version__}-py3-none-any.whl"
     return f"""\
-# docker build -t {_image()} .
+# pip wheel --no-deps -w . FOLDER_OF_TRTKIT && docker build -t {_image()} .
 FROM python:3.12-slim
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
-COPY trtkit-*.whl /tmp/
-RUN pip install --no-cache-dir "$(echo /tmp/trtkit-*.whl)[tensorrt,dynamo]" \\
+COPY {wheel} /tmp/
+RUN pip install --no-cache-dir "/tmp/{wheel}[tensorrt,dynamo]" \\
   && pip install --no-cache-dir --no-deps ai-dynamo=={VERSION}
 USER 1000:1000
 """
