@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import typing
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, TypeAdapter
 from pydantic_core import PydanticUndefined
 
@@ -38,6 +40,13 @@ if typing.TYPE_CHECKING:
     from trtkit.serving_options import ServingField, Surface
 
 DOCS = Path(__file__).parent
+
+
+def _quantiles(histogram: str) -> dict[str, str]:
+    """Return queries for the median and the 95th percentile of a histogram."""
+    rate = f"sum by (le) (rate({histogram}_bucket[$__rate_interval]))"
+    return {f"p{percent}": f"histogram_quantile({percent / 100}, {rate})" for percent in (50, 95)}
+
 
 # Each config model under the key it stands at.
 _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
@@ -213,6 +222,132 @@ def compare_schema() -> str:
     return json.dumps({"title": "trtkit compare", **schema, "additionalProperties": False}, indent=2) + "\n"
 
 
+# A panel: its title, unit, and queries by legend. Rates are over Grafana's own interval.
+_R = "[$__rate_interval]"
+_BOARD: dict[str, tuple[tuple[str, str, dict[str, str]], ...]] = {
+    "Language models with OpenAI's API (`trtkit serve BUNDLE`: the frontend's /metrics)": (
+        ("Requests", "reqps", {"{{status}}": f"sum by (status) (rate(dynamo_frontend_requests_total{_R}))"}),
+        (
+            "Requests now",
+            "short",
+            {
+                "in flight": "sum(dynamo_frontend_inflight_requests)",
+                "queued": "sum(dynamo_frontend_queued_requests)",
+            },
+        ),
+        ("Time to first token", "s", _quantiles("dynamo_frontend_time_to_first_token_seconds")),
+        ("Inter-token latency", "s", _quantiles("dynamo_frontend_inter_token_latency_seconds")),
+        (
+            "Output tokens per second",
+            "short",
+            {"{{model}}": f"sum by (model) (rate(dynamo_frontend_output_tokens_total{_R}))"},
+        ),
+        ("Prompt tokens per request", "short", _quantiles("dynamo_frontend_input_sequence_tokens")),
+    ),
+    "Engines on Triton (`trtkit serve REPOSITORY`: port 8002)": (
+        (
+            "Requests",
+            "reqps",
+            {
+                "{{model}}": f"sum by (model) (rate(nv_inference_request_success{_R}))",
+                "{{model}} failed": f"sum by (model) (rate(nv_inference_request_failure{_R}))",
+            },
+        ),
+        (
+            "Mean time in the queue",
+            "µs",
+            {
+                "{{model}}": f"sum by (model) (rate(nv_inference_queue_duration_us{_R}))"
+                f" / sum by (model) (rate(nv_inference_request_success{_R}))"
+            },
+        ),
+        (
+            "Slots and waiting requests",
+            "short",
+            {"busy": "sum(trtkit_slots_busy)", "slots": "sum(trtkit_slots)", "waiting": "sum(trtkit_requests_waiting)"},
+        ),
+        (
+            "Tokens per second",
+            "short",
+            {
+                "generated": f"sum(rate(trtkit_generated_tokens_total{_R}))",
+                "prompts, computed": f"sum(rate(trtkit_prompt_tokens_total{_R}))",
+                "prompts, from caches": f"sum(rate(trtkit_reused_tokens_total{_R}))",
+            },
+        ),
+        (
+            "Draft tokens that were right",
+            "percentunit",
+            {"share": f"sum(rate(trtkit_accepted_tokens_total{_R})) / sum(rate(trtkit_drafted_tokens_total{_R}))"},
+        ),
+        ("Preemptions per second", "short", {"{{model}}": f"sum by (model) (rate(trtkit_preemptions_total{_R}))"}),
+    ),
+}
+
+
+def grafana_board() -> str:
+    """Return docs/grafana.json, to import into Grafana: one row of panels for each kind of server."""
+    panels: list[dict[str, object]] = []
+    for number, (title, row) in enumerate(_BOARD.items()):
+        y = 17 * number
+        panels.append({"type": "row", "title": title, "gridPos": {"h": 1, "w": 24, "x": 0, "y": y}, "panels": []})
+        for place, (name, unit, queries) in enumerate(row):
+            targets = [{"expr": query, "legendFormat": legend} for legend, query in queries.items()]
+            panels.append(
+                {
+                    "type": "timeseries",
+                    "title": name,
+                    "datasource": {"type": "prometheus", "uid": "${datasource}"},
+                    "gridPos": {"h": 8, "w": 8, "x": 8 * (place % 3), "y": y + 1 + 8 * (place // 3)},
+                    "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
+                    "targets": [{"refId": chr(65 + index), **target} for index, target in enumerate(targets)],
+                }
+            )
+    for number, panel in enumerate(panels, 1):
+        panel["id"] = number
+    source = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Prometheus"}
+    board = {"title": "trtkit", "uid": "trtkit", "schemaVersion": 39, "refresh": "10s", "panels": panels}
+    board |= {"time": {"from": "now-30m", "to": "now"}, "templating": {"list": [source]}, "tags": ["inference"]}
+    return json.dumps(board, indent=1, ensure_ascii=False) + "\n"
+
+
+_GENERATED = ("Written by", "Generated")  # which says how a page came to be, not what it is about
+
+
+def llms_txt() -> str:
+    """Return docs/llms.txt: every page of the menu with its first sentence (https://llmstxt.org)."""
+    text = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    menu = yaml.safe_load(text.partition("\nnav:\n")[2])
+    lines = ["# trtkit", "", f"> {_first_sentence(DOCS.parent / 'README.md')}", ""]
+    for entry in menu:
+        ((title, pages),) = entry.items()
+        if isinstance(pages, str):
+            pages = [entry]
+        listed = [line for page in pages if isinstance(page, dict) for line in _menu_line(page)]
+        lines += [f"## {title}", "", *listed, ""]
+    return "\n".join(lines)
+
+
+def _menu_line(page: dict[str, Any]) -> list[str]:
+    """Return the line of a page; none for one that is written when the site is built, and for records of decisions."""
+    ((title, path),) = page.items()
+    if not isinstance(path, str):
+        return []
+    folder = path.removesuffix(".md")
+    places = {DOCS / path: path, DOCS.parent / folder / "README.md": f"../{folder}/README.md"}
+    listed = [(link, _first_sentence(file)) for file, link in places.items() if file.is_file()]
+    return [f"- [{title}]({link})" + (f": {sentence}" if sentence else "") for link, sentence in listed]
+
+
+def _first_sentence(page: Path) -> str:
+    """Return the first sentence below a page's title, without links; empty if something else comes there."""
+    text = " ".join(page.read_text(encoding="utf-8").split("\n\n")[1].split())
+    if re.match(r"[#|>!<:-]|```|\d+\.", text) or text.startswith(_GENERATED):
+        return ""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("**", "")
+    return re.split(r"(?<=[.:])\s", plain)[0].rstrip(":.") + "."
+
+
 def _section(title: str, model: type[BaseModel]) -> str:
     """Return one table of keys."""
     doc = " ".join((model.__doc__ or "").split())
@@ -257,6 +392,8 @@ def main() -> None:
     (DOCS / "quantization.md").write_text(quantization(), encoding="utf-8")
     (DOCS / "generate.md").write_text(generation_settings(), encoding="utf-8")
     (DOCS / "manifest.schema.json").write_text(manifest_schema(), encoding="utf-8")
+    (DOCS / "llms.txt").write_text(llms_txt(), encoding="utf-8")
+    (DOCS / "grafana.json").write_text(grafana_board(), encoding="utf-8")
     (DOCS / "compare.schema.json").write_text(compare_schema(), encoding="utf-8")
 
 

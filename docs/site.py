@@ -34,11 +34,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, path, content=write()))
     for folder in _READMES:
         files.append(File.generated(config, f"{folder}.md", abs_src_path=str(ROOT / folder / "README.md")))
+    if (index := files.get_file_from_path("llms.txt")) is not None:  # whose links are to files of the repository
+        files.remove(index)
+        files.append(File.generated(config, "llms.txt", content=_of_site(index.content_string)))
     wanted = {target for file in files.documentation_pages() for target in _targets(file)}
     for target in sorted(wanted):
         if target.startswith("source/") and (ROOT / target[7:]).is_file():
             files.append(File.generated(config, target, abs_src_path=str(ROOT / target[7:])))
     return files
+
+
+def _of_site(text: str) -> str:
+    """Return llms.txt with links to pages of the site."""
+    return _LINK.sub(lambda link: f"{link[1]}{_in_site('llms.txt', link[2]).removesuffix('.md')}.html{link[3]}", text)
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:

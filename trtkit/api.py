@@ -391,6 +391,7 @@ def evaluate_images(
     truth: str | Path | None = None,
     *,
     batch: int | None = None,
+    conf: float | None = None,
     predictions: str | Path | None = None,
     runtime: RuntimeName = "auto",
     on_event: Listener = ignore,
@@ -399,14 +400,15 @@ def evaluate_images(
 
     images: a folder; of one folder for each class if there is no `truth`. truth: a CSV file with the header
     `file,class` or `file,text`, or COCO's annotations.
-    batch: pictures of a call, what the engine was tuned for if None. predictions: a file for what the model answers,
-    JSON lines (.jsonl) or COCO's results (.json). runtime: as for `open_model`.
+    batch: pictures of a call, what the engine was tuned for if None. conf: the smallest score of a box in the confusion
+    matrix, the config's if None. predictions: a file for what the model answers, JSON lines (.jsonl) or COCO's results
+    (.json). runtime: as for `open_model`.
     Raises SourceError, BundleError, RequestError for a file of predictions that does not fit.
     """
     from trtkit.verification.vision_evaluation import VisionRequest, evaluate_vision
 
     answers, file = (None if path is None else Path(path) for path in (truth, predictions))
-    request = VisionRequest(Path(images), answers, batch, runtime, file)
+    request = VisionRequest(Path(images), answers, batch, runtime, file, conf)
     return evaluate_vision(bundle, request, new_runner(on_event))
 
 

@@ -153,10 +153,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     slash; of those that are equal there, the last counts. Empty if none is close.
     """
     by_name = {entry.rpartition("/")[2].lower(): entry for entry in known}
-    close = difflib.get_close_matches(name.rstrip("/").rpartition("/")[2].lower(), by_name, n=3)
+    word = name.rstrip("/").rpartition("/")[2].lower()
+    close = difflib.get_close_matches(word, by_name, n=3)
+    likeness = [difflib.SequenceMatcher(None, known_name, word).ratio() for known_name in close]
+    close = [known_name for known_name, ratio in zip(close, likeness, strict=True) if ratio > likeness[0] - _FAR]
     return f"did you mean {' or '.join(f'`{by_name[name]}`' for name in close)}? " if close else ""
 
 
+_FAR = 0.15
+"""How much less alike than the nearest name, by difflib's ratio, a name is that is left out."""
 _FEW = 8
 """Names that an error lists; of more, it says what shows them all."""
 
@@ -164,10 +169,10 @@ _FEW = 8
 def choices(name: str, known: Iterable[str], shown_by: str) -> str:
     """Return what to write instead of an unknown name: close names, then all of them if they are few.
 
-    shown_by: the command that shows them all, if they are many.
+    shown_by: the command that shows them all, if they are many; empty if none does.
     """
     names = list(known)
-    all_names = f"known: {', '.join(names)}" if len(names) <= _FEW else f"all: `{shown_by}`"
+    all_names = f"known: {', '.join(names)}" if len(names) <= _FEW or not shown_by else f"all: `{shown_by}`"
     return f"{did_you_mean(name, names)}{all_names}"
 
 

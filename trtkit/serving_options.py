@@ -12,6 +12,8 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+API_KEY = "TRTKIT_API_KEY"
+"""Variable with the key that clients of `trtkit serve` must send."""
 Runtime = Literal["auto", "tensorrt", "reference"]
 RUNTIMES: tuple[Runtime, ...] = ("auto", "tensorrt", "reference")
 ScheduleName = Literal["fcfs", "priority", "mlfq"]

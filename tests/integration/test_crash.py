@@ -48,7 +48,7 @@ def test_unsupported_operators_are_reported_all_at_once_with_advice(
     assert fixes == {
         "Unique": "fix: its output's size depends on data: compute it outside the engine",
         "Fancy": "fix: `acme` is not a standard domain: give the model a local function (FunctionProto) of standard "
-        "operators for it, or export without it",
+        "operators for it, add a custom op (`trtkit plugins --help`), or export without it",
         "Bernoulli": "fix: random sampling belongs outside the engine: make it an input",
     }
     assert all(len(line.split(": ", 1)[1]) > 10 for line in found), "TensorRT's own reason is missing"

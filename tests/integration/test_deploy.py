@@ -108,6 +108,55 @@ def test_deploying_again_adds_a_version(bundle: Path, trtkit: Trtkit, workspace:
     assert "bundle/engines/tiny.plan" in record["files"]
 
 
+def test_a_rollback_serves_what_an_earlier_deployment_did(bundle: Path, trtkit: Trtkit, workspace: Path) -> None:
+    """Each config.pbtxt is the one of that deployment, and a later deployment goes on counting."""
+    deployed(trtkit, bundle)
+    first = {name: (workspace / "models" / name / "config.pbtxt").read_text() for name in STEPS}
+    deployed(trtkit, bundle, "--instances", "3")
+    rolled = trtkit("deploy", "--rollback", "tiny", "--repository", "models", "--json").json()
+    assert rolled["models"] == [{"model": name, "version": 1, "before": [2]} for name in STEPS]
+    assert {name: (workspace / "models" / name / "config.pbtxt").read_text() for name in STEPS} == first
+    assert is_whole(workspace / "models") == sorted(STEPS)
+    again = trtkit("deploy", "--rollback", "tiny", "--repository", "models", "--to-version", "2")
+    assert "tiny  version 2, instead of 1" in again.out
+    assert "count: 3" in (workspace / "models" / "tiny_engine" / "config.pbtxt").read_text()
+    third = deployed(trtkit, bundle)
+    assert [(model["version"], model["serves"]) for model in third["models"]] == [(3, [3])] * 4
+    assert not list((workspace / "models").rglob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["tiny"], "models/tiny: no version is older than the served one, 1\nfix: versions there: 1"),
+        (
+            ["tiny", "--to-version", "7"],
+            "models/tiny: there is no version 7 that trtkit deployed\nfix: versions there: 1",
+        ),
+        (["tinny"], "models: no model is called `tinny`\nfix: models there: tiny"),
+    ],
+)
+def test_a_rollback_to_nothing_changes_nothing(
+    words: list[object], error: str, bundle: Path, trtkit: Trtkit, refuses: Callable[..., str], workspace: Path
+) -> None:
+    deployed(trtkit, bundle, "--as", "tensors")
+    assert refuses("deploy", "--repository", "models", "--rollback", *words) == error
+
+
+def test_a_version_of_an_older_trtkit_is_not_rolled_back_to(
+    bundle: Path, trtkit: Trtkit, refuses: Callable[..., str], workspace: Path
+) -> None:
+    for _ in range(2):
+        deployed(trtkit, bundle, "--as", "tensors")
+    path = workspace / "models/tiny/1/deployment.json"
+    record = json.loads(path.read_text())
+    del record["config"]
+    path.write_text(json.dumps(record))
+    assert "deployed before rollbacks existed\nfix: deploy its bundle again" in refuses(
+        "deploy", "--repository", "models", "--rollback", "tiny"
+    )
+
+
 def test_a_repository_that_is_a_link_is_the_folder_behind_it(bundle: Path, workspace: Path, trtkit: Trtkit) -> None:
     (workspace / "real").mkdir()
     (workspace / "models").symlink_to("real")

@@ -64,6 +64,12 @@ def test_pages_ask_no_other_host(site: Path) -> None:
         assert re.findall(r"(?:url\(|@import)\s*['\"]?(?:\w+:)?//[^)'\"]*", style.read_text(encoding="utf-8")) == []
 
 
+def test_the_list_of_pages_leads_to_pages(site: Path) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", (site / "llms.txt").read_text(encoding="utf-8"))
+    assert len(links) > 60
+    assert [link for link in links if not (site / link).is_file()] == []
+
+
 def test_every_command_and_class_has_its_section(site: Path) -> None:
     from trtkit.cli.main import COMMANDS
 

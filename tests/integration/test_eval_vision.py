@@ -231,3 +231,30 @@ def test_truth_that_does_not_fit_is_refused(
 def test_options_of_language_models_and_of_vision_do_not_mix(workspace: Path, trtkit: Trtkit) -> None:
     for words in (["--images", ".", "--questions"], ["--truth", "a.csv"], ["--html", "a.html"], []):
         assert trtkit("eval", "bundle", *words).code == 2
+
+
+def test_conf_decides_which_boxes_are_confused(workspace: Path, trtkit: Trtkit) -> None:
+    """A grey picture has a box of each class with a score near one half; precision counts boxes of any score."""
+    bundle = build(trtkit, workspace, DETECTOR)
+    (workspace / "photos").mkdir()
+    Image.new("RGB", (200, 100), (140, 140, 140)).save(workspace / "photos" / "white.png")
+    truth = annotations(WHITE)
+    truth["images"] = truth["images"][:1]
+    (workspace / "truth.json").write_text(json.dumps(truth))
+    words = ("eval", bundle, "--images", "photos", "--truth", "truth.json", "--json", "--conf")
+    low, high = (json.loads(trtkit(*words, conf).out) for conf in ("0.3", "0.9"))
+    assert low["measures"] == high["measures"]
+    counts = [
+        {(pair["truth"], pair["predicted"]): pair["count"] for pair in report["confusion"]["pairs"]}
+        for report in (low, high)
+    ]
+    assert counts == [{("light", "light"): 1, (None, "dark"): 1}, {("light", None): 1}]
+    assert high["confusion"]["min_score"] == 0.9
+
+
+def test_conf_is_for_detectors(workspace: Path, trtkit: Trtkit) -> None:
+    bundle = build(trtkit, workspace, CLASSIFIER)
+    (workspace / "photos").mkdir()
+    ran = trtkit("eval", bundle, "--images", "photos", "--conf", "0.3")
+    assert ran.code in {1, 2}
+    assert "thresholds are for detectors; the model's config has no `task.boxes`" in ran.err

@@ -119,7 +119,8 @@ def test_only_language_models_are_taken(command: list[str], workspace: Path, trt
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
     assert trtkit("build", "m.yaml").code == 0
     assert refuses(command[0], "bundles/m", *command[1:]) == (
-        "bundles/m: the bundle does not hold a language model\nfix: give a bundle that was built from an `llm` config"
+        "bundles/m: the bundle does not hold a language model\n"
+        "fix: give a language model's bundle; `trtkit run` runs other models"
     )
 
 

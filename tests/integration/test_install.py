@@ -133,6 +133,29 @@ def test_engines_are_built_on_newer_pythons(python: str, wheel: Path, workspace:
         environment.run(line)
 
 
+@pytest.mark.slow
+def test_uvx_runs_the_wheel_without_installing_it(wheel: Path, workspace: Path, tmp_path: Path) -> None:
+    """As `uvx --from WHEEL trtkit ...` does, which is `uv tool run`."""
+    words = ["tool", "run", "--python", sys.executable, "-c", ROOT / "constraints.txt", *FIND_LINKS]
+    command = [sys.executable, "-m", "uv", *map(str, words), "--from", f"{wheel}[rtx,onnx]", "trtkit"]
+    clean = {key: value for key, value in os.environ.items() if key not in OF_THE_TESTS}
+    clean["UV_TOOL_DIR"] = str(tmp_path / "tools")
+    for line in ("--version", "build m.onnx -o bundles/uvx", "inspect bundles/uvx --json"):
+        ran = subprocess.run([*command, *line.split()], cwd=workspace, env=clean, capture_output=True, text=True)  # noqa: PLW1510
+        assert ran.returncode == 0, ran.stderr
+    assert (workspace / "bundles" / "uvx" / "manifest.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_source_distribution_makes_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    _uv("build", "--out-dir", tmp_path, ROOT)
+    (made,) = tmp_path.glob("*.whl")
+    assert made.name == wheel.name
+    names = [set(zipfile.ZipFile(path).namelist()) for path in (made, wheel)]
+    assert names[0] == names[1]
+    assert len(list(tmp_path.glob("*.tar.gz"))) == 1
+
+
 def test_the_constraints_resolve_from_the_public_index(tmp_path: Path) -> None:
     """A local wheel of torch asks for less than the public one, so the machine's own indexes must not count."""
     words = [

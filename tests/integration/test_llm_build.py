@@ -186,7 +186,7 @@ def test_a_language_model_of_another_family_is_refused_as_one(workspace: Path, r
     (workspace / "m.yaml").write_text("source: {hf: longcat}\n")
     refused = refuses("build", "m.yaml")
     what = "config.json: `longcat_flash` is a language model of a family that is not supported"
-    expected = f"{what}\nfix: supported ones: `trtkit list --families`"
+    expected = f"{what}\nfix: `trtkit list --families` lists those that are; TRTKIT_FAMILIES adds your own"
     assert expected in refused
 
 

@@ -184,6 +184,6 @@ def test_targets_that_the_model_has_not_are_refused(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "the config does not fit a `llama`\n"
         "  llm.lora.targets: the model has no linear layer `q_projs`\n"
-        "    fix: did you mean `q_proj` or `v_proj` or `o_proj`? use `down_proj`, `gate_proj`, `k_proj`, `o_proj`, "
+        "    fix: did you mean `q_proj`? use `down_proj`, `gate_proj`, `k_proj`, `o_proj`, "
         "`q_proj`, `up_proj`, `v_proj`"
     )

@@ -13,6 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import ViTConfig, ViTForImageClassification
 
+import trtkit as trtkit_api
 from tests.support import hybrids, models, tiny_llm, tiny_vlm
 from tests.support.docs import DOCS, blocks, run_script
 from tests.support.eagle3 import Head, fields_of, save_head
@@ -161,7 +162,15 @@ def test_plan_for_people_fits_80_columns_and_says_what_it_assumes(workspace: Pat
     short = trtkit("plan", "llama-2-7b", "--gpu", "t4,gb10", "--price", "0.5").out
     assert len(short.splitlines()) < 30
     assert short.startswith("best case")
+    assert re.search(r"^backends +tensorrt, tensorrt_rtx \(t4, gb10\)", short, re.MULTILINE)
     assert short.rstrip().endswith("`--details`.")
+
+
+def test_a_printed_plan_is_the_commands_table(tiny: Path, trtkit: Callable[..., Ran]) -> None:
+    printed = str(trtkit_api.plan(tiny, ["l4"]))
+    shown = [line.rstrip() for line in trtkit("plan", tiny, "--gpu", "l4").out.rpartition("\n\n")[0].splitlines()]
+    assert printed.splitlines() == shown
+    assert "backends" in printed
 
 
 def test_bundle_is_planned_for_up_to_its_own_slots(

@@ -1,4 +1,6 @@
-"""Four people's first ten minutes, in the README's own words: a detector, a Llama, DETR3D, the price of serving."""
+"""Five people's first ten minutes, in the words of the README and of pages: who sees pictures, who generates text, who
+serves, who does research, and who has five minutes. The researcher's guide runs in `test_docs_pages`.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from onnx.tools import update_model_dims
 from PIL import Image
 
 from tests.support import models
-from tests.support.docs import ROOT, blocks, run_script
+from tests.support.docs import DOCS, ROOT, blocks, run_script
 from tests.support.hub_server import hub_server, use_hub
 from tests.support.tiny_chat import save_smollm2_words
+from trtkit.deployment.process import free_ports
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,3 +71,30 @@ def test_what_serving_would_cost(tmp_path: Path) -> None:
     printed = run_script(block_with("--price l4="), tmp_path)
     assert re.search(r"^\s*h100", printed, re.MULTILINE)
     assert "$/M" in printed
+
+
+@pytest.mark.slow
+def test_a_server_for_the_openai_client_then_manifests_for_a_cluster(tmp_path: Path) -> None:
+    """The platform engineer: README's `serve` and its program, with a key, then the command for Kubernetes."""
+    (port,) = free_ports(1)
+    (program,) = [block.text for block in blocks(ROOT / "README.md", "python") if "OpenAI" in block.text]
+    (tmp_path / "client.py").write_text(program.replace("8000", str(port)).replace('"none"', '"secret"'))
+    save_smollm2_words(tmp_path / "published")
+    serve = block_with("trtkit serve bundles/Llama").strip()
+    (deploy,) = [block.text for block in blocks(DOCS / "openai.md", "bash") if "--kubernetes" in block.text]
+    name = "Llama-3.2-1B-Instruct"
+    script = f"""
+        trap 'kill $(jobs -p) 2> /dev/null; wait' EXIT
+        trtkit build published -q -o bundles/{name}
+        TRTKIT_API_KEY=secret {serve} --quiet --log-format json --http-port {port} > served 2> log &
+        until grep -qs 'Ctrl-C stops it' served; do kill -0 $!; sleep 0.5; done
+        python client.py
+        curl -s -o /dev/null -w '%{{http_code}}\\n' http://127.0.0.1:{port}/v1/models
+        {deploy.replace("bundles/llama", f"bundles/{name}")}
+    """
+    printed = run_script(script, tmp_path).splitlines()
+    assert "401" in printed
+    assert printed.index("401") > 0  # after an answer, of a model that knows nothing
+    assert (tmp_path / "manifests" / "deployment.yaml").is_file()
+    for line in (tmp_path / "log").read_text().splitlines():
+        assert json.loads(line).keys() == {"time", "level", "process", "message"}

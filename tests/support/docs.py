@@ -11,6 +11,7 @@ what they print on stdout:
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -41,6 +42,21 @@ def blocks(page: Path, *languages: str) -> list[Block]:
     """Return a page's blocks in `languages`, all of them where none is named."""
     fenced = [Block(language, text) for language, text in _FENCE.findall(page.read_text(encoding="utf-8"))]
     return [block for block in fenced if not languages or block.language in languages]
+
+
+def queried_metrics(row: int) -> set[str]:
+    """Return the metrics that a row of docs/grafana.json names."""
+    panels = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))["panels"]
+    starts = [index for index, panel in enumerate(panels) if panel["type"] == "row"] + [len(panels)]
+    queries = [target["expr"] for panel in panels[starts[row] + 1 : starts[row + 1]] for target in panel["targets"]]
+    return {name for query in queries for name in re.findall(r"\b(?:dynamo|nv|trtkit)_\w+", query)}
+
+
+def exported_metrics(text: str) -> set[str]:
+    """Return the names of the series in what a server's /metrics answers, those without a value yet among them."""
+    declared = re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)
+    series = set(re.findall(r"^(\w+)(?:\{| )", text, re.MULTILINE))
+    return series | {name + end for name, kind in declared for end in (["_bucket"] if kind == "histogram" else [""])}
 
 
 def run_script(script: str, folder: Path) -> str:

@@ -1,5 +1,6 @@
 """The generated parts of the docs say what the code does."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -17,6 +18,8 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("config.md", "config_reference"),
         ("deploy-options.md", "deploy_options"),
         ("generate.md", "generation_settings"),
+        ("grafana.json", "grafana_board"),
+        ("llms.txt", "llms_txt"),
         ("manifest.schema.json", "manifest_schema"),
         ("quantization.md", "quantization"),
     ],
@@ -100,3 +103,13 @@ def test_pages_do_not_say_that_a_feature_is_missing_which_is_there(file: str, ph
     """And name no package of a registry that trtkit is not in."""
     assert (DOCS.parent / feature).is_file()
     assert phrase not in (DOCS / file).read_text(encoding="utf-8")
+
+
+def test_the_picture_of_the_demo_shows_its_commands_and_asks_no_host() -> None:
+    """Each command of the picture is one of examples/demo.sh; what is in it was printed, not written."""
+    shown = runpy.run_path(str(DOCS / "record.py"))["SHOWN"]
+    picture = (DOCS / "images" / "demo.svg").read_text(encoding="utf-8")
+    text = re.sub(r"<[^>]*>", "", picture).replace("&#160;", " ")
+    demo = (DOCS.parent / "examples" / "demo.sh").read_text(encoding="utf-8")
+    assert [start for start in shown if start not in text or start not in demo] == []
+    assert re.findall(r"(?:url\(|href=\")['\"]?https?:", picture) == []

@@ -128,7 +128,7 @@ def advice_for(node: onnx.NodeProto, opset: int) -> str:
     if node.domain not in {"", "ai.onnx"}:
         return (
             f"`{node.domain}` is not a standard domain: give the model a local function (FunctionProto) of standard "
-            "operators for it, or export without it"
+            "operators for it, add a custom op (`trtkit plugins --help`), or export without it"
         )
     if opset < 13:
         return f"export with a newer opset (this model has {opset}), which may write it in other operators"

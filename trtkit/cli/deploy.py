@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.local_model import bundle_argument, local_bundle
+from trtkit.cli.local_model import local_bundle, yes_option
 from trtkit.cli.options import json_option, quiet_option
 from trtkit.cli.say import say
 from trtkit.cli.visible import echo
@@ -30,6 +31,7 @@ Examples:
   trtkit deploy bundles/llama --to dynamo --kubernetes manifests
   trtkit deploy bundles/ppocr-det --recognizer bundles/ppocr-rec --name ocr \\
       --repository models
+  trtkit deploy --rollback chat --repository models
 
 \b
 Then:
@@ -42,7 +44,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or options."""
 
 
 @click.command(epilog=EPILOG)
-@bundle_argument
+@click.argument("bundle", required=False, shell_complete=completions.bundles)
+@yes_option
 @click.option("--to", type=click.Choice(["triton", "dynamo"]), default="triton", show_default=True, help="Server.")
 @click.option(
     "--repository",
@@ -84,10 +87,29 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or options."""
     help="Override a serving option.",
     shell_complete=completions.serving_keys,
 )
+@click.option(
+    "--rollback",
+    metavar="MODEL",
+    help="Instead of deploying, serve an earlier version of a model of --repository, and what was deployed with it.",
+)
+@click.option(
+    "--to-version",
+    type=click.IntRange(1),
+    metavar="N",
+    help="With --rollback: the version.  [default: the one before those served]",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would change without writing anything.")
 @json_option
 @quiet_option
-def command(bundle: str, to: str, *, as_json: bool, quiet: bool, **options: Any) -> None:
+def command(
+    bundle: str | None,
+    to: str,
+    rollback: str | None,
+    to_version: int | None,
+    *,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Deploy a bundle to a model repository of Triton Inference Server, or a language model to Kubernetes.
 
     Writes config.pbtxt with the engine of BUNDLE or a model that runs on trtkit's runtime, and says which and why. If
@@ -96,12 +118,19 @@ def command(bundle: str, to: str, *, as_json: bool, quiet: bool, **options: Any)
 
     --to dynamo writes the manifests of pods that run `trtkit serve BUNDLE`, each with --instances workers.
     """
+    if rollback is not None:
+        if bundle is not None or options["repository"] is None or options["dry_run"]:
+            raise click.UsageError("--rollback needs --repository, and goes without BUNDLE and --dry-run")
+        _roll_back(Path(options["repository"]), rollback, to_version, as_json=as_json)
+        return
+    if bundle is None or to_version is not None:
+        raise click.UsageError("Missing argument 'BUNDLE'." if bundle is None else "--to-version needs --rollback")
     if to == "dynamo":
         _deploy_dynamo(local_bundle(bundle), options, as_json=as_json)
     elif options["repository"] is None:
         raise click.UsageError("--to triton needs --repository")
     else:
-        _deploy_triton(local_bundle(bundle), options, as_json=as_json, quiet=quiet or as_json)
+        _deploy_triton(local_bundle(bundle), options, as_json=as_json, quiet=options["quiet"] or as_json)
 
 
 def _deploy_triton(bundle: str, options: Options, *, as_json: bool, quiet: bool) -> None:
@@ -133,6 +162,22 @@ def _deploy_triton(bundle: str, options: Options, *, as_json: bool, quiet: bool)
     else:
         _print(deployment, folder)
         echo("".join(f"wrote {file}\n" for file in files), nl=False)
+
+
+def _roll_back(repository: Path, name: str, version: int | None, *, as_json: bool) -> None:
+    """Serve an earlier version of a model."""
+    from trtkit.deployment.triton.extra import require_extra
+
+    require_extra()
+    from trtkit.deployment.triton.rollback import roll_back
+
+    changed = roll_back(repository, name, version)
+    if as_json:
+        click.echo(json.dumps({"repository": str(repository), "models": [asdict(model) for model in changed]}))
+        return
+    for model in changed:
+        echo(f"{model.model}  version {model.version}, instead of {', '.join(map(str, model.before))}")
+    echo("a running server serves it after its next load or restart")
 
 
 def _deploy_dynamo(bundle: str, options: Options, *, as_json: bool) -> None:

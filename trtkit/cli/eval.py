@@ -58,6 +58,12 @@ COCO's JSON."""
 @click.option("--truth", type=FILE, help="Expected answers: a CSV file, or COCO annotations.")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Pictures per call.  [default: the profile's opt]")
 @click.option(
+    "--conf",
+    type=click.FloatRange(0, 1),
+    metavar="X",
+    help="With --images: smallest score of a box in the confusion matrix.  [default: the config's]",
+)
+@click.option(
     "--predictions",
     type=FILE,
     metavar="FILE",
@@ -82,6 +88,7 @@ def command(
     images: Path | None,
     truth: Path | None,
     batch: int | None,
+    conf: float | None,
     predictions: Path | None,
     html: Path | None,
     runtime: Runtime,
@@ -112,11 +119,11 @@ def command(
     if images is not None:
         if text is not None or has_questions or base is not None:
             raise click.UsageError("--images is for vision models; --perplexity, --questions and --compare are not")
-        vision = VisionRequest(images, truth, batch, runtime, predictions)
+        vision = VisionRequest(images, truth, batch, runtime, predictions, conf)
         _evaluate_vision(local_bundle(bundle), vision, html, quiet=quiet, as_json=as_json)
         return
-    if any(value is not None for value in (truth, batch, predictions, html)):
-        raise click.UsageError("--truth, --batch, --predictions and --html go with --images")
+    if any(value is not None for value in (truth, batch, conf, predictions, html)):
+        raise click.UsageError("--truth, --batch, --conf, --predictions and --html go with --images")
     if text is None and not has_questions:
         raise click.UsageError(
             "give --perplexity FILE, --questions or --tasks for a language model, --images for a vision model"

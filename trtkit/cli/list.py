@@ -23,6 +23,7 @@ Examples:
   trtkit list
   trtkit list engines --json
   trtkit list --families
+  trtkit list --published
   trtkit list --clean --yes"""
 
 
@@ -59,16 +60,15 @@ class CacheRow:
 @click.command(epilog=EPILOG)
 @click.argument("folder", type=click.Path(path_type=Path), default=Path("bundles"), shell_complete=completions.folders)
 @click.option("--families", is_flag=True, help="List the decoder families instead, by `model_type`.")
+@click.option("--published", is_flag=True, help="List the published models that `plan` knows by name instead.")
 @click.option("--clean", is_flag=True, help="Empty the build cache instead; bundles elsewhere stay.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before cleaning.")
 @json_option
 @run_options
-def command(folder: Path, families: bool, clean: bool, yes: bool, as_json: bool) -> None:
+def command(folder: Path, families: bool, published: bool, clean: bool, yes: bool, as_json: bool) -> None:
     """List shipped configs, the bundles in FOLDER (default: bundles), and the build cache."""
-    if families:
-        from trtkit.models.registry import known_families
-
-        names = sorted(known_families())
+    if families or published:
+        names = _families() if families else _published()
         echo(json.dumps(names) if as_json else "\n".join(names))
         return
     cache = _cache()
@@ -84,6 +84,18 @@ def command(folder: Path, families: bool, clean: bool, yes: bool, as_json: bool)
 
     show([_configs_table(configs), _bundles_table(folder, bundles) if bundles else f"no bundles in {folder}"])
     echo(f"\n{_cache_text(cache)}")
+
+
+def _families() -> list[str]:
+    from trtkit.models.registry import known_families
+
+    return sorted(known_families())
+
+
+def _published() -> list[str]:
+    from trtkit.planning.source import architectures
+
+    return list(architectures())
 
 
 def _configs() -> Iterator[ConfigRow]:

@@ -16,6 +16,7 @@ from trtkit.version import __version__
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
 _LOG = logging.getLogger("trtkit")
+_KEY = "--api-key"
 
 
 class _Visible(logging.Formatter):
@@ -76,8 +77,14 @@ def _attach(ctx: click.Context, handler: logging.Handler) -> None:
 
     ctx.find_root().call_on_close(close)
     words: Sequence[str] = ctx.find_root().obj or ()
-    _LOG.info("trtkit %s: %s", __version__, shlex.join(["trtkit", *words]))
+    _LOG.info("trtkit %s: %s", __version__, shlex.join(["trtkit", *without_keys(words)]))
     _LOG.debug("process %d, Python %s in %s", os.getpid(), sys.version.split()[0], os.getcwd())  # noqa: PTH109
+
+
+def without_keys(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with `...` for an API key."""
+    shown = [f"{_KEY}=..." if word.startswith(f"{_KEY}=") else word for word in words]
+    return ["..." if number and words[number - 1] == _KEY else word for number, word in enumerate(shown)]
 
 
 def log_end(stop: BaseException) -> None:

@@ -24,8 +24,26 @@ if TYPE_CHECKING:
     Command = Callable[..., None]
     Overrides = tuple[str | Override, ...]
 
+
+class _PrecisionChoice(click.Choice[str]):
+    """Precisions of a network; the names of quantization methods are answered with how to quantize."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from trtkit.quantization_methods import METHODS
+
+        methods = [name for name in METHODS if name.startswith(value)]
+        if value not in self.choices and methods:
+            self.fail(
+                f"`{value}` is a quantization method: `trtkit quantize MODEL --method {methods[0]}`, then build "
+                f"what it writes. Precisions of the network are {', '.join(self.choices)}.",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 _OPTIONS = (
-    click.option("--precision", type=click.Choice(get_args(Precision)), help="Precision of the network."),
+    click.option("--precision", type=_PrecisionChoice(get_args(Precision)), help="Precision of the network."),
     click.option(
         "--shapes",
         multiple=True,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import click
 
@@ -15,9 +14,10 @@ from trtkit.cli import completions
 from trtkit.cli.local_model import is_model, local_bundle, yes_option
 from trtkit.cli.options import GroupedCommand, grouped, is_verbose, json_option, quiet_option
 from trtkit.cli.say import say, warn
+from trtkit.cli.server_log import LogFormat, errors_in_log, log_as, server_log
 from trtkit.cli.serving_options import faults_by_flag, serving_options, split_options
 from trtkit.cli.visible import echo
-from trtkit.serving_options import serving_fields
+from trtkit.serving_options import API_KEY, serving_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,6 +71,13 @@ _BUNDLE = (
         help="How long one step of a worker may take before it is started again.",
     ),
     click.option("--body-mib", type=click.IntRange(1), help="Largest request.  [default: 4, with images 64]"),
+    click.option(
+        "--api-key",
+        metavar="KEY",
+        envvar=API_KEY,
+        show_envvar=True,
+        help="Answer only requests with this key, but for probes and metrics.",
+    ),
     click.option("--tool-call-parser", metavar="NAME", help="Dynamo's parser of tool calls, e.g. `hermes`."),
     click.option("--reasoning-parser", metavar="NAME", help="Dynamo's parser of reasoning, e.g. `qwen3`."),
 )
@@ -109,6 +116,7 @@ Examples:
   trtkit serve bundles/llama
   trtkit serve Qwen/Qwen3-0.6B --yes
   trtkit serve bundles/llama --replicas 2 --http-port 9000
+  TRTKIT_API_KEY=secret trtkit serve bundles/llama --log-format json
   trtkit serve models
   trtkit serve models --http-port 9000 --grpc-port 9001 --metrics-port 9002
   trtkit serve models --model-control-mode explicit --load resnet50
@@ -124,8 +132,8 @@ died (restart it), 2 wrong usage. A worker that dies or hangs is started
 again."""
 
 _OF_BUNDLES = [
-    "name", "replicas", "prefill_workers", "prefill_bundle", "router", "migrations", "body_mib", "hang_timeout_s",
-    "tool_call_parser", "reasoning_parser", *serving_fields("serve"),
+    "name", "api_key", "replicas", "prefill_workers", "prefill_bundle", "router", "migrations", "body_mib",
+    "hang_timeout_s", "tool_call_parser", "reasoning_parser", *serving_fields("serve"),
 ]  # fmt: skip
 _OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load", "allow_undeployed"]
 
@@ -137,10 +145,19 @@ _OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load
 @bundle_options
 @repository_options
 @yes_option
+@click.option(
+    "--log-format",
+    type=click.Choice(get_args(LogFormat)),
+    default="text",
+    show_default=True,
+    help="Form of the log on stderr: text, or a JSON object per line.",
+)
 @json_option
 @quiet_option
 @click.pass_context
-def command(context: click.Context, /, path: str, as_json: bool, quiet: bool, **options: Any) -> None:
+def command(
+    context: click.Context, /, path: str, log_format: LogFormat, as_json: bool, quiet: bool, **options: Any
+) -> None:
     """Serve a language model with an OpenAI-compatible API, or a model repository with Triton.
 
     MODEL is the bundle of a language model, or what `trtkit build` takes, which is first built into bundles/NAME if
@@ -158,10 +175,14 @@ def command(context: click.Context, /, path: str, as_json: bool, quiet: bool, **
         name: options[name] for name in ("host", "http_port", *(_OF_BUNDLES if is_one else _OF_REPOSITORIES))
     }
     signal.signal(signal.SIGTERM, _interrupt)
-    if is_one:
-        serve_bundle(path, server_options, as_json=as_json, quiet=quiet)
-    else:
-        _serve_repository(Path(path), server_options, as_json=as_json, quiet=quiet)
+    if log_format == "json" and is_verbose():
+        raise click.UsageError("--log-format json and --verbose cannot be used together")
+    log_as(log_format)
+    with errors_in_log():
+        if is_one:
+            serve_bundle(path, server_options, as_json=as_json, quiet=quiet)
+        else:
+            _serve_repository(Path(path), server_options, as_json=as_json, quiet=quiet)
 
 
 def _check_options(context: click.Context, names: Sequence[str], of: str) -> None:
@@ -170,6 +191,8 @@ def _check_options(context: click.Context, names: Sequence[str], of: str) -> Non
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name in names and source is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{parameter.opts[0]} is for {of}")
+        if parameter.name in names and source is click.core.ParameterSource.ENVIRONMENT:
+            raise click.UsageError(f"{parameter.opts[0]} is for {of}: unset {API_KEY}, or put a proxy before Triton")
 
 
 def _serve_repository(repository: Path, options: Options, *, as_json: bool, quiet: bool) -> None:
@@ -246,7 +269,7 @@ def _log_to_stderr(*, quiet: bool) -> Callable[[str], None]:
     from trtkit.deployment.triton.local_server import is_noise, level
 
     show = server_log(lambda line: level(line) == "I", quiet=quiet)
-    return lambda line: None if is_noise(line) else show(line)
+    return lambda line: None if is_noise(line) else show("", line)
 
 
 def _serve(server: LocalServer, *, as_json: bool) -> None:
@@ -330,11 +353,13 @@ def serve_bundle(bundle: str, options: dict[str, Any], *, as_json: bool, quiet: 
         weight_budget_bytes(open_bundle(model.path), serving.weight_budget_gib)
         speculator_tokens(open_bundle(model.path), serving.speculate)
         check_adapters(open_bundle(model.path), serving.lora or {}, name)
+    if options["api_key"] == "":
+        raise click.UsageError(f"--api-key is empty (maybe by the variable {API_KEY})")
     port = options.pop("http_port") or free_ports(1)[0]
     fleet_options = DynamoOptions(name, port=port, serving=serving, **options)
     show = server_log(lambda line: " INFO " in line, quiet=quiet)
     try:
-        with LocalFleet(model, fleet_options, lambda who, line: show(f"{who}: {line}")) as fleet:
+        with LocalFleet(model, fleet_options, show) as fleet:
             _warn(fleet)
             fleet.wait_ready()
             _print_fleet(fleet, as_json=as_json)
@@ -357,12 +382,14 @@ def _warn(fleet: LocalFleet) -> None:
     from trtkit.deployment.process import is_loopback
 
     options = fleet.options
+    has_key = options.api_key is not None
     workers = f"{options.replicas} worker{'s' if options.replicas > 1 else ''}"
     if options.prefill_workers:
         workers += f", {options.prefill_workers} more for prompts,"
     say(f"starting NVIDIA Dynamo's frontend and {workers} for {fleet.model.path}")
     if not is_loopback(options.host):
-        warn(f"warning: other machines can reach {options.host}; Dynamo does not authenticate clients")
+        risk = "keys and answers are not encrypted" if has_key else "Dynamo does not authenticate clients: --api-key"
+        warn(f"warning: other machines can reach {options.host}; {risk}")
     if not fleet.model.has_chat:
         warn("note: the tokenizer has no chat template, so there are completions but no chat")
 
@@ -386,16 +413,5 @@ def _curl(options: DynamoOptions, *, has_chat: bool) -> str:
     body = {"messages": [{"role": "user", "content": question}]} if has_chat else {"prompt": question}
     path = "chat/completions" if has_chat else "completions"
     data = json.dumps({"model": options.name, **body, "max_tokens": 64})
-    return f"curl {options.url}/{path} -H 'Content-Type: application/json' -d '{data}'"
-
-
-def server_log(is_information: Callable[[str], bool], *, quiet: bool) -> Callable[[str], None]:
-    """Return what shows a line; only one that warns with --quiet, and none with --verbose, whose log has them all.."""
-    log, is_shown = logging.getLogger("trtkit.server"), not is_verbose()
-
-    def show(line: str) -> None:
-        log.info("%s", line)
-        if is_shown and not (quiet and is_information(line)):
-            echo(line, err=True)
-
-    return show
+    key = "" if options.api_key is None else f' -H "Authorization: Bearer ${API_KEY}"'
+    return f"curl {options.url}/{path}{key} -H 'Content-Type: application/json' -d '{data}'"

@@ -36,6 +36,17 @@ def console() -> Console:
     return visible.console(width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or 80))
 
 
+def as_text(parts: Iterable[Part]) -> str:
+    """Return tables and texts as they are printed in 80 columns, without color."""
+    from rich.console import Console
+
+    out = Console(width=80, color_system=None, force_terminal=False)
+    with out.capture() as drawn:
+        for index, part in enumerate(map(rendered, parts)):
+            out.print(*([""] if index else []), part, sep="\n")
+    return "\n".join(line.rstrip() for line in drawn.get().splitlines())
+
+
 def show(parts: Iterable[Part | RenderableType]) -> None:
     """Print tables and texts with an empty line between them; in a pipe that says no width, paths are whole."""
     out, is_fixed = console(), sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,20 @@ if TYPE_CHECKING:
     from trtkit.config.yaml_file import KeyPath
 
 Where = Callable[["KeyPath"], str]
+_NESTED = re.compile(r"valid dictionary or instance of \w+")
 
 
-def explain(error: ValidationError, model: type[BaseModel], where: Where) -> list[Problem]:
-    """Turn each fault into a Problem that names key, line, allowed values and the nearest known key."""
+def explain(
+    error: ValidationError, model: type[BaseModel], where: Where, shown_by: str = "trtkit config schema"
+) -> list[Problem]:
+    """Turn each fault into a Problem that names key, line, allowed values and the nearest known key.
+
+    shown_by: the command that shows all keys; if there is none, the Problem lists them.
+    """
     problems = []
     for detail in error.errors(include_url=False):
         key_path = tuple(part for part in detail["loc"] if not _is_union_tag(part))
-        what, fix = _message(detail, model, key_path)
+        what, fix = _message(detail, model, key_path, shown_by)
         problems.append(Problem(what, where(key_path), fix))
     return list(dict.fromkeys(problems))
 
@@ -34,30 +41,31 @@ def _is_union_tag(part: str | int) -> bool:
     return isinstance(part, str) and ("[" in part or part in {"DimRange", "ShapeRange", "int", "str"})
 
 
-def _message(detail: ErrorDetails, model: type[BaseModel], key_path: KeyPath) -> tuple[str, str]:
+def _message(detail: ErrorDetails, model: type[BaseModel], key_path: KeyPath, shown_by: str) -> tuple[str, str]:
     key = ".".join(str(part) for part in key_path)
     kind = detail["type"]
     if kind == "extra_forbidden":
-        return _unknown_key(model, key_path)
+        return _unknown_key(model, key_path, shown_by)
     if kind == "missing":
         return f"key `{key}` is missing", f"add `{key}:`"
     if kind == "literal_error":
         return f"{key}: {detail['input']!r} is not allowed", f"use one of {detail['ctx']['expected']}"
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("tuple", "list")
-    message = message[0].lower() + message[1:]
+    message = message[0].lower() + message[1:].partition(", unable to parse")[0]
+    message = _NESTED.sub("mapping of keys", message)
     if kind == "value_error":
         return f"{key}: {message}" if key else message, ""
     return f"{key}: {detail['input']!r} {message}", ""
 
 
-def _unknown_key(model: type[BaseModel], key_path: KeyPath) -> tuple[str, str]:
+def _unknown_key(model: type[BaseModel], key_path: KeyPath, shown_by: str) -> tuple[str, str]:
     """Name the unknown key, the known ones that are close to it, and all if they are few."""
     parent = _model_at(model, key_path[:-1])
     known = sorted(parent.model_fields) if parent else []
     key = str(key_path[-1])
     at = ".".join(str(part) for part in key_path[:-1])
     what = f"unknown key `{key}`" + (f" in `{at}`" if at else "")
-    return what, choices(key, known, "trtkit config schema") if known else ""
+    return what, choices(key, known, shown_by) if known else ""
 
 
 def _model_at(model: type[BaseModel], key_path: KeyPath) -> type[BaseModel] | None:

@@ -269,8 +269,9 @@ def _check_array(array: Array, spec: OnnxTensorSpec, where: str) -> None:
         isinstance(dim, str) or dim == size for dim, size in zip(spec.shape, array.shape, strict=True)
     )
     if not fits:
-        wanted = ", ".join(str(dim) for dim in spec.shape)
-        raise SourceError(f"`{spec.name}` has shape {list(array.shape)}, [{wanted}] is needed", where)
+        wanted = ", ".join("any" if dim == f"{spec.name}.{axis}" else str(dim) for axis, dim in enumerate(spec.shape))
+        what = f"`{spec.name}` has shape {list(array.shape)}, [{wanted}] is needed"
+        raise SourceError(what, where, "give an array of that shape")
     if dtype_of(spec.dtype).is_float and not np.isfinite(array.astype(np.float32)).all():
         raise SourceError(f"`{spec.name}` holds NaN or infinite values", where, "give finite inputs")
 

@@ -109,7 +109,7 @@ def read_text_bundle(bundle: Bundle | Path | str) -> TextBundle:
     opened = open_bundle(bundle)
     manifest, folder = opened.manifest, opened.path / "model"
     if manifest.interface != "tokens":
-        fix = "give a bundle that was built from an `llm` config"
+        fix = "give a language model's bundle; `trtkit run` runs other models"
         raise GenerationError("the bundle does not hold a language model", str(opened.path), fix)
     logits = next(output for output in manifest.outputs if output.name == "logits")
     tokenizer = open_tokenizer(folder)

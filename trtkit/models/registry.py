@@ -160,7 +160,9 @@ def unsupported_family(model_type: str, where: str) -> SourceError:
     near = near or [name for name in families if model_type.startswith(name)]
     nearest = f"the nearest supported are {', '.join(f'`{name}`' for name in near)}" if near else ""
     what = f"`{model_type}` is a language model of a family that is not supported"
-    return SourceError(what, where, nearest or "supported ones: `trtkit list --families`")
+    return SourceError(
+        what, where, nearest or "`trtkit list --families` lists those that are; TRTKIT_FAMILIES adds your own"
+    )
 
 
 # Encoders and encoder-decoders that are not supported, and the families of their kind.

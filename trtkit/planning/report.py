@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from trtkit.jobs.json_form import to_json
 from trtkit.pages import HasPage
@@ -201,7 +202,7 @@ class VisionGpu:
     curve: tuple[VisionSpeed, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class _PlanReport(HasPage, ABC):
     """What both reports have. step: the whole network's work, by phase."""
 
@@ -215,6 +216,14 @@ class _PlanReport(HasPage, ABC):
     def name(self) -> str:
         """Name of the model."""
 
+    def __str__(self) -> str:
+        """Return what `trtkit plan` prints. What draws it lies above this package, so it is imported by its name."""
+        parts = importlib.import_module("trtkit.report.planning_tables").short_tables(self)
+        return cast("str", importlib.import_module("trtkit.cli.tables").as_text(parts))
+
+    def __repr__(self) -> str:
+        return f"<plan of {self.name}>"
+
     def _common(self) -> Json:
         """Return the part of the JSON form that both reports have."""
         rows = [{**to_json(row), **to_json(row.phases)} for row in self.layers]
@@ -222,7 +231,7 @@ class _PlanReport(HasPage, ABC):
         return {"layers": layers, "step": to_json(self.step), "assumptions": list(self.assumptions)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LlmReport(_PlanReport):
     """The plan of a language model. windowed_slot_bytes: of a slot if sliding layers kept only their window.
 
@@ -261,7 +270,7 @@ class LlmReport(_PlanReport):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class VisionReport(_PlanReport):
     """The plan of a vision model, or of any network of arrays. profile: the smallest and largest batch."""
 

@@ -160,10 +160,9 @@ def _check_name(path: str) -> None:
         find_config(path)
     except ConfigError:
         what = f"no bundle, config or known model is called `{path}`"
-        known = [*shipped_configs(), *architectures()]
         fix = (
-            f"{did_you_mean(path, known)}give a bundle, a YAML file, a folder with {CONFIG}, a shipped config "
-            f"({', '.join(shipped_configs())}) or a published model ({', '.join(architectures())})"
+            f"{did_you_mean(path, [*shipped_configs(), *architectures()])}give a bundle, a YAML file, a folder with "
+            f"{CONFIG}, a hub id, a shipped config (`trtkit list`) or a published model (`trtkit list --published`)"
         )
         raise PlanError(what, "", fix) from None
 

@@ -37,14 +37,15 @@ if TYPE_CHECKING:
 
 # More GPUs than this are compared in one table only, unless they were named.
 _DETAILED = 3
+# More GPUs than this are not named with the libraries that build for them.
+_NAMED = 6
 _UNKNOWN = "? compute rate unknown: memory time only"
 _LEGEND = f"* layers without caches; with them, memory is the limit at every batch size.  {_UNKNOWN}"
 
 
 def plan_tables(plan: Report, *, has_details: bool) -> Iterator[Part]:
     """Yield the tables of a plan, the answer first. has_details: also layers, each of a few GPUs, and assumptions."""
-    yield from gpus_tables(plan)
-    yield model_facts(plan)
+    yield from short_tables(plan)
     if not has_details:
         yield Note("Times are floors. Layers, batch sizes, formats, several GPUs and assumptions: `--details`.")
         return
@@ -55,9 +56,26 @@ def plan_tables(plan: Report, *, has_details: bool) -> Iterator[Part]:
     yield Lines("assumptions:", plan.assumptions)
 
 
+def short_tables(plan: Report) -> Iterator[Part]:
+    """Yield the answer: each GPU at best, and the model."""
+    yield from gpus_tables(plan)
+    yield model_facts(plan)
+
+
 def model_facts(plan: Report) -> Facts:
-    """Return what is planned for."""
-    return _model(plan) if isinstance(plan, LlmReport) else _network(plan)
+    """Return what is planned for, and by which libraries."""
+    facts = _model(plan) if isinstance(plan, LlmReport) else _network(plan)
+    return Facts(facts.title, [*facts.rows, ("backends", _backends_text([row.gpu for row in plan.gpus]))])
+
+
+def _backends_text(gpus: Sequence[PlannedGpu]) -> str:
+    """Return the libraries that build for each GPU, those with the same ones together."""
+    if len(gpus) > _NAMED:
+        return "by GPU: `trtkit plan --list-gpus`"
+    by_libraries: dict[str, list[str]] = {}
+    for gpu in gpus:
+        by_libraries.setdefault(", ".join(_backends(gpu)), []).append(gpu.key)
+    return "; ".join(f"{libraries} ({', '.join(keys)})" for libraries, keys in by_libraries.items())
 
 
 def work_tables(plan: Report) -> Iterator[Table]:

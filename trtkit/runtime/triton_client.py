@@ -267,11 +267,11 @@ class Client:
                 raise self._unreachable(error.message()) from None
             raise DeployError(f"the server refuses: {error.message()}", where) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise self._unreachable(str(error)) from None
+            raise self._unreachable(getattr(error, "strerror", None) or str(error)) from None
 
     def _unreachable(self, reason: str) -> DeployError:
         fix = "start it with `trtkit serve`, or give its address; HTTP is usually at port 8000, gRPC at 8001"
-        return DeployError(f"no Triton server answers: {reason}", str(self.address), fix)
+        return DeployError(f"no Triton server answers: {reason.lower()}", str(self.address), fix)
 
 
 def _tensors(data: Sequence[Mapping[str, Any]]) -> tuple[ServedTensor, ...]:

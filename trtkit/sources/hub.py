@@ -11,6 +11,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 from dataclasses import dataclass
@@ -301,6 +302,7 @@ def _hub_error(hub_id: str, error: Exception, folder: Path | None = None) -> Sou
     if status in (401, 403):
         return SourceError(f"the hub refuses access ({status})", hub_id, "`hf auth login`, or set HF_TOKEN")
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    reason = re.sub(r"^\[Errno -?\d+\] ", "", reason)
     return SourceError(f"cannot be downloaded: {reason}", hub_id, _elsewhere(hub_id, folder))
 
 

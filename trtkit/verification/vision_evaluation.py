@@ -22,7 +22,7 @@ from trtkit.runtime.predict import PredictOptions, Predictor, open_predictor
 from trtkit.runtime.saved_answers import COCO as COCO_FILE
 from trtkit.runtime.saved_answers import check_predictions
 from trtkit.runtime.tasks.answers import Classes, DetectedBoxes, Text
-from trtkit.runtime.tasks.reader import class_count
+from trtkit.runtime.tasks.reader import Thresholds, class_count, with_thresholds
 from trtkit.verification.confusion import TrueBox, confusion_of, matched_boxes
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class VisionRequest:
     truth is a CSV file with a header, `file,class` or `file,text`, or COCO's annotations in JSON.
     batch: pictures of a call; what the engine was tuned for if None.
     predictions: a file for what the model answers: JSON lines, or COCO's results of a detector.
+    conf: the smallest score of a box in the confusion matrix and in JSON lines; the config's if None.
     """
 
     images: Path
@@ -57,6 +58,7 @@ class VisionRequest:
     batch: int | None = None
     runtime: RuntimeName = "auto"
     predictions: Path | None = None
+    conf: float | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def evaluate_vision(bundle: Bundle | Path | str, request: VisionRequest, runner:
         raise SourceError(what, name, f"supported kinds: {', '.join(_MEASURES)}")
     if request.predictions is not None:
         check_predictions(request.predictions, has_boxes=task.boxes is not None)
+    with_thresholds(task, Thresholds(request.conf))  # refuses what would change nothing
     runner.report(Phase("load"))
     model = open_model(opened, request.runtime)
     predictor = open_predictor(model.bundle, model.run, PredictOptions(request.batch))
@@ -195,7 +198,7 @@ def _texts(predictor: Predictor, request: VisionRequest, runner: Runner) -> _Mea
 def _boxes(predictor: Predictor, request: VisionRequest, runner: Runner) -> _Measured:
     """Return COCO's average precision: over IoUs of 0.5 to 0.95, at 0.5 and at 0.75, by pycocotools.
 
-    The confusion matrix counts boxes from the config's `min_score` on.
+    The confusion matrix counts boxes from `request.conf`, or the config's `min_score`, on.
     """
     from pycocotools.coco import COCO
 
@@ -212,7 +215,7 @@ def _boxes(predictor: Predictor, request: VisionRequest, runner: Runner) -> _Mea
     assert task is not None
     assert task.boxes is not None
     classes = {category: index for index, category in categories.items()}
-    labels, least = predictor.reader.labels, task.boxes.min_score
+    labels, least = predictor.reader.labels, task.boxes.min_score if request.conf is None else request.conf
     results: list[dict[str, object]] = []
     lines: list[dict[str, object]] = []
     pairs: list[tuple[str | None, str | None]] = []

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
+from tests.support.docs import exported_metrics, queried_metrics
 from tests.support.dynamo import MODEL, OK, ask, wait_until
 from trtkit.deployment.dynamo.model_folder import read_model
 from trtkit.errors import GenerationError
@@ -155,3 +156,11 @@ def test_a_chat_template_that_takes_too_much_is_refused_before_anything_starts(
     monkeypatch.setattr("trtkit.deployment.dynamo.model_folder.try_template", refuse)
     with pytest.raises(GenerationError, match="the chat template takes too much"):
         read_model(chat_bundle)
+
+
+def test_the_board_queries_what_the_frontend_exports(served: Served, client: OpenAI) -> None:
+    answer(client)
+    metrics = ask(urllib.request.Request(f"{served.fleet.options.url.removesuffix('/v1')}/metrics"))[1]
+    queried = queried_metrics(0)
+    assert len(queried) > 5
+    assert queried - exported_metrics(metrics) == set()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from tests.support.docs import exported_metrics, queried_metrics
 from tests.support.served_llm import MODEL, PROMPT, answers, generate, text
 from trtkit import LLM, SamplingParams
 
@@ -123,3 +125,12 @@ def test_many_clients_at_once_get_what_each_gets_alone(served: Served, llm: LLM)
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(ask, prompts))
     assert found == [expected(llm, prompt, max_tokens=20).outputs[0].text for prompt in prompts]
+
+
+def test_the_board_queries_what_the_server_exports(served: Served) -> None:
+    generate(served, MODEL, text_input=PROMPT, max_tokens=4)
+    with urllib.request.urlopen(served.metrics, timeout=60) as response:
+        exported = exported_metrics(response.read().decode())
+    queried = queried_metrics(1)
+    assert len(queried) > 8
+    assert queried - exported == set()

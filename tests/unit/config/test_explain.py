@@ -65,7 +65,7 @@ def test_all_faults_are_shown_at_once(tmp_path: Path) -> None:
         ("build: {max_threads: '2'}", "build.max_threads: '2' should be a valid integer"),
         ("build: {max_threads: true}", "build.max_threads: True should be a valid integer"),
         ("build: {workspace_gib: .inf}", "build.workspace_gib: inf should be a finite number"),
-        ("build: 3", "build: 3 should be a valid dictionary or instance of BuildOptions"),
+        ("build: 3", "build: 3 should be a mapping of keys"),
         ("profiles: {batch: 3}", "profiles: {'batch': 3} should be a valid list"),
     ],
 )

@@ -51,7 +51,7 @@ def test_a_config_becomes_a_spec() -> None:
 def test_near_misses_of_an_unknown_model_type_are_named() -> None:
     assert error_of(model_type="qwen3moe") == (
         "model/config.json: unknown `model_type` `qwen3moe`\n"
-        "fix: did you mean `qwen3_moe` or `qwen2_moe` or `qwen3`? all: `trtkit list --families`"
+        "fix: did you mean `qwen3_moe` or `qwen2_moe`? all: `trtkit list --families`"
     )
     assert error_of(model_type="mamba").startswith("model/config.json: unknown `model_type` `mamba`\nfix: ")
 
@@ -199,7 +199,7 @@ def test_architectures_are_those_of_transformers() -> None:
     [
         ("qwen3_5", "the nearest supported are `qwen3`, `qwen3_moe`, `qwen3_5_text`"),
         ("gemma4", "the nearest supported are `gemma`, `gemma2`"),
-        ("rwkv", "supported ones: `trtkit list --families`"),
+        ("rwkv", "`trtkit list --families` lists those that are; TRTKIT_FAMILIES adds your own"),
     ],
 )
 def test_an_unsupported_family_names_the_nearest(model_type: str, fix: str) -> None:

@@ -20,9 +20,19 @@ from typing import TYPE_CHECKING, Self
 
 import zmq
 
+from trtkit.deployment.dynamo.gate import Gate
 from trtkit.deployment.dynamo.options import ADMIN_TOKEN, ASLEEP, BLOCK_SIZE, MODULE, SILENT
-from trtkit.deployment.process import POLL_S, ServerProcess, check_free, free_ports_below, is_free, open_local
+from trtkit.deployment.process import (
+    POLL_S,
+    ServerProcess,
+    check_free,
+    free_ports_below,
+    is_free,
+    open_local,
+    reachable,
+)
 from trtkit.errors import DeployError
+from trtkit.serving_options import API_KEY
 from trtkit.threads import share_of_cores
 
 if TYPE_CHECKING:
@@ -81,6 +91,11 @@ class LocalFleet:
         self._last: dict[str, deque[str]] = {}
         self._broker: Broker | None = None
         self._frontend: ServerProcess | None = None
+        self._gate: Gate | None = None
+        # Where Dynamo's frontend listens; the gate has the public address if clients need a key.
+        self._frontend_address = (options.host, options.port)
+        if options.api_key is not None:
+            self._frontend_address = ("127.0.0.1", free_ports_below(_SYSTEM_PORTS, 1)[0])
         self.workers: list[Member] = []
         self._lock, self._is_stopped = threading.Lock(), threading.Event()
 
@@ -91,6 +106,8 @@ class LocalFleet:
             for number in range(self.options.replicas + self.options.prefill_workers):
                 self.workers.append(self._start_worker(number))
             self._frontend = self._start("frontend", self._frontend_command(), _FRONTEND)
+            if self.options.api_key is not None:
+                self._gate = Gate(self.options.host, self.options.port, self._frontend_address[1], self.options.api_key)
         except BaseException:
             self.stop()
             raise
@@ -132,6 +149,9 @@ class LocalFleet:
         """End the frontend, so that no request comes, then the workers."""
         with self._lock:
             self._is_stopped.set()
+        if self._gate is not None:
+            self._gate.close()
+            self._gate = None
         processes = [process for process in (self._frontend, *(worker.process for worker in self.workers)) if process]
         for process in processes:
             process.ask_to_end()
@@ -197,8 +217,9 @@ class LocalFleet:
     def _frontend_command(self) -> list[str]:
         options = self.options
         router = options.router if options.replicas > 1 else "round-robin"
-        command = [*_PYTHON, "dynamo.frontend", "--http-host", options.host]
-        command += ["--http-port", str(options.port), "--discovery-backend", "file", "--request-plane", "tcp"]
+        host, port = self._frontend_address
+        command = [*_PYTHON, "dynamo.frontend", "--http-host", host]
+        command += ["--http-port", str(port), "--discovery-backend", "file", "--request-plane", "tcp"]
         command += ["--event-plane", "zmq", "--router-mode", router, "--migration-limit", str(options.migrations)]
         return [*command, "--kv-cache-block-size", str(BLOCK_SIZE)]
 
@@ -210,7 +231,8 @@ class LocalFleet:
                 last.append(line)
                 self._on_line(name, line)
 
-        return ServerProcess(command, {**os.environ, **self._environment(), **environment}, note)
+        inherited = {name: value for name, value in os.environ.items() if name != API_KEY}
+        return ServerProcess(command, {**inherited, **self._environment(), **environment}, note)
 
     def _environment(self) -> dict[str, str]:
         """Return what all processes share: where they find each other, everything on the loopback address."""
@@ -233,7 +255,9 @@ class LocalFleet:
     def _answers(self, body: dict[str, object]) -> bool:
         """Whether the model answers. Raises DeployError where it refuses."""
         data = json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.options.url}/completions", data, {"Content-Type": "application/json"})
+        host, port = self._frontend_address
+        url = f"http://{reachable(host)}:{port}/v1/completions"
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
         try:
             with open_local(request, timeout=60):
                 return True

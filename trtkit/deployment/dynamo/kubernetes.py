@@ -31,6 +31,7 @@ from trtkit.deployment.kubernetes_objects import (
     write_files,
 )
 from trtkit.errors import DeployError
+from trtkit.serving_options import API_KEY
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ _GROUP_NOTE = "Needs the LeaderWorkerSet controller: https://github.com/kubernet
 _GRACE_S, _START_S = 60, 900
 QUEUE_METRIC = "dynamo_frontend_queued_requests"
 _CLAIM_NOTE = "Copy the bundle into the volume; its nodes must be able to read it together."
-_NETWORK_NOTE = "Dynamo does not authenticate clients: requests come from this namespace alone."
+_NETWORK_NOTE = "Requests come from this namespace alone; a Secret of this name with `api-key` also asks for that key."
 _SCALE_NOTE = f"""\
 Needs prometheus-adapter, which takes the frontend's metric as it is. Its rule, in the adapter's values:
   rules:
@@ -126,13 +127,14 @@ def _image() -> str:
 
 
 def _dockerfile() -> str:
-    """Return what the pods run: put trtkit's wheel next to it, and build."""
+    """Return what the pods run. A C compiler is for the launchers of Triton's kernels."""
+    wheel = f"trtkit-{__version__}-py3-none-any.whl"
     return f"""\
-# docker build -t {_image()} .
+# pip wheel --no-deps -w . FOLDER_OF_TRTKIT && docker build -t {_image()} .
 FROM python:3.12-slim
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
-COPY trtkit-*.whl /tmp/
-RUN pip install --no-cache-dir "$(echo /tmp/trtkit-*.whl)[tensorrt,dynamo]" \\
+COPY {wheel} /tmp/
+RUN pip install --no-cache-dir "/tmp/{wheel}[tensorrt,dynamo]" \\
   && pip install --no-cache-dir --no-deps ai-dynamo=={VERSION}
 USER 1000:1000
 """
@@ -180,7 +182,11 @@ def _member(facts: DynamoClusterFacts) -> Manifest:
         "name": "serve",
         "image": _image(),
         "args": [*launch, *serve],
-        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "TRTKIT_CACHE_DIR", "value": "/tmp/trtkit"}],
+        "env": [
+            {"name": "HOME", "value": "/tmp"},
+            {"name": "TRTKIT_CACHE_DIR", "value": "/tmp/trtkit"},
+            {"name": API_KEY, "valueFrom": {"secretKeyRef": {"name": facts.name, "key": "api-key", "optional": True}}},
+        ],
         "resources": resources(facts.cpus, facts.memory_gib, facts.gpus),
         "securityContext": container_security(),
         "volumeMounts": [

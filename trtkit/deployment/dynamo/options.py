@@ -20,6 +20,7 @@ class DynamoOptions:
     `check_prefill_bundle`. serving: of each worker; `cache_dir` has a folder for each.
     router: how requests are spread over several workers.
     migrations: how often a request may go on at another worker when its own dies. body_mib: largest request.
+    api_key: what clients must send, if anything.
     hang_timeout_s: how long a step of a worker may take before the worker is started again.
     exit_timeout_s: how long requests may take to end when the fleet stops.
     """
@@ -36,6 +37,7 @@ class DynamoOptions:
     body_mib: int | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     hang_timeout_s: int = 120
     exit_timeout_s: int = 10
 

@@ -125,4 +125,4 @@ def read_options(overrides: Sequence[str | Override]) -> DeployOptions:
     try:
         return DeployOptions.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("invalid deployment options", explain(error, DeployOptions, where)) from None
+        raise ConfigError("invalid deployment options", explain(error, DeployOptions, where, shown_by="")) from None

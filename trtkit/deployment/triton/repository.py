@@ -26,7 +26,7 @@ from trtkit.files import MANIFEST, read_text, remove_tree, sha256_of
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from trtkit.bundle.bundle import Bundle
@@ -86,9 +86,10 @@ def write(placements: Sequence[PlacedModel], repository: Path, on_progress: Call
     """
     staging = _staging(repository.resolve())
     try:
+        deployed = {placement.model.name: placement.version for placement in placements}
         for placement in placements:
             on_progress(f"{placement.model.name} version {placement.version}")
-            _fill(placement, staging / placement.model.name)
+            _fill(placement, staging / placement.model.name, deployed)
         for placement in placements:
             _make_live(placement, staging / placement.model.name)
     finally:
@@ -199,7 +200,7 @@ def _contents(model: DeployedModel) -> dict[str, Path | str]:
     return files
 
 
-def _fill(placement: PlacedModel, folder: Path) -> None:
+def _fill(placement: PlacedModel, folder: Path, deployed: Mapping[str, int]) -> None:
     """Write the model's folder with its new version alone."""
     version = folder / str(placement.version)
     version.mkdir(parents=True)
@@ -210,7 +211,7 @@ def _fill(placement: PlacedModel, folder: Path) -> None:
             target.write_text(content, encoding="utf-8")
         else:
             _link_or_copy(content, target)
-    record = _record(placement, version)
+    record = {**_record(placement, version), "deployed": deployed}
     (version / DEPLOYMENT).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (folder / CONFIG).write_text(placement.config, encoding="utf-8")
 
@@ -232,6 +233,7 @@ def _record(placement: PlacedModel, version: Path) -> dict[str, Any]:
         "ranks": 1 if manifest is None else manifest.grid.ranks,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "reasons": list(model.reasons),
+        "config": config_text(model.sections),
         "files": {str(path.relative_to(version)): sha256_of(path) for path in files},
     }
 

@@ -35,7 +35,7 @@ def open_execution(
     """
     if bundle.manifest.interface != "tokens":
         what = "the bundle does not hold a language model"
-        raise GenerationError(what, str(bundle.path), "give a bundle that was built from an `llm` config")
+        raise GenerationError(what, str(bundle.path), "give a language model's bundle; `trtkit run` runs other models")
     count = checked_slots(bundle, slots)
     options = OpenOptions(runtime, count, how)
     if bundle.manifest.grid.ranks == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
@@ -12,6 +13,7 @@ import yaml
 from trtkit.deployment.dynamo.kubernetes import DynamoClusterFacts, cluster_facts, manifests, write_manifests
 from trtkit.deployment.dynamo.model_folder import ServableBundle
 from trtkit.errors import DeployError
+from trtkit.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,3 +127,14 @@ def test_files_are_written(tmp_path: Path) -> None:
     written = write_manifests(FACTS, tmp_path / "k8s")
     assert {path.name for path in written} == {*FILES, "Dockerfile"}
     assert all(path.is_file() for path in written)
+
+
+def test_the_image_has_pinned_sources_and_a_compiler_for_kernels() -> None:
+    """Triton compiles a launcher in C for each kernel when it first runs."""
+    text = manifests(FACTS)["Dockerfile"]
+    (base,) = re.findall(r"^FROM (\S+)$", text, re.MULTILINE)
+    assert re.fullmatch(r"python:3\.\d+-slim", base)
+    assert {"gcc", "libc6-dev"} <= set(text.split())
+    assert f"trtkit-{__version__}-py3-none-any.whl[tensorrt,dynamo]" in text
+    assert all("==" in word for word in re.findall(r"--no-deps (\S+)$", text, re.MULTILINE))
+    assert text.rstrip().splitlines()[-1].startswith("USER ")
