@@ -2,24 +2,87 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trtkit.errors import Problem
+from trtkit.config.llm import SparseFfnOptions
+from trtkit.config.schema import ModelConfig
+from trtkit.errors import ConfigError, Problem
+from trtkit.jobs.events import Phase, Steps
+from trtkit.jobs.job import Job
+from trtkit.lora.merge import open_language_model
 from trtkit.models.feed_forward import MOST_READ_BLOCKS, ActiveBlocks, MlpSpec, MoeSpec
 from trtkit.models.parallel import grid_of
+from trtkit.models.weights import model_weights, stored_spec
 from trtkit.quantization_methods import NONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trtkit.config.schema import ModelConfig
+    from trtkit.jobs.job import JobContext
+    from trtkit.jobs.runner import Runner
     from trtkit.models.spec import DecoderSpec, LayerSpec
 
+
+@dataclass(frozen=True)
+class KeptBlocks:
+    """Blocks of neurons that each layer with a feed-forward part keeps, in order."""
+
+    kept: tuple[int, ...]
+
+
+MEASURE = Job("trtkit.builder.active_neurons:measure_kept", ModelConfig, KeptBlocks, activity="measuring neurons")
 KEY = "llm.sparse_ffn"
 ACTIVATIONS = ("relu", "relu2")
 """Activations that are zero below zero."""
 _REMOVE = "remove it"
+
+
+def with_measured_blocks(config: ModelConfig, runner: Runner) -> ModelConfig:
+    """Return a config in which `llm.sparse_ffn` says what each layer keeps, measured if it names a text instead."""
+    options = None if config.llm is None else config.llm.sparse_ffn
+    if config.llm is None or options is None or options.keep is not None:
+        return config
+    kept = runner.run(MEASURE, config).kept
+    measured = SparseFfnOptions(keep=kept, block=options.block)
+    return config.model_copy(update={"llm": config.llm.model_copy(update={"sparse_ffn": measured})})
+
+
+def measure_kept(config: ModelConfig, context: JobContext) -> KeptBlocks:
+    """Return the most blocks that one token of the calibration text activates in each layer.
+
+    Raises ConfigError for models and options that `llm.sparse_ffn` does not apply to, QuantizeError for the text.
+    """
+    from trtkit.quantization.llm import calibration, neurons
+    from trtkit.sources.huggingface.model import encoder, text_model
+
+    assert config.llm is not None
+    options, steps = config.llm.sparse_ffn, Steps(context.report)
+    assert options is not None
+    context.report(Phase("measure neurons"))
+    opened = open_language_model(config.source)
+    spec = stored_spec(opened.config, opened.where, opened.checkpoint)
+    if problems := [*_model_problems(spec), *_config_problems(config)]:
+        raise ConfigError(f"the config does not fit {opened.where}", problems)
+    names = {weight.path: weight.name.removesuffix(".weight") for weight in model_weights(spec)}
+    layers = [index for index, layer in spec.numbered_layers if layer.feed_forward is not None]
+    modules = {names[f"layers.{index}.mlp.down.weight"]: index for index in layers}
+    ids = encoder(opened).encode(calibration.read_text(options.calibration))
+    texts = calibration.windows(ids, options.calibration, f"{KEY}.calibration")
+    activity = neurons.measure(text_model(opened), modules, options.block, texts, steps.counted("measure", len(texts)))
+    blocks = [-(-_size(spec, index) // options.block) for index in layers]
+    shares = [activity[index].mean / count for index, count in zip(layers, blocks, strict=True)]
+    kept = tuple(max(1, activity[index].most) for index in layers)
+    mean = sum(shares) / len(shares)
+    most = max(share / count for share, count in zip(kept, blocks, strict=True))
+    steps.add("neurons", f"{mean:.1%} of blocks active on average, at most {most:.1%} of a layer's for one token")
+    return KeptBlocks(kept)
+
+
+def _size(spec: DecoderSpec, index: int) -> int:
+    mlp = spec.layers[index].feed_forward
+    assert isinstance(mlp, MlpSpec)
+    return mlp.intermediate_size
 
 
 def with_active_blocks(spec: DecoderSpec, config: ModelConfig) -> DecoderSpec:
@@ -58,6 +121,9 @@ def sparse_ffn_problems(spec: DecoderSpec, config: ModelConfig, adapted: frozens
     if isinstance(keep, tuple) and len(keep) != len(layers):
         fix = f"give {len(layers)} numbers, or one for all"
         yield Problem(f"{len(keep)} numbers for {len(layers)} layers with a feed-forward part", f"{KEY}.keep", fix)
+    if keep is None:
+        fix = f"set `{KEY}.keep`; `trtkit build` and `trtkit verify` measure it"
+        yield Problem("what layers keep has not been measured", f"{KEY}.keep", fix)
     largest = max(keep) if isinstance(keep, tuple) and keep else keep
     sizes = [layer.intermediate_size for layer in layers if isinstance(layer, MlpSpec)]
     if isinstance(largest, int) and sizes and MOST_READ_BLOCKS < largest < -(-max(sizes) // options.block):
