@@ -137,7 +137,8 @@ def neuron_stats(done: Statistics) -> list[str]:
     if not done.read_blocks:
         return []
     blocks = plural(done.active_blocks, "block")
-    return [f"{blocks} of neurons active, {done.read_blocks} read, {done.missed_blocks} missed"]
+    rows = [f"{done.row_bytes / 2**20:.1f} MiB of their rows read"] if done.row_bytes else []
+    return [f"{blocks} of neurons active, {done.read_blocks} read, {done.missed_blocks} missed", *rows]
 
 
 def _speculation(accepted: int, drafted: int) -> list[str]:

@@ -75,6 +75,7 @@ class LLMEngine:
         statistics, neurons = self._scheduler.statistics, self.execution.calls.neurons
         if neurons is not None:
             statistics.active_blocks, statistics.read_blocks, statistics.missed_blocks = neurons.values()
+            statistics.row_bytes = neurons.row_bytes
         return statistics
 
     @property

@@ -107,10 +107,12 @@ class NeuronCounts:
     """Blocks of neurons that a decoder's steps have activated, read and missed: those active ones that they left out.
 
     totals: zeros, int64 [3], where the network computes; they are added up there, so that no step waits for the host.
+    row_bytes: that the reference executor has read of neurons' rows, but for those that it keeps in memory.
     """
 
     def __init__(self, totals: torch.Tensor) -> None:
         self._totals = totals
+        self.row_bytes = 0
 
     def add(self, counts: torch.Tensor) -> None:
         """Count a call by its `block_counts` [layers, 2]: of each layer, active blocks and those that are read."""

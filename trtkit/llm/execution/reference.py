@@ -34,7 +34,7 @@ class ReferenceDecoder:
     """A RankExecution on torch. Caches are updated where they are, as the engine does.
 
     widen: "fp64" computes all but exactly, so that how tokens are batched cannot be told from the logits.
-    ranks: those of a network with collectives. pool: of paged caches. is_fast: see the executor's Options.
+    ranks: those of a network with collectives. pool: of paged caches. is_fast, kept_calls: see the executor's Options.
     """
 
     token_tile = 1
@@ -48,8 +48,9 @@ class ReferenceDecoder:
         pool: PoolSize = AS_LINEAR,
         *,
         is_fast: bool = False,
+        kept_calls: int | None = None,
     ) -> None:
-        options = Options(in_place_caches=True, widen=widen, ranks=ranks, is_fast=is_fast)
+        options = Options(in_place_caches=True, widen=widen, ranks=ranks, is_fast=is_fast, kept_calls=kept_calls)
         self._network = network
         self._executor = Executor(network.layers, options)
         self._names = {spec.name for spec in self._executor.inputs}
@@ -128,6 +129,7 @@ class ReferenceDecoder:
         self.calls.add(computed, used)
         if self.calls.neurons is not None:
             self.calls.neurons.add(outputs[BLOCK_COUNTS])
+            self.calls.neurons.row_bytes = self._executor.rows.read_bytes
 
     def packed_inputs(self, packed: PackedCall) -> dict[str, Any]:
         """Return every input of a packed network for a call whose tokens have their places."""

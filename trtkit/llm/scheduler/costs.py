@@ -84,6 +84,7 @@ class Statistics:
 
     active_blocks, read_blocks, missed_blocks: of neurons, summed over layers and calls, if `llm.sparse_ffn` lets steps
     read active ones only; missed ones are active and were not read.
+    row_bytes: of their rows, read by the reference executor, but for rows that `resident_tokens` keeps in memory.
     """
 
     steps: int = 0
@@ -105,3 +106,4 @@ class Statistics:
     active_blocks: int = 0
     read_blocks: int = 0
     missed_blocks: int = 0
+    row_bytes: int = 0
