@@ -85,6 +85,13 @@ def _size(spec: DecoderSpec, index: int) -> int:
     return mlp.intermediate_size
 
 
+def sparse_spec(spec: DecoderSpec, config: ModelConfig, where: str) -> DecoderSpec:
+    """Return what `with_active_blocks` does. Raises ConfigError for what `llm.sparse_ffn` does not work with."""
+    if problems := list(sparse_ffn_problems(spec, config, frozenset())):
+        raise ConfigError(f"the config does not fit {where}", problems)
+    return with_active_blocks(spec, config)
+
+
 def with_active_blocks(spec: DecoderSpec, config: ModelConfig) -> DecoderSpec:
     """Return the spec with what `llm.sparse_ffn` keeps in each layer; a layer that keeps all its blocks is dense."""
     options = None if config.llm is None else config.llm.sparse_ffn
