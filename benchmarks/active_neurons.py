@@ -57,7 +57,7 @@ def build(folder: Path) -> None:
         if name.endswith("fc1.bias"):
             torch.nn.init.constant_(weight, -1.5)
     model.save_pretrained(folder / "model")
-    words = [sys.executable, "-m", "trtkit", "build", folder / "model", "--precision", "fp32", "--quiet"]
+    words = [sys.executable, "-m", "trtkit", "build", str(folder / "model"), "--precision", "fp32", "--quiet"]
     words += [
         "--set",
         "llm.max_batch_size=1",
@@ -67,7 +67,7 @@ def build(folder: Path) -> None:
         "llm.max_prefill_length=64",
     ]
     for name, more in (("dense", []), ("sparse", ["--set", f"llm.sparse_ffn.keep={KEEP}"])):
-        subprocess.run([*words, *more, "-o", folder / name], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*words, *more, "-o", str(folder / name)], check=True, stdout=subprocess.DEVNULL)
 
 
 def child(bundle: Path, resident: int) -> Json:
