@@ -232,7 +232,7 @@ class NetworkCounts:
 
     @property
     def bends_at(self) -> int:
-        """New tokens from which on a step reads all weights: until then, its bytes are no line in their number."""
+        """New tokens from which on a step reads all weights: below, its bytes are not linear in their number."""
         if self.active is not None:
             return self.active.bends_at
         return 1 if self.mixture is None else -(-self.mixture.num_experts // self.mixture.top_k)

@@ -8,7 +8,7 @@ the limit reads all rows. Sources: LLM in a flash (https://arxiv.org/abs/2312.11
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -105,7 +105,7 @@ def _rows(weights: Weights, name: str) -> Array:
     return rows if (name == "down") == weights.is_in_out else rows.T
 
 
-def _numbers(array: Array) -> np.ndarray[Any, Any]:
+def _numbers(array: Array) -> Array:
     return array if isinstance(array, np.ndarray) else np.asarray(array.float())
 
 

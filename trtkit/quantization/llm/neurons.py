@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,12 +31,16 @@ class Activity:
 
 
 def measure(
-    model: Any, modules: Mapping[str, int], block: int, texts: Sequence[Sequence[int]], report: Callable[[int], None]
+    model: torch.nn.Module,
+    modules: Mapping[str, int],
+    block: int,
+    texts: Sequence[Sequence[int]],
+    report: Callable[[int], None],
 ) -> dict[int, Activity]:
     """Return the activity of layers over windows of tokens. modules: what reads each layer's neurons, by its name."""
     activities, hooks = {index: Activity() for index in modules.values()}, []
 
-    def noted(index: int) -> Any:
+    def noted(index: int) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
         def note(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             activities[index].add(inputs[0].reshape(-1, inputs[0].shape[-1]), block)
 
