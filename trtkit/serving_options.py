@@ -76,6 +76,12 @@ class ServingOptions:
         least=0,
         default_text="all weights",
     )
+    resident_tokens: int | None = _option(
+        None,
+        "Steps for which rows of active neurons stay in memory; others are read from the bundle's file (no GPU).",
+        surfaces=_RUN,
+        default_text="all are mapped",
+    )
     cache_dir: str | Path | None = _option(
         None,
         "Folder that keeps caches for later runs.",

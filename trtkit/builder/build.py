@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from trtkit.builder import cache
+from trtkit.builder.active_neurons import with_measured_blocks
 from trtkit.builder.build_inputs import BuildInputs, gather_inputs
 from trtkit.builder.model_record import file_record, joint_network, model_record
 from trtkit.builder.stages import quantized_files
@@ -38,7 +39,7 @@ def build_bundle(config: ModelConfig, out: Path, runner: Runner, *, use_cache: b
 
     Raises TrtkitError if input, TensorRT or the disk does not allow it; `out` is then as it was.
     """
-    inputs = gather_inputs(config, runner)
+    inputs = gather_inputs(with_measured_blocks(config, runner), runner)
     if use_cache and (standing := _current(inputs, out)):
         return BuildResult(standing, "unchanged")
     with atomic_folder(out, replaces=MANIFEST) as folder:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from trtkit.builder.active_neurons import sparse_ffn_problems, with_active_blocks
 from trtkit.builder.plugins import reads_pages_in_place
 from trtkit.builder.speculators import JoinedWeights, open_config_speculator
 from trtkit.builder.stages import DecoderSize
@@ -76,8 +77,7 @@ class OpenedDecoder:
     @property
     def adapted(self) -> frozenset[str]:
         """The layers that take adapters while the engine runs. Raises ConfigError for targets that it has not."""
-        lora = llm_options(self.config).lora
-        return frozenset() if lora is None else adapted_layers(self.spec, lora)
+        return _adapted(self.spec, llm_options(self.config))
 
     def weights(self) -> Mapping[str, Any]:
         """Return the rank's weights by path, read when asked for. Raises what `all_weights` does."""
@@ -204,8 +204,10 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
         what = f"`packed` does not work with {obstacle} yet: decoding and prompts have a call each"
         problems.append(Problem(what, "llm.batching", "use `separate`"))
     problems += sequence_problems(config, spec)
+    problems += sparse_ffn_problems(spec, config, _adapted(spec, options))
     if problems:
         raise ConfigError(f"the config does not fit {opened.where}", problems)
+    spec = with_active_blocks(spec, config)
     grid = grid_of(config)
     check_grid(spec, grid, opened.where)
     if options.lora is not None and grid.pipeline > 1:
@@ -216,6 +218,11 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
         fix = f"use fewer stages, so that the first one has layer {first}, or `llm.kv: linear`"
         raise ConfigError(f"the config does not fit {opened.where}", [Problem(what, "llm.kv", fix)])
     return spec
+
+
+def _adapted(spec: DecoderSpec, options: LlmOptions) -> frozenset[str]:
+    """Return the layers that take adapters while the engine runs. Raises ConfigError for targets that it has not."""
+    return frozenset() if options.lora is None else adapted_layers(spec, options.lora)
 
 
 def is_packed(config: ModelConfig) -> bool:

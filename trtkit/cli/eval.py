@@ -198,6 +198,8 @@ def _render(evaluation: Evaluation) -> None:
         table.add_row("compared with", f"{other.bundle}: perplexity {distance.perplexity:.4f}")
         table.add_row("change", f"{distance.change:+.2%}, {distance.divergence_nats:.4f} nats per token")
         table.add_row("same top token", f"{distance.same_tokens:.1%}")
+    if evaluation.neurons is not None:
+        table.add_row("neurons", str(evaluation.neurons))
     if evaluation.questions is not None:
         _add_questions(table, evaluation.questions)
     if other is not None:

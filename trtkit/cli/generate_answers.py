@@ -18,6 +18,7 @@ from trtkit.report.tables import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from trtkit.cli.generate_options import AnswerOptions
     from trtkit.llm import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         RequestMetrics,
         RequestOutput,
     )
+    from trtkit.llm.engine import Statistics
     from trtkit.runtime.text import Tokenizer
 
 
@@ -126,14 +128,26 @@ def total_stats(llm: LLM, requests: Sequence[RequestMetrics], seconds: float) ->
     parts += [f"{done.restored_tokens} of these from host memory"] if done.restored_tokens else []
     parts += [f"{done.file_tokens} read from files"] if done.file_tokens else []
     parts += [plural(done.preemptions, "preemption")] if done.preemptions else []
+    parts += neuron_stats(done)
     return "; ".join(parts + _speculation(done.accepted_tokens, done.drafted_tokens))
+
+
+def neuron_stats(done: Statistics) -> list[str]:
+    """Return how many blocks of active neurons steps read and missed; nothing for a dense model."""
+    if not done.read_blocks:
+        return []
+    blocks = plural(done.active_blocks, "block")
+    rows = [f"{done.row_bytes / 2**20:.1f} MiB of their rows read"] if done.row_bytes else []
+    return [f"{blocks} of neurons active, {done.read_blocks} read, {done.missed_blocks} missed", *rows]
 
 
 def _speculation(accepted: int, drafted: int) -> list[str]:
     return [f"{accepted} of {plural(drafted, 'draft token')} accepted ({accepted / drafted:.0%})"] if drafted else []
 
 
-def answer_into(options: AnswerOptions, source: AnswerSource, answers: Answers, open_llm: Callable[[], LLM]) -> int:
+def answer_into(
+    options: AnswerOptions, source: AnswerSource, answers: Answers, open_llm: Callable[[], AbstractContextManager[LLM]]
+) -> int:
     """Answer the prompts that the file has no answers to; return the exit code, 1 if an answer is an error."""
     assert options.output is not None
     with AnswerFile(options.output, source, answers.ids, restarts=options.restart) as file:
@@ -153,7 +167,7 @@ class FileRun:
         self._metrics: list[RequestMetrics] = []
         self._tokens, self._seconds = 0, 0.0
 
-    def run(self, open_llm: Callable[[], LLM], *, has_stats: bool) -> None:
+    def run(self, open_llm: Callable[[], AbstractContextManager[LLM]], *, has_stats: bool) -> None:
         """Answer what is left, and put the file in order."""
         if self._answered_before:
             say(f"{self._answered_before} of {plural(self._total, 'prompt')} were answered before")

@@ -12,7 +12,7 @@ import click
 
 from trtkit.cli import completions
 from trtkit.cli.options import grouped
-from trtkit.cli.say import say
+from trtkit.cli.say import say, warn
 from trtkit.serving_options import ServingOptions, default_of, flag_of, help_of, option_of, serving_fields
 
 if TYPE_CHECKING:
@@ -131,12 +131,18 @@ def faults_by_flag() -> Iterator[None]:
         raise RequestError(error.what, flags.get(error.where, error.where), error.fix) from None
 
 
-def open_llm(model: TextBundle, options: Mapping[str, object]) -> LLM:
-    """Open the model, and say on stderr what runs it."""
+@contextlib.contextmanager
+def open_llm(model: TextBundle, options: Mapping[str, object]) -> Iterator[LLM]:
+    """Open the model, say on stderr what runs it, and in the end whether it left out active neurons."""
     from trtkit.llm import LLM
 
     say(f"opening {model.path}")
     with faults_by_flag():
         llm = LLM(model, **options)
     say(f"runtime: {llm.description}")
-    return llm
+    with llm:
+        yield llm
+        done = llm.statistics
+        if done.missed_blocks:
+            share = f"{done.missed_blocks} of {done.active_blocks} active blocks of neurons"
+            warn(f"{share} were left out, so answers are not exact: build with a larger `llm.sparse_ffn.keep`")

@@ -1,9 +1,10 @@
 """Options of language models: sizes and caches of their engines, adapters, ranks, and the towers of images."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StrictBool, StrictInt, model_validator
 
+from trtkit.config.quantize import Calibration
 from trtkit.config.strict import StrictModel
 from trtkit.dtypes import Precision
 
@@ -23,6 +24,25 @@ class LoraOptions(StrictModel):
         description="Modules that adapters may change, by the ends of their names, such as `q_proj`; all linear layers "
         "of attention and feed-forward parts if unset.",
     )
+
+
+class SparseFfnOptions(StrictModel):
+    """Feed-forward parts that read the rows of active neurons only, for ReLU and squared ReLU."""
+
+    keep: Annotated[StrictInt, Field(ge=1)] | tuple[Annotated[StrictInt, Field(ge=1)], ...] | None = Field(
+        None,
+        description="Blocks of neurons that each new token reads, one number or one for each layer; if unset, the "
+        "most that a token of `calibration.data` activates in the layer, which `trtkit build` measures.",
+    )
+    block: StrictInt = Field(1, ge=1, le=1024, description="Neighboring neurons that are read together.")
+    calibration: Calibration = Field(Calibration(), description="Text to choose `keep` by.")
+
+    @model_validator(mode="after")
+    def _has_one_choice(self) -> Self:
+        if (self.keep is None) == (self.calibration.data is None):
+            both = "got both" if self.keep is not None else "got neither"
+            raise ValueError(f"`sparse_ffn` needs either `keep` or `calibration.data`; {both}")
+        return self
 
 
 class LlmOptions(StrictModel):
@@ -75,6 +95,9 @@ class LlmOptions(StrictModel):
         "auto",
         description="Experts of a mixture that a step reads: those chosen if they are fewer (with `auto`, all if "
         "TensorRT multiplies their format as it is), or always all.",
+    )
+    sparse_ffn: SparseFfnOptions | None = Field(
+        None, description="Let steps of few tokens read the active neurons of ReLU models only; all if unset."
     )
 
     @model_validator(mode="before")

@@ -29,6 +29,7 @@ _PATH_KEYS: tuple[KeyPath, ...] = (
     ("llm", "speculator"),
     ("task", "labels"),
     ("quantize", "calibration", "data"),
+    ("llm", "sparse_ffn", "calibration", "data"),
     ("quantize", "parts", "*", "calibration", "data"),
 )
 # Words that may take the place of a path.

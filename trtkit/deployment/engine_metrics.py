@@ -17,6 +17,7 @@ COUNTERS = {
     "drafted_tokens": "Tokens that were guessed ahead.",
     "accepted_tokens": "Tokens, among those guessed ahead, that the model then chose.",
     "swaps": "Sequences that gave their slot to another and whose caches the host kept; others are computed again.",
+    "missed_blocks": "Blocks of active neurons that `llm.sparse_ffn` left out.",
     "preemptions": "Sequences that gave their slot to another and came back later.",
 }
 """Fields of the engine's statistics."""

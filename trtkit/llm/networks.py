@@ -52,6 +52,7 @@ def open_networks(text: TextBundle, options: ServingOptions) -> Networks:
         options.cache_gib,
         None if options.weight_budget_gib == "auto" else options.weight_budget_gib,
         has_speculator=_speculator_tokens(text, options) > 0,
+        resident_tokens=options.resident_tokens,
     )
     execution = open_execution(text.bundle, options.runtime, options.slots, how)
     tower = None if text.images is None else open_tower(text.bundle, options.runtime)

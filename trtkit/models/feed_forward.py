@@ -7,6 +7,30 @@ from typing import Literal
 from trtkit.models.attention import NormSpec
 from trtkit.models.share import WHOLE, Share
 
+MOST_READ_BLOCKS = 3840
+"""Blocks of neurons that a step can rank: the most that TensorRT's TopK takes."""
+_PAYS_BELOW = 3
+"""Gathered rows are read, written and read again, so that all of them cost as much as three times the matrix."""
+
+
+@dataclass(frozen=True)
+class ActiveBlocks:
+    """How many blocks of neurons each new token reads. block: neurons that are read together. kept: blocks."""
+
+    block: int
+    kept: int
+
+    def count_of(self, intermediate_size: int) -> int:
+        """Return how many blocks there are, of which the last may not be full."""
+        return -(-intermediate_size // self.block)
+
+    def most_tokens(self, count: int) -> int:
+        """Return up to how many new tokens a step reads `kept` of `count` blocks for each: at least one.
+
+        More read all, as do steps with prompts: gathering then costs more than it saves.
+        """
+        return max(1, min(count // (_PAYS_BELOW * self.kept), MOST_READ_BLOCKS // self.kept))
+
 
 @dataclass(frozen=True)
 class MlpSpec:
@@ -19,6 +43,7 @@ class MlpSpec:
     sparsity: gates count by how far they exceed this quantile of a normal distribution of their mean and variance; 0:
         all count.
     share: of the intermediate size, of which this is one rank's; the ranks' outputs are summed.
+    active: which neurons a step reads the rows of; all if None.
     """
 
     intermediate_size: int
@@ -34,6 +59,7 @@ class MlpSpec:
     factor: float = 1.0
     norm: NormSpec | None = None
     share: Share = WHOLE
+    active: ActiveBlocks | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from trtkit.network.ops.arithmetic import cast
 from trtkit.network.ops.collective import all_gather_last
 from trtkit.network.ops.gather import embedding, embedding_part, token_at
 from trtkit.network.ops.linear import linear
-from trtkit.network.ops.shape import reshape, take
+from trtkit.network.ops.shape import concat, reshape, take
 from trtkit.network.rope_tables import sinusoid_table
 from trtkit.network.speculators import NEXT_DRAFT_HIDDEN, fused
 
@@ -40,6 +40,8 @@ EMBEDS = "inputs_embeds"
 """Vectors in place of tokens."""
 HIDDEN_STATES, NEXT_HIDDEN_STATES = "previous_hidden_states", "next_hidden_states"
 """What a pipeline stage takes from the one before it, and gives to the next: [B, S, D]."""
+BLOCK_COUNTS = "block_counts"
+"""Of each layer that reads active neurons only, how many blocks are active and how many are read: int32 [layers, 2]."""
 
 
 def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], options: DecoderOptions) -> None:
@@ -115,6 +117,10 @@ def _layers(weights: Weights, spec: DecoderSpec, options: DecoderOptions, embedd
             x = x + embedded.added[index] if index < len(embedded.added) else x
         for name, tensor in present.items():
             graph.output(tensor, f"present_{name}_{index}")
+    if weights.block_counts:
+        with graph.scope("block_counts"):
+            counts = concat(weights.block_counts, 0)
+        graph.output(counts, BLOCK_COUNTS)
     if options.fusion is not None:
         graph.output(fused(weights, befores, options.fusion), NEXT_DRAFT_HIDDEN)
     return x if streams is None else from_streams(weights, x, streams)

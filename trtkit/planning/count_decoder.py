@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
+from trtkit.builder.active_neurons import sparse_spec
 from trtkit.builder.decoders import llm_options, network_options
 from trtkit.jobs.events import Phase
 from trtkit.lora.targets import adapted_layers
-from trtkit.models.feed_forward import MoeSpec
+from trtkit.models.feed_forward import MlpSpec, MoeSpec
 from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import LearnedPositions
 from trtkit.models.weights import model_weights
@@ -23,7 +24,7 @@ from trtkit.network.decoder import build_decoder
 from trtkit.network.describe import describe
 from trtkit.network.graph import Graph
 from trtkit.planning.count_network import layer_of
-from trtkit.planning.counts import EXPERTS, Mixture, counts_of, fit, sample_points
+from trtkit.planning.counts import EXPERTS, FEED_FORWARD, ActiveRows, Mixture, counts_of, fit, sample_points
 from trtkit.planning.traffic import network_cost
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantized_model import EXPERTS_PATH, QuantizedModel
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.dtypes import DType
     from trtkit.jobs.job import JobContext
+    from trtkit.models.feed_forward import ActiveBlocks
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.decoder_options import DecoderOptions
     from trtkit.network.input_spec import Role
@@ -88,7 +90,8 @@ def count_decoder(request: CountRequest, context: JobContext) -> NetworkCounts:
                 cost.alive_bytes = [results + read for results, read in alive]
             costs[point] = cost
     measured = costs.pop(check)
-    counts = counts_of(costs, fit, _mixture(spec, options, quantized))
+    active = _active_rows(sparse_spec(spec, request.config, request.where), options)
+    counts = counts_of(costs, fit, _mixture(spec, options, quantized), active)
     assert counts.fused_bytes.at(check) == measured.fused_bytes, "bytes are not multilinear"
     assert counts.flops.at(check) == sum(group.flops for group in measured.groups.values()), "FLOPs are not multilinear"
     return counts
@@ -121,7 +124,20 @@ def _product_group(name: str) -> str:
         return _ATTENTION_GROUPS.get(attention[1], "attention")
     if _RECURRENT.search(name):
         return "recurrent layers"
-    return "lm head" if name.startswith("lm_head") else "mlp"
+    return "lm head" if name.startswith("lm_head") else FEED_FORWARD
+
+
+def _active_rows(spec: DecoderSpec, options: DecoderOptions) -> ActiveRows | None:
+    """Return the rows of which a step reads those of active neurons only; None if it reads all in every layer."""
+    mlps = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, MlpSpec)]
+    layers: list[tuple[int, int, ActiveBlocks]] = []
+    matrices: tuple[str, ...] = ("down",)
+    for mlp in mlps:
+        if mlp.active is not None:
+            matrices = ("up", "down") if mlp.is_gated else ("down",)
+            size = options.dtype.size_bytes(len(matrices) * mlp.intermediate_size * spec.hidden_size)
+            layers.append((size, mlp.active.count_of(mlp.intermediate_size), mlp.active))
+    return ActiveRows(tuple(layers), matrices) if layers else None
 
 
 def _mixture(spec: DecoderSpec, options: DecoderOptions, quantized: QuantizedModel) -> Mixture | None:

@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, TypeVar
 
+from trtkit.models.feed_forward import ActiveBlocks  # noqa: TC001  # jobs read counts from JSON by its types
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -104,6 +106,8 @@ def _raised(power: Point, axis: int) -> Point:
 
 
 _Point = TypeVar("_Point")
+FEED_FORWARD = "mlp"
+"""The group of products of feed-forward parts without experts."""
 EXPERTS = "experts"
 """The group of all that is done for each expert."""
 PAGE_COPIES, WINDOW_COPIES = "page copies", "window copies"
@@ -133,6 +137,44 @@ class Mixture:
 
 
 @dataclass(frozen=True)
+class ActiveRows:
+    """Rows of `up` and `down` of which a step reads those of active neurons only.
+
+    layers: by layer, the bytes of all rows, how many blocks they are, and which of them a step reads. matrices: that
+    the rows are of, by name.
+    """
+
+    layers: tuple[tuple[int, int, ActiveBlocks], ...]
+    matrices: tuple[str, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """All rows."""
+        return sum(size for size, _, _ in self.layers)
+
+    @property
+    def bends_at(self) -> int:
+        """New tokens from which on every layer reads all rows."""
+        return 1 + max(active.most_tokens(blocks) for _, blocks, active in self.layers)
+
+    def share(self, *points: Point) -> Fraction:
+        """Return which share of the rows a step reads, at (B, S, T) or with several such parts."""
+        tokens = sum(B * S for B, S, _ in points)
+        read = Fraction(0)
+        for size, blocks, active in self.layers:
+            is_few = tokens <= active.most_tokens(blocks)
+            read += size * Fraction(min(tokens * active.kept, blocks), blocks) if is_few else size
+        return read / self.size_bytes
+
+    def rows_of(self, group: GroupCounts) -> int:
+        """Return the bytes of rows in a group of layers: of all that feed forward, or of one of them by its name."""
+        if group.name == FEED_FORWARD:
+            return min(self.size_bytes, group.weight_bytes)
+        is_of_rows = group.name.endswith(tuple(f"/mlp/{name}/matmul" for name in self.matrices))
+        return group.weight_bytes if is_of_rows else 0
+
+
+@dataclass(frozen=True)
 class GroupCounts:
     """Layers of one kind, each taken on its own. products: operations on tensor cores, by type.
 
@@ -155,6 +197,20 @@ class GroupCounts:
         flops, moved = self.flops.scaled(share), self.bytes.scaled(share) + copied
         return replace(self, flops=flops, products=products, bytes=moved, weight_bytes=weight_bytes)
 
+    def of_active(self, share: Fraction, rows: int) -> GroupCounts:
+        """Return the work with a share of the rows, which are copied too. rows: bytes of all."""
+        left = 1 - Fraction(rows, self.weight_bytes) * (1 - share)
+        products = {name: poly.scaled(left) for name, poly in self.products.items()}
+        unread, copied = round(rows * (1 - share)), 2 * round(rows * share)
+        moved = self.bytes + Multilinear((copied - unread, *(0,) * 7))
+        return replace(
+            self,
+            flops=self.flops.scaled(left),
+            products=products,
+            bytes=moved,
+            weight_bytes=self.weight_bytes - unread,
+        )
+
 
 @dataclass(frozen=True)
 class NetworkCounts:
@@ -172,9 +228,22 @@ class NetworkCounts:
     mixture: Mixture | None = None
     copied_bytes: Multilinear = NOTHING
     largest_copy: Multilinear = NOTHING
+    active: ActiveRows | None = None
+
+    @property
+    def bends_at(self) -> int:
+        """New tokens from which on a step reads all weights: below, its bytes are not linear in their number."""
+        if self.active is not None:
+            return self.active.bends_at
+        return 1 if self.mixture is None else -(-self.mixture.num_experts // self.mixture.top_k)
 
     def of_step(self, *points: Point) -> NetworkCounts:
-        """Return what a step costs that reads chosen experts only, at (B, S, T) or with several such parts."""
+        """Return what a step costs that reads chosen experts or active neurons only.
+
+        points: (B, S, T), or several such parts.
+        """
+        if self.active is not None:
+            return self._of_active(self.active, self.active.share(*points))
         if self.mixture is None:
             return self
         share = self.mixture.share(*points)
@@ -185,6 +254,14 @@ class NetworkCounts:
             group.of_chosen(share, self.mixture.growth) if group.has_experts else group for group in self.groups
         )
         return replace(self, groups=groups, fused_bytes=fused, mixture=None)
+
+    def _of_active(self, active: ActiveRows, share: Fraction) -> NetworkCounts:
+        first, *rest = self.fused_bytes.coefficients
+        fused = Multilinear((first - round(active.size_bytes * (1 - share)), *rest))
+        groups = tuple(
+            group.of_active(share, rows) if (rows := active.rows_of(group)) else group for group in self.groups
+        )
+        return replace(self, groups=groups, fused_bytes=fused, active=None)
 
     def with_gathered_pages(self, pages: CopiedPages) -> NetworkCounts:
         """Return the counts of a network whose layers copy pages: what they cached is read, written and read."""
@@ -242,6 +319,7 @@ def counts_of(
     costs: Mapping[_Point, NetworkCost],
     fit: Callable[[Mapping[_Point, int]], Multilinear],
     mixture: Mixture | None = None,
+    active: ActiveRows | None = None,
 ) -> NetworkCounts:
     """Return the functions through costs of one network at several points."""
     first = next(iter(costs.values()))
@@ -257,6 +335,7 @@ def counts_of(
         by_point(lambda cost: cost.cache_bytes),
         tuple(alive),
         mixture,
+        active=active,
     )
 
 

@@ -261,12 +261,12 @@ def formulas(model: DecoderModel, counts: NetworkCounts, work: Workload) -> Form
     """Return what the published formulas say, to compare with what was counted.
 
     One decode step: 2 operations for each weight that is read but those that are looked up, and 4 N H for each cached
-    token and layer. A cache: 2 layers K H elements for each token.
+    token and layer; neurons all count as active. A cache: 2 layers K H elements for each token.
     Source: https://arxiv.org/abs/2001.08361 and https://arxiv.org/abs/2303.06865.
     """
     T = work.mean_length
     cached = counts.cache_bytes.at((1, 1, T)) // T
-    products = sum(poly.at((1, 1, T)) for poly in counts.of_step((1, 1, T)).products.values())
+    products = sum(poly.at((1, 1, T)) for poly in replace(counts, active=None).of_step((1, 1, T)).products.values())
     attention = 4 * T * sum(layer.num_attention_heads * layer.head_dim for layer in model.attention)
     computed = model.parameters if counts.mixture is None else model.active_parameters
     formula = 2 * (computed - model.looked_up) + attention

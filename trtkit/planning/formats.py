@@ -72,7 +72,9 @@ def in_format(counts: NetworkCounts, dtype: DType, form: Format) -> NetworkCount
     )
     groups = tuple(_group(group, dtype, form) for group in counts.groups)
     mixture = counts.mixture if form.weight_bits is None else None  # quantized experts are all read
+    active = counts.active if form.weight_bits is None else None  # rows of quantized matrices are not gathered
     changed = replace(counts, groups=groups, fused_bytes=Multilinear(rest) + cache, cache_bytes=cache, mixture=mixture)
+    changed = replace(changed, active=active)
     copied, largest = (_scaled(poly, kept) for poly in (counts.copied_bytes, counts.largest_copy))
     return replace(changed, copied_bytes=copied, largest_copy=largest)
 

@@ -131,7 +131,7 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
         step={name: _step(counts, point) for name, point in points.items()},
         formulas=formulas(model, counts, work),
         gpus=tuple(plan_llm(question, gpu, request.demand(gpu)) for gpu in request.gpus),
-        assumptions=(*_notes(planned), *llm_assumptions(model, work, counts.mixture, pages)),
+        assumptions=(*_notes(planned), *llm_assumptions(model, work, counts, pages)),
     )
 
 
@@ -259,11 +259,11 @@ _LINEAR = (
 
 
 def llm_assumptions(
-    model: DecoderModel, work: Workload, mixture: Mixture | None = None, pages: CopiedPages | None = None
+    model: DecoderModel, work: Workload, counts: NetworkCounts, pages: CopiedPages | None = None
 ) -> list[str]:
     """Return what holds for a plan of an LLM.
 
-    mixture: of which a step reads the chosen experts only. pages: that a step copies; None if caches are linear.
+    counts: of the network. pages: that a step copies; None if caches are linear.
     """
     notes = [
         f"prompts of {work.input_len} tokens are prefilled whole for times, {work.chunk} tokens a step for memory; "
@@ -279,7 +279,14 @@ def llm_assumptions(
         *_ALWAYS,
     ]
     if model.active_parameters < model.parameters:
-        notes.append(_experts_note(model, mixture))
+        notes.append(_experts_note(model, counts.mixture))
+    if counts.active is not None:
+        read, limit = float(counts.active.share((1, 1, 1))), counts.active.bends_at - 1
+        tokens = "one new token" if limit == 1 else f"up to {limit} new tokens"
+        notes.append(
+            f"a step of {tokens} reads rows of active neurons only, for one {read:.1%} of those of `up` and `down`; "
+            "larger steps, several GPUs and other formats read all"
+        )
     if model.quantized:
         notes.append("quantized layers compute in the type of codes and inputs; input factors (AWQ) are not counted")
     if model.kv_dtype.bits == 8:

@@ -76,9 +76,10 @@ def compute_bound_batch(counts: NetworkCounts, length: int, gpu: Roof) -> int | 
     """Return the batch from which on decoding at `length` cached tokens is bound by compute; None if it never is.
 
     Never: each sequence's cache takes longer to read than its tokens take to compute, at any batch. Both sides are
-    lines in the batch, so two points give them; as long as a mixture reads but chosen experts, both bend.
+    lines in the batch, so two points give them; as long as a step reads but chosen experts or
+    active neurons, both bend.
     """
-    bends_at = 1 if counts.mixture is None else -(-counts.mixture.num_experts // counts.mixture.top_k)
+    bends_at = counts.bends_at
     one, two = (floor(counts, (batch, 1, length), gpu) for batch in (bends_at, bends_at + 1))
     if one.compute_s is None or two.compute_s is None:
         return None

@@ -93,7 +93,7 @@ def tensor_share(counts: NetworkCounts, spec: DecoderSpec, gpus: int, dtype: DTy
     fused = Multilinear((rest[0] - saved, *rest[1:4], rest[4] - states, *rest[5:])) + cache
     groups = tuple(_divided(group, gpus) if group.name in _DIVIDED else group for group in counts.groups)
     mixture = counts.mixture and replace(counts.mixture, copied_bytes=counts.mixture.copied_bytes // gpus)
-    share = replace(counts, groups=groups, fused_bytes=fused, cache_bytes=cache, mixture=mixture)
+    share = replace(counts, groups=groups, fused_bytes=fused, cache_bytes=cache, mixture=mixture, active=None)
     return replace(share, copied_bytes=copied, largest_copy=largest)
 
 

@@ -13,6 +13,7 @@ from trtkit.errors import ExecutionError
 from trtkit.network.layer_graph import MISSING, LayerGraph, LayerNode
 from trtkit.reference.constant_matrices import joined_products
 from trtkit.reference.control_flow import Construct, conditional_op, live_nodes, loop_op, outermost
+from trtkit.reference.gathered_rows import gathering_rows
 from trtkit.reference.layer import CompileSettings, Layer, Lowered, Op
 from trtkit.reference.layers import LOWERINGS, OWNING
 from trtkit.reference.layers.product import constant_products
@@ -126,7 +127,7 @@ class Compiler:
         if (joined := joined_constants(step, layer, self.known)) is not None:
             self.joined[step.outputs[0]] = joined
         if self._is_on_cpu:
-            step = picking(step, layer, self.joined)
+            step = gathering_rows(picking(step, layer, self.joined), layer, self.settings.rows)
         if node.kind in OWNING and not lowered.is_view:
             self.owned.update(node.outputs)
         if lowered.overwrite and node.inputs[0] in self.owned & once:

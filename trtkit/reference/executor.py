@@ -10,7 +10,7 @@ import torch
 
 from trtkit.errors import ExecutionError
 from trtkit.reference.compile import Compiler
-from trtkit.reference.layer import CompileSettings, Tensor
+from trtkit.reference.layer import CompileSettings, RowReads, Tensor
 from trtkit.reference.precision import Precision, to_tensor
 from trtkit.reference.program import execute, observe, shortened, timed
 from trtkit.reference.session import onnx_runtime_run
@@ -37,6 +37,8 @@ class Options:
     ranks: this rank, for a network with collectives: a thread of a `Group` (see `run_ranks`), or a process (GlooRank).
     is_fast: outputs come from ONNX Runtime where it computes in the network's types, else from torch on weights in the
     layouts of its kernels, quantized ones as codes. Tensors between layers are computed layer by layer all the same.
+    kept_calls: rows of constants that a call chooses are read from the file that they lie in, and stay in memory for so
+    many calls; all are mapped if None.
     """
 
     widen: str | None = None
@@ -44,6 +46,7 @@ class Options:
     in_place_caches: bool = False
     ranks: Rank | None = None
     is_fast: bool = False
+    kept_calls: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ class Executor:
         is_fast = options.is_fast and options.widen is None and self._precision.device.type == "cpu"
         is_whole = is_fast and options.ranks is None and not options.in_place_caches
         self._onnx_runtime = onnx_runtime_run(layers) if is_whole else None
-        settings = CompileSettings(self._precision, options.in_place_caches, options.ranks, is_fast)
+        self.rows = RowReads(options.kept_calls)
+        settings = CompileSettings(self._precision, options.in_place_caches, options.ranks, is_fast, rows=self.rows)
         self._memo = settings.memo
         self._settings = settings
         compiler, self._program = self._compiled(settings)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from trtkit.dtypes import INT4
 from trtkit.errors import ExecutionError
+from trtkit.network.layer_file import MappedFiles
 from trtkit.network.layer_view import LayerView
 
 if TYPE_CHECKING:
@@ -74,12 +76,27 @@ class Lowered:
     packed: Op | None = None
 
 
+@dataclass(eq=False)
+class RowReads:
+    """How rows are read, and how much has been. kept_calls: a row stays in memory for so many calls; None: all are
+    mapped. read_bytes: of rows that were not in memory; with all mapped, of all that were gathered.
+    """
+
+    kept_calls: int | None = None
+    read_bytes: int = 0
+
+    @cached_property
+    def files(self) -> MappedFiles:
+        """The files that this process maps."""
+        return MappedFiles()
+
+
 @dataclass(frozen=True)
 class CompileSettings:
     """How to compile. in_place_caches: KV caches are updated where they are.
 
     ranks: the other ranks of a multi-device network, None for a single one. memo: what layers share during a run.
-    packs: whether `fast` steps take their layers' packed form.
+    packs: whether `fast` steps take their layers' packed form. rows: how rows that a run chooses are read.
     """
 
     precision: Precision
@@ -87,6 +104,7 @@ class CompileSettings:
     ranks: Rank | None = None
     packs: bool = False
     memo: RunMemo = field(default_factory=RunMemo)
+    rows: RowReads = field(default_factory=RowReads)
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,6 +68,10 @@ def remarks(report: Report) -> Iterator[Note]:
         yield Note(report.layers_problem, "bad")
     if report.fixed:
         yield Note(f"{report.fixed.config} keeps {', '.join(report.fixed.keep_fp32)} in fp32", "good", "repaired: ")
+    if report.neurons is not None:
+        text = f"neurons of all calls: {report.neurons}"
+        raised = "; missed ones make answers inexact: raise `llm.sparse_ffn.keep`"
+        yield Note(f"{text}{raised}" if report.neurons.missed else text, "warning" if report.neurons.missed else "")
     if fix(report):
         yield Note(f"fix: {fix(report)}", "warning")
 

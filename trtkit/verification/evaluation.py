@@ -16,6 +16,7 @@ from trtkit.jobs.events import Phase, Progress
 from trtkit.llm.execution import Call, ExecutionOptions, open_execution
 from trtkit.llm.text_bundle import read_text_bundle
 from trtkit.verification.perplexity import read_window
+from trtkit.verification.report import Neurons
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +104,10 @@ class Compared:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results; None for what was not requested. runtime: what ran the model."""
+    """The results; None for what was not requested. runtime: what ran the model.
+
+    neurons: how many blocks of active neurons were left out, of a model that reads no others.
+    """
 
     text: str | None
     runtime: str
@@ -111,6 +115,7 @@ class Evaluation:
     distance: Distance | None = None
     questions: Questions | None = None
     compared: Compared | None = None
+    neurons: Neurons | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return JSON data, as `trtkit eval --json` prints it."""
@@ -118,6 +123,7 @@ class Evaluation:
         data |= {} if self.perplexity is None else asdict(self.perplexity)
         data |= {} if self.distance is None else {"compared": asdict(self.distance)}
         data |= {} if self.questions is None else {"questions": self.questions.to_json()}
+        data |= {} if self.neurons is None else {"neurons": asdict(self.neurons)}
         if self.compared is not None:
             data["compared"] = {**({} if self.distance is None else asdict(self.distance)), **asdict(self.compared)}
         return data
@@ -133,6 +139,8 @@ class Evaluation:
             lines.append(f"change: {self.distance.change:+.2%}, {self.distance.divergence_nats:.4f} nats per token")
         if self.questions is not None:
             lines.append(f"answers: {self.questions.right} of {len(self.questions.answers)} right")
+        if self.neurons is not None:
+            lines.append(f"neurons: {self.neurons}")
         return "\n".join(lines)
 
 
@@ -160,7 +168,9 @@ def evaluate_bundle(
     perplexity, distance = _measure(executions, pieces, runner) if pieces else (None, None)
     questions = _ask(executions, models, runner) if request.questions else None
     compared = None if base is None else _compared(base, models)
-    return Evaluation(request.text, executions[0].description, perplexity, distance, questions, compared)
+    counts = executions[0].calls.neurons
+    neurons = None if counts is None else Neurons(*counts.values())
+    return Evaluation(request.text, executions[0].description, perplexity, distance, questions, compared, neurons)
 
 
 def _compared(base: Bundle | Path | str, models: Sequence[TextBundle]) -> Compared:

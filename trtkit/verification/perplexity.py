@@ -62,9 +62,11 @@ class WindowRead:
 def read_window(executions: Sequence[DecoderExecution], ids: Sequence[int]) -> WindowRead:
     """Read a window by all models in step, from empty slots.
 
-    Only a few tokens' logits are held at once: those of a window and a large vocabulary take gigabytes.
+    Only a few tokens' logits are held at once: those of a window and a large vocabulary take gigabytes. Models that
+    read active neurons only read one token at a time, as when they generate: of several, they read all neurons.
     """
     size = min(_CHUNK, *(execution.max_prefill_length for execution in executions))
+    size = 1 if any(execution.calls.neurons is not None for execution in executions) else size
     losses, divergence, same = [0.0] * len(executions), 0.0, 0.0
     for start in range(0, len(ids), size):
         chunk, following = ids[start : start + size], ids[start + 1 : start + size + 1]

@@ -23,6 +23,7 @@ _NOTES = {
     "loss",
     "networks",
     "pictures",
+    "neurons",
 }
 
 Answer = int | str
@@ -205,6 +206,19 @@ class PerplexityCheck:
 
 
 @dataclass(frozen=True)
+class Neurons:
+    """Blocks of neurons of all layers and calls, if steps read active ones only; missed ones were active, not read."""
+
+    active: int
+    read: int
+    missed: int
+
+    def __str__(self) -> str:
+        """Return the counts as people read them."""
+        return f"{self.active} active blocks, {self.read} read, {self.missed} missed"
+
+
+@dataclass(frozen=True)
 class LayerError:
     """One tensor. Ranges are of the widened network.
 
@@ -291,6 +305,7 @@ class Report(HasPage):
     engine: if one ran on a GPU. batch_rows: whether each row of axis 0 has the same outputs as alone, so that requests
     may share a batch; None if axis 0 is static.
     top_1_agreement: of logits, for tokens whose best two candidates are clearly apart.
+    neurons: how many blocks of active neurons were left out, if a network reads no others.
     layers: empty unless they were compared. unreal: why random inputs may be to blame. layers_problem: why layers could
     not be compared. fixed: the repaired config that this report is of.
     networks: of a bundle, each as it is held there, compared with the verified one.
@@ -322,6 +337,7 @@ class Report(HasPage):
     batch_rows: BatchRows | None = None
     top_1_agreement: float | None = None
     perplexity: PerplexityCheck | None = None
+    neurons: Neurons | None = None
     layers: tuple[LayerError, ...] = ()
     unreal: str = ""
     layers_problem: str = ""

@@ -69,6 +69,7 @@ def verify(request: VerifyRequest, context: JobContext) -> Report:
         top_1_agreement=compared.agreement,
         perplexity=perplexity,
         engine=engine,
+        neurons=verifier.neurons,
     )
     if settings.wants_layers(passed=result.passed):
         report(Verdict(result))
@@ -146,10 +147,11 @@ def _greedy(verifier: TokensVerifier, samples: Sequence[TokenSample]) -> Agreeme
 def _perplexity(verifier: TokensVerifier, path: Path, report: Listener) -> PerplexityCheck:
     """Compare perplexity per token over windows of a text with transformers'."""
     ids = windows(path, verifier.opened.source, llm_options(verifier.config))
+    size = None if verifier.neurons is None else 1  # a whole window would read all neurons
     ours, theirs = [], []
     for index, window in enumerate(ids):
         report(Progress("perplexity", index, len(ids)))
-        ours.append(mean_loss(verifier.stepper.read([(window, None)])[0], window))
+        ours.append(mean_loss(verifier.stepper.read([(window, None)], size)[0], window))
         theirs.append(mean_loss(verifier.inputs.reference.logits(window), window))
     mine, reference = (math.exp(sum(values) / len(values)) for values in (ours, theirs))
     change = abs(mine - reference) / reference

@@ -22,6 +22,7 @@ from trtkit.verification.compare import limits_of, worst
 from trtkit.verification.job import corner
 from trtkit.verification.logits import compare_rows
 from trtkit.verification.ranks import RankedDecoder, rank_networks, reference_decoder, single
+from trtkit.verification.report import Neurons
 from trtkit.verification.stepper import Stepper
 from trtkit.verification.subject import tolerance_of
 from trtkit.verification.tokens_inputs import token_inputs
@@ -80,6 +81,7 @@ class TokensVerifier:
         speculator = None if opened.speculator is None else speculator_network(self.backend, opened)
         pool = PoolSize(speculator=() if speculator is None else tuple(speculator.inputs))
         self.decoder = ReferenceDecoder(self.network, _SLOTS, pool=pool)
+        self._counted = [self.decoder]
         self.stepped: ReferenceDecoder | RankedDecoder = self.decoder
         if speculator is not None:
             self.decoder.speculator = ReferenceDecoder(speculator, _SLOTS, pool=PoolSize(model=self.decoder.cache))
@@ -111,7 +113,16 @@ class TokensVerifier:
         """Return what steps that network, or those of all ranks."""
         if self._gives_all_logits:
             return self.stepper
-        return Stepper(reference_decoder(self.backend, self.opened, 1), self.stepper.most)
+        decoder = reference_decoder(self.backend, self.opened, 1)
+        if isinstance(decoder, ReferenceDecoder):
+            self._counted.append(decoder)
+        return Stepper(decoder, self.stepper.most)
+
+    @property
+    def neurons(self) -> Neurons | None:
+        """How many blocks of neurons all calls have read so far; None if they read all."""
+        values = [decoder.calls.neurons.values() for decoder in self._counted if decoder.calls.neurons is not None]
+        return Neurons(*map(sum, zip(*values, strict=True))) if values else None
 
     @property
     def _tokens(self) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from trtkit.builder.active_neurons import with_measured_blocks
 from trtkit.builder.build_inputs import gather_model_inputs
 from trtkit.builder.encoder import OpenedEncoder
 from trtkit.builder.jobs import DIGEST
@@ -44,7 +45,7 @@ __all__ = ["VerifySettings", "run_job", "verify_bundle", "verify_config"]
 
 def verify_config(config: ModelConfig, request: VerifySettings, runner: Runner) -> Report:
     """Make and verify the network of `config` without building it."""
-    model = resolve(config)
+    model = resolve(with_measured_blocks(config, runner))
     _check(request, model)
     inputs = gather_model_inputs(model, runner)
     with scratch_folder() as folder:

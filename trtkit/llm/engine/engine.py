@@ -71,8 +71,12 @@ class LLMEngine:
 
     @property
     def statistics(self) -> Statistics:
-        """What has been done so far."""
-        return self._scheduler.statistics
+        """What has been done so far. Counts of neurons are read where the network computes, which waits for it."""
+        statistics, neurons = self._scheduler.statistics, self.execution.calls.neurons
+        if neurons is not None:
+            statistics.active_blocks, statistics.read_blocks, statistics.missed_blocks = neurons.values()
+            statistics.row_bytes = neurons.row_bytes
+        return statistics
 
     @property
     def host(self) -> HostTier:
@@ -157,7 +161,7 @@ class LLMEngine:
         """Run every sequence a token further, and prompts as far as the budget goes; return what has ended."""
         started_s, transfers = self._options.clock(), self._state.transfers
         waited_s = transfers.waited_s
-        self.statistics.steps += 1
+        self._scheduler.statistics.steps += 1
         packed = self._packed
         batch = self._separate_calls(started_s) if packed is None else self._mixed_calls(started_s, packed)
         transfers.end_step()
@@ -226,10 +230,10 @@ class LLMEngine:
 
     def _note_calls(self) -> None:
         """Count what the decoder has computed since the last time."""
-        calls, counted = self.execution.calls, self._counted
+        calls, counted, statistics = self.execution.calls, self._counted, self._scheduler.statistics
         for name in ("network_calls", "computed_tokens", "padded_tokens"):
             new = getattr(calls, name) - getattr(counted, name)
-            setattr(self.statistics, name, getattr(self.statistics, name) + new)
+            setattr(statistics, name, getattr(statistics, name) + new)
         self._counted = replace(calls)
 
     def _separate_calls(self, started_s: float) -> Batch:

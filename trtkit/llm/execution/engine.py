@@ -12,13 +12,13 @@ import torch
 from trtkit.llm.execution.adapters import adapter_memory
 from trtkit.llm.execution.cached_places import NewTokens
 from trtkit.llm.execution.call import step_inputs
-from trtkit.llm.execution.execution import CallCounts
+from trtkit.llm.execution.execution import CallCounts, NeuronCounts
 from trtkit.llm.execution.outputs import OutputMemory
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.plan import check_alignment, dtype_of
 from trtkit.llm.execution.step import StreamStep
 from trtkit.llm.execution.warm_up import warm_up
-from trtkit.network.decoder import EMBEDS, HIDDEN_STATES
+from trtkit.network.decoder import BLOCK_COUNTS, EMBEDS, HIDDEN_STATES
 from trtkit.network.input_spec import kv_window
 from trtkit.network.speculators import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.runtime.device import write
@@ -91,7 +91,7 @@ class EngineDecoder:
         self.adapters = adapter_memory(specs, most_ranks, dtype_of, self._stream)
         self._specs = [spec for spec in specs if not spec.is_kept and spec.feeder not in ("adapter", "slots")]
         self.tokens = self._stream.empty((slots,), torch.int64)
-        self.calls = CallCounts(token_multiple=plan.token_multiple)
+        self.calls = CallCounts(token_multiple=plan.token_multiple, neurons=self._neuron_counts())
         self._graphs: dict[StreamStep, CapturedGraph | None] = {}
         self._captured_sizes = {1}
         self._has_cuda_graphs = has_cuda_graphs
@@ -99,6 +99,17 @@ class EngineDecoder:
         self._room = 0
         self.reserve(slots)
         self.description = f"{backend.name} {backend.version} on {device.name}"
+
+    def _neuron_counts(self) -> NeuronCounts | None:
+        """Return what counts neurons if the network reads active ones only, and take memory for each call's counts."""
+        self._block_counts: torch.Tensor | None = None
+        if BLOCK_COUNTS not in self.engine.outputs:
+            return None
+        output = self.engine.outputs[BLOCK_COUNTS]
+        self._block_counts = self._stream.empty(output.shape, output.dtype)
+        totals = self._stream.empty((3,), torch.int64)
+        write(self._stream, totals, torch.zeros(3, dtype=torch.int64))
+        return NeuronCounts(totals)
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
@@ -362,10 +373,14 @@ class EngineDecoder:
             context.set_address(spec.updated, self._new_states[spec.name])
         for name, array in self._outputs.addresses():
             context.set_address(name, array)
+        if self._block_counts is not None:
+            context.set_address(BLOCK_COUNTS, self._block_counts)
 
     def _enqueue(self, step: StreamStep) -> None:
         """Put the network of a prepared step on the stream, and what it adds to caches."""
         self._context(step).enqueue()
+        if self.calls.neurons is not None and self._block_counts is not None:
+            self._stream.run(partial(self.calls.neurons.add, self._block_counts))
         rows = slice(step.first, step.first + step.rows)
         self.cache.keep(rows, {name: new[: step.rows] for name, new in self._new_states.items()})
         if self._new:

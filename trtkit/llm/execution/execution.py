@@ -103,17 +103,47 @@ class AdapterSlots(Protocol):
         ...
 
 
+class NeuronCounts:
+    """Blocks of neurons that a decoder's steps have activated, read and missed: those active ones that they left out.
+
+    totals: zeros, int64 [3], where the network computes; they are added up there, so that no step waits for the host.
+    row_bytes: that the reference executor has read of neurons' rows, but for those that it keeps in memory.
+    """
+
+    def __init__(self, totals: torch.Tensor) -> None:
+        self._totals = totals
+        self.row_bytes = 0
+
+    def add(self, counts: torch.Tensor) -> None:
+        """Count a call by its `block_counts` [layers, 2]: of each layer, active blocks and those that are read."""
+        active, read = counts.long().unbind(1)
+        missed = (active - read).clamp(min=0)
+        for index, new in enumerate((active, read, missed)):
+            self._totals[index] += new.sum()
+
+    def reset(self) -> None:
+        """Forget all steps."""
+        self._totals.zero_()
+
+    def values(self) -> tuple[int, int, int]:
+        """Return how many blocks were active, read and missed. Waits for the device."""
+        active, read, missed = self._totals.tolist()
+        return active, read, missed
+
+
 @dataclass
 class CallCounts:
     """What a decoder has run. network_calls: of its network, with computed_tokens, of which padded_tokens are idle.
 
-    token_multiple: the network pads the tokens of a call to a multiple of it.
+    token_multiple: the network pads the tokens of a call to a multiple of it. neurons: of a network that reads active
+    neurons only.
     """
 
     network_calls: int = 0
     computed_tokens: int = 0
     padded_tokens: int = 0
     token_multiple: int = 1
+    neurons: NeuronCounts | None = None
 
     def add(self, computed: int, used: int) -> None:
         """Count a call."""

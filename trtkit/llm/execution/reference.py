@@ -10,17 +10,19 @@ import torch
 from trtkit.dtypes import DTYPES
 from trtkit.llm.execution.adapters import adapter_memory
 from trtkit.llm.execution.cached_places import NewTokens
-from trtkit.llm.execution.execution import CallCounts
+from trtkit.llm.execution.execution import CallCounts, NeuronCounts
 from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.pool_size import AS_LINEAR, PoolSize
-from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
+from trtkit.network.decoder import BLOCK_COUNTS, EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.network.input_spec import DECODE_POSITION_IDS, LOGIT_INDEX, MOST_ROW_TOKENS, PROMPT, output_of_prompts
 from trtkit.network.speculators import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.execution import Draw, PackedCalls, RankExecution
     from trtkit.llm.execution.network import DecoderNetwork
@@ -32,7 +34,7 @@ class ReferenceDecoder:
     """A RankExecution on torch. Caches are updated where they are, as the engine does.
 
     widen: "fp64" computes all but exactly, so that how tokens are batched cannot be told from the logits.
-    ranks: those of a network with collectives. pool: of paged caches. is_fast: see the executor's Options.
+    ranks: those of a network with collectives. pool: of paged caches. is_fast, kept_calls: see the executor's Options.
     """
 
     token_tile = 1
@@ -46,8 +48,9 @@ class ReferenceDecoder:
         pool: PoolSize = AS_LINEAR,
         *,
         is_fast: bool = False,
+        kept_calls: int | None = None,
     ) -> None:
-        options = Options(in_place_caches=True, widen=widen, ranks=ranks, is_fast=is_fast)
+        options = Options(in_place_caches=True, widen=widen, ranks=ranks, is_fast=is_fast, kept_calls=kept_calls)
         self._network = network
         self._executor = Executor(network.layers, options)
         self._names = {spec.name for spec in self._executor.inputs}
@@ -64,7 +67,10 @@ class ReferenceDecoder:
         self.next_hidden: torch.Tensor | None = None
         self.adapters = adapter_memory(network.inputs, network.max_ranks, lambda spec: hold(DTYPES[spec.dtype]))
         self.tokens = torch.zeros(slots, dtype=torch.int64)
-        self.calls = CallCounts(token_multiple=network.token_multiple)
+        counts = (
+            NeuronCounts(torch.zeros(3, dtype=torch.int64)) if BLOCK_COUNTS in self._executor.output_names else None
+        )
+        self.calls = CallCounts(token_multiple=network.token_multiple, neurons=counts)
         self._appends = network.has_read_only_caches
         self.is_asynchronous, self.takes_ids = False, network.embeddings is None
         self.slots, self.max_length = slots, self.cache.max_length
@@ -107,7 +113,7 @@ class ReferenceDecoder:
         decode, kept = packed.decode, [spec for spec in self._own.specs if spec.updated]
         names = None if len(packed.places) else self._outputs_of_decoding
         outputs = self._executor.run(self.packed_inputs(packed), outputs=names)
-        self.calls.add(packed.tokens, packed.used_tokens)
+        self._count(packed.tokens, packed.used_tokens, outputs)
         states = self._own.states
         if packed.rows:
             self.cache.keep(decode.rows, {spec.name: outputs[spec.updated] for spec in states})
@@ -118,6 +124,12 @@ class ReferenceDecoder:
             self.cache.keep(self._prompt_slots(packed), {spec.name: new.pop(spec.name) for spec in states})
             self.cache.append(packed.new_tokens(), new)
         return outputs["logits"].float()
+
+    def _count(self, computed: int, used: int, outputs: Mapping[str, torch.Tensor]) -> None:
+        self.calls.add(computed, used)
+        if self.calls.neurons is not None:
+            self.calls.neurons.add(outputs[BLOCK_COUNTS])
+            self.calls.neurons.row_bytes = self._executor.rows.read_bytes
 
     def packed_inputs(self, packed: PackedCall) -> dict[str, Any]:
         """Return every input of a packed network for a call whose tokens have their places."""
@@ -156,7 +168,7 @@ class ReferenceDecoder:
     def _run(self, call: Call) -> torch.Tensor:
         """Return a call's logits in fp32, or hidden states."""
         outputs = self._executor.run(self._inputs(call))
-        self.calls.add(call.ids.size, int(call.counts.sum()))
+        self._count(call.ids.size, int(call.counts.sum()), outputs)
         self.cache.keep(call.rows, {spec.name: outputs[spec.updated] for spec in self.cache.states})
         if self._appends:
             new = {spec.name: outputs[spec.updated] for spec in self._own.specs if spec.updated}

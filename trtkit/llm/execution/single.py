@@ -42,6 +42,7 @@ class ExecutionOptions:
     cache_gib: a rank's memory for paged caches; as much as linear ones would take if None.
     weight_budget_gib: GPU memory for an engine's weights, of which the others stay on the host; all if None.
     has_speculator: whether to open the draft head, too.
+    resident_tokens: steps for which the reference executor keeps rows of active neurons; all are mapped if None.
     """
 
     has_cuda_graphs: bool = True
@@ -49,6 +50,7 @@ class ExecutionOptions:
     cache_gib: float | None = None
     weight_budget_gib: float | None = None
     has_speculator: bool = False
+    resident_tokens: int | None = None
 
 
 DEFAULT_EXECUTION = ExecutionOptions()
@@ -91,6 +93,7 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Ran
     weight_budget_bytes(bundle, options.how.weight_budget_gib)
     device = None if needs_reference else engine_device(options.runtime, peers.gpu)
     execution: RankExecution
+    _check_resident(bundle, options.how, has_engine=device is not None)
     if device is not None:
         execution = _open_engine(bundle, options, peers, device)
     else:
@@ -99,7 +102,14 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Ran
         network = bundle_network(bundle, peers.rank, has_all_logits=needs_reference)
         pool = _pool(bundle, options, peers.rank)
         is_fast = options.runtime == "auto"
-        execution = ReferenceDecoder(network, options.slots, ranks=peers.members, pool=pool, is_fast=is_fast)
+        execution = ReferenceDecoder(
+            network,
+            options.slots,
+            ranks=peers.members,
+            pool=pool,
+            is_fast=is_fast,
+            kept_calls=options.how.resident_tokens,
+        )
         if options.how.has_speculator:
             pool = PoolSize(model=execution.cache)
             head = bundle_speculator_network(bundle)
@@ -107,6 +117,19 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Ran
     if execution.adapters is not None and bundle.manifest.grid.ranks > 1:
         execution.adapters.share_of = _shares(bundle, peers.rank)
     return execution
+
+
+def _check_resident(bundle: Bundle, how: ExecutionOptions, *, has_engine: bool) -> None:
+    """Refuse to read rows of neurons from files where none are. Raises RequestError."""
+    llm = bundle.manifest.config.llm
+    if how.resident_tokens is None:
+        return
+    if llm is None or llm.sparse_ffn is None:
+        what, fix = "the bundle's steps read all neurons", "build with `llm.sparse_ffn`, or leave it out"
+        raise RequestError(what, "resident_tokens", fix)
+    if has_engine:
+        fix = "leave it out, or use `--runtime reference`"
+        raise RequestError("an engine on a GPU does not read rows from files", "resident_tokens", fix)
 
 
 def _shares(bundle: Bundle, rank: int) -> Callable[[str], MatrixShare]:

@@ -48,6 +48,8 @@ def warm_up(
     decoder.cache.positions[:] = 0
     for field in fields(counted):
         setattr(decoder.calls, field.name, getattr(counted, field.name))
+    if decoder.calls.neurons is not None:
+        decoder.calls.neurons.reset()
 
 
 def warm_steps(

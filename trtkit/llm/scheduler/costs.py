@@ -81,6 +81,10 @@ class Statistics:
 
     synchronous_steps: decoding steps that the host waited for before it could launch the next: the engine does not
     overlap, or a row is a beam, or a user's function has to see its logits. discarded_tokens: drawn after an end.
+
+    active_blocks, read_blocks, missed_blocks: of neurons, summed over layers and calls, if `llm.sparse_ffn` lets steps
+    read active ones only; missed ones are active and were not read.
+    row_bytes: of their rows, read by the reference executor, but for rows that `resident_tokens` keeps in memory.
     """
 
     steps: int = 0
@@ -99,3 +103,7 @@ class Statistics:
     swaps: int = 0
     synchronous_steps: int = 0
     discarded_tokens: int = 0
+    active_blocks: int = 0
+    read_blocks: int = 0
+    missed_blocks: int = 0
+    row_bytes: int = 0

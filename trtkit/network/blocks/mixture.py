@@ -14,6 +14,7 @@ import numpy as np
 
 from trtkit.dtypes import FP32, INT32
 from trtkit.models.feed_forward import MlpSpec, MoeSpec
+from trtkit.network.blocks.active_neurons import active_mlp_block
 from trtkit.network.blocks.mlp import gate_of, is_bias_added, limited, mlp_block
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.ops.activation import activation, sigmoid
@@ -52,7 +53,7 @@ _Form = Literal["plain", "packed", "each"]
 def feed_forward_block(weights: Weights, x: Tensor, spec: MlpSpec | MoeSpec, hidden: Tensor | None = None) -> Tensor:
     """Apply a layer's feed-forward part to x [B, S, D]. hidden: the layer's hidden state, of which x is the norm."""
     if not isinstance(spec, MoeSpec):
-        return mlp_block(weights, "mlp", x, spec)
+        return (mlp_block if spec.active is None else active_mlp_block)(weights, "mlp", x, spec)
     if spec.apart is not None and spec.shared is not None and hidden is not None:
         return _apart_block(weights, x, hidden, spec)
     return moe_block(weights, x, spec)

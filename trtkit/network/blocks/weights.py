@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ class Weights:
     is_in_out: matrices inside layers are stored as [in, out]. form: how sampling ops are written, one of
     `lowering.sampling.FORMS`, for the writers that use these weights. experts: whose matrices mixtures read. low_rank:
     what adapters add to linear layers, if there can be any. tokens: what a rank has of them between blocks.
+    block_counts: of layers that read active neurons only, int32 [1, 2] each: blocks that are active, and that are read.
     """
 
     graph: Graph
@@ -47,6 +48,7 @@ class Weights:
     experts: ExpertsRead = "all"
     low_rank: LowRankInputs | None = None
     tokens: TokenShare = ALL_TOKENS
+    block_counts: list[Tensor] = field(default_factory=list)
 
     @cached_property
     def quantized(self) -> QuantizedLinears:

@@ -38,12 +38,15 @@ def read_text(calibration: Calibration) -> str:
         ) from None
 
 
-def windows(ids: Sequence[int], calibration: Calibration) -> list[list[int]]:
-    """Return windows of `length` tokens, `samples` at most, spread over the text. Raises QuantizeError without one."""
+def windows(ids: Sequence[int], calibration: Calibration, section: str = "quantize.calibration") -> list[list[int]]:
+    """Return windows of `length` tokens, `samples` at most, spread over the text.
+
+    section: of the config, which has the calibration. Raises QuantizeError for a text that is too short for a window.
+    """
     length, count = calibration.length, len(ids) // calibration.length
     if not count:
         what = f"the calibration text has {len(ids)} tokens; a window needs {length}"
-        raise QuantizeError(what, str(calibration.data), "give a longer text, or lower `quantize.calibration.length`")
+        raise QuantizeError(what, str(calibration.data), f"give a longer text, or lower `{section}.length`")
     step = max(1, count // calibration.samples)
     return [list(ids[at * length : (at + 1) * length]) for at in range(0, count, step)][: calibration.samples]
 
