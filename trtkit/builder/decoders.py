@@ -400,7 +400,8 @@ def converted_bytes(opened: OpenedDecoder, ranks: int = 1) -> int:
 
 def has_read_only_caches(opened: OpenedDecoder) -> bool:
     """Whether the network gives new keys and values, which its runtime keeps."""
-    return opened.source.kv_cache is not None or llm_options(opened.config).kv == "paged"
+    is_shared = grid_of(opened.config).context > 1
+    return opened.source.kv_cache is not None or llm_options(opened.config).kv == "paged" or is_shared
 
 
 def engine_bytes(source: DecoderSource, size: DecoderSize, ranks: int = 1) -> int:

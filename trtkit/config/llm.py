@@ -158,10 +158,24 @@ class ParallelOptions(StrictModel):
         False, description="Let ranks of `tensor` share the tokens of norms and residual sums (sequence parallelism)."
     )
 
+    context: StrictInt = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Ranks of `tensor` that share the positions of KV caches (context parallelism); divides `tensor`.",
+    )
+
     @model_validator(mode="after")
     def _experts_fit(self) -> Self:
         if self.tensor > 1 and self.tensor % self.expert:
             raise ValueError(f"`expert`, {self.expert}, does not divide `tensor`, {self.tensor}")
+        return self
+
+    @model_validator(mode="after")
+    def _context_fits(self) -> Self:
+        if self.tensor % self.context:
+            divisors = ", ".join(str(count) for count in range(1, self.tensor + 1) if self.tensor % count == 0)
+            raise ValueError(f"`context`, {self.context}, does not divide `tensor`, {self.tensor}; use one of {divisors}")
         return self
 
     @model_validator(mode="after")

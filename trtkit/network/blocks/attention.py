@@ -12,7 +12,15 @@ from trtkit.network.blocks.cache import remember, rotate
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.ops.activation import sigmoid, softplus
 from trtkit.network.ops.arithmetic import cast, clip
-from trtkit.network.ops.attention import attention, attention_from_primitives, scale_query
+from trtkit.network.ops.attention import (
+    attention,
+    attention_from_primitives,
+    merged_attention,
+    partial_attention,
+    scale_query,
+)
+from trtkit.network.ops.collective import gather_heads, scatter_heads
+from trtkit.network.ops.gather import reorder
 from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.norm import layer_norm
 from trtkit.network.ops.paged_attention import paged_attention
@@ -62,12 +70,16 @@ def attention_block(
             v = v if spec.value_dim is None else _filled(v, k, spec)
             v = v if spec.value_norm is None else norm_block(weights, "v_norm", v, spec.value_norm)
             new = {"key": k, "value": v}
+        q, new = _of_context(q, new, spec)
         present: dict[str, Tensor] = {}
         for reach in reaches:
             present |= remember(reach.past, new)
         q = scale_query(q, spec.scale, positions.query_growth)
         sinks = weights.get("sinks") if spec.has_sinks else None
         attended = concat([_attend(q, reach, spec, latent, sinks) for reach in reaches], 0)
+        if spec.context.count > 1:
+            parts = scatter_heads(attended, spec.context_ranks, spec.share.count)
+            attended = cast(merged_attention(parts, sinks), q.dtype)
         attended = weights.tokens.padded(attended)
         attended = attended if latent is None else latent.outputs(attended)
         attended = attended if spec.value_dim is None else take(attended, -1, 0, spec.value_dim)
@@ -77,6 +89,18 @@ def attention_block(
         if spec.output_norm is not None:
             merged = norm_block(weights, "o_norm", merged, spec.output_norm, spec.share.count)
         return weights.linear("o", merged, has_bias=spec.has_output_bias, ranks=spec.share.count), present
+
+
+def _of_context(q: Tensor, new: dict[str, Tensor], spec: AttentionSpec) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return queries, and new keys and values, of the heads of all ranks of a context, which share its positions."""
+    if spec.context.count == 1:
+        return q, new
+    ranks, of_all, heads = spec.context_ranks, spec.share.count, list(spec.context_heads)
+    if spec.latent is not None or len(heads) == spec.num_key_value_heads:  # every rank has the same ones
+        return gather_heads([q], ranks, of_all)[0], new
+    q, *others = gather_heads([q, *new.values()], ranks, of_all)
+    others = others if not others or len(heads) == others[0].shape[1] else [reorder(x, heads, 1) for x in others]
+    return q, dict(zip(new, others, strict=True))
 
 
 def _filled(v: Tensor, k: Tensor, spec: AttentionSpec) -> Tensor:
@@ -181,6 +205,9 @@ def _attend(q: Tensor, reach: Reach, spec: AttentionSpec, latent: LatentHeads | 
     if past.pages is not None:
         return rows.outputs(paged_attention(*qkv, past.pages, sinks), reach.fold)
     assert reach.mask is not None
+    if spec.context.count > 1:
+        part = partial_attention(qkv, reach.mask, spec.softcap)
+        return rows.outputs(part, reach.fold)
     if spec.softcap is None and sinks is None and qkv[1].shape[-1] == qkv[2].shape[-1]:
         attended = attention(qkv, reach.mask, reach.kv_lengths)
     else:

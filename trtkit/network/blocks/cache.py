@@ -32,6 +32,7 @@ class Past:
     index: where the rows' tokens are, if the caches are pools of pages, which are read-only.
     pages: what attention reads where it is, its own caches or those it shares; None if it reads copies of pages.
     is_expanded: whether a step computes each head's keys and values from cached latent vectors.
+    is_appended: whether the caches are read-only, and attention reads new keys and values after them.
     read: filled by `remember` with what attention reads, for layers that share it; next to `pages`, only what is new,
         as it is kept.
     """
@@ -45,6 +46,7 @@ class Past:
     index: CacheIndex | None = None
     pages: Pages | None = None
     is_expanded: bool = False
+    is_appended: bool = False
     read: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -65,7 +67,7 @@ def _read_and_kept(past: Past, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return what attention reads of a cache, and what the cache gets. x: the new keys or values of all tokens."""
     cache, rows, scale = past.caches[name], past.rows, None if past.scales is None else past.scales[name]
     new = rows.new(x)
-    if not rows.is_padded and past.pages is None and past.index is None and scale is None:
+    if not past.is_appended:
         updated = update_cache(cache, new, past.write_indices)
         return (updated if past.window is None else take_as_many(updated, 2, past.window)), updated
     if past.pages is not None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from trtkit.network.ops.shape import reshape, transpose, unsqueeze
+from trtkit.network.ops.shape import concat, reshape, split, transpose, unsqueeze
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trtkit.network.graph import Tensor
 
 
@@ -31,6 +33,31 @@ def all_gather(x: Tensor, ranks: int) -> Tensor:
     return _collective(x, "ALL_GATHER", "NONE", ranks)
 
 
+def gather_heads(parts: Sequence[Tensor], ranks: range, of_all: int) -> list[Tensor]:
+    """Join each part [B, heads, S, H] of every rank along its heads, in the order of ranks; one collective for all."""
+    if len(ranks) == 1:
+        return list(parts)
+    graph, sizes = parts[0].graph, [part.shape[1] for part in parts]
+    with graph.scope("gather_heads"):
+        x = concat(list(parts), 1)
+        every = _collective(unsqueeze(x, 0), "ALL_GATHER", "NONE", of_all, ranks)  # [ranks, B, heads, S, H]
+        by_rank = transpose(every, (1, 0, 2, 3, 4))
+        joined, size = [], x.shape[3]
+        for part, heads in zip(split(by_rank, 2, tuple(sizes)), sizes, strict=True):
+            tokens = 1 if x.shape[2] == 1 else -1
+            joined.append(reshape(part, (0, len(ranks) * heads, tokens, size)))
+        return joined
+
+
+def scatter_heads(x: Tensor, ranks: range, of_all: int) -> Tensor:
+    """Give each rank its heads of every rank's x [B, heads, S, H]: [ranks, B, heads / ranks, S, H], by who gave it."""
+    graph, heads, size = x.graph, x.shape[1] // len(ranks), x.shape[3]
+    with graph.scope("scatter_heads"):
+        tokens = 1 if x.shape[2] == 1 else -1
+        by_rank = transpose(reshape(x, (0, len(ranks), heads, tokens, size)), (1, 0, 2, 3, 4))
+        return _collective(by_rank, "ALL_TO_ALL", "NONE", of_all, ranks)
+
+
 def all_gather_last(x: Tensor, ranks: int) -> Tensor:
     """Join every rank's x [..., n] along the last axis: [..., ranks * n], in the order of ranks."""
     if ranks == 1:
@@ -41,12 +68,15 @@ def all_gather_last(x: Tensor, ranks: int) -> Tensor:
         return reshape(joined, (*[0] * (x.rank - 1), ranks * x.shape[-1]))
 
 
-def _collective(x: Tensor, operation: str, reduction: str, ranks: int) -> Tensor:
+def _collective(x: Tensor, operation: str, reduction: str, ranks: int, group: range | None = None) -> Tensor:
+    """Add a collective among `ranks`, or among the neighboring ones of a group."""
     graph, trt = x.graph, x.graph.backend.trt
     kinds = getattr(trt.CollectiveOperation, operation), getattr(trt.ReduceOperation, reduction)
-    layer = graph.network.add_dist_collective(x.trt, *kinds, -1, None)
+    members = None if group is None or len(group) == ranks else list(group)
+    layer = graph.network.add_dist_collective(x.trt, *kinds, -1, members)
     if layer is not None:
-        layer.num_ranks = ranks
-        stated = {"operation": operation, "reduce_op": reduction, "root": -1, "ranks": ranks}
+        layer.num_ranks = ranks if members is None else len(members)
+        stated: dict[str, object] = {"operation": operation, "reduce_op": reduction, "root": -1, "ranks": ranks}
+        stated |= {} if members is None else {"group": members}
         layer.metadata = json.dumps({"collective": stated})
     return graph.add(layer, operation.lower())
