@@ -162,7 +162,7 @@ class ParallelOptions(StrictModel):
         1,
         ge=1,
         le=1024,
-        description="Ranks of `tensor` that share the positions of KV caches (context parallelism); divides `tensor`.",
+        description="Ranks that share the positions of KV caches (context parallelism): all those of `tensor`.",
     )
 
     @model_validator(mode="after")
@@ -173,9 +173,9 @@ class ParallelOptions(StrictModel):
 
     @model_validator(mode="after")
     def _context_fits(self) -> Self:
-        if self.tensor % self.context:
-            divisors = ", ".join(str(count) for count in range(1, self.tensor + 1) if self.tensor % count == 0)
-            raise ValueError(f"`context`, {self.context}, does not divide `tensor`, {self.tensor}; use one of {divisors}")
+        if self.context not in (1, self.tensor):
+            what = f"`context`, {self.context}, is not `tensor`, {self.tensor}: all ranks of a layer share its positions"
+            raise ValueError(f"{what}; use {self.tensor}, or remove `context`")
         return self
 
     @model_validator(mode="after")

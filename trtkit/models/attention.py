@@ -103,7 +103,7 @@ class AttentionSpec:
     value_norm: over each head's values. output_norm: over what all heads give together, before `o`.
     cache_of: number of the layer whose keys and values it reads, if it has none.
     share: of all heads, of which these are one rank's; the ranks' outputs are summed.
-    context: of the cached positions, which this rank attends to, with the query heads of all ranks of its context.
+    context: of the cached positions, which this rank attends to, with the query heads of all ranks.
     context_heads: of the key/value heads that these ranks bring, in order, those that differ, which each rank caches.
     """
 
@@ -166,20 +166,13 @@ class AttentionSpec:
 
     @property
     def attending_heads(self) -> int:
-        """Query heads that attend to the layer's caches: those of all ranks of a context."""
+        """Query heads that attend to the layer's caches: those of all ranks, if these share its positions."""
         return self.num_attention_heads * self.context.count
 
     @property
-    def context_ranks(self) -> range:
-        """The tensor parallel ranks of the context."""
-        first = self.share.index - self.context.index
-        return range(first, first + self.context.count)
-
-    @property
     def attending_share(self) -> Share:
-        """The share of all heads that the ranks of a context have together."""
-        ranks = self.context.count
-        return Share(self.share.index // ranks, self.share.count // ranks)
+        """The share of all heads that they are."""
+        return self.share if self.context.count == 1 else WHOLE
 
     @property
     def cached_elements(self) -> int:

@@ -26,7 +26,7 @@ LINEAR_BLOCK = 16
 
 @dataclass(frozen=True)
 class ContextShare:
-    """The positions that one rank of a context caches. block: neighboring tokens that lie on one rank."""
+    """The positions that one of several ranks caches. block: neighboring tokens that lie on one rank."""
 
     share: Share = WHOLE
     block: int = LINEAR_BLOCK
@@ -40,6 +40,11 @@ class ContextShare:
     def period(self) -> int:
         """Tokens after which it is the same rank's turn again."""
         return self.block * self.share.count
+
+    @property
+    def multiple(self) -> int:
+        """Numbers of tokens that this divides lie on all ranks equally, from any such number of tokens on."""
+        return 1 if self.is_whole else self.period
 
     def count(self, tokens: int) -> int:
         """Return how many of a sequence's first `tokens` this rank caches."""

@@ -4,8 +4,8 @@ Tensor parallel as in Megatron-LM (https://arxiv.org/abs/1909.08053): projection
 size are split by rows, those back by columns, and the ranks' partial outputs are summed; embedding and head are split
 by vocabulary. Expert parallel: a rank computes whole experts. Pipeline parallel: a stage computes some of the layers.
 Sequence parallel (https://arxiv.org/abs/2205.05198): between blocks, each tensor parallel rank has some of the tokens.
-Context parallel (Helix, https://arxiv.org/abs/2507.07120): neighboring tensor parallel ranks share the cached positions
-of all of their heads; see `trtkit.models.context`.
+Context parallel (Helix, https://arxiv.org/abs/2507.07120): the tensor parallel ranks share the cached positions of all
+heads; see `trtkit.models.context`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Grid:
     """How many ranks share each layer (`tensor`), its experts (`expert`), and all layers (`pipeline`).
 
     sequence: whether the ranks of a layer share the tokens that norms and residual sums are computed of.
-    context: how many neighboring ranks of `tensor` share the positions that caches hold.
+    context: how many ranks share the positions that caches hold, all those of `tensor` or none.
     The ranks of a stage are neighbours: rank r is number r % stage_ranks of stage r // stage_ranks.
     """
 
@@ -69,7 +69,7 @@ class Grid:
 
     def context_share(self, rank: int) -> Share:
         """Return which share of a sequence's positions a rank caches."""
-        return Share(rank % self.context, self.context) if self.context > 1 else WHOLE
+        return self.tensor_share(rank) if self.context > 1 else WHOLE
 
     def expert_shares(self, rank: int) -> tuple[Share, Share]:
         """Return which share of the experts a rank holds, and which share of each one's intermediate size."""
@@ -151,12 +151,10 @@ def _mixer(
 
 
 def _context_heads(heads: int, share: Share, context: Share) -> tuple[int, ...]:
-    """Return which of the key/value heads that the ranks of a context bring are the first of their number."""
+    """Return which of the key/value heads that all ranks bring, in order, are the first of their number."""
     if context.count == 1:
         return ()
-    first = share.index - context.index
-    shares = [Share(index, share.count) for index in range(first, first + context.count)]
-    numbers = [head for each in shares for head in kv_heads_of(each, heads)]
+    numbers = [head for rank in range(share.count) for head in kv_heads_of(Share(rank, share.count), heads)]
     return tuple(place for place, head in enumerate(numbers) if head not in numbers[:place])
 
 
@@ -195,7 +193,7 @@ def _problems(spec: DecoderSpec, grid: Grid) -> Iterator[Problem]:
     if grid.tensor > 1:
         yield from _tensor_problems(spec, grid, mixtures)
     if grid.context > 1:
-        yield from _context_problems(spec, grid)
+        yield from _context_problems(spec)
 
 
 def _tensor_problems(spec: DecoderSpec, grid: Grid, mixtures: list[MoeSpec]) -> Iterator[Problem]:
@@ -225,20 +223,12 @@ def _tensor_problems(spec: DecoderSpec, grid: Grid, mixtures: list[MoeSpec]) -> 
         yield Problem("a layer norm over all heads cannot be shared by ranks", f"{SECTION}.tensor", "set it to 1")
 
 
-def _context_problems(spec: DecoderSpec, grid: Grid) -> Iterator[Problem]:
-    """Yield what keeps the ranks of each context from caching the same heads."""
+def _context_problems(spec: DecoderSpec) -> Iterator[Problem]:
+    """Yield what keeps ranks from sharing cached positions."""
     if not spec.attentions:
         yield Problem("a model without attention caches no positions", f"{SECTION}.context", "remove it")
-    counts = sorted({attention.num_key_value_heads for attention in spec.attentions})
-
-    def fits(context: int) -> bool:
-        groups = grid.tensor // context
-        return all(heads % groups == 0 or groups % heads == 0 for heads in counts)
-
-    if not fits(grid.context):
-        groups, heads = grid.tensor // grid.context, " and ".join(map(str, counts))
-        what = f"{groups} groups of ranks cannot share {heads} key/value heads equally"
-        yield _problem("context", grid.context, what, [n for n in _divisors([grid.tensor]) if fits(n)])
+    if any(attention.relative is not None for attention in spec.attentions):
+        yield Problem("relative position scores cannot be shared by ranks", f"{SECTION}.context", "remove it")
 
 
 def _problem(key: str, value: int, what: str, allowed: range | list[int]) -> Problem:

@@ -62,6 +62,9 @@ def answers(execution: DecoderExecution, count: int, *, restores: bool = False) 
         ("tensor, packed, paged", 20),
         ("sequence", 20),
         ("sequence, paged", 20),
+        ("context", 20),
+        ("context, paged", 20),
+        pytest.param("context, both", 20, marks=pytest.mark.slow),
         pytest.param("tensor", 200, marks=pytest.mark.slow),
         pytest.param("pipeline", 200, marks=pytest.mark.slow),
     ],
@@ -94,13 +97,14 @@ def test_tokens_that_fill_the_shares_of_ranks_are_counted(bundle_of: BundleOf) -
     assert counts.padded_tokens == 3 + 3 + 3
 
 
-def test_ranks_share_pages_and_give_way_as_one_rank_does(bundle_of: BundleOf) -> None:
+@pytest.mark.parametrize("grid", ["both, paged", "context, paged"])
+def test_ranks_share_pages_and_give_way_as_one_rank_does(bundle_of: BundleOf, grid: str) -> None:
     """With pages for less than half of what the slots could hold: every rank copies, saves and loads the same pages.
 
     Pages that give way come back from rank 0's host.
     """
     expected = answers(open_execution(open_bundle(bundle_of("one")), "reference"), 30)
-    bundle = open_bundle(bundle_of("both, paged"))
+    bundle = open_bundle(bundle_of(grid))
     page_bytes = max(bytes_of_page(each.spec for each in rank.inputs) for rank in bundle.manifest.stages[-1].ranks)
     how = ExecutionOptions(cache_gib=25.5 * page_bytes / 2**30)
     execution = open_execution(bundle, "reference", how=how)

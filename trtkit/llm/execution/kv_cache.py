@@ -106,6 +106,11 @@ class KvCache:
         """Whether layers keep recurrent states."""
         return bool(self.states)
 
+    @property
+    def block_multiple(self) -> int:
+        """What divides the tokens of blocks that are saved on their own: every rank has an equal part of them."""
+        return self.context.multiple
+
     def view(self, rows: slice) -> dict[str, torch.Tensor]:
         """Return the caches [R, K, T, H] and states [R, ...] of neighbouring slots, by the input that takes them."""
         return {name: array[rows] for name, array in self._arrays.items()}

@@ -40,7 +40,7 @@ class PagedCache(KvCache):
 
     All layers' pools have the same pages: page p of each holds the same tokens. A slot's tokens are in the pages of
     its row of `table` [slots, n], which `pages` decides on: here, or a scheduler does, and `table` is told; so it is on
-    a rank that follows another. Page 0 takes padding, and new tokens that other ranks of a context cache: each has a
+    a rank that follows another. Page 0 takes padding, and new tokens that other ranks cache: each has a
     block of every page.
     """
 

@@ -78,8 +78,7 @@ def attention_block(
         sinks = weights.get("sinks") if spec.has_sinks else None
         attended = concat([_attend(q, reach, spec, latent, sinks) for reach in reaches], 0)
         if spec.context.count > 1:
-            parts = scatter_heads(attended, spec.context_ranks, spec.share.count)
-            attended = cast(merged_attention(parts, sinks), q.dtype)
+            attended = cast(merged_attention(scatter_heads(attended, spec.context.count), sinks), q.dtype)
         attended = weights.tokens.padded(attended)
         attended = attended if latent is None else latent.outputs(attended)
         attended = attended if spec.value_dim is None else take(attended, -1, 0, spec.value_dim)
@@ -92,13 +91,13 @@ def attention_block(
 
 
 def _of_context(q: Tensor, new: dict[str, Tensor], spec: AttentionSpec) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return queries, and new keys and values, of the heads of all ranks of a context, which share its positions."""
-    if spec.context.count == 1:
+    """Return queries, and new keys and values, of the heads of all ranks, which share the positions of caches."""
+    ranks, heads = spec.context.count, list(spec.context_heads)
+    if ranks == 1:
         return q, new
-    ranks, of_all, heads = spec.context_ranks, spec.share.count, list(spec.context_heads)
-    if spec.latent is not None or len(heads) == spec.num_key_value_heads:  # every rank has the same ones
-        return gather_heads([q], ranks, of_all)[0], new
-    q, *others = gather_heads([q, *new.values()], ranks, of_all)
+    if len(heads) == spec.num_key_value_heads:  # every rank has the same ones
+        return gather_heads([q], ranks)[0], new
+    q, *others = gather_heads([q, *new.values()], ranks)
     others = others if not others or len(heads) == others[0].shape[1] else [reorder(x, heads, 1) for x in others]
     return q, dict(zip(new, others, strict=True))
 

@@ -33,29 +33,22 @@ def all_gather(x: Tensor, ranks: int) -> Tensor:
     return _collective(x, "ALL_GATHER", "NONE", ranks)
 
 
-def gather_heads(parts: Sequence[Tensor], ranks: range, of_all: int) -> list[Tensor]:
+def gather_heads(parts: Sequence[Tensor], ranks: int) -> list[Tensor]:
     """Join each part [B, heads, S, H] of every rank along its heads, in the order of ranks; one collective for all."""
-    if len(ranks) == 1:
-        return list(parts)
-    graph, sizes = parts[0].graph, [part.shape[1] for part in parts]
-    with graph.scope("gather_heads"):
-        x = concat(list(parts), 1)
-        every = _collective(unsqueeze(x, 0), "ALL_GATHER", "NONE", of_all, ranks)  # [ranks, B, heads, S, H]
-        by_rank = transpose(every, (1, 0, 2, 3, 4))
-        joined, size = [], x.shape[3]
-        for part, heads in zip(split(by_rank, 2, tuple(sizes)), sizes, strict=True):
-            tokens = 1 if x.shape[2] == 1 else -1
-            joined.append(reshape(part, (0, len(ranks) * heads, tokens, size)))
-        return joined
+    with parts[0].graph.scope("gather_heads"):
+        x, sizes = concat(list(parts), 1), tuple(part.shape[1] for part in parts)
+        by_rank = transpose(all_gather(unsqueeze(x, 0), ranks), (1, 0, 2, 3, 4))  # [B, ranks, heads, S, H]
+        tokens, size = 1 if x.shape[2] == 1 else -1, x.shape[3]
+        every = zip(split(by_rank, 2, sizes), sizes, strict=True)
+        return [reshape(part, (0, ranks * heads, tokens, size)) for part, heads in every]
 
 
-def scatter_heads(x: Tensor, ranks: range, of_all: int) -> Tensor:
+def scatter_heads(x: Tensor, ranks: int) -> Tensor:
     """Give each rank its heads of every rank's x [B, heads, S, H]: [ranks, B, heads / ranks, S, H], by who gave it."""
-    graph, heads, size = x.graph, x.shape[1] // len(ranks), x.shape[3]
-    with graph.scope("scatter_heads"):
+    with x.graph.scope("scatter_heads"):
         tokens = 1 if x.shape[2] == 1 else -1
-        by_rank = transpose(reshape(x, (0, len(ranks), heads, tokens, size)), (1, 0, 2, 3, 4))
-        return _collective(by_rank, "ALL_TO_ALL", "NONE", of_all, ranks)
+        by_rank = reshape(x, (0, ranks, x.shape[1] // ranks, tokens, x.shape[3]))
+        return _collective(transpose(by_rank, (1, 0, 2, 3, 4)), "ALL_TO_ALL", "NONE", ranks)
 
 
 def all_gather_last(x: Tensor, ranks: int) -> Tensor:
@@ -68,15 +61,12 @@ def all_gather_last(x: Tensor, ranks: int) -> Tensor:
         return reshape(joined, (*[0] * (x.rank - 1), ranks * x.shape[-1]))
 
 
-def _collective(x: Tensor, operation: str, reduction: str, ranks: int, group: range | None = None) -> Tensor:
-    """Add a collective among `ranks`, or among the neighboring ones of a group."""
+def _collective(x: Tensor, operation: str, reduction: str, ranks: int) -> Tensor:
     graph, trt = x.graph, x.graph.backend.trt
     kinds = getattr(trt.CollectiveOperation, operation), getattr(trt.ReduceOperation, reduction)
-    members = None if group is None or len(group) == ranks else list(group)
-    layer = graph.network.add_dist_collective(x.trt, *kinds, -1, members)
+    layer = graph.network.add_dist_collective(x.trt, *kinds, -1, None)
     if layer is not None:
-        layer.num_ranks = ranks if members is None else len(members)
-        stated: dict[str, object] = {"operation": operation, "reduce_op": reduction, "root": -1, "ranks": ranks}
-        stated |= {} if members is None else {"group": members}
+        layer.num_ranks = ranks
+        stated = {"operation": operation, "reduce_op": reduction, "root": -1, "ranks": ranks}
         layer.metadata = json.dumps({"collective": stated})
     return graph.add(layer, operation.lower())

@@ -28,9 +28,9 @@ def dist_collective(layer: Layer) -> Op:
 
     TensorRT gives back none of the operation's parameters, so `layer.metadata` must hold them as JSON:
     {"collective": {"operation": "ALL_REDUCE", "reduce_op": "SUM", "root": 0}}. Parts are split and joined along
-    axis 0. With "group": [...], only these ranks exchange parts; other ranks do so at the same time. Source: CollectiveOperation in NvInfer.h; NCCL's collective operations.
+    axis 0. Source: CollectiveOperation in NvInfer.h; NCCL's collective operations.
     """
-    operation, reduce_op, root, group = _parameters(layer)
+    operation, reduce_op, root = _parameters(layer)
     ranks = layer.settings.ranks
     dtype = layer.input_dtype()
 
@@ -42,8 +42,6 @@ def dist_collective(layer: Layer) -> Op:
     def run(x: Tensor) -> Tensor:
         parts = [x] if ranks is None else ranks.exchange(layer.name, x)
         rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.count)
-        if group and ranks is not None:
-            parts, rank, count = [parts[member] for member in group], group.index(rank), len(group)
         if operation in ("ALL_REDUCE", "REDUCE"):
             return reduced(parts) if operation == "ALL_REDUCE" or rank == root else x
         if operation == "REDUCE_SCATTER":
@@ -59,12 +57,11 @@ def dist_collective(layer: Layer) -> Op:
     return run
 
 
-def _parameters(layer: Layer) -> tuple[str, str, int, list[int]]:
-    """Read operation, reduction, root and group, empty for all ranks, from the layer's metadata."""
+def _parameters(layer: Layer) -> tuple[str, str, int]:
+    """Read operation, reduction and root from the layer's metadata."""
     try:
         stated = json.loads(layer.option("metadata"))["collective"]
-        group = [int(member) for member in stated.get("group", [])]
-        return str(stated["operation"]), str(stated.get("reduce_op", "NONE")), int(stated.get("root", 0)), group
+        return str(stated["operation"]), str(stated.get("reduce_op", "NONE")), int(stated.get("root", 0))
     except (ValueError, KeyError, TypeError) as error:
         raise ExecutionError(
             "TensorRT does not let a collective's operation be read back",
