@@ -164,7 +164,7 @@ class RowInputs:
         self._branches: tuple[Tensor, Tensor] | None = None
         self._indices: dict[int, CacheIndex] = {}
         self._page_rows: PageRows | None = None
-        self._read: dict[int, Mapping[str, Tensor]] = {}
+        self._pasts: dict[int, Past] = {}
         self._has_begun: Tensor | None = None
         self._chunks: dict[int, TokenChunk] = {}
 
@@ -229,7 +229,7 @@ class RowInputs:
         """Add the inputs for one layer's cache."""
         inputs = self._inputs
         if attention.cache_of is not None:
-            shared, self._caches[index] = self._read[attention.cache_of], self._caches[attention.cache_of]
+            shared, self._caches[index] = self._pasts[attention.cache_of], self._caches[attention.cache_of]
         else:
             shared, self._caches[index] = None, self._layer_caches(index, attention)
         caches = self._caches[index] if attention.caches else {}
@@ -245,8 +245,9 @@ class RowInputs:
             self._pages(index, attention) if is_in_place else None,
             self._options.expands_latent,
             self._is_appended,
+            attention.context.count > 1 and self._options.kv_cache is None,
         )
-        self._read[index] = past.read  # filled when the layer is written, before layers that read it too
+        self._pasts[index] = past  # filled when the layer is written, before layers that read it too
         return past
 
     def _scales(self, index: int, attention: AttentionSpec) -> dict[str, float] | None:

@@ -27,7 +27,7 @@ from trtkit.network.ops.paged_attention import paged_attention
 from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, take, transpose
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from trtkit.models.attention import AttentionSpec, CrossSpec, GateSpec, LatentSpec
     from trtkit.network.blocks.cache import Positions, Reach
@@ -198,21 +198,26 @@ def _attend(q: Tensor, reach: Reach, spec: AttentionSpec, latent: LatentHeads | 
     q: [B, N, S, H] of all tokens.
     """
     rows, past = reach.past.rows, reach.past
-    keys, *others = past.read.values()
     q = rows.queries(q, reach.fold)
-    qkv = (q, keys, others[0] if others else keys) if latent is None else latent.attending(q, keys)
+    qkv = _attending(q, past.read, latent)
     if past.pages is not None:
         return rows.outputs(paged_attention(*qkv, past.pages, sinks), reach.fold)
     assert reach.mask is not None
     if spec.context.count > 1:
-        part = partial_attention(qkv, reach.mask, spec.softcap)
-        return rows.outputs(part, reach.fold)
+        pieces = [qkv, *([_attending(q, past.apart, latent)] if past.apart else [])]
+        return rows.outputs(partial_attention(pieces, reach.mask, spec.softcap), reach.fold)
     if spec.softcap is None and sinks is None and qkv[1].shape[-1] == qkv[2].shape[-1]:
         attended = attention(qkv, reach.mask, reach.kv_lengths)
     else:
         sinks = None if sinks is None else rows.by_query(sinks, spec.num_attention_heads, reach.fold)
         attended = attention_from_primitives(qkv, reach.mask, spec.softcap, sinks)
     return rows.outputs(attended, reach.fold)
+
+
+def _attending(q: Tensor, read: Mapping[str, Tensor], latent: LatentHeads | None) -> QKV:
+    """Return what attention is between: scaled queries, and what is read of caches by name."""
+    keys, *others = read.values()
+    return (q, keys, others[0] if others else keys) if latent is None else latent.attending(q, keys)
 
 
 @dataclass(frozen=True, eq=False)

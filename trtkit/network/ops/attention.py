@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from trtkit.dtypes import BOOL, FP32
 from trtkit.errors import NetworkError
@@ -11,7 +12,10 @@ from trtkit.network.ops.activation import tanh
 from trtkit.network.ops.arithmetic import cast, exponential, max_over, maximum, select, softmax, sum_over
 from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.mask import lowest
-from trtkit.network.ops.shape import concat, reshape, split, squeeze, take, take_as_many, transpose, unsqueeze
+from trtkit.network.ops.shape import concat, reshape, split, split_like, squeeze, take, take_as_many, transpose, unsqueeze
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
@@ -61,23 +65,30 @@ def attention_from_primitives(
     softcap: scores become softcap * tanh(scores / softcap) before the mask. sinks: [N], a score per head that takes
     part in the softmax and has no value (https://arxiv.org/abs/2309.17453); or [B, N, S, 1], one per query.
     """
-    scores, v = _scores(qkv, mask, softcap)
+    q, k, v = _grouped(qkv)
+    scores = _masked(_scores(q, k, softcap), mask)
     weights = softmax(scores) if sinks is None else _softmax_with_sinks(scores, sinks)
     return _of_heads(matmul(cast(weights, v.dtype), v), qkv[0])
 
 
-def partial_attention(qkv: QKV, mask: Tensor, softcap: float | None = None) -> Tensor:
+def partial_attention(pieces: Sequence[QKV], mask: Tensor, softcap: float | None = None) -> Tensor:
     """Compute attention to some of a query's keys, for `merged_attention`: [B, N, S, H + 2] in fp32.
 
-    The last axis is attention as if there were no other keys, the largest score, and the sum of the exponentials of all
-    scores less the largest. Where no key is visible the largest score is `lowest`, so that the rest counts for nothing.
+    pieces: one query with its keys and values in one or two pieces, in the order of the mask's last axis: those of a cache
+    are then read where they are. The result's last axis is attention as if there were no other keys, the largest score, and
+    the sum of the exponentials of all scores less the largest. Where no key is visible, the largest score is `lowest`,
+    so that the rest counts for nothing.
     """
-    scores, v = _scores(qkv, mask, softcap)
+    grouped = [_grouped(piece) for piece in pieces]
+    of_pieces = [_scores(q, k, softcap) for q, k, _ in grouped]
+    scores = _masked(concat(of_pieces, -1), mask)
     largest = max_over(scores, -1)
     weights = exponential(scores - largest)
     total = unsqueeze(sum_over(weights, -1), scores.rank - 1)
-    attended = cast(matmul(cast(weights / total, v.dtype), v), FP32)
-    return concat([_of_heads(x, qkv[0]) for x in (attended, largest, total)], -1)
+    shares = split_like(cast(weights / total, pieces[0][2].dtype), of_pieces)
+    products = [matmul(share, v) for share, (_, _, v) in zip(shares, grouped, strict=True)]
+    attended = products[0] if len(products) == 1 else products[0] + products[1]
+    return concat([_of_heads(x, pieces[0][0]) for x in (cast(attended, FP32), largest, total)], -1)
 
 
 def merged_attention(parts: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -98,18 +109,28 @@ def merged_attention(parts: Tensor, sinks: Tensor | None = None) -> Tensor:
     return sum_over(attended * shares, 0) / sums
 
 
-def _scores(qkv: QKV, mask: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
-    """Return masked scores in fp32 and values: [B, N, S, T], or [B, K, G, S, T] where heads share keys."""
+def _grouped(qkv: QKV) -> QKV:
+    """Return queries, keys and values with the heads that share keys on an axis of their own, if some do."""
     q, k, v = qkv
     _, heads, length, size = q.shape  # -1 of no rows would be any number
     kv_heads = k.shape[1]
-    if heads != kv_heads:
-        q = reshape(q, (0, kv_heads, heads // kv_heads, length, size))  # [B, K, G, S, H]
-        k, v, mask = unsqueeze(k, 2), unsqueeze(v, 2), _by_group(mask, heads // kv_heads)
+    if heads == kv_heads:
+        return qkv
+    q = reshape(q, (0, kv_heads, heads // kv_heads, length, size))  # [B, K, G, S, H]
+    return q, unsqueeze(k, 2), unsqueeze(v, 2)
+
+
+def _scores(q: Tensor, k: Tensor, softcap: float | None) -> Tensor:
+    """Return scores in fp32: [B, N, S, T] or [B, K, G, S, T]."""
     scores = cast(matmul(q, k, transpose_b=True), FP32)
-    if softcap is not None:
-        scores = tanh(scores / softcap) * softcap
-    return select(mask, scores, lowest(FP32)) if mask.dtype == BOOL else scores + cast(mask, FP32), v
+    return scores if softcap is None else tanh(scores / softcap) * softcap
+
+
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    """Return scores with a mask of `attention`."""
+    if scores.rank > mask.rank:
+        mask = _by_group(mask, scores.shape[2])
+    return select(mask, scores, lowest(FP32)) if mask.dtype == BOOL else scores + cast(mask, FP32)
 
 
 def _by_group(mask: Tensor, group: int) -> Tensor:
