@@ -186,6 +186,13 @@ class AttentionSpec:
         return self.num_attention_heads * (value_size if self.latent is None else self.latent.value_dim)
 
     @property
+    def used_value_size(self) -> int:
+        """Elements of what attention gives that are used, the first; caches may hold more of each value."""
+        if self.latent is not None:
+            return self.latent_rank
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
     def gate_size(self) -> int:
         """Gates of one head, if they have a matrix of their own."""
         return 1 if self.gate is not None and self.gate.is_by_head else self.head_dim

@@ -191,7 +191,7 @@ def share_of(asked: PlanningQuestion, grid: Grid) -> GridShare:
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_a_share_of_tensor_parallelism_is_the_whole_divided(gpus: int) -> None:
     asked = question("llama-3.1-8b")
-    share = tensor_share(asked.counts, asked.spec, gpus, asked.model.dtype)
+    share = tensor_share(asked.counts, asked.spec, Grid(gpus), asked.model.dtype)
     for point in ((1, 512, 512), (16, 1, 4096)):
         whole, part = asked.counts.products["bf16"].at(point), share.products["bf16"].at(point)
         assert part == pytest.approx(whole / gpus, rel=1e-3)

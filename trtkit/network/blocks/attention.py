@@ -205,7 +205,7 @@ def _attend(q: Tensor, reach: Reach, spec: AttentionSpec, latent: LatentHeads | 
     assert reach.mask is not None
     if spec.context.count > 1:
         pieces = [qkv, *([_attending(q, past.apart, latent)] if past.apart else [])]
-        return rows.outputs(partial_attention(pieces, reach.mask, spec.softcap), reach.fold)
+        return rows.outputs(partial_attention(pieces, reach.mask, spec.softcap, spec.used_value_size), reach.fold)
     if spec.softcap is None and sinks is None and qkv[1].shape[-1] == qkv[2].shape[-1]:
         attended = attention(qkv, reach.mask, reach.kv_lengths)
     else:

@@ -71,13 +71,15 @@ def attention_from_primitives(
     return _of_heads(matmul(cast(weights, v.dtype), v), qkv[0])
 
 
-def partial_attention(pieces: Sequence[QKV], mask: Tensor, softcap: float | None = None) -> Tensor:
+def partial_attention(
+    pieces: Sequence[QKV], mask: Tensor, softcap: float | None = None, value_size: int | None = None
+) -> Tensor:
     """Compute attention to some of a query's keys, for `merged_attention`: [B, N, S, H + 2] in fp32.
 
     pieces: one query with its keys and values in one or two pieces, in the order of the mask's last axis: those of a cache
     are then read where they are. The result's last axis is attention as if there were no other keys, the largest score, and
     the sum of the exponentials of all scores less the largest. Where no key is visible, the largest score is `lowest`,
-    so that the rest counts for nothing.
+    so that the rest counts for nothing. value_size: how many elements of values are needed, the first; None for all.
     """
     grouped = [_grouped(piece) for piece in pieces]
     of_pieces = [_scores(q, k, softcap) for q, k, _ in grouped]
@@ -88,6 +90,7 @@ def partial_attention(pieces: Sequence[QKV], mask: Tensor, softcap: float | None
     shares = split_like(cast(weights / total, pieces[0][2].dtype), of_pieces)
     products = [matmul(share, v) for share, (_, _, v) in zip(shares, grouped, strict=True)]
     attended = products[0] if len(products) == 1 else products[0] + products[1]
+    attended = attended if value_size is None else take(attended, -1, 0, value_size)
     return concat([_of_heads(x, pieces[0][0]) for x in (cast(attended, FP32), largest, total)], -1)
 
 
