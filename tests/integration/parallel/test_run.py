@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -177,6 +178,33 @@ def test_a_saved_sequence_holds_every_ranks_part(four: DistributedDecoder, one: 
     torch.testing.assert_close(four.forward(step), expected, atol=1e-4, rtol=1e-4)
     with pytest.raises(ExecutionError, match=r"the saved sequence (is of model|has)"):
         one.cache.check(saved)
+
+
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_saved_sequences_hold_every_ranks_positions(
+    bundle_of: BundleOf, one: DecoderExecution, tokens: int
+) -> None:
+    """Of 3 tokens, the second rank holds none. Blocks on the host are those of both ranks."""
+    execution = open_distributed(open_bundle(bundle_of("context")), OpenOptions("reference", 8))
+    prompt, step = prompts(1, tokens, [tokens]), Call(5, np.array([[7]]), np.array([tokens]), np.array([1]))
+    for each in (execution, one):
+        each.forward(prompt)
+    execution.cache.load(5, execution.cache.save(0, tokens))
+    blocks = execution.cache.blocks(32)
+    assert blocks is not None
+    rows = blocks.memory(1)
+    blocks.save([0], list(rows))
+    execution.forward(Call(0, prompt.ids[:, ::-1].copy(), prompt.starts, prompt.counts))
+    blocks.load([0], list(rows))
+    expected = last_logits(one, replace(step, first_slot=0))
+    torch.testing.assert_close(execution.forward(step)[:, -1], expected, atol=1e-4, rtol=1e-4)
+    if tokens > 32:  # the other tokens of slot 0 are those of the reversed prompt
+        one.forward(replace(prompt, ids=prompt.ids[:, ::-1].copy()))
+        one.forward(replace(prompt, ids=prompt.ids[:, :32], counts=np.array([32])))
+        expected = last_logits(one, replace(step, first_slot=0))
+        got = execution.forward(replace(step, first_slot=0))[:, -1]
+        torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
+    execution.close()
 
 
 def known(text: str) -> KnownRequest:

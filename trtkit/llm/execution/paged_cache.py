@@ -140,7 +140,7 @@ class PagedCache(KvCache):
         pages = self.table[slot, : -(-values.shape[1] // own)].astype(np.int64)
         whole = torch.zeros(heads, len(pages) * own, values.shape[2], dtype=array.dtype)
         whole[:, : values.shape[1]] = codes(values)
-        by_page = whole.view(heads, len(pages), own, -1).transpose(0, 1)
+        by_page = whole.view(heads, len(pages), own, values.shape[2]).transpose(0, 1)
         self._run(
             lambda: array.__setitem__(to_device(pages, array.device), to_device(by_page.contiguous(), array.device))
         )
