@@ -174,7 +174,9 @@ class ParallelOptions(StrictModel):
     @model_validator(mode="after")
     def _context_fits(self) -> Self:
         if self.context not in (1, self.tensor):
-            what = f"`context`, {self.context}, is not `tensor`, {self.tensor}: all ranks of a layer share its positions"
+            what = (
+                f"`context`, {self.context}, is not `tensor`, {self.tensor}: all ranks of a layer share its positions"
+            )
             raise ValueError(f"{what}; use {self.tensor}, or remove `context`")
         return self
 

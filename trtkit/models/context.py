@@ -1,8 +1,8 @@
 """Which positions of a sequence each of several ranks caches: blocks of neighboring tokens, dealt out in turn.
 
-Every rank has a share of any sequence that differs from the others' by a block at most, however long the sequence is, so
-that ranks read equally much in each step. Pages are dealt out within: each rank's pool holds a block of every page, and
-page tables are the same on all ranks.
+Every rank has a share of any sequence that differs from the others' by a block at most, however long the sequence is,
+so that ranks read equally much in each step. Pages are dealt out within: each rank's pool holds a block of every page,
+and page tables are the same on all ranks.
 Source: Helix, https://arxiv.org/abs/2507.07120, section 2.3.
 """
 
@@ -81,4 +81,6 @@ ALL_POSITIONS = ContextShare()
 
 def context_of(share: Share, page_tokens: int | None) -> ContextShare:
     """Return the layout of caches that are linear, or pages of `page_tokens` on all ranks together."""
+    if share.count == 1:
+        return ALL_POSITIONS
     return ContextShare(share, LINEAR_BLOCK if page_tokens is None else page_tokens // share.count)

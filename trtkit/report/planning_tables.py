@@ -342,7 +342,7 @@ def _sequence(gpu: LlmGpu, grid: GridPlan, plan: SequencePlan) -> Table:
 
 def _context(gpu: LlmGpu, grid: GridPlan, plan: ContextPlan) -> Table:
     """Return what sharing cached positions saves and costs."""
-    pairs = {
+    times = {
         "reading the cache, ms": (plan.read_s_without, plan.read_s),
         "time of links, ms": (plan.links_s_without, plan.links_s),
         "step, ms": (plan.step_s_without, plan.step_s),
@@ -350,8 +350,8 @@ def _context(gpu: LlmGpu, grid: GridPlan, plan: ContextPlan) -> Table:
     rows: list[tuple[Value, ...]] = [
         ("KV cache", size(plan.cache_bytes_without), size(plan.cache_bytes)),
         ("sent over links", size(plan.sent_bytes_without), size(plan.sent_bytes)),
-        *((name, *(_figure(1e3 * seconds) for seconds in pair)) for name, pair in pairs.items()),
     ]
+    rows += [(name, _figure(1e3 * without), _figure(1e3 * own)) for name, (without, own) in times.items()]
     title = f"{gpu.gpu.key}: `parallel.context` on {grid.gpus} GPUs, a decode step at {plan.length} tokens, per GPU"
     pays = "a step is faster at no length that the model takes"
     pays = pays if plan.pays_from is None else f"a step is faster from {plan.pays_from} tokens of each sequence on"

@@ -106,7 +106,7 @@ def test_caches_in_eight_bits_round_as_those_of_one_rank(stored: Any, pages: dic
 
 
 def test_ranks_without_any_key_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With blocks that are longer than the sequence, seven of eight ranks never have a key, and idle rows none at all."""
+    """With blocks that are longer than the sequence, seven of eight ranks never have a key."""
     monkeypatch.setattr(context, "LINEAR_BLOCK", 64)
     one, ranks = Decoders(case_of("llama"), SINGLE, "fp64"), Decoders(case_of("llama"), Grid(8, context=8), "fp64")
     for call in calls(seed=3):
@@ -123,7 +123,10 @@ def test_prompts_that_end_anywhere_in_a_block(tokens: int) -> None:
     """A chunk crosses the borders of blocks; a token is then decoded after it."""
     one, ranks = Decoders(case_of("llama"), SINGLE, "fp64"), Decoders(case_of("llama"), FOUR, "fp64")
     none, ids = np.zeros(1, np.int64), ids_of(0)[:1]
-    for call in (Call(0, ids[:, :tokens], none, none + tokens), Call(0, ids[:, tokens:][:, :1], none + tokens, none + 1)):
+    for call in (
+        Call(0, ids[:, :tokens], none, none + tokens),
+        Call(0, ids[:, tokens:][:, :1], none + tokens, none + 1),
+    ):
         packed = PackedCall.of(call, has_all_logits=True)
         assert relative_rms(ranks.logits(packed), one.logits(packed)) <= 1e-6
 
@@ -203,8 +206,20 @@ def test_tensorrt_builds_every_rank(name: str, grid: Grid, options: dict[str, An
     ("name", "options", "where", "what", "fix"),
     [
         ("llama", {"speculator": "heads"}, "llm.speculator", "with a draft head yet", "leave it out"),
-        ("llama", {"kv_window": "used"}, "llm.kv_window", "with `kv_window: used` yet", "use `full`, or `llm.kv: paged`"),
-        ("deepseek_v3", {"latent_attention": "expanded"}, "llm.latent_attention", "with `expanded` yet", "use `absorbed`"),
+        (
+            "llama",
+            {"kv_window": "used"},
+            "llm.kv_window",
+            "with `kv_window: used` yet",
+            "use `full`, or `llm.kv: paged`",
+        ),
+        (
+            "deepseek_v3",
+            {"latent_attention": "expanded"},
+            "llm.latent_attention",
+            "with `expanded` yet",
+            "use `absorbed`",
+        ),
     ],
 )
 def test_what_ranks_cannot_do_with_shared_positions_is_refused(

@@ -181,9 +181,7 @@ def test_a_saved_sequence_holds_every_ranks_part(four: DistributedDecoder, one: 
 
 
 @pytest.mark.parametrize("tokens", [3, 40])
-def test_saved_sequences_hold_every_ranks_positions(
-    bundle_of: BundleOf, one: DecoderExecution, tokens: int
-) -> None:
+def test_saved_sequences_hold_every_ranks_positions(bundle_of: BundleOf, one: DecoderExecution, tokens: int) -> None:
     """Of 3 tokens, the second rank holds none. Blocks on the host are those of both ranks."""
     execution = open_distributed(open_bundle(bundle_of("context")), OpenOptions("reference", 8))
     prompt, step = prompts(1, tokens, [tokens]), Call(5, np.array([[7]]), np.array([tokens]), np.array([1]))

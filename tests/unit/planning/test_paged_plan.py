@@ -17,8 +17,8 @@ from trtkit.config.schema import CustomOpOptions, ModelConfig, Source
 from trtkit.dtypes import FP16, INT8
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import InlineRunner
-from trtkit.models.registry import decoder_spec
 from trtkit.models.parallel import Grid
+from trtkit.models.registry import decoder_spec
 from trtkit.planning import paged
 from trtkit.planning.counts import Multilinear, NetworkCounts
 from trtkit.planning.decoder_model import decoder_model, workload

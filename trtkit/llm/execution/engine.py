@@ -80,7 +80,9 @@ class EngineDecoder:
         self._embeddings = plan.embeddings
         self.is_asynchronous, self.takes_ids = True, self._embeddings is None
         self.vocab_size = self._outputs.vocab_size
-        self.cache = open_cache(specs, slots, options.max_sequence_length, dtype_of, self._stream, size.pool, plan.context)
+        self.cache = open_cache(
+            specs, slots, options.max_sequence_length, dtype_of, self._stream, size.pool, plan.context
+        )
         self._own = self.cache.part(specs)  # without a draft head's
         self._written = [spec for spec in self._own.specs if spec.updated]  # a draft head may only read caches
         self.max_length = self.cache.max_length

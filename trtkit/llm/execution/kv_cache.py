@@ -16,9 +16,9 @@ from trtkit.llm.cache.transfers import CopyPages, CopyTokens
 from trtkit.llm.execution.cache_size import page_tokens_of
 from trtkit.llm.execution.cached_places import codes, copy_places
 from trtkit.llm.execution.host_blocks import LocalBlocks
+from trtkit.llm.execution.saved import CacheArray, CacheForm, SavedSequence, check_saved, check_tokens
 from trtkit.models.context import ALL_POSITIONS, context_of
 from trtkit.models.share import WHOLE
-from trtkit.llm.execution.saved import CacheArray, CacheForm, SavedSequence, check_saved, check_tokens
 from trtkit.runtime.device import host_buffer, staged
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from trtkit.builder.decoders import llm_options
 from trtkit.builder.stages import PlanFile
 from trtkit.dtypes import DTYPES
 from trtkit.errors import GenerationError
-from trtkit.models.share import WHOLE
 from trtkit.llm.execution.embeddings import bundle_embeddings
+from trtkit.models.share import WHOLE
 from trtkit.runtime.device import ALIGNMENT
 
 if TYPE_CHECKING:

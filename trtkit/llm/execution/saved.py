@@ -156,4 +156,7 @@ def _aligned(size: int) -> int:
 
 def _text(array: CacheArray) -> str:
     heads = "rows" if array.is_state else "heads"
-    return f"`{array.name}` of {array.heads} {heads} of {array.head_dim} in {array.dtype}"
+    text, context = f"`{array.name}` of {array.heads} {heads} of {array.head_dim} in {array.dtype}", array.context
+    if context.is_whole:
+        return text
+    return f"{text}, part {context.share.index + 1} of {context.share.count} in blocks of {context.block} tokens"

@@ -12,7 +12,17 @@ from trtkit.network.ops.activation import tanh
 from trtkit.network.ops.arithmetic import cast, exponential, max_over, maximum, select, softmax, sum_over
 from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.mask import lowest
-from trtkit.network.ops.shape import concat, reshape, split, split_like, squeeze, take, take_as_many, transpose, unsqueeze
+from trtkit.network.ops.shape import (
+    concat,
+    reshape,
+    split,
+    split_like,
+    squeeze,
+    take,
+    take_as_many,
+    transpose,
+    unsqueeze,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,10 +86,11 @@ def partial_attention(
 ) -> Tensor:
     """Compute attention to some of a query's keys, for `merged_attention`: [B, N, S, H + 2] in fp32.
 
-    pieces: one query with its keys and values in one or two pieces, in the order of the mask's last axis: those of a cache
-    are then read where they are. The result's last axis is attention as if there were no other keys, the largest score, and
-    the sum of the exponentials of all scores less the largest. Where no key is visible, the largest score is `lowest`,
-    so that the rest counts for nothing. value_size: how many elements of values are needed, the first; None for all.
+    pieces: one query with its keys and values in one or two pieces, in the order of the mask's last axis, so that those
+    of a cache are read where they are. The result's last axis is attention as if there were no other keys, the largest
+    score, and the sum of the exponentials of all scores less the largest. Where no key is visible, the largest score is
+    `lowest`, so that the rest counts for nothing. value_size: how many elements of values are needed, the first; None
+    for all.
     """
     grouped = [_grouped(piece) for piece in pieces]
     of_pieces = [_scores(q, k, softcap) for q, k, _ in grouped]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from trtkit.errors import ExecutionError
 from trtkit.llm.cache import PageCopies
 from trtkit.llm.execution.cached_places import NewTokens
-from trtkit.llm.execution.kv_cache import KvCache
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.pool_size import PoolSize
 from trtkit.models.context import context_of
@@ -19,6 +19,7 @@ from trtkit.models.share import WHOLE, Share
 from trtkit.network.input_spec import BATCH, Axis, InputSpec
 
 if TYPE_CHECKING:
+    from trtkit.llm.execution.kv_cache import KvCache
     from trtkit.llm.execution.saved import SavedSequence
 
 SLOTS, LENGTH, PAGE, NAME = 4, 96, 24, "past_key_0"
@@ -27,7 +28,12 @@ SLOTS, LENGTH, PAGE, NAME = 4, 96, 24, "past_key_0"
 def cache_of(share: Share, page_tokens: int | None) -> KvCache:
     """Return one rank's cache, of 2 heads of 3 elements."""
     context = context_of(share, page_tokens)
-    axes = (BATCH, Axis("key_value_heads", 2), Axis("cached_tokens", context.linear_length(LENGTH)), Axis("head_dim", 3))
+    axes = (
+        BATCH,
+        Axis("key_value_heads", 2),
+        Axis("cached_tokens", context.linear_length(LENGTH)),
+        Axis("head_dim", 3),
+    )
     if page_tokens is not None:
         axes = (Axis("pages"), axes[1], Axis("page_tokens", page_tokens // share.count), axes[3])
     spec = InputSpec(NAME, "fp32", axes, "cache", "present_key_0")
@@ -87,6 +93,15 @@ def test_shards_hold_together_what_one_cache_holds(ranks: int, page_tokens: int 
             if tokens:
                 together = sum(held(shard, slot, tokens) for shard in shards)
                 assert torch.equal(together, held(one, slot, tokens)), (step, kind, slot)  # type: ignore[arg-type]
+
+
+def test_a_sequence_of_another_layout_is_refused() -> None:
+    saved = [cache_of(Share(1, 3), PAGE), cache_of(Share(0, 3), PAGE)]
+    write(saved[0], 0, 0, torch.rand(2, 30, 3), padding=0)
+    with pytest.raises(ExecutionError) as error:
+        saved[1].load(0, saved[0].save(0, 30))
+    own, other = (f"`past_key_0` of 2 heads of 3 in float32, part {part} of 3 in blocks of 8 tokens" for part in (1, 2))
+    assert error.value.what == f"the saved sequence holds {other}, the model {own}"
 
 
 @pytest.mark.parametrize("page_tokens", [None, PAGE], ids=["linear", "paged"])
