@@ -88,7 +88,7 @@ class Decoders:
         call = Call(0, ids[None], np.array([start]), np.array([len(ids)]))
         packed = PackedCall.of(call, has_all_logits=False)
         with ThreadPoolExecutor(len(self.ranks)) as pool:
-            outputs = list(pool.map(lambda rank: rank.forward_packed(packed), self.ranks))
+            outputs: list[torch.Tensor] = list(pool.map(lambda rank: rank.forward_packed(packed), self.ranks))
         assert all(torch.equal(each, outputs[0]) for each in outputs)
         return outputs[0].clone()
 

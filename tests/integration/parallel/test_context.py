@@ -182,8 +182,8 @@ def test_plans_count_what_ranks_exchange(name: str) -> None:
     [
         ("llama", FOUR, {}),
         ("llama", FOUR, {"kv": "paged", "page_tokens": 16}),
-        ("gemma2", TWO, {}),
-        ("deepseek_v3", FOUR, {"kv": "paged", "page_tokens": 16}),
+        pytest.param("gemma2", TWO, {}, marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", FOUR, {"kv": "paged", "page_tokens": 16}, marks=pytest.mark.slow),
         pytest.param("qwen3_5", TWO, {}, marks=pytest.mark.slow),
     ],
     ids=str,
