@@ -62,6 +62,20 @@ def test_a_plan_says_what_ranks_save_that_share_tokens(tiny: Path, trtkit: Calla
     assert "parallel.sequence: ranks cannot share the tokens of a call with `llm.batching: separate` yet" in refused.err
 
 
+def test_a_plan_says_what_ranks_save_that_share_cached_positions(tiny: Path, trtkit: Callable[..., Ran]) -> None:
+    """Of 2 key/value heads of 8 numbers in 2 layers; two ranks divide them anyway, and positions save nothing more."""
+    words = ("plan", tiny, "--gpu", "h200", "--input-len", 20, "--output-len", 12, "--concurrency", 3)
+    settings = ("--set", "parallel.tensor=2", "--set", "parallel.context=2")
+    text = " ".join(trtkit(*words, *settings, "--details").out.split())
+    assert "h200: `parallel.context` on 2 GPUs, a decode step at 32 tokens, per GPU" in text
+    assert "KV cache 12.0 KiB 12.0 KiB" in text
+    assert "a step is faster at no length that the model takes" in text
+    assert "*: with `parallel.context`" in text
+    refused = trtkit(*words, *settings, "--set", "llm.kv_window=used")
+    assert refused.code == 2
+    assert "ranks cannot share cached positions (`parallel.context`) with `kv_window: used` yet" in refused.err
+
+
 def test_a_head_takes_memory(tiny: Path, workspace: Path, trtkit: Callable[..., Ran]) -> None:
     head = Head(fields_of(320, hidden_size=48, draft_vocab_size=200, eagle_aux_hidden_state_layer_ids=[0, 1]), layers=2)
     save_head(workspace / "head", head, ids=list(range(200)))

@@ -131,6 +131,19 @@ def test_links_of_ranks_that_share_tokens_take_longer_in_decode_steps(
     assert plan["tpot_s"] > without["tpot_s"]
 
 
+def test_links_of_ranks_that_share_positions_are_counted(trtkit: Callable[..., Ran], shallow: Path) -> None:
+    words = (shallow, "--gpu", "h100", "--input-len", 500, "--output-len", 41)
+    settings = ("--set", "parallel.tensor=2", "--set", "parallel.context=2")
+    result = simulated(trtkit, *words, *settings, "--rate", 1, "--requests", 1)["result"]
+    plans = trtkit("plan", *words, *settings, "--concurrency", 1, "--json").json()["gpus"][0]["grids"]
+    plan, without = (
+        next(each for each in plans if each["gpus"] == each["tensor"] == 2 and bool(each["context"]) == shares)
+        for shares in (True, False)
+    )
+    assert result["tpot"]["mean_ms"] == pytest.approx(1e3 * plan["tpot_s"], rel=0.01)
+    assert plan["tpot_s"] > without["tpot_s"]
+
+
 def test_caches_are_of_the_kind_that_the_config_says(trtkit: Callable[..., Ran]) -> None:
     words = ("llama", "--gpu", "l4", "--rate", 1, "--requests", 3)
     settings = ("--set", "llm.kv=paged", "--set", "llm.page_tokens=32", "--set", "llm.max_sequence_length=640")

@@ -17,6 +17,7 @@ from trtkit.dtypes import dtype_of
 from trtkit.errors import ConfigError, Problem
 from trtkit.lora.merge import open_language_model
 from trtkit.lora.targets import adapted_layers, check_stages
+from trtkit.models.context import context_of
 from trtkit.models.parallel import SINGLE, check_grid, grid_of, rank_spec
 from trtkit.models.rank_weights import RankWeights
 from trtkit.models.registry import decoder_spec
@@ -203,7 +204,7 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     if options.batching == "packed" and (obstacle := _obstacle_to_packing(config)):
         what = f"`packed` does not work with {obstacle} yet: decoding and prompts have a call each"
         problems.append(Problem(what, "llm.batching", "use `separate`"))
-    problems += sequence_problems(config, spec)
+    problems += [*sequence_problems(config, spec), *context_problems(config)]
     problems += sparse_ffn_problems(spec, config, _adapted(spec, options))
     if problems:
         raise ConfigError(f"the config does not fit {opened.where}", problems)
@@ -261,6 +262,25 @@ def sequence_problems(config: ModelConfig, spec: DecoderSpec) -> list[Problem]:
     obstacle = obstacle or ("" if is_packed(config) else "`llm.batching: separate`")
     what = f"ranks cannot share the tokens of a call with {obstacle} yet"
     return [Problem(what, "parallel.sequence", "remove it")] if obstacle else []
+
+
+def context_problems(config: ModelConfig) -> list[Problem]:
+    """Return what keeps ranks from sharing the positions of caches, if the config asks for that."""
+    options, ranks, page = llm_options(config), grid_of(config).context, llm_options(config).page_size
+    if ranks == 1:
+        return []
+    obstacles = [
+        ("a draft head", options.speculator is not None, "llm.speculator", "leave it out"),
+        ("`kv_window: used`", options.kv_window == "used", "llm.kv_window", "use `full`, or `llm.kv: paged`"),
+        ("`expanded`", options.latent_attention == "expanded", "llm.latent_attention", "use `absorbed`"),
+    ]
+    what = "ranks cannot share cached positions (`parallel.context`) with {} yet"
+    problems = [Problem(what.format(name), where, fix) for name, is_there, where, fix in obstacles if is_there]
+    if page is not None and page % ranks:
+        divisors = ", ".join(str(count) for count in range(1, page + 1) if page % count == 0)
+        fix = f"use one of {divisors}, or `llm.kv: linear`"
+        problems.append(Problem(f"{ranks} ranks cannot share pages of {page} tokens equally", "parallel.context", fix))
+    return problems
 
 
 def llm_options(config: ModelConfig) -> LlmOptions:
@@ -377,8 +397,11 @@ def decoder_size(opened: OpenedDecoder) -> DecoderSize:
     )
     dtype = dtype_of(config.precision)
     cached = dtype if kv_cache is None else dtype_of(kv_cache.format)
-    per_token = cached.size_bytes(opened.rank_spec.cached_elements)
-    per_slot = per_token * llm_options(config).max_sequence_length
+    options, own_spec = llm_options(config), opened.rank_spec
+    context = context_of(own_spec.context, options.page_size)
+    own_bytes = cached.size_bytes(own_spec.cached_elements)  # of a token that this rank caches
+    per_token = -(-own_bytes // own_spec.context.count)
+    per_slot = own_bytes * context.linear_length(options.max_sequence_length)
     states = opened.rank_spec.state_bytes(dtype)
     return DecoderSize(
         opened.spec.model_type,
@@ -400,7 +423,8 @@ def converted_bytes(opened: OpenedDecoder, ranks: int = 1) -> int:
 
 def has_read_only_caches(opened: OpenedDecoder) -> bool:
     """Whether the network gives new keys and values, which its runtime keeps."""
-    return opened.source.kv_cache is not None or llm_options(opened.config).kv == "paged"
+    is_shared = grid_of(opened.config).context > 1
+    return opened.source.kv_cache is not None or llm_options(opened.config).kv == "paged" or is_shared
 
 
 def engine_bytes(source: DecoderSource, size: DecoderSize, ranks: int = 1) -> int:

@@ -158,10 +158,26 @@ class ParallelOptions(StrictModel):
         False, description="Let ranks of `tensor` share the tokens of norms and residual sums (sequence parallelism)."
     )
 
+    context: StrictInt = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Ranks that share the positions of KV caches (context parallelism): all those of `tensor`.",
+    )
+
     @model_validator(mode="after")
     def _experts_fit(self) -> Self:
         if self.tensor > 1 and self.tensor % self.expert:
             raise ValueError(f"`expert`, {self.expert}, does not divide `tensor`, {self.tensor}")
+        return self
+
+    @model_validator(mode="after")
+    def _context_fits(self) -> Self:
+        if self.context not in (1, self.tensor):
+            what = (
+                f"`context`, {self.context}, is not `tensor`, {self.tensor}: all ranks of a layer share its positions"
+            )
+            raise ValueError(f"{what}; use {self.tensor}, or remove `context`")
         return self
 
     @model_validator(mode="after")

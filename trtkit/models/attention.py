@@ -103,6 +103,8 @@ class AttentionSpec:
     value_norm: over each head's values. output_norm: over what all heads give together, before `o`.
     cache_of: number of the layer whose keys and values it reads, if it has none.
     share: of all heads, of which these are one rank's; the ranks' outputs are summed.
+    context: of the cached positions, which this rank attends to, with the query heads of all ranks.
+    context_heads: of the key/value heads that these ranks bring, in order, those that differ, which each rank caches.
     """
 
     num_attention_heads: int
@@ -136,10 +138,12 @@ class AttentionSpec:
     output_norm: NormSpec | None = None
     cache_of: int | None = None
     share: Share = WHOLE
+    context: Share = WHOLE
+    context_heads: tuple[int, ...] = ()
 
     @property
     def caches(self) -> tuple[str, ...]:
-        """Names of the layer's caches, each of num_key_value_heads heads of head_dim elements a token."""
+        """Names of the layer's caches, each of `cached_heads` heads of head_dim elements a token."""
         if self.cache_of is not None:
             return ()
         return ("key", "value") if self.latent is None else ("latent",)
@@ -156,15 +160,37 @@ class AttentionSpec:
         return ("q", "k") if self.qkv == "no_values" else ("q", "k", "v")
 
     @property
+    def cached_heads(self) -> int:
+        """Key/value heads of the layer's caches."""
+        return len(self.context_heads) or self.num_key_value_heads
+
+    @property
+    def attending_heads(self) -> int:
+        """Query heads that attend to the layer's caches: those of all ranks, if these share its positions."""
+        return self.num_attention_heads * self.context.count
+
+    @property
+    def attending_share(self) -> Share:
+        """The share of all heads that they are."""
+        return self.share if self.context.count == 1 else WHOLE
+
+    @property
     def cached_elements(self) -> int:
         """Elements that the layer's caches hold of one token."""
-        return len(self.caches) * self.num_key_value_heads * self.head_dim
+        return len(self.caches) * self.cached_heads * self.head_dim
 
     @property
     def output_size(self) -> int:
         """Elements of all heads' outputs, which the output projection reads."""
         value_size = self.head_dim if self.value_dim is None else self.value_dim
         return self.num_attention_heads * (value_size if self.latent is None else self.latent.value_dim)
+
+    @property
+    def used_value_size(self) -> int:
+        """Elements of what attention gives that are used, the first; caches may hold more of each value."""
+        if self.latent is not None:
+            return self.latent_rank
+        return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def gate_size(self) -> int:

@@ -4,6 +4,8 @@ Tensor parallel as in Megatron-LM (https://arxiv.org/abs/1909.08053): projection
 size are split by rows, those back by columns, and the ranks' partial outputs are summed; embedding and head are split
 by vocabulary. Expert parallel: a rank computes whole experts. Pipeline parallel: a stage computes some of the layers.
 Sequence parallel (https://arxiv.org/abs/2205.05198): between blocks, each tensor parallel rank has some of the tokens.
+Context parallel (Helix, https://arxiv.org/abs/2507.07120): the tensor parallel ranks share the cached positions of all
+heads; see `trtkit.models.context`.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Grid:
     """How many ranks share each layer (`tensor`), its experts (`expert`), and all layers (`pipeline`).
 
     sequence: whether the ranks of a layer share the tokens that norms and residual sums are computed of.
+    context: how many ranks share the positions that caches hold, all those of `tensor` or none.
     The ranks of a stage are neighbours: rank r is number r % stage_ranks of stage r // stage_ranks.
     """
 
@@ -38,6 +41,7 @@ class Grid:
     expert: int = 1
     pipeline: int = 1
     sequence: bool = False
+    context: int = 1
 
     @property
     def stage_ranks(self) -> int:
@@ -63,6 +67,10 @@ class Grid:
         """Return which share of a call's tokens a rank has between blocks."""
         return self.tensor_share(rank) if self.sequence else WHOLE
 
+    def context_share(self, rank: int) -> Share:
+        """Return which share of a sequence's positions a rank caches."""
+        return self.tensor_share(rank) if self.context > 1 else WHOLE
+
     def expert_shares(self, rank: int) -> tuple[Share, Share]:
         """Return which share of the experts a rank holds, and which share of each one's intermediate size."""
         inner = self.stage_ranks // self.expert if self.tensor > 1 else 1
@@ -85,7 +93,9 @@ def prefill_parts(stages: int, tokens: int) -> int:
 def grid_of(config: ModelConfig) -> Grid:
     """Return the grid that a config asks for."""
     options = config.parallel
-    return SINGLE if options is None else Grid(options.tensor, options.expert, options.pipeline, options.sequence)
+    if options is None:
+        return SINGLE
+    return Grid(options.tensor, options.expert, options.pipeline, options.sequence, options.context)
 
 
 def check_grid(spec: DecoderSpec, grid: Grid, where: str) -> None:
@@ -114,7 +124,7 @@ def rank_spec(spec: DecoderSpec, grid: Grid, rank: int) -> DecoderSpec:
 def _layer(layer: LayerSpec, grid: Grid, rank: int) -> LayerSpec:
     tensor = grid.tensor_share(rank)
     beside = None if layer.beside is None else replace(layer.beside, mixer=layer.beside.mixer.of(tensor))
-    layer = replace(layer, mixer=_mixer(layer.mixer, tensor), beside=beside)
+    layer = replace(layer, mixer=_mixer(layer.mixer, tensor, grid.context_share(rank)), beside=beside)
     feed_forward = layer.feed_forward
     if not isinstance(feed_forward, MoeSpec):
         return replace(layer, feed_forward=None if feed_forward is None else _mlp(feed_forward, tensor))
@@ -124,7 +134,9 @@ def _layer(layer: LayerSpec, grid: Grid, rank: int) -> LayerSpec:
     return replace(layer, feed_forward=part)
 
 
-def _mixer(mixer: AttentionSpec | RecurrentSpec | None, share: Share) -> AttentionSpec | RecurrentSpec | None:
+def _mixer(
+    mixer: AttentionSpec | RecurrentSpec | None, share: Share, context: Share
+) -> AttentionSpec | RecurrentSpec | None:
     if not isinstance(mixer, AttentionSpec):
         return None if mixer is None else mixer.of(share)
     return replace(
@@ -133,7 +145,17 @@ def _mixer(mixer: AttentionSpec | RecurrentSpec | None, share: Share) -> Attenti
         num_key_value_heads=len(kv_heads_of(share, mixer.num_key_value_heads)),
         share=share,
         qkv="concatenated" if mixer.qkv == "fourths" and share.count > 1 else mixer.qkv,
+        context=context,
+        context_heads=_context_heads(mixer.num_key_value_heads, share, context),
     )
+
+
+def _context_heads(heads: int, share: Share, context: Share) -> tuple[int, ...]:
+    """Return which of the key/value heads that all ranks bring, in order, are the first of their number."""
+    if context.count == 1:
+        return ()
+    numbers = [head for rank in range(share.count) for head in kv_heads_of(Share(rank, share.count), heads)]
+    return tuple(place for place, head in enumerate(numbers) if head not in numbers[:place])
 
 
 def _mlp(mlp: MlpSpec, share: Share) -> MlpSpec:
@@ -170,6 +192,8 @@ def _problems(spec: DecoderSpec, grid: Grid) -> Iterator[Problem]:
         yield _problem("expert", grid.expert, what, _divisors(counts))
     if grid.tensor > 1:
         yield from _tensor_problems(spec, grid, mixtures)
+    if grid.context > 1:
+        yield from _context_problems(spec)
 
 
 def _tensor_problems(spec: DecoderSpec, grid: Grid, mixtures: list[MoeSpec]) -> Iterator[Problem]:
@@ -197,6 +221,14 @@ def _tensor_problems(spec: DecoderSpec, grid: Grid, mixtures: list[MoeSpec]) -> 
     shared += [layer.feed_forward.norm for layer in spec.layers if isinstance(layer.feed_forward, MlpSpec)]
     if any(norm is not None and norm.kind != "rms" for norm in shared):
         yield Problem("a layer norm over all heads cannot be shared by ranks", f"{SECTION}.tensor", "set it to 1")
+
+
+def _context_problems(spec: DecoderSpec) -> Iterator[Problem]:
+    """Yield what keeps ranks from sharing cached positions."""
+    if not spec.attentions:
+        yield Problem("a model without attention caches no positions", f"{SECTION}.context", "remove it")
+    if any(attention.relative is not None for attention in spec.attentions):
+        yield Problem("relative position scores cannot be shared by ranks", f"{SECTION}.context", "remove it")
 
 
 def _problem(key: str, value: int, what: str, allowed: range | list[int]) -> Problem:

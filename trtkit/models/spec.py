@@ -167,8 +167,13 @@ class DecoderSpec:
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
 
     @property
+    def context(self) -> Share:
+        """The share of a sequence's positions that this rank caches."""
+        return next((attention.context for attention in self.attentions), WHOLE)
+
+    @property
     def cached_elements(self) -> int:
-        """Elements that the caches of all layers hold of one token."""
+        """Elements that the caches of all layers hold of one token, on the rank that caches it."""
         return sum(attention.cached_elements for attention in self.attentions)
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtkit.dtypes import DTYPES, FP32, INT32
 from trtkit.models.attention import AttentionSpec
+from trtkit.models.context import ALL_POSITIONS, context_of
 from trtkit.network.blocks.attention import Encoded
 from trtkit.network.blocks.cache import Past, Positions, Reach, States
 from trtkit.network.blocks.mixer import Attending
@@ -45,7 +46,7 @@ from trtkit.network.ops.mask import (
 from trtkit.network.ops.paged_attention import PageRows, Pages
 from trtkit.network.ops.quantize import rounded
 from trtkit.network.ops.recurrence import TokenChunk
-from trtkit.network.ops.shape import concat, unsqueeze
+from trtkit.network.ops.shape import concat, reshape, take, unsqueeze
 from trtkit.network.paged_layers import layers_in_place, op_attributes
 from trtkit.network.rope_tables import distance_buckets, query_growth_table, rope_tables, section_axes
 
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
     from trtkit.dtypes import DType
     from trtkit.models.attention import CrossSpec, QueryGrowth, RelativeSpec, RopeSpec
+    from trtkit.models.context import ContextShare
     from trtkit.models.recurrent import RecurrentSpec, StateSpec
     from trtkit.models.share import Share
     from trtkit.models.spec import DecoderSpec, LayerSpec
@@ -150,7 +152,7 @@ class RowInputs:
     ) -> None:
         self._weights, self._graph, self._options, self._inputs = weights, weights.graph, options, inputs
         self._in_place, self._prefix = in_place, inputs.rows.prefix
-        self._is_appended = options.has_read_only_caches or inputs.rows.is_padded
+        self._is_appended = options.has_read_only_caches or inputs.rows.is_padded or not inputs.context.is_whole
         self._row_axis = PROMPTS if inputs.rows.is_padded else BATCH
         self._caches: dict[int, Mapping[str, Tensor]] = {}
         self._others = others
@@ -158,10 +160,11 @@ class RowInputs:
         self._encoded_mask: Tensor | None = None
         self._keys: Tensor | None = None
         self._cached: Tensor | None = None
+        self._own_window: Tensor | None = None
         self._branches: tuple[Tensor, Tensor] | None = None
         self._indices: dict[int, CacheIndex] = {}
         self._page_rows: PageRows | None = None
-        self._read: dict[int, Mapping[str, Tensor]] = {}
+        self._pasts: dict[int, Past] = {}
         self._has_begun: Tensor | None = None
         self._chunks: dict[int, TokenChunk] = {}
 
@@ -226,7 +229,7 @@ class RowInputs:
         """Add the inputs for one layer's cache."""
         inputs = self._inputs
         if attention.cache_of is not None:
-            shared, self._caches[index] = self._read[attention.cache_of], self._caches[attention.cache_of]
+            shared, self._caches[index] = self._pasts[attention.cache_of], self._caches[attention.cache_of]
         else:
             shared, self._caches[index] = None, self._layer_caches(index, attention)
         caches = self._caches[index] if attention.caches else {}
@@ -238,11 +241,13 @@ class RowInputs:
             shared,
             self._scales(index, attention),
             inputs.key_positions,
-            self._index(attention.num_key_value_heads) if caches and not is_in_place else None,
+            self._index(attention.cached_heads) if caches and not is_in_place else None,
             self._pages(index, attention) if is_in_place else None,
             self._options.expands_latent,
+            self._is_appended,
+            attention.context.count > 1 and self._options.kv_cache is None,
         )
-        self._read[index] = past.read  # filled when the layer is written, before layers that read it too
+        self._pasts[index] = past  # filled when the layer is written, before layers that read it too
         return past
 
     def _scales(self, index: int, attention: AttentionSpec) -> dict[str, float] | None:
@@ -259,10 +264,10 @@ class RowInputs:
         options, dtype = self._options, self._options.dtype
         if options.page_tokens is not None and self._others:
             return self._others[0]._caches[index]
-        heads, head_dim = Axis("key_value_heads", attention.num_key_value_heads), Axis("head_dim", attention.head_dim)
-        first, tokens = self._row_axis, Axis("cached_tokens", options.max_sequence_length)
+        heads, head_dim = Axis("key_value_heads", attention.cached_heads), Axis("head_dim", attention.head_dim)
+        first, tokens = self._row_axis, Axis("cached_tokens", self._cached_length)
         if options.page_tokens is not None:
-            first, tokens = Axis("pages"), Axis("page_tokens", options.page_tokens)
+            first, tokens = Axis("pages"), Axis("page_tokens", options.page_tokens // attention.context.count)
         feeder: Feeder = "slots" if self._prefix else "cache"
         dtype = dtype if options.kv_cache is None else DTYPES[options.kv_cache.format]
         axes, caches = (first, heads, tokens, head_dim), {}
@@ -301,9 +306,12 @@ class RowInputs:
             return index_of_pages(table, heads)
         assert page_tokens is not None
         assert inputs.key_positions is not None
-        pages = self._graph.elementwise("FLOOR_DIV", inputs.key_positions, page_tokens)
-        columns = unsqueeze(inputs.key_positions - pages * page_tokens, 0)
-        return index_of_tokens(entries(table, 1, pages), columns, heads, page_tokens)
+        positions, share = self._window(inputs.key_positions), inputs.context.share
+        pages = self._graph.elementwise("FLOOR_DIV", positions, page_tokens)
+        size = page_tokens // share.count  # of a page, on this rank
+        columns = positions - pages * page_tokens
+        columns = unsqueeze(columns - share.index * size if share.index else columns, 0)
+        return index_of_tokens(entries(table, 1, pages), columns, heads, size)
 
     def _fold(self, attention: AttentionSpec) -> int:
         """Return how many heads that share keys attend one after the other, as rows of one head.
@@ -313,16 +321,16 @@ class RowInputs:
         if not self._prefix or attention.has_alibi or attention.relative is not None:
             return 1
         if attention.latent is not None:
-            return 1 if self._options.expands_latent else attention.num_attention_heads
-        return attention.num_attention_heads // attention.num_key_value_heads
+            return 1 if self._options.expands_latent else attention.attending_heads
+        return attention.attending_heads // attention.cached_heads
 
     def _mask(self, attention: AttentionSpec, fold: int) -> Tensor:
         length = self._options.max_sequence_length
         window, chunk = (
             None if size is None or size >= length else size for size in (attention.sliding_window, attention.chunk)
         )
-        share = attention.share
-        heads = attention.num_attention_heads * share.count
+        share = attention.attending_share
+        heads = attention.attending_heads * share.count
         alibi = (heads, share, attention.alibi_scale) if attention.has_alibi else None
         kind = (window, chunk, alibi, attention.relative, fold)
         if kind not in self._masks:
@@ -366,15 +374,35 @@ class RowInputs:
         """Return the positions of the keys that attention reads: cached ones, and new ones at `positions`."""
         if self._keys is None:
             cached, starts = self._cached_positions(), self._inputs.write_indices
-            self._keys = appended_positions(positions, starts, cached) if self._is_appended else cached
+            context = self._inputs.context
+            self._keys = appended_positions(positions, starts, cached, context) if self._is_appended else cached
         return self._keys
 
     def _cached_positions(self) -> Tensor:
         """Return the positions of the keys that attention reads of caches, [1, 1, 1, T]."""
         if self._cached is None:
-            window, length = self._inputs.key_positions, self._options.max_sequence_length
-            self._cached = cached_positions(self._graph, length) if window is None else unsqueeze(window, 0, 1, 2)
+            window = self._inputs.key_positions
+            if window is None:
+                self._cached = cached_positions(self._graph, self._cached_length, self._inputs.context)
+            else:
+                self._cached = unsqueeze(self._window(window), 0, 1, 2)
         return self._cached
+
+    @property
+    def _cached_length(self) -> int:
+        """How many tokens of each slot linear caches hold on this rank."""
+        return self._inputs.context.linear_length(self._options.max_sequence_length)
+
+    def _window(self, positions: Tensor) -> Tensor:
+        """Return those of the first positions, of whole pages, that this rank caches."""
+        context = self._inputs.context
+        if context.is_whole:
+            return positions
+        if self._own_window is None:
+            with self._graph.scope(f"{self._prefix}key_positions"):
+                by_rank = reshape(positions, (-1, context.share.count, context.block))
+                self._own_window = reshape(take(by_rank, 1, context.share.index, 1), (-1,))
+        return self._own_window
 
 
 @dataclass(frozen=True, eq=False)
@@ -384,6 +412,7 @@ class ScheduledRows:
     position_ids, kv_lengths: if a layer attends. key_positions: if attention reads a part of the caches.
     page_table: if caches are pools of pages. visible_lengths: if tokens of an image see each other.
     branch_ends: if new tokens form a tree. token_counts: if the model has recurrent states.
+    context: the positions that caches hold.
     """
 
     rows: Rows
@@ -395,6 +424,7 @@ class ScheduledRows:
     visible_lengths: Tensor | None = None
     branch_ends: Tensor | None = None
     token_counts: Tensor | None = None
+    context: ContextShare = ALL_POSITIONS
 
 
 @dataclass(frozen=True, eq=False)
@@ -435,7 +465,8 @@ def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -
     rows = [_rows_at_once(graph, options, positions, decoding or AllRows(), reads)]
     if decoding is not None:
         rows.append(_rows_of_prompts(graph, options, decoding.count, reads))
-    return ScheduledInputs(tuple(rows), position_ids, rope, in_place)
+    context = context_of(spec.context, options.page_tokens)
+    return ScheduledInputs(tuple(replace(each, context=context) for each in rows), position_ids, rope, in_place)
 
 
 @dataclass(frozen=True)

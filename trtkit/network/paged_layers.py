@@ -57,6 +57,7 @@ def _obstacle(attention: AttentionSpec, options: DecoderOptions) -> str:
         "chunked attention": (attention.chunk or options.max_sequence_length) < options.max_sequence_length,
         "images whose tokens see each other": options.has_visible_lengths,
         "guesses that form a tree": options.has_tree,
+        "ranks that share cached positions": attention.context.count > 1,
     }
     return next((name for name, is_there in features.items() if is_there), "") or _refusal(attention, options)
 

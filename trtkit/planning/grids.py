@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.lora.targets import adapter_bytes
-from trtkit.models.parallel import SINGLE, prefill_parts, rank_spec
+from trtkit.models.parallel import SINGLE, Grid, prefill_parts, rank_spec
 from trtkit.planning.gpus import GPUS_PER_NODE, Ring, known_links, send_s
-from trtkit.planning.memory import Footprint
-from trtkit.planning.report import GridPlan, SequencePlan
+from trtkit.planning.memory import Footprint, largest
+from trtkit.planning.report import ContextPlan, GridPlan, SequencePlan
 from trtkit.planning.roofline import floor
+from trtkit.planning.shares import context_bytes, rank_bytes, tensor_share
 
 if TYPE_CHECKING:
     from trtkit.planning.gpus import PlannedGpu
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from trtkit.planning.shares import GridShare
 
 _NETWORK = "infiniband"
+_LONGEST = 1 << 20
+"""Tokens of a sequence of a model without a limit."""
 
 
 def plan_grids(question: PlanningQuestion, gpu: PlannedGpu) -> tuple[GridPlan, ...]:
@@ -36,7 +39,7 @@ def tensor_pays_up_to(question: PlanningQuestion, gpu: PlannedGpu) -> int | None
     """Return the most GPUs that make a decode step faster than half of them do; None if the link is not known."""
     if not gpu.link:
         return None
-    shares = [share for share in question.shares if share.grid.pipeline == 1 and not share.grid.sequence]
+    shares = [share for share in question.shares if share.grid.pipeline == 1 and not share.is_special]
     seconds = [_times(question, gpu, share)[1] for share in shares]
     best = 0
     while best + 1 < len(shares) and seconds[best + 1] < seconds[best]:
@@ -66,6 +69,7 @@ def footprint_on(question: PlanningQuestion, share: GridShare) -> Footprint:
         hidden_per_token=token_bytes,
         token_ranks=share.grid.tensor,
         row_groups=question.row_groups,
+        keeps_new=footprint.keeps_new or share.grid.context > 1,
     )
 
 
@@ -86,7 +90,8 @@ def link_seconds(
     Of tensor parallelism: all-reduces of hidden states after attention, feed-forward and embedding, and an all-gather
     of logits; of a pipeline: hidden states from each stage to the next. If GPUs share tokens, reduce-scatters take the
     place of all-reduces, all-gathers come before attention and feed-forward, and an all-reduce of the hidden states
-    that logits are of before the head.
+    that logits are of before the head. If they share cached positions, each layer with attention has an all-gather of
+    heads, and an all-to-all of what each GPU has of them, which takes as long as an all-gather of as many bytes.
     """
     model, grid, links = question.model, share.grid, known_links().links
     link, network = links[gpu.link], links[_NETWORK]
@@ -100,7 +105,9 @@ def link_seconds(
     else:
         halves = 2 * share.reduces
         seconds += share.reduces * ring.all_reduce_s(hidden)
-    sent = (halves * hidden + 2 * last + logits) * (grid.tensor - 1) // grid.tensor
+    exchanged = [tokens * size for size in context_bytes(question.spec, grid, model.dtype)]
+    seconds += sum(ring.all_gather_s(size) for size in exchanged)
+    sent = (halves * hidden + 2 * last + logits + sum(exchanged)) * (grid.tensor - 1) // grid.tensor
     for stage in range(1, grid.pipeline):
         is_near = (stage * grid.tensor) % GPUS_PER_NODE != 0
         seconds += send_s(link if is_near else network, hidden)
@@ -129,6 +136,7 @@ def _plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare) -> Grid
     links_s, sent = link_seconds(question, gpu, share, work.concurrency, work.concurrency)
     return GridPlan(
         sequence=_sequence_plan(question, gpu, share) if grid.sequence else None,
+        context=_context_plan(question, gpu, share) if grid.context > 1 else None,
         tensor=grid.tensor,
         pipeline=grid.pipeline,
         gpus=grid.ranks,
@@ -161,6 +169,43 @@ def _sequence_plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare
         sent_bytes_without=before,
         links_s=after_s,
         links_s_without=before_s,
+    )
+
+
+def _context_plan(question: PlanningQuestion, gpu: PlannedGpu, share: GridShare) -> ContextPlan:
+    """Return what sharing cached positions saves in a decode step, and what it costs."""
+    batch, length = question.work.concurrency, question.work.length
+    grid = replace(share.grid, context=1)
+    model, spec = question.model, question.spec
+    counts = tensor_share(question.counts, spec, Grid(grid.tensor), model.dtype)
+    _, per_token = rank_bytes(model, spec, grid)
+    without = replace(share, grid=grid, counts=counts, kv_per_token=per_token)
+    limit = model.max_length or _LONGEST
+
+    def step_s(each: GridShare, tokens: int) -> float:
+        links_s, _ = link_seconds(question, gpu, each, batch, batch)
+        return floor(each.counts, (batch, 1, tokens), gpu).seconds + links_s
+
+    last = largest(lambda tokens: step_s(share, tokens) >= step_s(without, tokens), limit)
+    (after_s, after), (before_s, before) = (
+        link_seconds(question, gpu, each, batch, batch) for each in (share, without)
+    )
+    read_s, read_s_without = (
+        each.counts.cache_bytes.at((batch, 1, length)) / gpu.bandwidth_bytes_per_s for each in (share, without)
+    )
+    return ContextPlan(
+        length=length,
+        cache_bytes=batch * length * share.kv_per_token,
+        cache_bytes_without=batch * length * per_token,
+        read_s=read_s,
+        read_s_without=read_s_without,
+        sent_bytes=after,
+        sent_bytes_without=before,
+        links_s=after_s,
+        links_s_without=before_s,
+        step_s=step_s(share, length),
+        step_s_without=step_s(without, length),
+        pays_from=last + 1 if last < limit else None,
     )
 
 

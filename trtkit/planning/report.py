@@ -137,11 +137,33 @@ class SequencePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContextPlan:
+    """What GPUs save that share cached positions (`parallel.context`) in a decode step, and what each has without.
+
+    length: tokens of each sequence. cache_bytes: of a GPU. read_s: of reading it once. sent_bytes, links_s: over links.
+    step_s: of the whole step. pays_from: the length from which a step is faster; None if none up to the model's is.
+    """
+
+    length: int
+    cache_bytes: int
+    cache_bytes_without: int
+    read_s: float
+    read_s_without: float
+    sent_bytes: int
+    sent_bytes_without: int
+    links_s: float
+    links_s_without: float
+    step_s: float
+    step_s_without: float
+    pays_from: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GridPlan:
     """What a grid of GPUs gives, with the time of its links.
 
     links_s_per_step: of a decode step, a part of `tpot_s`. best_at: among the grids of as many GPUs that fit.
-    sequence: what sharing tokens saves; None if GPUs do not share them.
+    sequence: what sharing tokens saves; None if GPUs do not share them. context: the same of cached positions.
     """
 
     tensor: int
@@ -157,6 +179,7 @@ class GridPlan:
     decode_tokens_per_second: float
     best_at: tuple[str, ...] = ()
     sequence: SequencePlan | None = None
+    context: ContextPlan | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

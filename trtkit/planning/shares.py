@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from trtkit.dtypes import FP32
 from trtkit.errors import ConfigError
 from trtkit.models.feed_forward import MoeSpec
 from trtkit.models.parallel import SINGLE, Grid, check_grid, rank_spec
@@ -54,6 +55,11 @@ class GridShare:
     gathers: int
     between: int
 
+    @property
+    def is_special(self) -> bool:
+        """Whether GPUs share tokens or cached positions, as only the config's own grid does."""
+        return self.grid.sequence or self.grid.context > 1
+
     def hidden_tokens(self, tokens: int) -> int:
         """Return of how many of a step's tokens a GPU has hidden states between blocks."""
         return -(-tokens // self.grid.tensor) if self.grid.sequence else tokens
@@ -61,29 +67,33 @@ class GridShare:
 
 def grid_shares(model: DecoderModel, counts: NetworkCounts, spec: DecoderSpec, own_grid: Grid) -> tuple[GridShare, ...]:
     """Return the shares of one GPU, of the model's own grid, and of those of 2 to 16 GPUs that can share the model."""
-    by_tensor: dict[int, NetworkCounts] = {}
+    by_ranks: dict[tuple[int, int], NetworkCounts] = {}
     shares = []
     grids = {SINGLE, replace(own_grid, expert=1), *_grids(spec)}
     reduces = 1 + sum(reduces_of(layer) for layer in spec.layers)
     gathers = sum(gathers_of(layer, spec.block) for layer in spec.layers)
     between = sum(between_blocks_of(layer, spec.block) for layer in spec.layers)
-    for grid in sorted(grids, key=lambda candidate: (candidate.ranks, candidate.tensor, candidate.sequence)):
-        if grid.tensor not in by_tensor:
-            by_tensor[grid.tensor] = tensor_share(counts, spec, grid.tensor, model.dtype)
+    for grid in sorted(grids, key=lambda each: (each.ranks, each.tensor, each.sequence, each.context)):
+        ranks = grid.tensor, grid.context
+        if ranks not in by_ranks:
+            by_ranks[ranks] = tensor_share(counts, spec, Grid(grid.tensor, context=grid.context), model.dtype)
         weights, cache = rank_bytes(model, spec, grid)
         states = max(part.state_bytes(model.dtype) for part in _stages(spec, grid))
-        shares.append(GridShare(grid, by_tensor[grid.tensor], weights, cache, states, reduces, gathers, between))
+        shares.append(GridShare(grid, by_ranks[ranks], weights, cache, states, reduces, gathers, between))
     return tuple(shares)
 
 
-def tensor_share(counts: NetworkCounts, spec: DecoderSpec, gpus: int, dtype: DType) -> NetworkCounts:
-    """Return what one GPU of a tensor parallel model computes and moves, if it did all layers. dtype: the network's."""
-    if gpus == 1:
+def tensor_share(counts: NetworkCounts, spec: DecoderSpec, grid: Grid, dtype: DType) -> NetworkCounts:
+    """Return what one GPU of a tensor parallel model computes and moves, if it did all layers. dtype: the network's.
+
+    grid: without stages. GPUs that share positions attend to their part with all heads: as many products.
+    """
+    if (gpus := grid.tensor) == 1:
         return counts
     divided = sum(group.weight_bytes for group in counts.groups if group.name in _DIVIDED)
     saved = divided - divided // gpus
-    own_spec = rank_spec(spec, Grid(gpus), 0)
-    kept = own_spec.cached_elements / spec.cached_elements if spec.cached_elements else 1.0
+    own_spec = rank_spec(spec, grid, 0)
+    kept = own_spec.cached_elements / grid.context / spec.cached_elements if spec.cached_elements else 1.0
     cache, copied, largest = (
         Multilinear(tuple(round(kept * c) for c in poly.coefficients))
         for poly in (counts.cache_bytes, counts.copied_bytes, counts.largest_copy)
@@ -98,11 +108,32 @@ def tensor_share(counts: NetworkCounts, spec: DecoderSpec, gpus: int, dtype: DTy
 
 
 def rank_bytes(model: DecoderModel, spec: DecoderSpec, grid: Grid) -> tuple[int, int]:
-    """Return the weights of the rank with the most, and the cache of a token of the rank with the largest."""
+    """Return the weights of the rank with the most, and the cache of a token of the rank with the largest.
+
+    Ranks that share positions have a part of each token's cache on average.
+    """
     parts = _stages(spec, grid)
     parameters = max(_parameters(part) for part in parts)
     weights = -(-model.weight_bytes * parameters // _parameters(spec))
-    return weights, model.kv_dtype.size_bytes(max(part.cached_elements for part in parts))
+    return weights, -(-model.kv_dtype.size_bytes(max(part.cached_elements for part in parts)) // grid.context)
+
+
+def context_bytes(spec: DecoderSpec, grid: Grid, dtype: DType) -> list[int]:
+    """Return what ranks that share positions exchange of a token in addition, by collective; empty for other ranks.
+
+    In each layer, queries, and keys and values that ranks do not have alike, are gathered in the network's type, and
+    each rank's results of all heads, with two numbers each, are merged in fp32.
+    """
+    if grid.context == 1:
+        return []
+    exchanged = []
+    for attention in rank_spec(spec, Grid(grid.tensor, context=grid.context), 0).attentions:
+        brought = attention.num_key_value_heads
+        brought = 0 if len(attention.context_heads) == brought else len(attention.caches) * brought
+        heads = attention.num_attention_heads + brought
+        exchanged.append(dtype.size_bytes(grid.context * heads * attention.head_dim))
+        exchanged.append(FP32.size_bytes(attention.attending_heads * (attention.used_value_size + 2)))
+    return exchanged
 
 
 def _stages(spec: DecoderSpec, grid: Grid) -> list[DecoderSpec]:

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 from trtkit.planning.gpus import efficiency_text, known_links
 from trtkit.planning.question import HOURS_PER_MONTH
-from trtkit.planning.report import FormatPlan, GridPlan, LlmGpu, LlmReport, LlmSpeed, SequencePlan, VisionGpu
+from trtkit.planning.report import (
+    ContextPlan,
+    FormatPlan,
+    GridPlan,
+    LlmGpu,
+    LlmReport,
+    LlmSpeed,
+    SequencePlan,
+    VisionGpu,
+)
 from trtkit.report.tables import (
     Column,
     Facts,
@@ -270,6 +279,7 @@ def detail_tables(plan: LlmGpu | VisionGpu) -> Iterator[Part]:
         if plan.grids:
             yield _grids(plan)
             yield from (_sequence(plan, grid, grid.sequence) for grid in plan.grids if grid.sequence)
+            yield from (_context(plan, grid, grid.context) for grid in plan.grids if grid.context)
         if plan.streaming:
             yield _streaming(plan)
 
@@ -304,14 +314,16 @@ def _grids(gpu: LlmGpu) -> Table:
         counts = (str(row.gpus), need, _fits(row), _count(row.largest_batch))
         sent = size(row.sent_bytes_per_step)
         rate, best = _rate(row.decode_tokens_per_second), ", ".join(row.best_at)
-        name = f"{row.tensor} x {row.pipeline}{' *' if row.sequence else ''}"
+        name = f"{row.tensor} x {row.pipeline}{' *' if row.sequence or row.context else ''}"
         rows.append((name, *counts, *times, sent, rate, best))
     times_of = ("GPUs", "GiB", "fits", "batch", "TTFT\nms", "TPOT\nms", "links\nms")
     sent_in = Column("sent per step", "number", is_wide=True)
     columns = (_name("tensor x\npipeline"), *numbers(*times_of), sent_in, *numbers("tokens\n/s", "best at"))
     title = f"{gpu.gpu.key}: several GPUs over {known_links().links[gpu.gpu.link].name}, GiB per GPU"
     caption = f"largest tensor-parallel size that makes a decode step faster: {gpu.tensor_pays_up_to}"
-    caption += "; *: with `parallel.sequence`" if any(row.sequence for row in gpu.grids) else ""
+    special = {"sequence": any(row.sequence for row in gpu.grids), "context": any(row.context for row in gpu.grids)}
+    names = " and ".join(f"`parallel.{name}`" for name, is_there in special.items() if is_there)
+    caption += f"; *: with {names}" if names else ""
     return Table(title, columns, rows, caption)
 
 
@@ -326,6 +338,24 @@ def _sequence(gpu: LlmGpu, grid: GridPlan, plan: SequencePlan) -> Table:
     ]
     title = f"{gpu.gpu.key}: `parallel.sequence` on {grid.gpus} GPUs, in a step of {plan.tokens} new tokens, per GPU"
     return Table(title, (_name(""), *numbers("all tokens", "a share")), rows)
+
+
+def _context(gpu: LlmGpu, grid: GridPlan, plan: ContextPlan) -> Table:
+    """Return what sharing cached positions saves and costs."""
+    times = {
+        "reading the cache, ms": (plan.read_s_without, plan.read_s),
+        "time of links, ms": (plan.links_s_without, plan.links_s),
+        "step, ms": (plan.step_s_without, plan.step_s),
+    }
+    rows: list[tuple[Value, ...]] = [
+        ("KV cache", size(plan.cache_bytes_without), size(plan.cache_bytes)),
+        ("sent over links", size(plan.sent_bytes_without), size(plan.sent_bytes)),
+    ]
+    rows += [(name, _figure(1e3 * without), _figure(1e3 * own)) for name, (without, own) in times.items()]
+    title = f"{gpu.gpu.key}: `parallel.context` on {grid.gpus} GPUs, a decode step at {plan.length} tokens, per GPU"
+    pays = "a step is faster at no length that the model takes"
+    pays = pays if plan.pays_from is None else f"a step is faster from {plan.pays_from} tokens of each sequence on"
+    return Table(title, (_name(""), *numbers("all positions", "a share")), rows, pays)
 
 
 def _streaming(gpu: LlmGpu) -> Table:

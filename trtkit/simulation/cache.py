@@ -52,6 +52,7 @@ class SimulatedCache:
     """
 
     has_states = has_slot_memory = False
+    block_multiple = 1
     positions: Ints
 
     def __init__(self, options: ReplicaOptions, clock: Clock) -> None:

@@ -28,6 +28,9 @@ GRIDS = {
     "tensor, packed, paged": {"tensor": 2},
     "sequence": {"tensor": 2, "sequence": True},
     "sequence, paged": {"tensor": 4, "sequence": True},
+    "context": {"tensor": 2, "context": 2},
+    "context, paged": {"tensor": 4, "context": 4},
+    "context, both": {"tensor": 2, "context": 2, "pipeline": 2},
 }
 SIZES = {"max_batch_size": 8, "max_sequence_length": 128, "max_prefill_length": 64}
 

@@ -32,12 +32,18 @@ def launch(count: int, *words: str, **environment: str) -> subprocess.CompletedP
     )
 
 
-@pytest.mark.parametrize("grid", ["tensor", "pipeline", "sequence"])
+@pytest.mark.parametrize("grid", ["tensor", "pipeline", "sequence", "context", "context, paged"])
 def test_engines_of_ranks_generate_what_one_rank_does(
     bundle_of: Callable[[str], Path], tmp_path: Path, grid: str
 ) -> None:
     script = "tests/integration/parallel/simulated_rank.py"
-    done = launch(2, script, str(bundle_of(grid)), f"{tmp_path}/answer.npz", TRTKIT_CACHE_DIR=str(tmp_path / "cache"))
+    done = launch(
+        4 if "paged" in grid else 2,
+        script,
+        str(bundle_of(grid)),
+        f"{tmp_path}/answer.npz",
+        TRTKIT_CACHE_DIR=str(tmp_path / "cache"),
+    )
     assert done.returncode == 0, done.stderr[:4000]
     answer = np.load(tmp_path / "answer.npz")
     tokens, logits = greedy(open_execution(open_bundle(bundle_of("one")), "reference"), PROMPTS, STEPS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,6 +63,9 @@ def answers(execution: DecoderExecution, count: int, *, restores: bool = False) 
         ("tensor, packed, paged", 20),
         ("sequence", 20),
         ("sequence, paged", 20),
+        ("context", 20),
+        ("context, paged", 20),
+        pytest.param("context, both", 20, marks=pytest.mark.slow),
         pytest.param("tensor", 200, marks=pytest.mark.slow),
         pytest.param("pipeline", 200, marks=pytest.mark.slow),
     ],
@@ -94,13 +98,14 @@ def test_tokens_that_fill_the_shares_of_ranks_are_counted(bundle_of: BundleOf) -
     assert counts.padded_tokens == 3 + 3 + 3
 
 
-def test_ranks_share_pages_and_give_way_as_one_rank_does(bundle_of: BundleOf) -> None:
+@pytest.mark.parametrize("grid", ["both, paged", "context, paged"])
+def test_ranks_share_pages_and_give_way_as_one_rank_does(bundle_of: BundleOf, grid: str) -> None:
     """With pages for less than half of what the slots could hold: every rank copies, saves and loads the same pages.
 
     Pages that give way come back from rank 0's host.
     """
     expected = answers(open_execution(open_bundle(bundle_of("one")), "reference"), 30)
-    bundle = open_bundle(bundle_of("both, paged"))
+    bundle = open_bundle(bundle_of(grid))
     page_bytes = max(bytes_of_page(each.spec for each in rank.inputs) for rank in bundle.manifest.stages[-1].ranks)
     how = ExecutionOptions(cache_gib=25.5 * page_bytes / 2**30)
     execution = open_execution(bundle, "reference", how=how)
@@ -173,6 +178,31 @@ def test_a_saved_sequence_holds_every_ranks_part(four: DistributedDecoder, one: 
     torch.testing.assert_close(four.forward(step), expected, atol=1e-4, rtol=1e-4)
     with pytest.raises(ExecutionError, match=r"the saved sequence (is of model|has)"):
         one.cache.check(saved)
+
+
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_saved_sequences_hold_every_ranks_positions(bundle_of: BundleOf, one: DecoderExecution, tokens: int) -> None:
+    """Of 3 tokens, the second rank holds none. Blocks on the host are those of both ranks."""
+    execution = open_distributed(open_bundle(bundle_of("context")), OpenOptions("reference", 8))
+    prompt, step = prompts(1, tokens, [tokens]), Call(5, np.array([[7]]), np.array([tokens]), np.array([1]))
+    for each in (execution, one):
+        each.forward(prompt)
+    execution.cache.load(5, execution.cache.save(0, tokens))
+    blocks = execution.cache.blocks(32)
+    assert blocks is not None
+    rows = blocks.memory(1)
+    blocks.save([0], list(rows))
+    execution.forward(Call(0, prompt.ids[:, ::-1].copy(), prompt.starts, prompt.counts))
+    blocks.load([0], list(rows))
+    expected = last_logits(one, replace(step, first_slot=0))
+    torch.testing.assert_close(execution.forward(step)[:, -1], expected, atol=1e-4, rtol=1e-4)
+    if tokens > 32:  # the other tokens of slot 0 are those of the reversed prompt
+        one.forward(replace(prompt, ids=prompt.ids[:, ::-1].copy()))
+        one.forward(replace(prompt, ids=prompt.ids[:, :32], counts=np.array([32])))
+        expected = last_logits(one, replace(step, first_slot=0))
+        got = execution.forward(replace(step, first_slot=0))[:, -1]
+        torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
+    execution.close()
 
 
 def known(text: str) -> KnownRequest:

@@ -76,9 +76,13 @@ class Decoders:
         group, sizes = ThreadGroup(grid.ranks), (model_of(case).spec.vocab_size, LENGTH, LENGTH, True)
         self.decoders = []
         for rank, graph in enumerate(graphs_of(case, grid, **options)):
-            is_paged, multiple = "page_tokens" in options, grid.token_share(rank).count
             network = DecoderNetwork(
-                graph.layers(), graph.inputs, *sizes, has_read_only_caches=is_paged, token_multiple=multiple
+                graph.layers(),
+                graph.inputs,
+                *sizes,
+                has_read_only_caches=bool(options.keys() & {"page_tokens", "kv_cache"}) or grid.context > 1,
+                token_multiple=grid.token_share(rank).count,
+                context=grid.context_share(rank),
             )
             member = None if grid == SINGLE else group.member(rank)
             self.decoders.append(ReferenceDecoder(read_network(network), SLOTS, widen=widen, ranks=member))
@@ -113,7 +117,7 @@ def error_of(case: Case, grid: Grid, widen: str | None = None, **options: Any) -
     """Return the error of the ranks' logits in random mixed calls against one rank's."""
     one, ranks = Decoders(case, SINGLE, widen, **options), Decoders(case, grid, widen, **options)
     got, want = [], []
-    for call in calls(is_paged="page_tokens" in options):
+    for call in calls(is_paged=not one.decoders[0].cache.needs_neighbors):
         got.append(used(call, ranks.logits(call)))
         want.append(used(call, one.logits(call)))
     return relative_rms(torch.cat(got), torch.cat(want))

@@ -12,9 +12,10 @@ from tests.support import tiny_llm
 from trtkit.bundle.bundle import open_bundle
 from trtkit.bundle.known import read_all_known
 from trtkit.models.rank_weights import RankWeights
+from trtkit.network.blocks import attention
 from trtkit.network.blocks.token_share import TokenShare
 from trtkit.network.ops.gather import reorder
-from trtkit.network.ops.shape import reshape
+from trtkit.network.ops.shape import concat, reshape, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,6 +103,42 @@ def test_a_share_of_the_tokens_that_is_wrong_is_found_and_its_layer_named(
     layers = ran.json()["layers"]
     first = next(layer["layer"] for layer in layers if layer["relative_rms_error"] > 1e-3)
     assert first == "layers.1/attention/o/reduce_scatter"
+
+
+CONTEXT = ("--set", "parallel={tensor: 4, context: 4}")
+
+
+@pytest.mark.parametrize("caches", [(), ("--set", "llm.kv=paged")], ids=["linear", "paged"])
+def test_ranks_that_share_positions_are_verified_together(
+    config: Path, trtkit: Callable[..., Ran], caches: tuple[str, ...]
+) -> None:
+    report = trtkit("verify", config, *CONTEXT, *caches, "--layers", "--json").json()
+    assert report["passed"]
+    corners = {corner["name"]: corner["relative_rms_error"] for corner in report["corners"]}
+    assert 0 < corners["4 ranks and one"] <= 1e-5
+    assert corners["decoding and prompts in one call"] <= 1e-5
+    layers = {layer["layer"]: layer["relative_rms_error"] for layer in report["layers"]}
+    assert {f"layers.{index}/attention/o/all_reduce" for index in range(3)} <= set(layers)
+    assert max(layers.values()) <= 1e-5
+
+
+def test_merging_without_the_largest_scores_is_found_and_its_layer_named(
+    config: Path, trtkit: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of attention count alike, whatever their ranks' largest scores."""
+    right = attention.merged_attention
+
+    def wrong(parts: Tensor, sinks: Tensor | None = None) -> Tensor:
+        size = parts.shape[-1] - 2
+        attended, largest, total = split(parts, -1, (size, 1, 1))
+        return right(concat([attended, largest * 0.0, total], -1), sinks)
+
+    monkeypatch.setattr(attention, "merged_attention", wrong)
+    ran = trtkit("verify", config, *CONTEXT, "--json")
+    assert ran.code == 3
+    layers = ran.json()["layers"]
+    first = next(layer["layer"] for layer in layers if layer["relative_rms_error"] > 1e-3)
+    assert first == "layers.0/attention/o/all_reduce"
 
 
 def test_ranks_that_cannot_share_the_model_are_refused(config: Path, trtkit: Callable[..., Ran]) -> None:

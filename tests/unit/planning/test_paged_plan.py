@@ -17,6 +17,7 @@ from trtkit.config.schema import CustomOpOptions, ModelConfig, Source
 from trtkit.dtypes import FP16, INT8
 from trtkit.errors import ConfigError
 from trtkit.jobs.runner import InlineRunner
+from trtkit.models.parallel import Grid
 from trtkit.models.registry import decoder_spec
 from trtkit.planning import paged
 from trtkit.planning.counts import Multilinear, NetworkCounts
@@ -144,7 +145,7 @@ def test_a_format_or_a_share_of_the_caches_is_copied_too() -> None:
     counts = counted(TINY_LLAMA).with_gathered_pages(ALL)
     fp8 = in_format(counts, FP16, FORMATS[1])
     assert fp8.moved_bytes.at(point) - fp8.fused_bytes.at(point) == counts.cache_bytes.at(point)
-    half = tensor_share(counts, spec, 2, FP16)
+    half = tensor_share(counts, spec, Grid(2), FP16)
     assert half.moved_bytes.at(point) - half.fused_bytes.at(point) == counts.cache_bytes.at(point)
     assert half.activation_bytes(point) < counts.activation_bytes(point)
 

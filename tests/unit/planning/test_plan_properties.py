@@ -23,8 +23,9 @@ from trtkit.planning.shares import GridShare, rank_bytes, tensor_share
 
 if TYPE_CHECKING:
     from trtkit.planning.question import PlanningQuestion
+    from trtkit.planning.report import ContextPlan
 
-H200, L4 = find_gpus(["h200", "l4"])
+H100, H200, L4 = find_gpus(["h100", "h200", "l4"])
 LLAMA = "llama-2-7b"
 batches, lengths = st.integers(1, 512), st.integers(1, 4096)
 gpus = st.sampled_from(planned_gpus())
@@ -191,7 +192,7 @@ def share_of(asked: PlanningQuestion, grid: Grid) -> GridShare:
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_a_share_of_tensor_parallelism_is_the_whole_divided(gpus: int) -> None:
     asked = question("llama-3.1-8b")
-    share = tensor_share(asked.counts, asked.spec, gpus, asked.model.dtype)
+    share = tensor_share(asked.counts, asked.spec, Grid(gpus), asked.model.dtype)
     for point in ((1, 512, 512), (16, 1, 4096)):
         whole, part = asked.counts.products["bf16"].at(point), share.products["bf16"].at(point)
         assert part == pytest.approx(whole / gpus, rel=1e-3)
@@ -246,6 +247,42 @@ def test_what_ranks_save_that_share_tokens() -> None:
     assert with_share.largest_batch >= without.largest_batch
     assert with_share.tpot_s > without.tpot_s  # a decode step has twice as many collectives
     assert tensor_pays_up_to(asked, H200) == tensor_pays_up_to(question("llama-3.1-8b"), H200)
+
+
+def test_what_ranks_save_that_share_cached_positions() -> None:
+    """Llama 3.1 8B: 32 layers, 32 query and 8 key/value heads of 128; 16 ranks hold each of these twice."""
+    asked = replace(question("llama-3.1-8b", input_len=4000, output_len=96, concurrency=4), grid=Grid(16, context=16))
+    shared = next(each for each in plan_llm(asked, H200).grids if each.context)
+    without = next(
+        each for each in plan_llm(asked, H200).grids if (each.tensor, each.pipeline, each.context) == (16, 1, None)
+    )
+    plan = shared.context
+    assert plan is not None
+    token = 32 * 2 * 128 * 2  # of one head in fp16
+    assert (plan.length, plan.cache_bytes_without, plan.cache_bytes) == (4096, 4 * 4096 * token, 4 * 4096 * token // 2)
+    assert plan.read_s_without == pytest.approx(2 * plan.read_s)
+    gathered, merged = 32 * 16 * (2 + 2 * 1) * 128 * 2, 32 * 32 * (128 + 2) * 4
+    assert plan.sent_bytes - plan.sent_bytes_without == pytest.approx(4 * (gathered + merged) * 15 / 16, abs=2)
+    assert plan.links_s > plan.links_s_without
+    assert shared.largest_batch > without.largest_batch
+    assert without.tpot_s < shared.tpot_s  # at this length
+
+
+def test_the_length_from_which_sharing_positions_pays_is_where_steps_are_equally_long() -> None:
+    def plan_at(length: int) -> ContextPlan:
+        asked = question("llama-3.1-70b", input_len=length - 128, output_len=128, concurrency=8)
+        grids = plan_llm(replace(asked, grid=Grid(16, context=16)), H100).grids
+        return next(each.context for each in grids if each.context)
+
+    pays_from = plan_at(131072).pays_from
+    assert pays_from is not None
+    before, after = plan_at(pays_from - 1), plan_at(pays_from)
+    assert before.step_s >= before.step_s_without
+    assert after.step_s < after.step_s_without
+    asked = replace(question("llama-3.1-70b", concurrency=8), grid=Grid(8, context=8))
+    eight = next(each.context for each in plan_llm(asked, H100).grids if each.context)
+    assert eight.pays_from is None  # each of 8 ranks has one of 8 heads anyway
+    assert eight.cache_bytes == eight.cache_bytes_without
 
 
 def test_the_best_grids_are_those_that_fit() -> None:

@@ -89,7 +89,7 @@ def _model_caches(graph: Graph, spec: AssistantSpec, options: DecoderOptions) ->
     memory = {}
     for source, attention in spec.sources.items():
         with graph.scope(f"cache_{source}"):
-            past = Past(AllRows(), {}, lengths, _read(graph, source, attention, options, window, pages))
+            past = Past(AllRows(), {}, lengths, read=_read(graph, source, attention, options, window, pages))
             mask = causal_mask(next_position, lengths, keys, attention.sliding_window)
             assert attention.rope is not None
             cos, sin = rope_tables(attention.rope, options.max_sequence_length)

@@ -130,6 +130,11 @@ class CacheLayout(Protocol):
         """Whether layers keep recurrent states, with which a sequence can only go on after all tokens they read."""
         ...
 
+    @property
+    def block_multiple(self) -> int:
+        """What divides the tokens of blocks that are saved on their own."""
+        ...
+
     def form(self, tokens: int) -> Sized:
         """Return what `tokens` of a sequence are when they are saved."""
         ...

@@ -69,6 +69,11 @@ class GroupCache:
         """Whether layers of any rank keep recurrent states."""
         return any(array.is_state for part in self._parts for array in part.arrays)
 
+    @property
+    def block_multiple(self) -> int:
+        """What divides the tokens of blocks that are saved on their own."""
+        return self._own.block_multiple
+
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens of slot `source` to slot `target`."""
         start, stop, _ = tokens.indices(self._own.max_length)
@@ -117,9 +122,9 @@ class GroupCache:
 
         def gather() -> None:
             for rank, (start, stop) in enumerate(self._bounds(count)):
-                if rank:
+                if rank and start < stop:  # a rank of a context may hold none of a few tokens
                     data[start:stop] = self._channel.receive(rank, (stop - start,), torch.uint8)
-                else:
+                elif not rank:
                     data[start:stop] = self._own.save(slot, count).data
 
         self._tell_pages(slot)

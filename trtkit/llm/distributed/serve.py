@@ -61,7 +61,8 @@ class _Server:
                 self._change_cache(message)
             case "save":
                 data = execution.cache.save(message.number("slot"), message.number("count")).data
-                self._group.channel.finish([self._group.channel.send(0, data)])
+                if data.numel():
+                    self._group.channel.finish([self._group.channel.send(0, data)])
             case "load":
                 load_part(execution.cache, self._group.world.rank, message)
             case "save_blocks" | "load_blocks":

@@ -6,16 +6,22 @@ import math
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import DTYPES
+from trtkit.models.share import WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from trtkit.models.share import Share
     from trtkit.network.input_spec import InputSpec
 
 
-def page_tokens_of(specs: Iterable[InputSpec]) -> int | None:
-    """Return how many tokens a page of a network's caches holds, None if they are linear."""
-    return next((spec.size_of("page_tokens") for spec in specs if spec.axes and spec.axes[0].role == "pages"), None)
+def page_tokens_of(specs: Iterable[InputSpec], context: Share = WHOLE) -> int | None:
+    """Return how many tokens a page of a network's caches holds, None if they are linear.
+
+    context: that of the network's rank, whose part of a page the network knows.
+    """
+    pools = (spec for spec in specs if spec.axes and spec.axes[0].role == "pages")
+    return next((spec.size_of("page_tokens") * context.count for spec in pools), None)
 
 
 def copies_pages(specs: Iterable[InputSpec]) -> bool:

@@ -80,7 +80,9 @@ class EngineDecoder:
         self._embeddings = plan.embeddings
         self.is_asynchronous, self.takes_ids = True, self._embeddings is None
         self.vocab_size = self._outputs.vocab_size
-        self.cache = open_cache(specs, slots, options.max_sequence_length, dtype_of, self._stream, size.pool)
+        self.cache = open_cache(
+            specs, slots, options.max_sequence_length, dtype_of, self._stream, size.pool, plan.context
+        )
         self._own = self.cache.part(specs)  # without a draft head's
         self._written = [spec for spec in self._own.specs if spec.updated]  # a draft head may only read caches
         self.max_length = self.cache.max_length
@@ -264,9 +266,8 @@ class EngineDecoder:
         if "key_positions" in self._inputs:  # calls differ in how many of them they read
             positions = torch.arange(self.max_length, dtype=torch.int32)
             write(self._stream, self._inputs["key_positions"], positions)
-        read_only = [
-            spec for spec in self._written if self.cache.page_tokens is not None or dtype_of(spec).itemsize == 1
-        ]
+        is_read_only = self.cache.page_tokens is not None or not self.cache.context.is_whole
+        read_only = [spec for spec in self._written if is_read_only or dtype_of(spec).itemsize == 1]
         sizes = {spec.name: spec.size_of("key_value_heads") * spec.size_of("head_dim") for spec in read_only}
         self._new = {
             spec.name: self._stream.empty((self._room * sizes[spec.name],), dtype_of(spec)) for spec in read_only

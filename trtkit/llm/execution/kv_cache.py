@@ -17,6 +17,8 @@ from trtkit.llm.execution.cache_size import page_tokens_of
 from trtkit.llm.execution.cached_places import codes, copy_places
 from trtkit.llm.execution.host_blocks import LocalBlocks
 from trtkit.llm.execution.saved import CacheArray, CacheForm, SavedSequence, check_saved, check_tokens
+from trtkit.models.context import ALL_POSITIONS, context_of
+from trtkit.models.share import WHOLE
 from trtkit.runtime.device import host_buffer, staged
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from trtkit.llm.execution.cached_places import NewTokens, Place
     from trtkit.llm.execution.call import Call
     from trtkit.llm.sequences import Ints
+    from trtkit.models.share import Share
     from trtkit.network.input_spec import InputSpec
     from trtkit.runtime.device import Stream
 
@@ -40,7 +43,8 @@ class KvCache:
     specs: the network's inputs, of which the caches and states are taken. of_prompts: the inputs of a packed network
     through which rows of prompts read these. stream: of a device, which works on them in
     turn; None: the caller's own memory and time.
-    max_length: T, tokens that a slot holds. model: digest of the model whose keys and values these
+    max_length: T, tokens that a slot holds. context: the share of their positions that this rank does, of several; the
+    others have the rest. model: digest of the model whose keys and values these
     are; saved sequences of other models are refused. follows: whether these are a draft head's, see `part`.
     """
 
@@ -51,6 +55,7 @@ class KvCache:
         max_length: int,
         dtype_of: Callable[[InputSpec], torch.dtype],
         stream: Stream | None = None,
+        context: Share = WHOLE,
     ) -> None:
         specs = list(specs)
         kept = [spec for spec in specs if spec.is_kept]
@@ -63,7 +68,8 @@ class KvCache:
         self.stream = stream
         self._stream, self._empty = stream, _zeros if stream is None else stream.empty
         self.pages: PageTables | None = None
-        self.page_tokens = page_tokens_of(kept)
+        self.page_tokens = page_tokens_of(kept, context)
+        self.context = context_of(context, self.page_tokens)
         self._arrays = {spec.name: self._empty(self._shape(spec), dtype_of(spec)) for spec in kept}
         self._marked: dict[str, torch.Tensor] = {}
         self._marked_positions = np.zeros(slots, np.int64)
@@ -99,6 +105,11 @@ class KvCache:
     def has_states(self) -> bool:
         """Whether layers keep recurrent states."""
         return bool(self.states)
+
+    @property
+    def block_multiple(self) -> int:
+        """What divides the tokens of blocks that are saved on their own: every rank has an equal part of them."""
+        return self.context.multiple
 
     def view(self, rows: slice) -> dict[str, torch.Tensor]:
         """Return the caches [R, K, T, H] and states [R, ...] of neighbouring slots, by the input that takes them."""
@@ -217,7 +228,8 @@ class KvCache:
         for name, array in self._arrays.items():
             is_state, dtype = name in self._state_names, str(array.dtype).removeprefix("torch.")
             heads = array[0].numel() // array.shape[-1] if is_state else array.shape[1]
-            arrays.append(CacheArray(name, dtype, heads, array.shape[-1], is_state))
+            context = ALL_POSITIONS if is_state else self.context
+            arrays.append(CacheArray(name, dtype, heads, array.shape[-1], is_state, context))
         return CacheForm(self.model, tokens, tuple(arrays))
 
     def save(self, slot: int, count: int) -> SavedSequence:
@@ -272,29 +284,38 @@ class KvCache:
         return self._arrays[name][slot] if name in self._state_names else self._read(name, slot, count)
 
     def _read(self, name: str, slot: int, count: int) -> torch.Tensor:
-        return self._arrays[name][slot][:, :count]
+        return self._arrays[name][slot][:, : self.context.count(count)]
 
     def _write(self, name: str, slot: int, values: torch.Tensor) -> None:
-        """Begin a slot with tokens [K, count, H]."""
-        self._run(partial(self._read(name, slot, values.shape[1]).copy_, values, non_blocking=True))
+        """Begin a slot with this rank's part of its tokens [K, n, H]."""
+        target = self._arrays[name][slot][:, : values.shape[1]]
+        self._run(partial(target.copy_, values, non_blocking=True))
 
     def _by_block(self, tokens: int) -> dict[str, torch.Tensor]:
         """Return the caches as [slots, K, blocks, tokens, H]."""
-        count = self.max_length // tokens
-        arrays = {name: codes(array)[:, :, : count * tokens] for name, array in self._arrays.items()}
-        return {name: array.view(*array.shape[:2], count, tokens, -1) for name, array in arrays.items()}
+        count, own = self.max_length // tokens, self.context.count(tokens)
+        arrays = {name: codes(array)[:, :, : count * own] for name, array in self._arrays.items()}
+        return {name: array.view(*array.shape[:2], count, own, -1) for name, array in arrays.items()}
 
     def _copy_tokens(self, source: int, target: int, tokens: slice) -> None:
+        start, stop, _ = tokens.indices(self.max_length)
+        tokens = slice(self.context.count(start), self.context.count(stop))
         for spec in self.specs:
             array = self._arrays[spec.name]
             self._run(partial(array[target][:, tokens].copy_, array[source][:, tokens]))
 
     def _places(self, tokens: NewTokens, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return where `size` new tokens of each row go: slots and places in them, each to broadcast to [R, S]."""
-        return tokens.slots[:, None], tokens.starts[:, None] + torch.arange(size, device=tokens.starts.device)
+        positions = tokens.starts[:, None] + torch.arange(size, device=tokens.starts.device)
+        if self.context.is_whole:
+            return tokens.slots[:, None], positions
+        nobody = self.context.linear_length(self.max_length) - 1
+        places = torch.where(self.context.is_here(positions), self.context.places(positions), nobody)
+        return tokens.slots[:, None], places
 
     def _place_of(self, slots: Ints, positions: Ints) -> Place:
-        """Return where cached tokens lie."""
+        """Return where cached tokens lie. Only trees of guesses move; they need a rank that has all positions."""
+        assert self.context.is_whole
         return slots.astype(np.int64), positions.astype(np.int64)
 
     def _check_position(self, slot: int, count: int) -> None:

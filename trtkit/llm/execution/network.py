@@ -11,6 +11,8 @@ from trtkit.builder.embeddings import embedding_table
 from trtkit.dtypes import dtype_of
 from trtkit.llm.execution.embeddings import TokenEmbeddings, bundle_embeddings
 from trtkit.models.model import SPECULATOR
+from trtkit.models.parallel import grid_of
+from trtkit.models.share import WHOLE
 from trtkit.network.decoder import EMBEDS
 from trtkit.network.graph import Graph
 from trtkit.network.input_spec import takes_packed_calls
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from trtkit.builder.decoders import OpenedDecoder
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
+    from trtkit.models.share import Share
     from trtkit.network.input_spec import InputSpec
     from trtkit.network.layer_graph import LayerGraph
 
@@ -36,7 +39,7 @@ class DecoderNetwork:
     max_length: T, tokens that a slot holds. max_prefill_length: new tokens that a row may bring. embeddings: the
     table, where the network takes vectors. has_read_only_caches: whether the network gives new keys and values, which
     its runtime keeps. max_ranks: sum of the ranks of adapters that are resident at once. token_multiple: see
-    CallCounts.
+    CallCounts. context: the share of a sequence's positions that the rank's caches hold.
     """
 
     layers: LayerGraph
@@ -49,6 +52,7 @@ class DecoderNetwork:
     has_read_only_caches: bool = False
     max_ranks: int = 0
     token_multiple: int = 1
+    context: Share = WHOLE
 
 
 def decoder_network(
@@ -77,6 +81,7 @@ def decoder_network(
         has_read_only_caches(opened),
         0 if options.lora is None else options.lora.max_rank_sum,
         opened.rank_spec.token_share.count,
+        grid_of(opened.config).context_share(opened.rank),
     )
 
 
@@ -127,6 +132,7 @@ def bundle_network(bundle: Bundle, rank: int = 0, *, has_all_logits: bool = Fals
         decoder.has_read_only_caches,
         0 if options.lora is None else options.lora.max_rank_sum,
         manifest.grid.token_share(rank).count,
+        manifest.grid.context_share(rank),
     )
 
 

@@ -17,6 +17,7 @@ from trtkit.llm.execution.call import CallPages
 from trtkit.llm.execution.host_blocks import LocalBlocks
 from trtkit.llm.execution.kv_cache import KvCache
 from trtkit.llm.execution.pool_size import AS_LINEAR, PoolSize
+from trtkit.models.share import WHOLE
 from trtkit.network.input_spec import kv_window
 from trtkit.runtime.device import to_device
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from trtkit.llm.execution.cached_places import NewTokens, Place
     from trtkit.llm.execution.call import Call
     from trtkit.llm.sequences import Ints
+    from trtkit.models.share import Share
     from trtkit.network.input_spec import InputSpec
     from trtkit.runtime.device import Stream
 
@@ -38,7 +40,8 @@ class PagedCache(KvCache):
 
     All layers' pools have the same pages: page p of each holds the same tokens. A slot's tokens are in the pages of
     its row of `table` [slots, n], which `pages` decides on: here, or a scheduler does, and `table` is told; so it is on
-    a rank that follows another. Page 0 takes padding.
+    a rank that follows another. Page 0 takes padding, and new tokens that other ranks cache: each has a
+    block of every page.
     """
 
     def __init__(
@@ -49,15 +52,16 @@ class PagedCache(KvCache):
         dtype_of: Callable[[InputSpec], torch.dtype],
         stream: Stream | None = None,
         pool: PoolSize = AS_LINEAR,
+        context: Share = WHOLE,
     ) -> None:
         specs = list(specs)
-        self._page_size = page_tokens_of(specs) or 1
+        self._page_size = page_tokens_of(specs, context) or 1
         self._page_count = 1 + slots * -(-max_length // self._page_size) if pool.pages is None else pool.pages
         self._copies_pages = copies_pages(specs)
         self._call_tokens = pool.weight_bytes * self._page_size // (_READS * bytes_of_page(specs))
         tables = PageTables(slots + 1, self._page_count, self._page_size, max_length)  # a row for nobody's prefix
         length = min(max_length, (self._page_count - 1) * self._page_size)
-        super().__init__(specs, slots, length, dtype_of, stream)
+        super().__init__(specs, slots, length, dtype_of, stream, context)
         self.pages, self.table = tables, tables.table
 
     def follow(self) -> None:
@@ -128,13 +132,15 @@ class PagedCache(KvCache):
     def _read(self, name: str, slot: int, count: int) -> torch.Tensor:
         array = self._arrays[name]
         by_page = codes(array)[to_device(self._page_numbers(slot, count), array.device)]  # [n, K, page_tokens, H]
-        return by_page.transpose(0, 1).flatten(1, 2)[:, :count].view(array.dtype)
+        return by_page.transpose(0, 1).flatten(1, 2)[:, : self.context.count(count)].view(array.dtype)
 
     def _write(self, name: str, slot: int, values: torch.Tensor) -> None:
-        pages, array = self._page_numbers(slot, values.shape[1]), codes(self._arrays[name])
-        whole = torch.zeros(values.shape[0], len(pages) * self._page_size, values.shape[2], dtype=array.dtype)
+        array = codes(self._arrays[name])
+        heads, own = array.shape[1:3]  # own: tokens of a page that are on this rank
+        pages = self.table[slot, : -(-values.shape[1] // own)].astype(np.int64)
+        whole = torch.zeros(heads, len(pages) * own, values.shape[2], dtype=array.dtype)
         whole[:, : values.shape[1]] = codes(values)
-        by_page = whole.view(values.shape[0], len(pages), self._page_size, -1).transpose(0, 1)
+        by_page = whole.view(heads, len(pages), own, values.shape[2]).transpose(0, 1)
         self._run(
             lambda: array.__setitem__(to_device(pages, array.device), to_device(by_page.contiguous(), array.device))
         )
@@ -157,11 +163,14 @@ class PagedCache(KvCache):
         new = torch.arange(size, device=tokens.starts.device)
         positions = tokens.starts[:, None] + new
         at = (positions // self._page_size).clamp(max=tokens.table.shape[1] - 1)
-        pages = tokens.table.long().gather(1, at)
-        return torch.where(new < tokens.counts[:, None], pages, 0), positions % self._page_size
+        pages, is_new = tokens.table.long().gather(1, at), new < tokens.counts[:, None]
+        if self.context.is_whole:
+            return torch.where(is_new, pages, 0), positions % self._page_size
+        return torch.where(is_new & self.context.is_here(positions), pages, 0), positions % self.context.block
 
     def _place_of(self, slots: Ints, positions: Ints) -> Place:
         """Return the pages of cached tokens, and their places in them."""
+        assert self.context.is_whole
         return self.table[slots, positions // self._page_size].astype(np.int64), positions % self._page_size
 
     def _page_numbers(self, slot: int, count: int) -> Ints:
@@ -175,15 +184,16 @@ def open_cache(
     dtype_of: Callable[[InputSpec], torch.dtype],
     stream: Stream | None = None,
     pool: PoolSize = AS_LINEAR,
+    context: Share = WHOLE,
 ) -> KvCache:
-    """Return the caches that a network's inputs want. pool: of paged ones."""
+    """Return the caches that a network's inputs want. pool: of paged ones. context: see KvCache."""
     specs = list(specs)
     if pool.model is not None:
         return pool.model.part(specs, follows=True)
     specs = with_speculator(specs, pool.speculator)
     if page_tokens_of(specs) is not None:
-        return PagedCache(specs, slots, max_length, dtype_of, stream, pool)
-    return KvCache(specs, slots, max_length, dtype_of, stream)
+        return PagedCache(specs, slots, max_length, dtype_of, stream, pool, context)
+    return KvCache(specs, slots, max_length, dtype_of, stream, context)
 
 
 def _copy_rows(arrays: Sequence[torch.Tensor], sources: Ints, targets: Ints) -> None:

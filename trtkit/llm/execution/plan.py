@@ -13,6 +13,7 @@ from trtkit.builder.stages import PlanFile
 from trtkit.dtypes import DTYPES
 from trtkit.errors import GenerationError
 from trtkit.llm.execution.embeddings import bundle_embeddings
+from trtkit.models.share import WHOLE
 from trtkit.runtime.device import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.llm import LlmOptions
     from trtkit.llm.execution.embeddings import TokenEmbeddings
+    from trtkit.models.share import Share
     from trtkit.network.input_spec import InputSpec
 
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 class DecoderPlan:
     """A decoder's engine, and what its network says of it. where: names it in errors.
 
-    token_multiple: see CallCounts.
+    token_multiple: see CallCounts. context: see DecoderNetwork.
     """
 
     file: PlanFile
@@ -37,6 +39,7 @@ class DecoderPlan:
     embeddings: TokenEmbeddings | None
     where: str
     token_multiple: int = 1
+    context: Share = WHOLE
 
     @classmethod
     def of(cls, bundle: Bundle, rank: int = 0, name: str = "") -> DecoderPlan:
@@ -52,6 +55,7 @@ class DecoderPlan:
             bundle_embeddings(bundle.path) if takes_embeddings else None,
             str(bundle.path),
             1 if name else bundle.manifest.grid.token_share(rank).count,
+            WHOLE if name else bundle.manifest.grid.context_share(rank),
         )
 
 

@@ -58,7 +58,12 @@ class ReferenceDecoder:
         self._gives_logits = "logits" in self._executor.output_names
         hold = Precision(widen).storage
         self.cache = open_cache(
-            network.inputs, slots, network.max_length, lambda spec: hold(DTYPES[spec.dtype]), pool=pool
+            network.inputs,
+            slots,
+            network.max_length,
+            lambda spec: hold(DTYPES[spec.dtype]),
+            pool=pool,
+            context=network.context,
         )
         self._own = self.cache.part(network.inputs)  # without a draft head's
         of_prompts = {output_of_prompts(spec) for spec in (*self._own.specs, *self._own.states) if spec.updated}

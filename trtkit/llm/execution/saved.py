@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtkit.errors import ExecutionError
+from trtkit.models.context import ALL_POSITIONS, ContextShare
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array
@@ -20,7 +21,8 @@ _ALIGNMENT = 16  # bytes; torch views values only at multiples of their size
 class CacheArray:
     """One cache of a network, or a recurrent state, whose size does not depend on the tokens.
 
-    dtype: torch's name. heads: K. head_dim: H. Of a state: all axes but the last, and the last.
+    dtype: torch's name. heads: K. head_dim: H. Of a state: all axes but the last, and the last. context: which of a
+    sequence's tokens it holds.
     """
 
     name: str
@@ -28,10 +30,11 @@ class CacheArray:
     heads: int
     head_dim: int
     is_state: bool = False
+    context: ContextShare = ALL_POSITIONS
 
     def shape(self, tokens: int) -> tuple[int, ...]:
-        """Return the shape that holds so many tokens."""
-        return (self.heads, self.head_dim) if self.is_state else (self.heads, tokens, self.head_dim)
+        """Return the shape that holds its part of so many tokens."""
+        return (self.heads, self.head_dim) if self.is_state else (self.heads, self.context.count(tokens), self.head_dim)
 
     def size_bytes(self, tokens: int) -> int:
         """Return the bytes that hold so many tokens."""
@@ -126,7 +129,7 @@ class SavedSequence:
         data = torch.zeros(form.size_bytes, dtype=torch.uint8)
         whole = self.form.views(self.data)
         for name, values in form.views(data).items():
-            values.copy_(whole[name][:, :tokens])
+            values.copy_(whole[name][:, : values.shape[1]])
         return SavedSequence(form, data)
 
 
@@ -153,4 +156,7 @@ def _aligned(size: int) -> int:
 
 def _text(array: CacheArray) -> str:
     heads = "rows" if array.is_state else "heads"
-    return f"`{array.name}` of {array.heads} {heads} of {array.head_dim} in {array.dtype}"
+    text, context = f"`{array.name}` of {array.heads} {heads} of {array.head_dim} in {array.dtype}", array.context
+    if context.is_whole:
+        return text
+    return f"{text}, part {context.share.index + 1} of {context.share.count} in blocks of {context.block} tokens"

@@ -12,14 +12,22 @@ from trtkit.network.blocks.cache import remember, rotate
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.ops.activation import sigmoid, softplus
 from trtkit.network.ops.arithmetic import cast, clip
-from trtkit.network.ops.attention import attention, attention_from_primitives, scale_query
+from trtkit.network.ops.attention import (
+    attention,
+    attention_from_primitives,
+    merged_attention,
+    partial_attention,
+    scale_query,
+)
+from trtkit.network.ops.collective import gather_heads, scatter_heads
+from trtkit.network.ops.gather import reorder
 from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.norm import layer_norm
 from trtkit.network.ops.paged_attention import paged_attention
 from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, take, transpose
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from trtkit.models.attention import AttentionSpec, CrossSpec, GateSpec, LatentSpec
     from trtkit.network.blocks.cache import Positions, Reach
@@ -62,12 +70,15 @@ def attention_block(
             v = v if spec.value_dim is None else _filled(v, k, spec)
             v = v if spec.value_norm is None else norm_block(weights, "v_norm", v, spec.value_norm)
             new = {"key": k, "value": v}
+        q, new = _of_context(q, new, spec)
         present: dict[str, Tensor] = {}
         for reach in reaches:
             present |= remember(reach.past, new)
         q = scale_query(q, spec.scale, positions.query_growth)
         sinks = weights.get("sinks") if spec.has_sinks else None
         attended = concat([_attend(q, reach, spec, latent, sinks) for reach in reaches], 0)
+        if spec.context.count > 1:
+            attended = cast(merged_attention(scatter_heads(attended, spec.context.count), sinks), q.dtype)
         attended = weights.tokens.padded(attended)
         attended = attended if latent is None else latent.outputs(attended)
         attended = attended if spec.value_dim is None else take(attended, -1, 0, spec.value_dim)
@@ -77,6 +88,18 @@ def attention_block(
         if spec.output_norm is not None:
             merged = norm_block(weights, "o_norm", merged, spec.output_norm, spec.share.count)
         return weights.linear("o", merged, has_bias=spec.has_output_bias, ranks=spec.share.count), present
+
+
+def _of_context(q: Tensor, new: dict[str, Tensor], spec: AttentionSpec) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return queries, and new keys and values, of the heads of all ranks, which share the positions of caches."""
+    ranks, heads = spec.context.count, list(spec.context_heads)
+    if ranks == 1:
+        return q, new
+    if len(heads) == spec.num_key_value_heads:  # every rank has the same ones
+        return gather_heads([q], ranks)[0], new
+    q, *others = gather_heads([q, *new.values()], ranks)
+    others = others if not others or len(heads) == others[0].shape[1] else [reorder(x, heads, 1) for x in others]
+    return q, dict(zip(new, others, strict=True))
 
 
 def _filled(v: Tensor, k: Tensor, spec: AttentionSpec) -> Tensor:
@@ -175,18 +198,26 @@ def _attend(q: Tensor, reach: Reach, spec: AttentionSpec, latent: LatentHeads | 
     q: [B, N, S, H] of all tokens.
     """
     rows, past = reach.past.rows, reach.past
-    keys, *others = past.read.values()
     q = rows.queries(q, reach.fold)
-    qkv = (q, keys, others[0] if others else keys) if latent is None else latent.attending(q, keys)
+    qkv = _attending(q, past.read, latent)
     if past.pages is not None:
         return rows.outputs(paged_attention(*qkv, past.pages, sinks), reach.fold)
     assert reach.mask is not None
+    if spec.context.count > 1:
+        pieces = [qkv, *([_attending(q, past.apart, latent)] if past.apart else [])]
+        return rows.outputs(partial_attention(pieces, reach.mask, spec.softcap, spec.used_value_size), reach.fold)
     if spec.softcap is None and sinks is None and qkv[1].shape[-1] == qkv[2].shape[-1]:
         attended = attention(qkv, reach.mask, reach.kv_lengths)
     else:
         sinks = None if sinks is None else rows.by_query(sinks, spec.num_attention_heads, reach.fold)
         attended = attention_from_primitives(qkv, reach.mask, spec.softcap, sinks)
     return rows.outputs(attended, reach.fold)
+
+
+def _attending(q: Tensor, read: Mapping[str, Tensor], latent: LatentHeads | None) -> QKV:
+    """Return what attention is between: scaled queries, and what is read of caches by name."""
+    keys, *others = read.values()
+    return (q, keys, others[0] if others else keys) if latent is None else latent.attending(q, keys)
 
 
 @dataclass(frozen=True, eq=False)

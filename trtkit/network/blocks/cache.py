@@ -26,26 +26,31 @@ class Past:
     """What some rows of a layer have cached [B, K, T, H] by name, and the position of each sequence's new tokens [B].
 
     rows: whose it is.
-    shared: what attention reads in the layer whose caches this one reads too, if it has none itself.
+    shared: that of the layer whose caches this one reads too, if it has none itself.
     scales: of the caches, if they have 8 bits.
     window: [T'], positions of the cached tokens that attention reads, from 0 on; None if it reads all T.
     index: where the rows' tokens are, if the caches are pools of pages, which are read-only.
     pages: what attention reads where it is, its own caches or those it shares; None if it reads copies of pages.
     is_expanded: whether a step computes each head's keys and values from cached latent vectors.
+    is_appended: whether the caches are read-only, and attention reads new keys and values after them.
+    is_apart: whether it does so without a copy that joins them.
     read: filled by `remember` with what attention reads, for layers that share it; next to `pages`, only what is new,
-        as it is kept.
+        as it is kept. apart: what is new, if attention reads that apart.
     """
 
     rows: Rows
     caches: Mapping[str, Tensor]
     write_indices: Tensor
-    shared: Mapping[str, Tensor] | None = None
+    shared: Past | None = None
     scales: Mapping[str, float] | None = None
     window: Tensor | None = None
     index: CacheIndex | None = None
     pages: Pages | None = None
     is_expanded: bool = False
+    is_appended: bool = False
+    is_apart: bool = False
     read: dict[str, Tensor] = field(default_factory=dict)
+    apart: dict[str, Tensor] = field(default_factory=dict)
 
 
 def remember(past: Past, new: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -53,7 +58,9 @@ def remember(past: Past, new: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     new: of all of the call's tokens, [B, K, S, H].
     """
-    past.read.update(past.shared or {})
+    if past.shared is not None:
+        past.read.update(past.shared.read)
+        past.apart.update(past.shared.apart)
     kept = {}
     for name, cache in past.caches.items():
         with cache.graph.scope(f"past_{past.rows.prefix}{name}"):
@@ -65,11 +72,14 @@ def _read_and_kept(past: Past, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return what attention reads of a cache, and what the cache gets. x: the new keys or values of all tokens."""
     cache, rows, scale = past.caches[name], past.rows, None if past.scales is None else past.scales[name]
     new = rows.new(x)
-    if not rows.is_padded and past.pages is None and past.index is None and scale is None:
+    if not past.is_appended:
         updated = update_cache(cache, new, past.write_indices)
         return (updated if past.window is None else take_as_many(updated, 2, past.window)), updated
     if past.pages is not None:
         kept = read = new if scale is None else quantized(cache, new, scale)
+    elif past.is_apart:
+        read, kept = cache if past.index is None else past.index.of(cache), new
+        past.apart[name] = new
     elif scale is not None:
         read, kept = append_quantized(cache, past.index, new, scale, past.window)
     else:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from trtkit.dtypes import BOOL, FP32
 from trtkit.errors import NetworkError
 from trtkit.network.graph import Tensor
 from trtkit.network.ops.activation import tanh
-from trtkit.network.ops.arithmetic import cast, select, softmax
+from trtkit.network.ops.arithmetic import cast, exponential, max_over, maximum, select, softmax, sum_over
 from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.mask import lowest
-from trtkit.network.ops.shape import concat, reshape, take, take_as_many, unsqueeze
+from trtkit.network.ops.shape import (
+    concat,
+    reshape,
+    split,
+    split_like,
+    squeeze,
+    take,
+    take_as_many,
+    transpose,
+    unsqueeze,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
@@ -61,19 +75,89 @@ def attention_from_primitives(
     softcap: scores become softcap * tanh(scores / softcap) before the mask. sinks: [N], a score per head that takes
     part in the softmax and has no value (https://arxiv.org/abs/2309.17453); or [B, N, S, 1], one per query.
     """
+    q, k, v = _grouped(qkv)
+    scores = _masked(_scores(q, k, softcap), mask)
+    weights = softmax(scores) if sinks is None else _softmax_with_sinks(scores, sinks)
+    return _of_heads(matmul(cast(weights, v.dtype), v), qkv[0])
+
+
+def partial_attention(
+    pieces: Sequence[QKV], mask: Tensor, softcap: float | None = None, value_size: int | None = None
+) -> Tensor:
+    """Compute attention to some of a query's keys, for `merged_attention`: [B, N, S, H + 2] in fp32.
+
+    pieces: one query with its keys and values in one or two pieces, in the order of the mask's last axis, so that those
+    of a cache are read where they are. The result's last axis is attention as if there were no other keys, the largest
+    score, and the sum of the exponentials of all scores less the largest. Where no key is visible, the largest score is
+    `lowest`, so that the rest counts for nothing. value_size: how many elements of values are needed, the first; None
+    for all.
+    """
+    grouped = [_grouped(piece) for piece in pieces]
+    of_pieces = [_scores(q, k, softcap) for q, k, _ in grouped]
+    scores = _masked(concat(of_pieces, -1), mask)
+    largest = max_over(scores, -1)
+    weights = exponential(scores - largest)
+    total = unsqueeze(sum_over(weights, -1), scores.rank - 1)
+    shares = split_like(cast(weights / total, pieces[0][2].dtype), of_pieces)
+    products = [matmul(share, v) for share, (_, _, v) in zip(shares, grouped, strict=True)]
+    attended = products[0] if len(products) == 1 else products[0] + products[1]
+    attended = attended if value_size is None else take(attended, -1, 0, value_size)
+    return concat([_of_heads(x, pieces[0][0]) for x in (cast(attended, FP32), largest, total)], -1)
+
+
+def merged_attention(parts: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """Return attention to all keys [B, N, S, H] in fp32 from that to parts of them, [ranks, B, N, S, H + 2].
+
+    sinks: [N], see `attention_from_primitives`. Source: https://arxiv.org/abs/1805.02867, section 3.
+    """
+    size = parts.shape[-1] - 2
+    attended, largest, total = split(parts, -1, (size, 1, 1))
+    most = max_over(largest, 0)
+    if sinks is not None:
+        by_head = reshape(cast(sinks, FP32), (1, 1, parts.shape[2], 1, 1))
+        most = maximum(most, by_head)
+    shares = total * exponential(largest - most)
+    sums = sum_over(shares, 0)
+    if sinks is not None:
+        sums = sums + squeeze(exponential(by_head - most), 0)
+    return sum_over(attended * shares, 0) / sums
+
+
+def _grouped(qkv: QKV) -> QKV:
+    """Return queries, keys and values with the heads that share keys on an axis of their own, if some do."""
     q, k, v = qkv
     _, heads, length, size = q.shape  # -1 of no rows would be any number
     kv_heads = k.shape[1]
-    if heads != kv_heads:
-        q = reshape(q, (0, kv_heads, heads // kv_heads, length, size))  # [B, K, G, S, H]
-        k, v, mask = (unsqueeze(x, 2) for x in (k, v, mask))
+    if heads == kv_heads:
+        return qkv
+    q = reshape(q, (0, kv_heads, heads // kv_heads, length, size))  # [B, K, G, S, H]
+    return q, unsqueeze(k, 2), unsqueeze(v, 2)
+
+
+def _scores(q: Tensor, k: Tensor, softcap: float | None) -> Tensor:
+    """Return scores in fp32: [B, N, S, T] or [B, K, G, S, T]."""
     scores = cast(matmul(q, k, transpose_b=True), FP32)
-    if softcap is not None:
-        scores = tanh(scores / softcap) * softcap
-    scores = select(mask, scores, lowest(FP32)) if mask.dtype == BOOL else scores + cast(mask, FP32)
-    weights = softmax(scores) if sinks is None else _softmax_with_sinks(scores, sinks)
-    attended = matmul(cast(weights, q.dtype), v)
-    return attended if heads == kv_heads else reshape(attended, (0, heads, length, v.shape[-1]))
+    return scores if softcap is None else tanh(scores / softcap) * softcap
+
+
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    """Return scores with a mask of `attention`."""
+    if scores.rank > mask.rank:
+        mask = _by_group(mask, scores.shape[2])
+    return select(mask, scores, lowest(FP32)) if mask.dtype == BOOL else scores + cast(mask, FP32)
+
+
+def _by_group(mask: Tensor, group: int) -> Tensor:
+    """Return a mask [B, 1 or N, S, T] as [B, 1 or N / group, 1 or group, S, T]."""
+    if mask.shape[1] == 1:
+        return unsqueeze(mask, 2)
+    by_token = reshape(transpose(mask, (0, 2, 1, 3)), (0, 0, mask.shape[1] // group, group, -1))
+    return transpose(by_token, (0, 2, 3, 1, 4))
+
+
+def _of_heads(x: Tensor, q: Tensor) -> Tensor:
+    """Return x of the heads of q [B, N, S, H], which may be [B, K, G, S, any]: [B, N, S, any]."""
+    return x if x.rank == q.rank else reshape(x, (0, *q.shape[1:3], x.shape[-1]))
 
 
 def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:

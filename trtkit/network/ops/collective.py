@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from trtkit.network.ops.shape import reshape, transpose, unsqueeze
+from trtkit.network.ops.shape import concat, reshape, split, transpose, unsqueeze
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trtkit.network.graph import Tensor
 
 
@@ -29,6 +31,24 @@ def reduce_scatter(x: Tensor, ranks: int) -> Tensor:
 def all_gather(x: Tensor, ranks: int) -> Tensor:
     """Join every rank's x [n, ...] along the first axis: [ranks * n, ...], in the order of ranks."""
     return _collective(x, "ALL_GATHER", "NONE", ranks)
+
+
+def gather_heads(parts: Sequence[Tensor], ranks: int) -> list[Tensor]:
+    """Join each part [B, heads, S, H] of every rank along its heads, in the order of ranks; one collective for all."""
+    with parts[0].graph.scope("gather_heads"):
+        x, sizes = concat(list(parts), 1), tuple(part.shape[1] for part in parts)
+        by_rank = transpose(all_gather(unsqueeze(x, 0), ranks), (1, 0, 2, 3, 4))  # [B, ranks, heads, S, H]
+        tokens, size = 1 if x.shape[2] == 1 else -1, x.shape[3]
+        every = zip(split(by_rank, 2, sizes), sizes, strict=True)
+        return [reshape(part, (0, ranks * heads, tokens, size)) for part, heads in every]
+
+
+def scatter_heads(x: Tensor, ranks: int) -> Tensor:
+    """Give each rank its heads of every rank's x [B, heads, S, H]: [ranks, B, heads / ranks, S, H], by who gave it."""
+    with x.graph.scope("scatter_heads"):
+        tokens = 1 if x.shape[2] == 1 else -1
+        by_rank = reshape(x, (0, ranks, x.shape[1] // ranks, tokens, x.shape[3]))
+        return _collective(transpose(by_rank, (1, 0, 2, 3, 4)), "ALL_TO_ALL", "NONE", ranks)
 
 
 def all_gather_last(x: Tensor, ranks: int) -> Tensor:

@@ -8,29 +8,39 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.dtypes import FP16, FP32, INT32
-from trtkit.network.ops.arithmetic import cast, maximum, minimum, select
+from trtkit.models.context import ALL_POSITIONS
+from trtkit.network.ops.arithmetic import cast, equal, maximum, minimum, select
 from trtkit.network.ops.gather import embedding
 from trtkit.network.ops.shape import concat, squeeze, take, take_as_many, transpose, unsqueeze
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
+    from trtkit.models.context import ContextShare
     from trtkit.network.graph import Graph, Tensor
 
 
-def cached_positions(graph: Graph, length: int) -> Tensor:
-    """Return the positions of a cache's keys [1, 1, 1, length]: a key's position is its index."""
-    return graph.constant(np.arange(length, dtype=np.int32).reshape(1, 1, 1, -1), "cached_positions")
+def cached_positions(graph: Graph, length: int, context: ContextShare = ALL_POSITIONS) -> Tensor:
+    """Return the positions of a cache's keys [1, 1, 1, length]: a key's index, if one rank caches all positions."""
+    return graph.constant(context.positions(length).astype(np.int32).reshape(1, 1, 1, -1), "cached_positions")
 
 
-def appended_positions(position_ids: Tensor, write_indices: Tensor, cached: Tensor) -> Tensor:
+def appended_positions(
+    position_ids: Tensor, write_indices: Tensor, cached: Tensor, context: ContextShare = ALL_POSITIONS
+) -> Tensor:
     """Return the positions of a cache's keys, cached [1, 1, 1, T], followed by new ones: [B, 1, 1, T + S].
 
     position_ids: [B, S]. write_indices: [B], the number of keys in each slot's cache; later entries are empty, and get
-    a position beyond any token.
+    a position beyond any token. context: the positions that this rank attends to; new tokens at others get one, too.
     """
-    with position_ids.graph.scope("key_positions"):
+    graph, new = position_ids.graph, position_ids
+    with graph.scope("key_positions"):
         held = select(cached < unsqueeze(write_indices, 1, 2, 3), cached, _NOWHERE)
-        return concat([held, unsqueeze(position_ids, 1, 2)], axis=-1)
+        if not context.is_whole:
+            blocks = graph.elementwise("FLOOR_DIV", new, context.block)
+            ranks = context.share.count
+            turn = blocks - graph.elementwise("FLOOR_DIV", blocks, ranks) * ranks
+            new = select(equal(turn, context.share.index), new, _NOWHERE)
+        return concat([held, unsqueeze(new, 1, 2)], axis=-1)
 
 
 def causal_mask(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from trtkit.network.graph import Shape, Tensor, same_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def reshape(x: Tensor, shape: Shape) -> Tensor:
@@ -71,14 +76,26 @@ def size_of(x: Tensor) -> Tensor:
     return x.graph.add(x.graph.network.add_shape(x.trt), "shape")
 
 
-def slice_of(x: Tensor, start: Tensor | int, size: Tensor) -> Tensor:
-    """Return elements of the first axis from `start` on, as many as `size`. Tensors: int64 [1], known at run time."""
+def slice_of(x: Tensor, start: Tensor | int, size: Tensor, axis: int = 0) -> Tensor:
+    """Return elements of one axis from `start` on, as many as `size`. Tensors: int64 [1], known at run time."""
     layer = x.graph.network.add_slice(x.trt, (start if isinstance(start, int) else 0,), (1,), (1,))
-    layer.axes = (0,)
+    layer.axes = (axis % x.rank,)
     if not isinstance(start, int):
         layer.set_input(1, start.trt)
     layer.set_input(2, size.trt)
     return x.graph.add(layer, "slice")
+
+
+def split_like(x: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
+    """Cut the last axis into pieces of the sizes that `parts` have there, known at run time only."""
+    if len(parts) == 1:
+        return [x]
+    pieces, start = [], None
+    for part in parts:
+        size = take(size_of(part), 0, part.rank - 1, 1)
+        pieces.append(slice_of(x, 0 if start is None else start, size, -1))
+        start = size if start is None else start + size
+    return pieces
 
 
 def padded_to(x: Tensor, axis: int, size: Tensor) -> Tensor:

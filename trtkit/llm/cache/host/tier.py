@@ -67,7 +67,8 @@ class HostTier:
     ) -> None:
         self._cache, self._slots, limit_bytes = cache, slots, options.host_cache_bytes
         self._costs, self._transfers = costs, transfers
-        tokens = options.host_block_tokens if cache.pages is None else cache.pages.page_tokens
+        tokens = -(-options.host_block_tokens // cache.block_multiple) * cache.block_multiple
+        tokens = tokens if cache.pages is None else cache.pages.page_tokens
         size = cache.form(tokens).size_bytes if limit_bytes and not cache.has_slot_memory else 0
         has_blocks = 0 < size <= limit_bytes
         keeps = has_blocks or (cache.has_states and limit_bytes > 0)
