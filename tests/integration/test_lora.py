@@ -178,9 +178,8 @@ def test_targets_limit_which_layers_take_adapters(tmp_path: Path) -> None:
 
 
 def test_targets_that_the_model_has_not_are_refused(tmp_path: Path) -> None:
-    opened = opened_of(CASES[0], tmp_path, lora={"max_rank_sum": 4, "targets": ["q_projs", "gate_proj"]})
     with pytest.raises(ConfigError) as caught:
-        _ = opened.adapted
+        opened_of(CASES[0], tmp_path, lora={"max_rank_sum": 4, "targets": ["q_projs", "gate_proj"]})
     assert str(caught.value) == (
         "the config does not fit a `llama`\n"
         "  llm.lora.targets: the model has no linear layer `q_projs`\n"

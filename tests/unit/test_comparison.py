@@ -109,7 +109,7 @@ README = {
     "language models as TensorRT engines": (f"{_I}/test_decoder_parity.py::test_the_network_builds",),
     "builds and checks engines without a GPU": CLAIMS["and checks them without a GPU"],
     "layer-by-layer comparison with a reference": TOOLS["Polygraphy"],
-    "several GPUs: tensor, sequence, expert and pipeline parallel": (
+    "several GPUs: tensor, sequence, context, expert and pipeline parallel": (
         f"{_I}/parallel/test_run.py::test_requests_in_flight_get_what_one_rank_gives",
         f"{_I}/parallel/test_run.py::test_tokens_that_fill_the_shares_of_ranks_are_counted",
     ),

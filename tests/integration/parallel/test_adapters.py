@@ -42,8 +42,11 @@ if TYPE_CHECKING:
 SHARED = ("llama", "phi3", "falcon-40b", "codegen", "qwen2", "bamba")
 # With layers that read all tokens, and with some between blocks, which read a rank's share of them.
 SEQUENCED = ("llama", "gemma3n", "gemma4", "qwen2_moe")
+# Whose heads are gathered after the adapters: a few, all, and interleaved ones.
+IN_CONTEXT = ("llama", "falcon-40b", "codegen", "qwen2")
 ADAPTED = [(case, ParallelOptions(tensor=2)) for case in CASES if case.name in SHARED]
 ADAPTED += [(case, ParallelOptions(tensor=2, sequence=True)) for case in CASES if case.name in SEQUENCED]
+ADAPTED += [(case, ParallelOptions(tensor=2, context=2)) for case in CASES if case.name in IN_CONTEXT]
 
 
 @pytest.mark.parametrize(("case", "parallel"), ADAPTED, ids=str)

@@ -127,7 +127,7 @@ def test_a_plan_says_in_which_type_caches_in_8_bits_are_read(pages: CopiedPages 
     model = replace(decoder_model("tiny", decoder_spec(TINY_LLAMA), FP16), cache_dtype=INT8)
     work = workload(model, 20, 13, concurrency=1, chunk=16)
     room = "8-bit caches also need room for one step's new keys and values"
-    assert room + note in llm_assumptions(model, work, pages=pages)
+    assert room + note in llm_assumptions(model, work, counted(TINY_LLAMA), pages)
 
 
 def test_linear_caches_are_not_copied() -> None:

@@ -6,6 +6,8 @@ import json
 import re
 from dataclasses import replace
 
+import pytest
+
 from tests.support.docs import DOCS
 from tests.unit.planning.planned import question
 from trtkit.models.parallel import Grid
@@ -34,6 +36,7 @@ def test_figures_are_those_that_plans_count() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_figures_of_context_parallelism_are_those_that_plans_count() -> None:
     section = (DOCS / "parallel.md").read_text(encoding="utf-8").partition("## Context parallelism")[2]
     table = section.partition("faster from |")[2].partition("\n\n")[0]

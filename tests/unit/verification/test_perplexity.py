@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from trtkit.llm.execution.execution import CallCounts
 from trtkit.verification.perplexity import mean_loss, read_window
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Fixed:
 
     def __init__(self, logits: torch.Tensor, max_prefill_length: int = 512) -> None:
         self.logits, self.max_prefill_length, self.longest = logits, max_prefill_length, 0
+        self.calls = CallCounts()
 
     def forward(self, call: Call) -> torch.Tensor:
         start, count = int(call.starts[0]), call.ids.shape[1]

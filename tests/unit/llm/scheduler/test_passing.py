@@ -24,7 +24,7 @@ RANKS, LONGEST = 10, 4
 class NoCache:
     """A SequenceCache of slots that hold nothing."""
 
-    pages, has_states, has_slot_memory = None, False, False
+    pages, has_states, has_slot_memory, block_multiple = None, False, False, 1
 
 
 @dataclass(eq=False)
