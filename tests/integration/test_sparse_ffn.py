@@ -148,8 +148,8 @@ SPARSE = {"keep": 5}
 @pytest.mark.parametrize(
     ("fields", "config", "text"),
     [
-        (LLAMA, {}, "layer 0 of `llama` has the activation `silu`, which is not zero for inactive neurons"),
-        ({**LLAMA, "model_type": "bitnet"}, {}, "layer 0 of `bitnet` has a norm over all neurons"),
+        (LLAMA, {}, "layer 0 has the activation `silu`, which leaves no neuron at zero, as `relu` and `relu2` do"),
+        ({**LLAMA, "model_type": "bitnet"}, {}, "layer 0 has a norm over all neurons"),
         ({**LLAMA, "model_type": "phi3", "hidden_act": "relu"}, {}, "gate and up in one matrix"),
         (MIXTRAL, {}, "layer 0 is a mixture of experts"),
         (OPT, {"parallel": {"tensor": 2}}, "ranks do not count active neurons together yet"),

@@ -148,7 +148,7 @@ def _model_problems(spec: DecoderSpec) -> Iterator[Problem]:
             yield Problem(what, KEY, "remove it; `llm.experts: chosen` reads chosen experts only")
             return
         if layer.feed_forward is not None and (obstacle := _obstacle(layer.feed_forward)):
-            yield Problem(f"layer {index} of `{spec.model_type}` has {obstacle}", KEY, _REMOVE)
+            yield Problem(f"layer {index} has {obstacle}", KEY, _REMOVE)
             return
 
 
@@ -157,7 +157,7 @@ def _obstacle(mlp: MlpSpec) -> str:
     allowed = " and ".join(f"`{name}`" for name in ACTIVATIONS)
     obstacles = {
         "a learned activation": mlp.has_learned_activation,
-        f"the activation `{mlp.activation}`, which is not zero for inactive neurons; {allowed} are": (
+        f"the activation `{mlp.activation}`, which leaves no neuron at zero, as {allowed} do": (
             mlp.activation not in ACTIVATIONS
         ),
         "gates with a limit": mlp.limit is not None,

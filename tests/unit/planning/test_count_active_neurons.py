@@ -58,4 +58,4 @@ def test_all_rows_are_read_for_many_tokens_and_in_other_formats() -> None:
 def test_what_cannot_be_built_is_not_planned() -> None:
     with pytest.raises(ConfigError) as refused:
         counted({**model_of(REGLU).config, "hidden_act": "silu"}, sparse_ffn=SparseFfnOptions(keep=3))
-    assert "layer 0 of `llama` has the activation `silu`" in str(refused.value)
+    assert "layer 0 has the activation `silu`" in str(refused.value)
