@@ -200,9 +200,9 @@ fleets = st.builds(
         st.just(128),
         st.sampled_from([32, 64]),
         st.sampled_from([None, 40]),
-        st.sampled_from([None, 50, 70, 140]),
+        st.sampled_from([50, 70, None]),
         st.just(4),
-        st.sampled_from([0, 16]),
+        st.sampled_from([16, 0]),
         st.sampled_from([0, 200, 20_000]),
         st.just(100),
         st.sampled_from([8, 16]),
@@ -213,16 +213,16 @@ fleets = st.builds(
     ),
     st.integers(1, 3),
     st.sampled_from(ROUTERS),
-    st.integers(0, 2),
+    st.sampled_from([1, 2, 0]),
     st.just(1e-6),
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(fleets, st.integers(0, 1000), st.sampled_from([20.0, 200.0]))
 def test_any_fleet_answers_every_request(fleet: FleetOptions, seed: int, rate: float) -> None:
     """Prompts of up to 80 tokens that share blocks of 16, where slots, pages and host memory are scarce."""
-    traffic = poisson(rate, 60, seed, inputs=40, outputs=20)
+    traffic = poisson(rate, 40, seed, inputs=40, outputs=20)
     r = np.random.default_rng(seed)
     hashes = [tuple(np.cumsum(r.integers(1, 3, count // 16)).tolist()) for count in traffic.input_tokens]
     levels = [SchedulingParams(int(level)) for level in r.integers(0, 3, len(traffic))]
