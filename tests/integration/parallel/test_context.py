@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tests.integration.parallel.test_networks import SHARED
-from tests.integration.parallel.test_sequence import Decoders, calls, error_of, graphs_of, used
+from tests.integration.parallel.test_sequence import Decoders, builds, calls, error_of, graphs_of, used
 from tests.integration.test_packed_calls import ids_of
 from tests.selection import slow_unless
 from tests.support.covering import CACHED, in_covering_set_of, spec_of
 from tests.support.decoder_cases import CASES
 from tests.support.decoders import relative_rms
 from tests.support.engine_decoders import config_of
-from trtkit.builder.decoders import decoder_profiles, open_decoder
+from trtkit.builder.decoders import open_decoder
 from trtkit.config.llm import LlmOptions, ParallelOptions
 from trtkit.dtypes import FP16, FP32
 from trtkit.errors import ConfigError
@@ -192,14 +192,7 @@ def test_tensorrt_builds_every_rank(name: str, grid: Grid, options: dict[str, An
     llm = LlmOptions(max_batch_size=3, max_sequence_length=32, max_prefill_length=16, **options)
     graphs = list(graphs_of(case_of(name), grid, FP16, page_tokens=llm.page_size))
     for graph in graphs[:: grid.ranks - 1]:
-        config = graph.builder.create_builder_config()
-        config.builder_optimization_level = 0
-        for shapes in decoder_profiles(graph.inputs, llm):
-            profile = graph.builder.create_optimization_profile()
-            for tensor, sizes in shapes.items():
-                profile.set_shape(tensor, sizes.min, sizes.opt, sizes.max)
-            config.add_optimization_profile(profile)
-        assert graph.builder.build_serialized_network(graph.network, config) is not None
+        assert builds(graph, llm)
 
 
 @pytest.mark.parametrize(

@@ -252,14 +252,19 @@ def test_tensorrt_builds_every_rank(name: str, grid: Grid) -> None:
     options = LlmOptions(max_batch_size=3, max_sequence_length=LENGTH, max_prefill_length=16)
     graphs = list(graphs_of(case, grid, FP16))
     for graph in graphs[:: grid.ranks - 1]:
-        config = graph.builder.create_builder_config()
-        config.builder_optimization_level = 0
-        for shapes in decoder_profiles(graph.inputs, options):
-            profile = graph.builder.create_optimization_profile()
-            for tensor, sizes in shapes.items():
-                profile.set_shape(tensor, sizes.min, sizes.opt, sizes.max)
-            config.add_optimization_profile(profile)
-        assert graph.builder.build_serialized_network(graph.network, config) is not None
+        assert builds(graph, options)
+
+
+def builds(graph: Graph, options: LlmOptions) -> bool:
+    """Whether TensorRT builds a network with the profiles of a language model."""
+    config = graph.builder.create_builder_config()
+    config.builder_optimization_level = 0
+    for shapes in decoder_profiles(graph.inputs, options):
+        profile = graph.builder.create_optimization_profile()
+        for tensor, sizes in shapes.items():
+            profile.set_shape(tensor, sizes.min, sizes.opt, sizes.max)
+        config.add_optimization_profile(profile)
+    return graph.builder.build_serialized_network(graph.network, config) is not None
 
 
 @pytest.mark.parametrize(

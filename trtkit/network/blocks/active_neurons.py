@@ -86,18 +86,15 @@ def _read_blocks(weights: Weights, inner: Tensor, active: ActiveBlocks) -> Tenso
 def _joined_rows(weights: Weights, spec: MlpSpec, block: int) -> Tensor:
     """Return the rows of `up` and `down` by neuron, [blocks, 2 or 1, block, D]: what a block needs lies together."""
     names = ("up", "down") if spec.is_gated else ("down",)
+    parts = [_by_block(_rows(weights, name), block) for name in names]
     with weights.graph.scope("rows"):
-        parts = [_by_block(_rows(weights, name), block) for name in names]
         return weights.graph.constant(np.stack(parts, axis=1), "weight", weights.dtype)
 
 
 def _rows(weights: Weights, name: str) -> Array:
     """Return a matrix with a row for each neuron, [F, D]."""
-    graph = weights.graph
-    path = f"{graph.path().removesuffix('/rows')}/{name}"
-    array = weights.arrays.get(f"{path}/weight".replace("/", "."))
-    if array is None:
-        raise NetworkError("there is no such weight", f"{path}/weight")
+    with weights.graph.scope(name):
+        array, path = weights.array("weight"), weights.graph.path()
     if isinstance(array, QuantizedMatrix):
         fix = "remove `llm.sparse_ffn`, or use weights that are not quantized"
         raise NetworkError("rows of a quantized matrix are not gathered", path, fix)
