@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from modelopt.torch.quantization.qtensor import NVFP4QTensor
 
 from benchmarks import quantize_agreement
 from tests.support import tiny_llm
@@ -174,6 +173,8 @@ def test_the_network_computes_what_modelopts_model_does_where_inputs_are_rounded
 
 
 def test_experts_in_nvfp4_hold_modelopts_numbers(tmp_path: Path) -> None:
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor  # takes seconds
+
     made, config = calibrated(tmp_path, "qwen2_moe", "method=nvfp4")
     made.write(config, tmp_path / "out", quantize_agreement.QUIET)
     plain, stored = (open_hf_folder(tmp_path / name).checkpoint for name in ("model", "out"))

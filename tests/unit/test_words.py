@@ -9,6 +9,7 @@ import ast
 import io
 import re
 import tokenize
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,10 +85,17 @@ def _last_name(node: ast.expr) -> str:
     return getattr(node, "id", "") or getattr(node, "attr", "")
 
 
+@cache
+def _parsed() -> list[tuple[Path, str, ast.Module]]:
+    """Return trtkit's modules: path, source, tree."""
+    sources = [(path, path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))]
+    return [(path, source, ast.parse(source)) for path, source in sources]
+
+
 def texts() -> Iterator[tuple[str, str]]:
     """Yield what users read, with the file that holds it."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        tree, name = ast.parse(path.read_text(encoding="utf-8")), str(path.relative_to(ROOT))
+    for path, _, tree in _parsed():
+        name = str(path.relative_to(ROOT))
         is_cli = path.parent.name == "cli"
         yield from ((name, text) for text in (_texts(tree) if is_cli else _shown(tree)))
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
@@ -96,9 +104,9 @@ def texts() -> Iterator[tuple[str, str]]:
 
 def code_texts() -> Iterator[tuple[str, str]]:
     """Yield docstrings and comments, which the next maintainer reads, with the file that holds them."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        source, name = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
-        for node in ast.walk(ast.parse(source)):
+    for path, source, tree in _parsed():
+        name = str(path.relative_to(ROOT))
+        for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 yield name, ast.get_docstring(node) or ""
         tokens = tokenize.generate_tokens(io.StringIO(source).readline) if "#" in source else ()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtkit.backends import load_backend
 from trtkit.builder.active_neurons import sparse_spec
@@ -25,13 +26,13 @@ from trtkit.network.describe import describe
 from trtkit.network.graph import Graph
 from trtkit.planning.count_network import layer_of
 from trtkit.planning.counts import EXPERTS, FEED_FORWARD, ActiveRows, Mixture, counts_of, fit, sample_points
-from trtkit.planning.traffic import network_cost
+from trtkit.planning.traffic import network_cost, repeated
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantized_model import EXPERTS_PATH, QuantizedModel
 from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from trtkit.backends import Backend
     from trtkit.dtypes import DType
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 # How far apart the two cached lengths lie that counts are taken at.
 _STEP = 8
+# Periods of layers that are counted, and once more with one besides, of those that come again and again.
+_FEW = 2
+_BLOCK_NUMBER = re.compile(r"^layers\.(\d+)\.")
 _BLOCK = re.compile(r"^layers\.\d+/")
 _RECURRENT = re.compile(r"^layers\.\d+/(conv|delta|mamba)/")
 _ATTENTION = re.compile(r"/attention/(?:(\w+)/)?")
@@ -78,23 +82,70 @@ def count_decoder(request: CountRequest, context: JobContext) -> NetworkCounts:
     points = sample_points((1, 1, first), _STEP, 1 if most is None else most - 1)
     check = (3, 5 if most is None else most, first + _STEP)
     quantized = request.quantized or QuantizedModel({})
-    costs: dict[Point, NetworkCost] = {}
-    for length in (first, first + _STEP):
-        context.report(Phase(f"count with {length} cached tokens"))
-        graph = _network(backend, spec, replace(plain, max_sequence_length=length), quantized)
-        for point in (p for p in (*points, check) if p[2] == length):
-            record = as_quantized(_record(backend, graph, point, ranks), quantized.kv_cache)
-            cost = network_cost(record, place_of if request.by_layer else group_of)
-            if quantized.kv_cache is not None:
-                alive = zip(cost.alive_bytes, read_bytes(record, options.dtype), strict=True)
-                cost.alive_bytes = [results + read for results, read in alive]
-            costs[point] = cost
+
+    def costs_of(layers: int) -> Iterator[tuple[Point, NetworkCost]]:
+        shortened = replace(spec, layers=spec.layers[:layers])
+        for length in (first, first + _STEP):
+            graph = _network(backend, shortened, replace(plain, max_sequence_length=length), quantized)
+            for point in (p for p in (*points, check) if p[2] == length):
+                record = as_quantized(_record(backend, graph, point, ranks), quantized.kv_cache)
+                cost = network_cost(record, place_of if request.by_layer else group_of)
+                if quantized.kv_cache is not None:
+                    alive = zip(cost.alive_bytes, read_bytes(record, options.dtype), strict=True)
+                    cost.alive_bytes = [results + read for results, read in alive]
+                yield point, cost
+
+    costs = _with_repeats(_repeats(spec, quantized), costs_of, context) or dict(costs_of(len(spec.layers)))
     measured = costs.pop(check)
     active = _active_rows(sparse_spec(spec, request.config, request.where), options)
     counts = counts_of(costs, fit, _mixture(spec, options, quantized), active)
     assert counts.fused_bytes.at(check) == measured.fused_bytes, "bytes are not multilinear"
     assert counts.flops.at(check) == sum(group.flops for group in measured.groups.values()), "FLOPs are not multilinear"
     return counts
+
+
+class _Repeats(NamedTuple):
+    """`period` layers that come `times` times, up to the last layer. start: layers before them."""
+
+    start: int
+    period: int
+    times: int
+
+
+def _repeats(spec: DecoderSpec, quantized: QuantizedModel) -> _Repeats:
+    """Return how layers come again up to the last; of several periods, the one by which fewest are counted."""
+    forms: dict[str, dict[str, object]] = defaultdict(dict)
+    for name, form in quantized.layers.items():
+        if block := _BLOCK_NUMBER.match(name):
+            forms[block[1]][name[block.end() :]] = form
+    layers = [(layer, forms[str(number)]) for number, layer in enumerate(spec.layers)]
+    candidates = []
+    for period in range(1, len(layers) // 2 + 1):
+        start = len(layers) - period
+        while start >= period and layers[start - period : start] == layers[-period:]:
+            start -= period
+        candidates.append(_Repeats(start, period, (len(layers) - start) // period))
+    return min(
+        candidates, key=lambda repeats: repeats.start + _FEW * repeats.period, default=_Repeats(len(layers), 1, 0)
+    )
+
+
+def _with_repeats(
+    repeats: _Repeats, costs_of: Callable[[int], Iterable[tuple[Point, NetworkCost]]], context: JobContext
+) -> dict[Point, NetworkCost] | None:
+    """Return the costs of a network from those of two that have fewer layers; None if layers are few, or not alike.
+
+    All that is counted grows by the same with each period; if results that are alive do not stay as large, it may not.
+    costs_of: from a number of layers to what so many, the first, cost at each point.
+    """
+    if repeats.times <= 2 * _FEW:
+        return None
+    numbers = [repeats.start + count * repeats.period for count in (_FEW, _FEW + 1)]
+    context.report(Phase(f"count {numbers[1]} layers of {repeats.start + repeats.times * repeats.period}"))
+    few, more = (dict(costs_of(number)) for number in numbers)
+    if any(set(few[point].alive_bytes) != set(more[point].alive_bytes) for point in few):
+        return None
+    return {point: repeated(few[point], more[point], repeats.times - _FEW - 1) for point in few}
 
 
 def group_of(name: str, kind: str) -> str:

@@ -63,6 +63,24 @@ def network_cost(record: NetworkRecord, group_of: Callable[[str, str], str]) -> 
     return NetworkCost(dict(groups), read, cache, _alive_bytes(record, stored))
 
 
+def repeated(few: NetworkCost, more: NetworkCost, times: int) -> NetworkCost:
+    """Return the cost of a network with `times` more of what `more` has besides `few`."""
+
+    def grown(small: int, large: int) -> int:
+        return large + times * (large - small)
+
+    groups: dict[str, GroupCost] = {}
+    for name, large in more.groups.items():
+        small = few.groups.get(name, GroupCost())
+        products = {dtype: grown(small.products.get(dtype, 0), flops) for dtype, flops in large.products.items()}
+        sums = {
+            key: grown(getattr(small, key), getattr(large, key)) for key in ("layers", "flops", "bytes", "weight_bytes")
+        }
+        groups[name] = GroupCost(products=products, **sums)
+    fused, cache = grown(few.fused_bytes, more.fused_bytes), grown(few.cache_bytes, more.cache_bytes)
+    return NetworkCost(groups, fused, cache, more.alive_bytes)
+
+
 def _add(group: GroupCost, layer: LayerRecord, stored: dict[str, int], sources: dict[str, str]) -> None:
     """Add one layer that runs to its group."""
     group.layers += 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Literal
@@ -13,7 +15,7 @@ from trtkit.simulation.replica import Replica
 from trtkit.simulation.routing import make_router
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from trtkit.simulation.recorder import Recorder
     from trtkit.simulation.replica_options import ReplicaOptions
@@ -53,14 +55,27 @@ def simulate(traffic: Traffic, options: FleetOptions, on_progress: Callable[[int
     record = Record(traffic)
     fleet = Fleet(options, record)
     told = 0
-    for request in traffic.requests():
-        fleet.run_until(request.arrival_s)
-        fleet.submit(request)
-        if record.done - told >= 1000:
-            on_progress(told := record.done)
-    fleet.run_until(float("inf"))
+    with _no_garbage_collection():
+        for request in traffic.requests():
+            fleet.run_until(request.arrival_s)
+            fleet.submit(request)
+            if record.done - told >= 1000:
+                on_progress(told := record.done)
+        fleet.run_until(float("inf"))
     on_progress(record.done)
     return record
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep Python from looking for cycles, of which a step leaves none: that takes a tenth of a simulation."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Fleet:

@@ -21,6 +21,7 @@ from trtkit.planning.count_decoder import group_of
 from trtkit.planning.decoder_model import decoder_model, formulas
 from trtkit.planning.source import architectures
 from trtkit.planning.traffic import network_cost
+from trtkit.sources.huggingface import auto_classes
 
 if TYPE_CHECKING:
     from tests.support.decoder_case import Case
@@ -35,6 +36,7 @@ PUBLISHED = {name: getattr(published, name) for name in NAMES}
 def on_meta(fields: dict[str, Any]) -> Any:
     """Return transformers' model without memory."""
     rest = {key: value for key, value in fields.items() if key not in ("model_type", "auto_map")}
+    auto_classes.register()
     config = AutoConfig.for_model(fields["model_type"], **rest)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, attn_implementation="eager")

@@ -60,6 +60,7 @@ def test_time_grows_with_batch_new_tokens_and_context(
     assert unfused_s(counts, small, gpu) <= unfused_s(counts, large, gpu)
 
 
+@settings(max_examples=30)
 @given(st.floats(1, 16), st.floats(1, 16), st.sampled_from([4, 8, 16]), st.sampled_from([4, 8, 16]), batches, lengths)
 def test_memory_and_traffic_grow_with_bits(w1: float, w2: float, k1: int, k2: int, batch: int, length: int) -> None:
     few = Format("few", min(w1, w2), min(k1, k2))

@@ -218,7 +218,7 @@ fleets = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(fleets, st.integers(0, 1000), st.sampled_from([20.0, 200.0]))
 def test_any_fleet_answers_every_request(fleet: FleetOptions, seed: int, rate: float) -> None:
     """Prompts of up to 80 tokens that share blocks of 16, where slots, pages and host memory are scarce."""

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from modelopt.torch.export import export_tensorrt_llm_checkpoint
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -62,6 +61,8 @@ def model_of(model_type: str) -> Any:
 @cache
 def exported(model_type: str, ranks: int) -> Path:
     """Return the folder that ModelOpt wrote for some ranks. Not to be changed."""
+    from modelopt.torch.export import export_tensorrt_llm_checkpoint  # takes seconds
+
     folder = Path(mkdtemp())
     name = {**EXPORT_NAMES, **MORE_NAMES}[model_type]
     export_tensorrt_llm_checkpoint(
