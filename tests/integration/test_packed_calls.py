@@ -220,7 +220,6 @@ def test_mixed_steps_read_caches_in_8_bits_as_separate_calls_do(stored: str, kin
     [
         ("llama", {"hidden_states": True}, "`llm.hidden_states`"),
         ("llama", {"speculator": "heads"}, "a draft head"),
-        ("llama", {"parallel": {"pipeline": 2}}, "pipeline stages"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(name: str, options: dict[str, Any], obstacle: str, tmp_path: Path) -> None:

@@ -249,7 +249,6 @@ def _obstacle_to_packing(config: ModelConfig) -> str:
     obstacles = {
         "a draft head": options.speculator is not None,
         "`llm.hidden_states`": options.hidden_states,
-        "pipeline stages": grid_of(config).pipeline > 1,
     }
     return next((name for name, is_there in obstacles.items() if is_there), "")
 

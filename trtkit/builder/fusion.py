@@ -11,7 +11,7 @@ from trtkit.builder.write_stages import stage_request
 from trtkit.errors import BuildError
 from trtkit.files import scratch_folder
 from trtkit.network.fusion import Fusion, compare_with_plan, fuse
-from trtkit.network.input_spec import LOGIT_INDEX
+from trtkit.network.input_spec import PROMPT_PLACES
 from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def bundle_fusions(bundle: Bundle, runner: Runner) -> Iterator[tuple[Fusion, Net
             raise BuildError(what, stage.name, "leave out `--fusion`")
         for profile, record in enumerate(listed.records):
             kernels = [kernel for kernel in listed.kernels if kernel.profile == profile]
-            phases = _PACKED_PHASES if LOGIT_INDEX in stage.profiles[profile] else _PHASES
+            phases = _PACKED_PHASES if PROMPT_PLACES in stage.profiles[profile] else _PHASES
             phase = phases[profile] if stage.writer in ("decoder", "speculator") else ""
             ranks = manifest.grid.ranks if stage.writer == "decoder" else 1
             fusion = replace(fuse(stage.name, record, kernels, phase), ranks=ranks)

@@ -44,6 +44,8 @@ ENCODED_MASK = "cross_mask"
 PROMPT, LOGIT_INDEX, DECODE_POSITION_IDS = "prompt_", "logit_index", "decode_position_ids"
 """In packed networks: before the names of what rows of prompts read and give; which tokens' logits they give; and the
 positions of rows that decode [A, S], whose tokens come first."""
+PROMPT_PLACES = f"{PROMPT}places"
+"""Where the tokens of prompts lie in padded rows [P]: an input of every packed network."""
 ADAPTER_IDS, RANK_OWNERS = "adapter_ids", "rank_owners"
 """Each row's LoRA adapter [B], and whose each resident rank is [R]."""
 LORA_ENDS = (".lora_a", ".lora_b")
@@ -97,7 +99,7 @@ class InputSpec:
 
 def takes_packed_calls(inputs: Iterable[InputSpec]) -> bool:
     """Whether a network with these inputs lets decoding and prompts share a call."""
-    return any(spec.name == LOGIT_INDEX for spec in inputs)
+    return any(spec.name == PROMPT_PLACES for spec in inputs)
 
 
 def output_of_prompts(cache: InputSpec) -> str:

@@ -23,6 +23,7 @@ from trtkit.network.input_spec import (
     NEW_TOKENS,
     ONE,
     PROMPT,
+    PROMPT_PLACES,
     PROMPTS,
     TOKENS,
     Axis,
@@ -506,7 +507,9 @@ def _rows_of_prompts(graph: Graph, options: DecoderOptions, decoding: Tensor, re
         return _scheduled(graph, f"{PROMPT}{name}", INT32, *axes)
 
     gathers, is_paged = reads.gathers, reads.attends and options.page_tokens is not None
-    rows = PromptRows(decoding, scheduled("tokens", prompts, length), scheduled("places", Axis("prompt_tokens")))
+    rows = PromptRows(
+        decoding, scheduled("tokens", prompts, length), _scheduled(graph, PROMPT_PLACES, INT32, Axis("prompt_tokens"))
+    )
     return ScheduledRows(
         rows,
         scheduled("write_indices", prompts),

@@ -76,8 +76,9 @@ class RooflineTimes:
         """Return the seconds of a packed call, whose rows and pieces read weights together; see StepTimes."""
         parts = [*_decoding(rows, cached), *((1, *piece) for piece in pieces), *([(1, idle, 0)] if idle else [])]
         tokens = sum(batch * new for batch, new, _ in parts)
-        links_s = self.links_s(tokens, rows + len(pieces))
-        return (mixed_floor(self.counts, parts, self.gpu).seconds + links_s) / self.efficiency + self.overhead_s
+        links_s, least = self.links_s(tokens, rows + len(pieces)), mixed_floor(self.counts, parts, self.gpu)
+        computed_s = passed_s(least, self.stages, tokens) if pieces else least.seconds
+        return (computed_s + links_s) / self.efficiency + self.overhead_s
 
     def _line(self, batch: int, at_1: float, at_1025: float) -> Line:
         """Return the line through two steps, of one and of 1,025 cached tokens a row, the new one among them."""

@@ -12,6 +12,7 @@ import torch
 from trtkit.builder.decoders import llm_options
 from trtkit.dtypes import DTYPES
 from trtkit.llm.execution import ReferenceDecoder, decoder_network
+from trtkit.llm.execution.packed import PackedCall
 from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.network.decoder import NEXT_HIDDEN_STATES
 from trtkit.reference import Executor, Options, ThreadGroup
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.builder.decoders import OpenedDecoder
     from trtkit.llm.execution import Call, DecoderNetwork
-    from trtkit.llm.execution.packed import PackedCall
     from trtkit.models.parallel import Grid
     from trtkit.reference.ranks import Rank
     from trtkit.verification.layers import LayerName
@@ -64,7 +64,7 @@ class RankedDecoder:
         self.decoders = [ReferenceDecoder(network, slots, ranks=member) for network, member in pairs]
         first = self.decoders[0]
         self.packed = None if first.packed is None else self
-        self.row_tokens, self.max_length = first.row_tokens, first.max_length
+        self.row_tokens, self.max_length = min(each.row_tokens for each in self.decoders), first.max_length
 
     def forward(self, call: Call) -> torch.Tensor:
         """Run new tokens; return the first rank's fp32 logits [R, V], or [R, S, V] of all tokens."""
@@ -77,9 +77,12 @@ class RankedDecoder:
 
     def forward_packed(self, packed: PackedCall) -> torch.Tensor:
         """Run slots that decode and slots that read prompts at once; return the first rank's fp32 logits [N, V]."""
-        with ThreadPoolExecutor(len(self.decoders)) as pool:
-            outputs: list[torch.Tensor] = list(pool.map(lambda each: each.forward_packed(packed), self.decoders))
-        return outputs[0]
+        for stage in self._ranks.stages():
+            with ThreadPoolExecutor(len(stage)) as pool:
+                outputs = list(pool.map(lambda rank, call=packed: self.decoders[rank].forward_packed(call), stage))
+            packed = replace(packed, hidden=outputs[0])
+        assert packed.hidden is not None
+        return packed.hidden
 
 
 def rank_networks(
@@ -166,4 +169,7 @@ def _values(ranks: RankNetworks, call: Call, wanted: Sequence[str]) -> Iterator[
             results = list(pool.map(lambda decoder, call=call: decoder.tensors(call, set(wanted)), decoders))
         named = [{name: values[name] for name in wanted if name in values} for values in results]
         yield from _joined(named, int(call.counts.sum())) if ranks.grid.sequence else named
-        call = replace(call, hidden=results[0].get(NEXT_HIDDEN_STATES))
+        hidden = results[0].get(NEXT_HIDDEN_STATES)
+        if hidden is not None and decoder.packed is not None:  # of tokens, each a row of one
+            hidden = PackedCall.of(call, has_all_logits=True).shaped(hidden[:, 0], has_all_logits=True)
+        call = replace(call, hidden=hidden)

@@ -22,6 +22,7 @@ GRIDS = {
     "one": None,
     "tensor": {"tensor": 2},
     "pipeline": {"pipeline": 2},
+    "pipeline, paged": {"pipeline": 2},
     "both": {"tensor": 2, "pipeline": 2},
     "both, paged": {"tensor": 2, "pipeline": 2},
     "tensor, packed": {"tensor": 2},

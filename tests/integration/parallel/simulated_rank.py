@@ -11,10 +11,26 @@ import numpy as np
 from tests.simulated_tensorrt import simulate
 from tests.support.engine_decoders import greedy
 from trtkit.bundle.bundle import open_bundle
-from trtkit.llm.execution import open_execution
+from trtkit.llm.engine import EngineOptions, LLMEngine, Request
+from trtkit.llm.execution import DecoderExecution, open_execution
+from trtkit.llm.sampling.params import SamplingParams
+from trtkit.llm.sampling.settings import Settings
 
 PROMPTS = np.random.default_rng(0).integers(3, 300, (3, 7))
-STEPS = 4
+STEPS, REQUESTS = 4, 7
+
+
+def served(execution: DecoderExecution) -> np.ndarray:
+    """Return the greedy tokens of requests [R, S] that come one a step, so that some read while others decode."""
+    engine, tokens = LLMEngine(execution, EngineOptions(token_budget=9)), {}
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    for number in range(REQUESTS):
+        prompt = np.random.default_rng(number).integers(3, 300, 1 + 5 * number).tolist()
+        engine.submit(Request(str(number), prompt, Settings(params, 0)))
+        tokens |= {each.request.id: each.token_ids for each in engine.step()}
+    while engine.has_work:
+        tokens |= {each.request.id: each.token_ids for each in engine.step()}
+    return np.array([tokens[str(number)] for number in range(REQUESTS)])
 
 
 def main(bundle: Path, output: Path) -> None:
@@ -24,10 +40,11 @@ def main(bundle: Path, output: Path) -> None:
     simulated.plans.add(opened)
     execution = open_execution(opened, "tensorrt")
     tokens, logits = greedy(execution, PROMPTS, STEPS)
+    answers = served(execution)
     contexts = [context for engine in simulated.runtimes[-1].engines for context in engine.contexts]
     connected = sum(context.communicator is not None for context in contexts)
     execution.close()
-    np.savez(output, tokens=np.array(tokens), logits=np.array(logits), connected=connected)
+    np.savez(output, tokens=np.array(tokens), served=answers, logits=np.array(logits), connected=connected)
     os._exit(0)  # threads of gloo may still wait
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.integration.parallel.simulated_rank import PROMPTS, STEPS
+from tests.integration.parallel.simulated_rank import PROMPTS, STEPS, served
 from tests.support.engine_decoders import greedy
 from trtkit.bundle.bundle import open_bundle
 from trtkit.llm.execution import open_execution
@@ -32,13 +32,13 @@ def launch(count: int, *words: str, **environment: str) -> subprocess.CompletedP
     )
 
 
-@pytest.mark.parametrize("grid", ["tensor", "pipeline", "sequence", "context", "context, paged"])
+@pytest.mark.parametrize("grid", ["tensor", "pipeline", "pipeline, paged", "sequence", "context", "context, paged"])
 def test_engines_of_ranks_generate_what_one_rank_does(
     bundle_of: Callable[[str], Path], tmp_path: Path, grid: str
 ) -> None:
     script = "tests/integration/parallel/simulated_rank.py"
     done = launch(
-        4 if "paged" in grid else 2,
+        4 if "context, paged" in grid else 2,
         script,
         str(bundle_of(grid)),
         f"{tmp_path}/answer.npz",
@@ -46,7 +46,9 @@ def test_engines_of_ranks_generate_what_one_rank_does(
     )
     assert done.returncode == 0, done.stderr[:4000]
     answer = np.load(tmp_path / "answer.npz")
-    tokens, logits = greedy(open_execution(open_bundle(bundle_of("one")), "reference"), PROMPTS, STEPS)
+    one = open_execution(open_bundle(bundle_of("one")), "reference")
+    tokens, logits = greedy(one, PROMPTS, STEPS)
     assert np.array_equal(answer["tokens"], tokens)
     assert np.abs(answer["logits"] - np.array(logits)).max() < 1e-4
-    assert answer["connected"] == (0 if grid == "pipeline" else 2)  # both contexts, in every rank
+    assert np.array_equal(answer["served"], served(one))
+    assert answer["connected"] == (0 if "pipeline" in grid else 2)  # both contexts, in every rank

@@ -23,6 +23,7 @@ from trtkit.llm.distributed.open import open_distributed
 from trtkit.llm.engine import EngineOptions, LLMEngine, Request
 from trtkit.llm.execution import Call, DecoderExecution, ExecutionOptions, open_execution
 from trtkit.llm.execution.cache_size import bytes_of_page
+from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.single import OpenOptions
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def test_requests_in_flight_get_what_one_rank_gives(bundle_of: BundleOf, grid: s
     execution.close()
 
 
-@pytest.mark.parametrize("grid", ["tensor, packed", "tensor, packed, paged", "sequence, paged"])
+@pytest.mark.parametrize("grid", ["tensor, packed", "pipeline", "both, paged", "sequence, paged"])
 def test_ranks_check_guesses_in_the_calls_of_prompts(bundle_of: BundleOf, grid: str) -> None:
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     prompts = [[5, 6, 7, 5, 6, 7, 5, 6][:size] for size in (8, 3, 6, 7, 5, 8, 4, 6)]
@@ -153,12 +154,31 @@ def test_a_call_in_parts_gives_the_same_logits(
     four: DistributedDecoder, one: DecoderExecution, call: Call, parts: int
 ) -> None:
     before = four.pipeline_steps.total, four.pipeline_steps.busy
-    logits, expected = four.forward(call), last_logits(one, call)
+    logits, expected = last_logits(four, call), last_logits(one, call)
     live = call.counts > 0
     torch.testing.assert_close(logits[live], expected[live], atol=1e-4, rtol=1e-4)
     total, busy = four.pipeline_steps.total - before[0], four.pipeline_steps.busy - before[1]
     assert (total, busy) == (parts + 1, parts)
     assert 1 - busy / total == pytest.approx(gpipe_bubble(2, parts))
+
+
+@pytest.mark.parametrize(("news", "parts"), [([20, 1, 0, 9], 4), ([2], 2), ([0, 61], 4)])
+def test_a_packed_call_in_parts_gives_the_same_logits(
+    four: DistributedDecoder, one: DecoderExecution, news: list[int], parts: int
+) -> None:
+    """Slots 0 and 2 decode, with a guess; slots from 3 on read prompts, which are cut anywhere."""
+    reading = prompts(len(news), max(news), news)
+    reading = replace(reading, first_slot=3, scattered=3 + np.arange(len(news)))
+    decoding = replace(prompts(3, 2, [2, 0, 1]), starts=np.array([7, 0, 4]))
+    call = PackedCall(decoding, reading, np.r_[0, 1, 4, 6 + np.arange(sum(news))])
+    results = []
+    for execution in (four, one):
+        assert execution.packed is not None
+        execution.forward(prompts(3, 7, [7, 0, 4]))
+        before = four.pipeline_steps.busy
+        results.append(execution.packed.forward_packed(call).clone())
+        assert four.pipeline_steps.busy - before == (0 if execution is one else parts)
+    torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
 
 
 def test_a_saved_sequence_holds_every_ranks_part(four: DistributedDecoder, one: DecoderExecution) -> None:
@@ -175,7 +195,7 @@ def test_a_saved_sequence_holds_every_ranks_part(four: DistributedDecoder, one: 
     step = Call(6, np.array([[7]]), np.array([20]), np.array([1]))
     one.forward(prompt)
     expected = last_logits(one, Call(0, step.ids, step.starts, step.counts))
-    torch.testing.assert_close(four.forward(step), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(last_logits(four, step), expected, atol=1e-4, rtol=1e-4)
     with pytest.raises(ExecutionError, match=r"the saved sequence (is of model|has)"):
         one.cache.check(saved)
 

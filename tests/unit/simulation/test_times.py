@@ -70,3 +70,12 @@ def test_a_packed_call_of_one_kind_takes_what_a_call_of_that_kind_does(
     decoding = decode_s(found.decode_lines(rows), rows, cached, 1)
     assert found.mixed_s(rows, cached, []) == pytest.approx(decoding, rel=1e-5)  # lines round their counts
     assert found.mixed_s(0, 0, [(new, before + new)]) == pytest.approx(found.prefill_s(1, new, before + new))
+
+
+def test_a_packed_call_passes_the_stages_of_a_pipeline_in_parts() -> None:
+    """As a call for prompts of as many tokens does; a step that only decodes passes them whole."""
+    counts = published_counts("llama-3.1-8b")
+    one, four = (RooflineTimes(counts, H100, stages=stages) for stages in (1, 4))
+    assert four.mixed_s(0, 0, [(2048, 2048)]) == pytest.approx(four.prefill_s(1, 2048, 2048), rel=1e-6)
+    assert four.mixed_s(8, 800, [(2048, 2048)]) < 0.8 * one.mixed_s(8, 800, [(2048, 2048)])
+    assert four.mixed_s(80, 8000, []) == one.mixed_s(80, 8000, [])

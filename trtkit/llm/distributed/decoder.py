@@ -28,12 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What a rank tells the others when it has opened its network. arrays: its caches."""
+    """What a rank tells the others when it has opened its network. arrays: its caches.
+
+    row_tokens: see PackedCalls; 1 if its network is not packed.
+    """
 
     vocab_size: int
     has_all_logits: bool
     description: str
     arrays: tuple[CacheArray, ...]
+    row_tokens: int
 
 
 class DistributedDecoder:
@@ -50,6 +54,7 @@ class DistributedDecoder:
         self._group, self._runner = group, runner
         self._writer = CallWriter()
         self.slots, self.max_length, self.max_prefill_length = local.slots, local.max_length, local.max_prefill_length
+        self._row_tokens = min(rank_facts.row_tokens for rank_facts in facts)
         self.vocab_size, self.has_all_logits = last.vocab_size, last.has_all_logits
         self.tokens, self.calls = local.tokens, local.calls
         if runner.is_pipeline:  # the last stage sends logits through the host, where they are drawn from
@@ -90,9 +95,8 @@ class DistributedDecoder:
 
     @property
     def row_tokens(self) -> int:
-        """That of every rank; see PackedCalls."""
-        packed = self._runner.execution.packed
-        return 1 if packed is None else packed.row_tokens
+        """The least of all ranks'; see PackedCalls."""
+        return self._row_tokens
 
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
         """Run slots that decode and slots that read prompts on every rank at once; see PackedCalls."""
@@ -100,7 +104,8 @@ class DistributedDecoder:
         with self._group.guarded():
             self._group.channel.tell(self._writer.packed(packed))
             logits = self._runner.forward_packed(packed)
-        assert logits is not None
+            if logits is None:
+                logits = self._runner.receive_logits((len(packed.logit_index), self.vocab_size))
         if draw is not None:
             draw(logits, to_device(packed.decode.slots, logits.device))
         return logits

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from trtkit.llm.execution.packed import no_rows
 from trtkit.models.parallel import prefill_parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.llm.execution.call import Call
+    from trtkit.llm.execution.packed import PackedCall
 
 
-def parts_of(call: Call, stages: int) -> int:
+def parts_of(reads_prompts: bool, tokens: int, stages: int) -> int:
     """Return in how many parts a call is run best. A decode step is one: each part reads all weights again."""
-    return 1 if call.ids.shape[1] == 1 else prefill_parts(stages, int(call.ids.size))
+    return prefill_parts(stages, tokens) if reads_prompts else 1
 
 
 def split(call: Call, parts: int) -> list[Call]:
@@ -45,6 +47,25 @@ def join(call: Call, parts: Sequence[Call], logits: Sequence[torch.Tensor], *, h
     return torch.stack([logits[part][row] for row, part in enumerate(last.tolist())])
 
 
+def split_packed(packed: PackedCall, parts: int, max_length: int) -> list[PackedCall]:
+    """Return a packed call in at most `parts` parts of as many tokens, the first with all rows that decode.
+
+    Prompts are cut anywhere, but for images whose tokens see each other, and prompts whose end would have no room in a
+    slot of `max_length` tokens for the padding of rows next to it. Logits of the parts are those of the call, one after
+    another.
+    """
+    decoding, prompts = packed.decoding_tokens, packed.prompts
+    if parts <= 1 or not len(packed.places):
+        return [packed]
+    assert (np.diff(packed.logit_index) >= 0).all()
+    size, total = math.ceil(packed.tokens / parts), len(packed.places)
+    cuts = {_whole(prompts, max(0, edge - decoding), max_length) for edge in range(size, packed.tokens, size)}
+    ends = [*sorted(cuts - {total} if decoding else cuts - {0, total}), total]
+    rest = replace(packed, decode=no_rows())
+    spans = zip([0, *ends], ends, strict=False)
+    return [_part(rest if number else packed, *span, decoding) for number, span in enumerate(spans)]
+
+
 def gpipe_bubble(stages: int, parts: int) -> float:
     """Return the share of a stage's steps that it is idle, by GPipe's formula (p - 1) / (m + p - 1)."""
     return (stages - 1) / (parts + stages - 1)
@@ -62,3 +83,40 @@ def _tokens(call: Call, first: int, stop: int) -> Call:
     counts = np.minimum(call.counts, stop) - done
     part = replace(call, ids=call.ids[:, first:stop], starts=call.starts + done, counts=counts)
     return part if call.pages is None else replace(part, pages=call.pages.part(slice(None), is_first=first == 0))
+
+
+def _whole(prompts: Call, cut: int, max_length: int) -> int:
+    """Return where to cut the tokens of all rows: at `cut`, or next to what is not to be cut there."""
+    ends = np.cumsum(prompts.counts)
+    row = int(np.searchsorted(ends, cut, side="right"))
+    start, first = int(prompts.starts[row]), int(ends[row] - prompts.counts[row])
+    if cut == first:
+        return cut
+    if len(ends) > 1 and start + prompts.counts[row] + prompts.ids.shape[1] > max_length:
+        return int(ends[row])
+    soft = prompts.soft.get(int(prompts.slots[row]))
+    return cut if soft is None else first + soft.whole(start, start + cut - first) - start
+
+
+def _part(packed: PackedCall, start: int, stop: int, decoding: int) -> PackedCall:
+    """Return a packed call of the same rows that decode, and of tokens `start` to `stop` of its prompts.
+
+    decoding: tokens before the prompts' in the call that `logit_index` is of.
+    """
+    prompts = packed.prompts
+    before = np.cumsum(prompts.counts) - prompts.counts
+    done, ends = (np.clip(edge - before, 0, prompts.counts) for edge in (start, stop))
+    first = 0 if packed.rows else decoding + start
+    is_here = (first <= packed.logit_index) & (packed.logit_index < decoding + stop)
+    packed = replace(packed, logit_index=packed.logit_index[is_here] - first)
+    live = np.flatnonzero(ends > done)
+    if not live.size:
+        return replace(packed, prompts=no_rows())
+    rows = slice(int(live[0]), int(live[-1]) + 1)
+    part, done, counts = prompts.with_rows(rows), done[rows], (ends - done)[rows]
+    columns = np.arange(counts.max())
+    ids = np.take_along_axis(part.ids, np.minimum(done[:, None] + columns, part.ids.shape[1] - 1), 1)
+    pages, slots = part.pages, prompts.slots[rows]
+    pages = None if pages is None else pages.part(rows, is_first=start == 0)
+    part = replace(part, first_slot=int(slots[0]), scattered=slots, pages=pages, ids=ids)
+    return replace(packed, prompts=replace(part, starts=part.starts + done, counts=counts))

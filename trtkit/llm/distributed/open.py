@@ -79,8 +79,9 @@ def _runner(bundle: Bundle, options: OpenOptions, group: RankGroup) -> tuple[Sta
         group.abort = execution.abort
         if world.rank:
             execution.cache.follow()
+        arrays, row_tokens = execution.cache.form(1).arrays, execution.packed.row_tokens if execution.packed else 1
         rank_facts = RankFacts(
-            execution.vocab_size, execution.has_all_logits, execution.description, execution.cache.form(1).arrays
+            execution.vocab_size, execution.has_all_logits, execution.description, arrays, row_tokens
         )
         group.post("facts", json.dumps(to_json(rank_facts)))
         facts = [from_json(RankFacts, json.loads(text)) for text in group.collect("facts")]

@@ -16,6 +16,8 @@ from trtkit.llm.distributed.cache import load_part
 from trtkit.llm.distributed.messages import CallReader
 
 if TYPE_CHECKING:
+    import torch
+
     from trtkit.llm.distributed.group import RankGroup
     from trtkit.llm.distributed.messages import Message
     from trtkit.llm.distributed.stage import StageRunner
@@ -54,7 +56,7 @@ class _Server:
             case "forward" | "check":
                 self._run(message)
             case "packed":
-                self._runner.forward_packed(self._reader.packed(message))
+                self._send_logits(self._runner.forward_packed(self._reader.packed(message)))
             case "time":
                 execution.layer_seconds(self._reader.call(message))
             case "carry_out" | "move" | "mark" | "rewind" | "table":
@@ -104,6 +106,8 @@ class _Server:
 
     def _run(self, message: Message) -> None:
         run = self._runner.check if message.name == "check" else self._runner.forward
-        logits = run(self._reader.call(message))
+        self._send_logits(run(self._reader.call(message)))
+
+    def _send_logits(self, logits: torch.Tensor | None) -> None:
         if logits is not None and self._runner.is_pipeline:
             self._runner.send_logits(logits)

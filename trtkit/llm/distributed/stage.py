@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from trtkit.dtypes import DTYPES
 from trtkit.llm.distributed.agreement import check_choices, check_values
-from trtkit.llm.distributed.micro_batches import join, parts_of, split
+from trtkit.llm.distributed.micro_batches import join, parts_of, split, split_packed
+from trtkit.llm.execution.call import Call
+from trtkit.llm.execution.packed import PackedCall
 from trtkit.reference.ranks import COLLECTIVE_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -18,14 +20,13 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Work
 
     from trtkit.llm.distributed.channel import Channel
-    from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.execution import RankExecution
-    from trtkit.llm.execution.packed import PackedCall
     from trtkit.models.parallel import Grid
     from trtkit.reference import GlooRank
 
 COMPARE_EVERY = 64
 """Calls between two comparisons of what the ranks' logits choose."""
+_Part = TypeVar("_Part", Call, PackedCall)
 _TICK, _LOGITS = 1, 2  # tags; hidden states have 0
 
 
@@ -81,10 +82,8 @@ class StageRunner:
         return self._compared(lambda: self._run(call))
 
     def forward_packed(self, packed: PackedCall) -> torch.Tensor | None:
-        """Run a packed call, which no pipeline does; see `forward`."""
-        runs = self.execution.packed
-        assert runs is not None
-        return self._compared(lambda: runs.forward_packed(packed))
+        """Run a packed call; see `forward`."""
+        return self._compared(lambda: self._run_packed(packed))
 
     def _compared(self, run: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
         """Return the logits of a call, compared with the other ranks' now and then."""
@@ -107,8 +106,9 @@ class StageRunner:
     def send_logits(self, logits: torch.Tensor) -> None:
         """Send rank 0 the logits, and how long the pipeline took."""
         if self._place.rank == self._first_rank:
-            sends = [self._channel.send(0, logits.cpu().contiguous(), _LOGITS)]
-            sends += [self._channel.send(0, torch.tensor([self.steps.total]), _TICK)]
+            sends = [self._channel.send(0, torch.tensor([self.steps.total]), _TICK)]
+            if logits.numel():  # a call that ends no prompt may have none
+                sends.append(self._channel.send(0, logits.cpu().contiguous(), _LOGITS))
             self._channel.finish(sends)
 
     def receive_logits(self, shape: Sequence[int]) -> torch.Tensor:
@@ -128,32 +128,50 @@ class StageRunner:
         return self._place.grid.stage_members(self._place.rank).start
 
     def _run(self, call: Call) -> torch.Tensor | None:
-        """Run the stage on each part in turn; return the logits of the last stage."""
-        count = parts_of(call, self._place.grid.pipeline) if self._place.parts is None else self._place.parts
-        parts = split(call, count if self.is_pipeline else 1)
+        """Run the stage on a call of one kind; return the logits of the last stage."""
+        parts = split(call, self._parts(call.ids.shape[1] > 1, call.ids.size))
+        outputs = self._run_parts(parts, self.execution.forward)
+        return join(call, parts, outputs, has_all_logits=self.execution.has_all_logits) if outputs else None
+
+    def _run_packed(self, packed: PackedCall) -> torch.Tensor | None:
+        """Run the stage on a packed call; return the logits of the last stage."""
+        runs = self.execution.packed
+        assert runs is not None
+        count = self._parts(packed.places.size > 0, packed.tokens)
+        parts = split_packed(packed, count, self.execution.max_length)
+        outputs = self._run_parts(parts, runs.forward_packed)
+        return torch.cat(outputs) if outputs else None
+
+    def _parts(self, reads_prompts: bool, tokens: int) -> int:
+        """Return in how many parts to run a call of `tokens` new tokens."""
+        stages, parts = self._place.grid.pipeline, self._place.parts
+        if stages == 1:
+            return 1
+        return parts_of(reads_prompts, tokens, stages) if parts is None else parts
+
+    def _run_parts(self, parts: Sequence[_Part], run: Callable[[_Part], torch.Tensor]) -> list[torch.Tensor]:
+        """Run the stage on each part in turn; return what each gives, of the last stage only."""
         outputs: list[torch.Tensor] = []
         sends: list[Work] = []
         tick = 0
         for part in parts:
             ready, tick = self._with_hidden(part, tick)
-            output, tick = self.execution.forward(ready), tick + 1
+            output, tick = run(ready), tick + 1
             if self._place.is_last:
                 outputs.append(output if len(parts) == 1 else output.clone())
             else:
                 sends += self._send_hidden(output, tick)
         self._channel.finish(sends)
         self.steps.total, self.steps.busy = self.steps.total + tick, self.steps.busy + len(parts)
-        if not self._place.is_last:
-            return None
-        return join(call, parts, outputs, has_all_logits=self.execution.has_all_logits)
+        return outputs
 
-    def _with_hidden(self, part: Call, tick: int) -> tuple[Call, int]:
+    def _with_hidden(self, part: _Part, tick: int) -> tuple[_Part, int]:
         """Return a part with what the stage before made of it, and the pipeline's clock."""
         spec = self.execution.hidden
         if spec is None:
             return part, tick
         source = self._place.rank - self._place.grid.stage_ranks
-        shape = (*part.ids.shape, spec.shape[-1])
+        shape = (*part.token_shape, spec.shape[-1])
         hidden = self._channel.receive(source, shape, getattr(torch, DTYPES[spec.dtype].torch))
         sent = int(self._channel.receive(source, (1,), torch.int64, _TICK))
         return replace(part, hidden=hidden), max(tick, sent)

@@ -110,6 +110,12 @@ class Call:
         return self.first_slot + np.arange(len(self.starts)) if self.scattered is None else self.scattered
 
     @property
+    def token_shape(self) -> tuple[int, ...]:
+        """The axes of its tokens in what pipeline stages exchange."""
+        rows, size = self.ids.shape
+        return rows, size
+
+    @property
     def runs_together(self) -> bool:
         """Whether all rows run at once, not group by group."""
         return self.pages is None or self.pages.groups is None

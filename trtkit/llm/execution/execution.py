@@ -169,6 +169,7 @@ class PackedCalls(Protocol):
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
         """Run slots that decode and slots that read prompts at once; return fp32 logits [N, V] of the requested tokens.
 
+        A rank that is not of a pipeline's last stage gives hidden states [T, D] of all tokens.
         draw: what follows a step without prompts and guesses, whose logits are those of its rows in order. See
         `forward`.
         """

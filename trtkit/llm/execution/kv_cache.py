@@ -99,7 +99,7 @@ class KvCache:
     @property
     def needs_neighbors(self) -> bool:
         """Whether rows of one group have to be neighboring slots: what they hold is read as one slice."""
-        return self.page_tokens is None or self.has_slot_memory
+        return self.has_slot_memory or (self.page_tokens is None and bool(self.specs))
 
     @property
     def has_states(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from trtkit.llm.execution.cached_places import NewTokens
 from trtkit.llm.execution.call import Call
-from trtkit.network.input_spec import ADAPTER_IDS, DECODE_POSITION_IDS, LOGIT_INDEX, PROMPT, kv_window
+from trtkit.network.input_spec import ADAPTER_IDS, DECODE_POSITION_IDS, LOGIT_INDEX, PROMPT, PROMPT_PLACES, kv_window
 from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
@@ -31,12 +31,14 @@ class PackedCall:
     slot holds are pages.
     logit_index: [N], the tokens whose logits the network gives, by their place among all.
     idle: tokens after these that nobody reads, so that the network computes a number of them that suits its kernels.
+    hidden: [T, D], what the pipeline stage before made of all tokens but idle ones; None on the first stage.
     """
 
     decode: Call
     prompts: Call
     logit_index: Ints
     idle: int = 0
+    hidden: torch.Tensor | None = None
 
     @classmethod
     def of(cls, call: Call, *, has_all_logits: bool) -> PackedCall:
@@ -45,11 +47,12 @@ class PackedCall:
         Logits are of each row's last token, or of all tokens; see `shaped`.
         """
         assert call.tree is None
-        assert call.hidden is None
+        hidden = None if call.hidden is None else call.hidden.flatten(0, 1)
         if call.ids.shape[1] == 1:
-            return cls(call, no_rows(), np.arange(len(call.starts)))
-        prompts = replace(call, scattered=call.slots)
-        packed = cls(no_rows(), prompts, np.arange(int(call.counts.sum())))
+            return cls(call, no_rows(), np.arange(len(call.starts)), hidden=hidden)
+        packed = cls(no_rows(), replace(call, scattered=call.slots), np.arange(int(call.counts.sum())))
+        if hidden is not None:
+            packed = replace(packed, hidden=hidden[to_device(packed.places, hidden.device)])
         return packed if has_all_logits else replace(packed, logit_index=packed.last_tokens)
 
     def placed(self, place: Callable[[Call], Call]) -> PackedCall:
@@ -71,6 +74,11 @@ class PackedCall:
     def tokens(self) -> int:
         """T, what all layers but attention compute."""
         return self.decoding_tokens + len(self.places) + self.idle
+
+    @property
+    def token_shape(self) -> tuple[int, ...]:
+        """The axes of its tokens in what pipeline stages exchange."""
+        return (self.tokens,)
 
     @property
     def used_tokens(self) -> int:
@@ -140,7 +148,7 @@ class PackedCall:
             "kv_lengths": np.maximum(decode.starts + decode.counts, 1),
             "token_counts": decode.counts,
             f"{PROMPT}tokens": numbers.reshape(rows, width),
-            f"{PROMPT}places": np.r_[of_all, np.zeros(self.idle, np.int64)],
+            PROMPT_PLACES: np.r_[of_all, np.zeros(self.idle, np.int64)],
             f"{PROMPT}write_indices": prompts.starts,
             f"{PROMPT}kv_lengths": np.maximum(prompts.starts + prompts.counts, 1),
             f"{PROMPT}token_counts": prompts.counts,

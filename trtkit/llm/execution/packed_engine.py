@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from trtkit.builder.decoders import most_prompt_tokens, most_row_tokens
 from trtkit.llm.cache import PageCopies
@@ -17,7 +18,7 @@ from trtkit.llm.execution.engine import EngineDecoder
 from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.plan import dtype_of
 from trtkit.llm.execution.step import PromptSizes
-from trtkit.network.decoder import EMBEDS
+from trtkit.network.decoder import EMBEDS, NEXT_HIDDEN_STATES
 from trtkit.network.input_spec import (
     ADAPTER_IDS,
     DECODE_POSITION_IDS,
@@ -81,23 +82,31 @@ class PackedEngineDecoder(EngineDecoder):
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
         """Run slots that decode and slots that read prompts at once; see DecoderExecution."""
         self._stream.wait_for_current()  # which may read the last call's logits, or write what this one reads
-        packed, is_joined, wanted = packed.placed(self._placed), False, packed.logit_index
-        decode, is_mixed = packed.decode, bool(packed.prompts.counts.any())
-        if is_mixed or decode.ids.shape[1] > 1:
-            packed = self._filled(packed)
-            self.calls.add(packed.tokens, packed.used_tokens)
-            self._copy_mixed(packed)
-            self._run_mixed(packed)
-        elif decode.runs_together:
-            self._run(decode, draw)
+        packed, is_joined = packed.placed(self._placed), False
+        filled, is_mixed = packed, bool(packed.prompts.counts.any())
+        if is_mixed or packed.decode.ids.shape[1] > 1:
+            filled = self._filled(packed)
+            self.calls.add(filled.tokens, filled.used_tokens)
+            self._copy_mixed(filled)
+            self._run_mixed(filled)
         else:
-            self._run_groups(decode, draw)
-            is_joined = True
+            decode, is_joined = replace(packed.decode, hidden=packed.hidden), not packed.decode.runs_together
+            (self._run_groups if is_joined else self._run)(decode, draw)
         self._stream.hold_current()
+        hidden = self._hidden_of(NEXT_HIDDEN_STATES, packed, filled, is_joined=is_joined)
+        if hidden is not None:
+            return hidden
+        wanted = packed.logit_index
         count = len(wanted) if is_mixed else packed.decoding_tokens
         logits = self._outputs.of(self._outputs.main, count, 1, is_joined=is_joined)
         assert logits is not None
         return logits if count == len(wanted) else logits[to_device(wanted, logits.device)]
+
+    def _hidden_of(self, name: str, packed: PackedCall, filled: PackedCall, *, is_joined: bool) -> torch.Tensor | None:
+        """Return an output of all tokens [T, D] of a call, which ran as `filled`; None if the network has none."""
+        output = self._outputs.of(name, filled.tokens, 1, is_joined=is_joined)
+        first = filled.decoding_tokens - packed.decoding_tokens  # after an idle row
+        return None if output is None else output.flatten(0, 1)[first : first + packed.tokens]
 
     def _run_mixed(self, packed: PackedCall) -> None:
         """Put a mixed step on the stream whose inputs are."""
@@ -138,7 +147,8 @@ class PackedEngineDecoder(EngineDecoder):
             for spec in self.cache.states
         }
         self._new_of_prompts |= self._new_states_of_prompts
-        self._outputs.reserve(0, self._most_sizes["logit_rows"], is_joined=self.cache.page_tokens is not None)
+        most = self._most_sizes
+        self._outputs.reserve(most["tokens"], most["logit_rows"], is_joined=self.cache.page_tokens is not None)
 
     @property
     def _most_sizes(self) -> dict[Role, int]:
@@ -179,7 +189,8 @@ class PackedEngineDecoder(EngineDecoder):
             start, none = prompts.starts[row : row + 1], np.zeros(1, np.int64)
             pages = None if prompts.pages is None else prompts.pages.of(np.array([row]), start)
             idle = Call(int(prompts.slots[row]), none[:, None], start, none, pages=pages)
-            packed = replace(packed, decode=idle, logit_index=packed.logit_index + 1)
+            hidden = None if packed.hidden is None else pad(packed.hidden, (0, 0, 1, 0))
+            packed = replace(packed, decode=idle, logit_index=packed.logit_index + 1, hidden=hidden)
         if not packed.logit_index.size:  # no prompt is complete; the network gives logits of one token at least
             packed = replace(packed, logit_index=np.zeros(1, np.int64))
         missing = -packed.tokens % self.token_tile
@@ -240,6 +251,8 @@ class PackedEngineDecoder(EngineDecoder):
             spec = next(spec for spec in self._specs if spec.name == EMBEDS)
             parts = (self._embeddings.inputs(call, spec) for call in (packed.decode, packed.prompts))
             feed[EMBEDS] = packed.vectors(*parts)
+        if self.hidden is not None and packed.hidden is not None:
+            feed[self.hidden.name] = pad(packed.hidden, (0, 0, 0, packed.tokens - len(packed.hidden)))
         return feed
 
     def _launch_mixed(self, packed: PackedCall, step: StreamStep) -> None:
@@ -264,7 +277,8 @@ class PackedEngineDecoder(EngineDecoder):
 
     def _unpack(self, rows: int) -> None:
         super()._unpack(rows)
-        self._inputs[LOGIT_INDEX][:rows].copy_(self._numbers[:rows])
+        if LOGIT_INDEX in self._inputs:
+            self._inputs[LOGIT_INDEX][:rows].copy_(self._numbers[:rows])
 
 
 def open_engine(

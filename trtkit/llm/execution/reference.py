@@ -15,7 +15,7 @@ from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.pool_size import AS_LINEAR, PoolSize
 from trtkit.network.decoder import BLOCK_COUNTS, EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
-from trtkit.network.input_spec import DECODE_POSITION_IDS, LOGIT_INDEX, MOST_ROW_TOKENS, PROMPT, output_of_prompts
+from trtkit.network.input_spec import DECODE_POSITION_IDS, MOST_ROW_TOKENS, PROMPT, PROMPT_PLACES, output_of_prompts
 from trtkit.network.speculators import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
@@ -79,7 +79,7 @@ class ReferenceDecoder:
         self._appends = network.has_read_only_caches
         self.is_asynchronous, self.takes_ids = False, network.embeddings is None
         self.slots, self.max_length = slots, self.cache.max_length
-        self.packed: PackedCalls | None = self if LOGIT_INDEX in self._names else None
+        self.packed: PackedCalls | None = self if PROMPT_PLACES in self._names else None
         most = min(network.max_prefill_length, MOST_ROW_TOKENS if self._own.states else network.max_prefill_length)
         self.row_tokens = most if DECODE_POSITION_IDS in self._names else 1
         self.vocab_size, self.has_all_logits = network.vocab_size, network.has_all_logits
@@ -111,9 +111,10 @@ class ReferenceDecoder:
         return logits
 
     def _run_packed(self, packed: PackedCall) -> torch.Tensor:
-        """Return logits [N, V] in fp32. States, and what prompts add to caches, are kept when the network has run.
+        """Return logits [N, V] in fp32, or hidden states [T, D].
 
-        A slot between those that decode may read a prompt: its states are those of the prompt's row, kept last.
+        States, and what prompts add to caches, are kept when the network has run. A slot between those that decode may
+        read a prompt: its states are those of the prompt's row, kept last.
         """
         decode, kept = packed.decode, [spec for spec in self._own.specs if spec.updated]
         names = None if len(packed.places) else self._outputs_of_decoding
@@ -128,7 +129,7 @@ class ReferenceDecoder:
             new = {spec.name: outputs[output_of_prompts(spec)] for spec in (*kept, *states)}
             self.cache.keep(self._prompt_slots(packed), {spec.name: new.pop(spec.name) for spec in states})
             self.cache.append(packed.new_tokens(), new)
-        return outputs["logits"].float()
+        return outputs["logits"].float() if self._gives_logits else outputs[NEXT_HIDDEN_STATES][:, 0]
 
     def _count(self, computed: int, used: int, outputs: Mapping[str, torch.Tensor]) -> None:
         self.calls.add(computed, used)
@@ -155,6 +156,8 @@ class ReferenceDecoder:
         if self._network.embeddings is not None:
             spec = next(spec for spec in self._network.inputs if spec.name == EMBEDS)
             feed[EMBEDS] = packed.vectors(*(self._network.embeddings.inputs(call, spec) for call in (decode, prompts)))
+        if self.hidden is not None and packed.hidden is not None:
+            feed[self.hidden.name] = packed.hidden[:, None]
         if self.adapters is not None:
             feed |= self.adapters.view(self.adapters.ranks)
         return feed | self._own.view(decode.rows) | self._own.view_of_prompts(self._prompt_slots(packed))
