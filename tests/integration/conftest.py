@@ -47,9 +47,13 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-SEPARATE = ["linear", "paged", pytest.param("in-place", marks=pytest.mark.slow)]
-"""Caches of models whose prompts are computed in calls of their own: those with recurrent states or heads."""
-CACHES = [*SEPARATE, pytest.param("packed", marks=pytest.mark.slow), "packed, paged"]
+CACHES = [
+    "linear",
+    "paged",
+    pytest.param("in-place", marks=pytest.mark.slow),
+    pytest.param("packed", marks=pytest.mark.slow),
+    "packed, paged",
+]
 
 
 @pytest.fixture(scope="module", params=CACHES)

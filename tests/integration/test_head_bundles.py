@@ -236,7 +236,7 @@ def test_kernels_of_the_head_are_listed_apart_from_the_models(folder: Path, trtk
     errors.write_text(json.dumps({"layers": [{"layer": "embedding/gather", "relative_rms_error": 0.125}]}))
     ran = trtkit("inspect", bundle.path, "--fusion", "--json", "--html", page, "--measured", errors)
     titles = [(fusion["stage"], fusion["phase"]) for fusion in ran.json()["fusions"]]
-    assert titles == [(stage, phase) for stage in ("speculator", "llm") for phase in ("prefill", "decode")]
+    assert titles == [("speculator", "prefill"), ("speculator", "decode"), ("llm", "mixed"), ("llm", "decode")]
     graphs = [
         json.loads(text) for text in re.findall(r"<script type='application/json'>(.*?)</script>", page.read_text())
     ]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.integration.conftest import SEPARATE
 from tests.support.decoders import model_of, relative_rms
 from tests.support.generation import PAGE_TOKENS, SLOTS, Asked, _caches, alone, case_of, is_clean, run
 from tests.support.heads import LAYERS, decoder_with_head, saved_head, torch_head
@@ -27,10 +26,7 @@ if TYPE_CHECKING:
     from trtkit.llm.sampling.settings import Settings
     from trtkit.llm.sequences import Ints, Sequences
 
-pytestmark = [
-    pytest.mark.usefixtures("caches"),
-    pytest.mark.parametrize("caches", SEPARATE, indirect=True),
-]
+pytestmark = pytest.mark.usefixtures("caches")
 PROMPTS = [tuple([5, 6, 7, 8] * 3), (11, 12, 13), tuple(range(20, 50)), (9,) * 10, tuple(range(3, 55)), (1,)]
 PROMPTS += [(*range(20, 45), 7), (5, 6, 7, 8, 5, 6)]
 
@@ -67,8 +63,8 @@ def engine(
     tree: int | None = None,
     **options: Any,
 ) -> LLMEngine:
-    pages, in_place, _ = _caches[-1]
-    model = decoder_with_head(SLOTS, pages, kind, in_place=in_place, has_tree=tree is not None)
+    pages, in_place, is_packed = _caches[-1]
+    model = decoder_with_head(SLOTS, pages, kind, in_place=in_place, has_tree=tree is not None, is_packed=is_packed)
     guesser = (proposer or kind_part(kind, "proposer").PROPOSER)(model, 3, tree)
     return LLMEngine(model, EngineOptions(proposer=guesser, clock=lambda: 0.0, **options))
 

@@ -82,7 +82,9 @@ def save_model(folder: Path, **changes: Any) -> Gemma4ForCausalLM:
 
 
 @cache
-def networks(page_tokens: int | None, *, in_place: bool, has_tree: bool) -> tuple[DecoderNetwork, DecoderNetwork]:
+def networks(
+    page_tokens: int | None, *, in_place: bool, has_tree: bool, is_packed: bool
+) -> tuple[DecoderNetwork, DecoderNetwork]:
     """Return the networks of the tiny Gemma 4 and its assistant. in_place: the model reads pages where they are."""
     model, options = model_of(case_of("gemma4_text")), DecoderOptions(FP32, LENGTH, page_tokens=page_tokens)
     weights = find_weights(model.spec, model.checkpoint)
@@ -91,7 +93,7 @@ def networks(page_tokens: int | None, *, in_place: bool, has_tree: bool) -> tupl
         own = {path: np.array(array) for path, array in read.weights(weights).items()}
     graph, head = Graph(rtx()), Graph(rtx())
     own_options = {"has_all_logits": True, "has_pages_in_place": in_place, "gives_last_hidden": True}
-    own_options["has_tree"] = has_tree
+    own_options |= {"has_tree": has_tree, "is_packed": is_packed}
     build_decoder(graph, model.spec, weights, replace(options, **own_options))
     build_speculator(head, read.spec, read.ids, own, options)
     sizes, is_paged = (67, LENGTH, MAX_PREFILL), page_tokens is not None
@@ -102,10 +104,12 @@ def networks(page_tokens: int | None, *, in_place: bool, has_tree: bool) -> tupl
 
 
 def decoder_with_assistant(
-    slots: int, pages: int | None, *, in_place: bool = False, has_tree: bool = False
+    slots: int, pages: int | None, *, in_place: bool = False, has_tree: bool = False, is_packed: bool = False
 ) -> ReferenceDecoder:
     """Return the tiny Gemma 4 with its assistant, in fp64. pages: of its caches; None for linear ones."""
-    network, head = networks(None if pages is None else PAGE_TOKENS, in_place=in_place, has_tree=has_tree)
+    network, head = networks(
+        None if pages is None else PAGE_TOKENS, in_place=in_place, has_tree=has_tree, is_packed=is_packed
+    )
     model = ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages, speculator=tuple(head.inputs)))
     model.speculator = ReferenceDecoder(head, slots, widen="fp64", pool=PoolSize(model=model.cache))
     return model

@@ -43,11 +43,13 @@ def saved_head(folder: Path, kind: str) -> Path:
 
 @cache
 def networks(
-    page_tokens: int | None, kind: str, *, in_place: bool, has_tree: bool
+    page_tokens: int | None, kind: str, *, in_place: bool, has_tree: bool, is_packed: bool
 ) -> tuple[DecoderNetwork, DecoderNetwork]:
     """Return the model's network and its head's. in_place: the model reads pages where they are."""
     model, options = model_of(case_of("llama")), DecoderOptions(FP32, LENGTH, page_tokens=page_tokens)
-    own_options = replace(options, has_all_logits=True, has_pages_in_place=in_place, has_tree=has_tree)
+    own_options = replace(
+        options, has_all_logits=True, has_pages_in_place=in_place, has_tree=has_tree, is_packed=is_packed
+    )
     with TemporaryDirectory() as folder:
         read = open_speculator(saved_head(Path(folder), kind), model.spec)
         fusion, own = ({path: np.array(array) for path, array in each.items()} for each in (read.fusion, read.arrays))
@@ -69,11 +71,17 @@ def networks(
 
 
 def decoder_with_head(
-    slots: int, pages: int | None, kind: str = "eagle3", *, in_place: bool = False, has_tree: bool = False
+    slots: int,
+    pages: int | None,
+    kind: str = "eagle3",
+    *,
+    in_place: bool = False,
+    has_tree: bool = False,
+    is_packed: bool = False,
 ) -> ReferenceDecoder:
     """Return the tiny Llama with its head. pages: of its caches; None for linear ones."""
     page_tokens = None if pages is None else PAGE_TOKENS
-    network, head = networks(page_tokens, kind, in_place=in_place, has_tree=has_tree)
+    network, head = networks(page_tokens, kind, in_place=in_place, has_tree=has_tree, is_packed=is_packed)
     model = ReferenceDecoder(network, slots, widen="fp64", pool=PoolSize(pages, speculator=tuple(head.inputs)))
     model.speculator = ReferenceDecoder(head, slots, widen="fp64", pool=PoolSize(model=model.cache))
     return model

@@ -247,7 +247,6 @@ def _obstacle_to_packing(config: ModelConfig) -> str:
     """Return what keeps decoding and prompts from sharing a call; empty if nothing does."""
     options = llm_options(config)
     obstacles = {
-        "a draft head": options.speculator is not None,
         "`llm.hidden_states`": options.hidden_states,
     }
     return next((name for name, is_there in obstacles.items() if is_there), "")
@@ -366,7 +365,8 @@ def most_prompt_tokens(options: LlmOptions) -> int:
 
 def most_row_tokens(options: LlmOptions) -> int:
     """Return how many tokens a row that decodes has in a packed call: guesses need the logits of each."""
-    return min(MOST_ROW_TOKENS, options.max_prefill_length) if options.logits == "all" else 1
+    guesses = max(MOST_ROW_TOKENS, 1 + (options.tree_tokens or 0))
+    return min(guesses, options.max_prefill_length) if options.logits == "all" else 1
 
 
 def _profile(inputs: Sequence[InputSpec], sizes: Mapping[Role, Mapping[str, int]]) -> ResolvedProfile:

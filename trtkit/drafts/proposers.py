@@ -61,13 +61,13 @@ class LastHidden:
         assert self._states is not None
         return self._states
 
-    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+    def observe(self, sequences: Sequences, call: Call, counts: Ints, hidden: torch.Tensor | None) -> None:
         """Keep the hidden state of each row's last token."""
-        hidden, rows = self._model.next_hidden, (counts > 0).nonzero()[0]
+        rows = (counts > 0).nonzero()[0]
         assert hidden is not None
         if self._states is None:
             self._states = hidden.new_zeros(self._model.slots, hidden.shape[-1])
-        slots = call.rows.start + rows
+        slots = call.slots[rows]
         row, last, slot = (to_device(each, hidden.device) for each in (rows, counts[rows] - 1, slots))
         self._states[slot] = hidden[row, last]
         self._stops[slots], self._versions[slots] = (call.starts + counts)[rows], sequences.versions[slots]
@@ -97,9 +97,9 @@ class ChainProposer(DraftHeadProposer):
         self._starts, self._counts = np.zeros(model.slots, np.int64), np.zeros(model.slots, np.int64)
         self._versions = np.full(model.slots, -1)
 
-    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+    def observe(self, sequences: Sequences, call: Call, counts: Ints, hidden: torch.Tensor | None) -> None:
         """Keep the hidden states of the last tokens; let the head read the others, of prompts."""
-        hidden, slots = self._model.next_hidden, np.arange(call.rows.start, call.rows.stop)
+        slots = call.slots
         assert hidden is not None
         if self._hidden is None:
             self._hidden = hidden.new_zeros(self._model.slots, 1 + self.most, hidden.shape[-1])
@@ -108,8 +108,11 @@ class ChainProposer(DraftHeadProposer):
         is_step = sequences.lengths[slots] > sequences.prompt_lengths[slots]
         is_step &= (call.starts + counts == sequences.lengths[slots] - 1) & (counts <= 1 + self.most)
         read = np.where(is_step, 0, follows)
-        if read.any():
-            self._read(sequences, (slots, call.starts, read), hidden[:, : int(read.max())])
+        order = np.argsort(slots)
+        for run in np.split(order, np.flatnonzero(np.diff(slots[order]) > 1) + 1):  # its calls are of neighbors
+            if read[run].any():
+                states = hidden[to_device(run, hidden.device), : int(read[run].max())]
+                self._read(sequences, (slots[run], call.starts[run], read[run]), states)
         left = counts - read
         for row in left.nonzero()[0].tolist():
             first, stop = int(read[row]), int(counts[row])

@@ -118,7 +118,7 @@ def kv_window(used: int, length: int) -> int:
 TOKEN_TILE = 64
 """Packed calls of an engine have a multiple of so many tokens: kernels compute whole tiles, and few sizes occur."""
 MOST_ROW_TOKENS = 8
-"""New tokens that a row which decodes has at most in a packed call of an engine: its own, and guesses."""
+"""New tokens that a row which decodes has at most in an engine's packed call: its own, and guesses; trees have more."""
 
 
 def rank_window(used: int, most: int) -> int:

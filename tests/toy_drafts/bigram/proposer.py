@@ -14,6 +14,8 @@ from trtkit.runtime.device import to_device
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
+
     from trtkit.llm.engine.drafts import Drafts
     from trtkit.llm.execution import DecoderExecution
     from trtkit.llm.sampling.settings import Settings
@@ -27,7 +29,7 @@ class BigramProposer(DraftHeadProposer):
         super().__init__(model, most, most_guesses)
         self._guesses = Guesses(model)
 
-    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+    def observe(self, sequences: Sequences, call: Call, counts: Ints, hidden: torch.Tensor | None) -> None:
         pass
 
     def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:

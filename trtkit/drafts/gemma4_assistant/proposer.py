@@ -38,9 +38,9 @@ class AssistantProposer(DraftHeadProposer):
         self._guesses = Guesses(self._speculator)
         self._hidden = LastHidden(model)
 
-    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+    def observe(self, sequences: Sequences, call: Call, counts: Ints, hidden: torch.Tensor | None) -> None:
         """Keep the hidden state of each slot's last token."""
-        self._hidden.observe(sequences, call, counts)
+        self._hidden.observe(sequences, call, counts, hidden)
 
     def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
         """Let the assistant guess, and go on from its guesses."""

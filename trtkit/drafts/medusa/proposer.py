@@ -36,9 +36,9 @@ class MedusaProposer(DraftHeadProposer):
         self._guesses = Guesses(model)
         self._hidden = LastHidden(model)
 
-    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+    def observe(self, sequences: Sequences, call: Call, counts: Ints, hidden: torch.Tensor | None) -> None:
         """Keep the hidden state of each row's last token."""
-        self._hidden.observe(sequences, call, counts)
+        self._hidden.observe(sequences, call, counts, hidden)
 
     def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Drafts:
         """Let the heads read what waits, and draw a guess from each one's logits."""

@@ -27,23 +27,26 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
     call = decode_call(state, ready, drafts)
     if drafts is not None:
         mark(state, call)
-    logits = state.execution.forward(call)
+    logits, hidden = state.execution.forward(call), state.execution.next_hidden
     logits = logits.unsqueeze(1) if logits.dim() == 2 else logits  # [rows, S, V]
     if len(ready) < logits.shape[0]:
         logits = logits[to_device(ready - call.first_slot, logits.device)]
     goes_on = take(state, ready, logits[:, 0])
     if drafts is not None:
         firsts = np.arange(len(ready)) * logits.shape[1]
-        verify(state, call, Guessed(ready, drafts, firsts), logits.flatten(0, 1), goes_on)
+        verify(state, call, Guessed(ready, drafts, firsts, hidden), logits.flatten(0, 1), goes_on)
     if proposer is not None:
-        observe(state, call, proposer)
+        observe(state, call, proposer, hidden)
 
 
-def observe(state: State, call: Call, proposer: Proposer) -> None:
-    """Let a proposer learn which of the tokens that slots have read in a call are their sequences'."""
+def observe(state: State, call: Call, proposer: Proposer, hidden: torch.Tensor | None) -> None:
+    """Let a proposer learn which of the tokens that slots have read in a call are their sequences'.
+
+    hidden: [R, S, D], what a draft head reads of them.
+    """
     slots = call.slots
     read = np.where(state.slots.is_running[slots] & (call.counts > 0), state.slots.cached[slots] - call.starts, 0)
-    proposer.observe(state.slots.sequences, call, np.clip(read, 0, call.counts))
+    proposer.observe(state.slots.sequences, call, np.clip(read, 0, call.counts), hidden)
 
 
 def decode_call(state: State, ready: Ints, drafts: Drafts | None = None, *, is_captured: bool = True) -> Call:
@@ -99,11 +102,13 @@ class Guessed:
     """Slots [R], guesses of what follows them, and the logits [N, V] that check these.
 
     firsts: [R], which of the logits are of each slot's last token; those of its guesses come next.
+    hidden: [rows, S, D], what a draft head reads of the call's tokens, if there is one.
     """
 
     slots: Ints
     drafts: Drafts
     firsts: Ints
+    hidden: torch.Tensor | None
 
 
 def mark(state: State, call: Call) -> None:
@@ -143,24 +148,24 @@ def _accept(state: State, call: Call, guessed: Guessed, logits: torch.Tensor, go
             return
         columns = reached[rows]
         if (columns > index).any():
-            _straighten(state, call, slots[rows], (columns + 1, index + 1))
+            _straighten(state, call, guessed, rows, (columns + 1, index + 1))
         state.statistics.accepted_tokens += len(rows)
         for slot in slots[rows].tolist():
             state.running.requests[slot].metrics.accepted += 1
         goes_on = take(state, slots[rows], logits[to_device(guessed.firsts[rows] + columns + 1, logits.device)])
 
 
-def _straighten(state: State, call: Call, slots: Ints, places: tuple[Ints, int]) -> None:
+def _straighten(state: State, call: Call, guessed: Guessed, rows: Ints, places: tuple[Ints, int]) -> None:
     """Let guesses that came true lie where a chain would have put them: in caches, and for a proposer that reads them.
 
-    places: the column [R] of each slot's guess in the call, and the one where it belongs.
+    rows: of the slots. places: the column [R] of each slot's guess in the call, and the one where it belongs.
     """
-    columns, target = places
+    (columns, target), slots = places, guessed.slots[rows]
     is_other = columns != target
     rows, columns = slots[is_other] - call.first_slot, columns[is_other]
     starts = call.starts[rows]
     state.execution.cache.move(slots[is_other], starts + columns, starts + target)
-    hidden = state.execution.next_hidden
+    hidden = guessed.hidden
     if hidden is not None:
         row, column = (to_device(each, hidden.device) for each in (rows, columns))
         with torch.inference_mode():

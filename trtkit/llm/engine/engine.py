@@ -203,12 +203,17 @@ class LLMEngine:
         state, proposer = self._state, self._options.proposer
         if mixed.drafts is not None:
             mark(state, mixed.call.decode)
-        all_logits = packed.forward_packed(mixed.call)
+        all_logits, hidden = packed.forward_packed(mixed.call), state.execution.next_hidden
+        is_read = proposer is not None and hidden is not None
+        of_decoding, of_prompts = mixed.call.by_row(hidden) if is_read else (None, None)
         complete = []
         for chunk, span in zip(mixed.chunks, mixed.spans, strict=True):
             self._note_prompt(chunk, all_logits[span])
             if self._scheduler.read(chunk):
                 complete.append((chunk.slot, span.stop - 1))
+        if proposer is not None:
+            prompts = mixed.call.prompts
+            proposer.observe(state.slots.sequences, prompts, prompts.counts, of_prompts)
         slots = np.append(mixed.ready, [slot for slot, _ in complete]).astype(np.int64)
         rows = np.append(mixed.firsts, [row for _, row in complete]).astype(np.int64)
         logits = _rows_of(all_logits, rows)
@@ -222,11 +227,10 @@ class LLMEngine:
             state.statistics.synchronous_steps += bool(waits[: len(mixed.ready)].any())
             goes_on = take(state, slots[at_once], _rows_of(logits, at_once))
             if mixed.drafts is not None:
-                guessed = Guessed(mixed.ready, mixed.drafts, mixed.firsts)
+                guessed = Guessed(mixed.ready, mixed.drafts, mixed.firsts, of_decoding)
                 verify(state, mixed.call.decode, guessed, all_logits, goes_on[: len(mixed.ready)])
         if proposer is not None:
-            observe(state, mixed.call.decode, proposer)
-            observe(state, mixed.call.prompts, proposer)
+            observe(state, mixed.call.decode, proposer, of_decoding)
 
     def _note_calls(self) -> None:
         """Count what the decoder has computed since the last time."""
@@ -298,7 +302,7 @@ class LLMEngine:
                 rows.append(row)
                 last.append(chunk.count - 1)
         if self._options.proposer is not None:
-            self._options.proposer.observe(slots.sequences, call, call.counts)
+            self._options.proposer.observe(slots.sequences, call, call.counts, self.execution.next_hidden)
         if rows:
             index = [to_device(np.array(numbers, np.int64), logits.device) for numbers in (rows, last)]
             chosen = logits[index[0], index[1]] if logits.dim() == 3 else logits[index[0]]

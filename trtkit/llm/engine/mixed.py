@@ -41,10 +41,9 @@ class MixedCall:
 def mixed_call(state: State, ready: Ints, chunks: Sequence[Chunk], drafts: Drafts | None = None) -> MixedCall:
     """Return the call in which `ready`, sorted slots, decode and others read chunks; there may be none of either.
 
-    drafts: guesses of what follows `ready`, chains.
+    drafts: guesses of what follows `ready`.
     """
     decode = decode_call(state, ready, drafts, is_captured=not chunks) if ready.size else no_rows()
-    assert decode.tree is None
     at, (rows, width) = ready - decode.first_slot, decode.ids.shape
     counts = decode.counts[at]
     firsts = np.cumsum(counts) - counts

@@ -75,8 +75,11 @@ class Proposer(Protocol):
         """Return guesses of what follows the sequences in `slots` [R], at most `most` in a row."""
         ...
 
-    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
-        """Learn that the model has run a call, of whose rows the first `counts` [R] new tokens are the sequences'."""
+    def observe(self, sequences: Sequences, call: Call, counts: Ints, hidden: torch.Tensor | None) -> None:
+        """Learn that the model has run a call, of whose rows the first `counts` [R] new tokens are the sequences'.
+
+        hidden: [R, S, D], what the model's draft head reads of the call's tokens, if it has one; valid until the next.
+        """
         ...
 
 
@@ -111,7 +114,7 @@ class LookupProposer(ChainProposer):
             row[: len(draft)] = draft
         return Drafts(drafts)
 
-    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+    def observe(self, sequences: Sequences, call: Call, counts: Ints, hidden: torch.Tensor | None) -> None:
         """Learn nothing: the tokens say all."""
 
     def _continuation(self, ids: Ints) -> Ints:
@@ -152,7 +155,7 @@ class DraftProposer(ChainProposer):
             drafts[rows, index] = self._next(active)
         return Drafts(drafts)
 
-    def observe(self, sequences: Sequences, call: Call, counts: Ints) -> None:
+    def observe(self, sequences: Sequences, call: Call, counts: Ints, hidden: torch.Tensor | None) -> None:
         """Learn nothing: the draft model reads the tokens itself."""
 
     def _follow(self, sequences: Sequences, slot: int, settings: Settings) -> None:

@@ -110,6 +110,11 @@ class Call:
         return self.first_slot + np.arange(len(self.starts)) if self.scattered is None else self.scattered
 
     @property
+    def reads_prompts(self) -> bool:
+        """Whether a packed network reads its tokens as those of prompts: not trees, nor the next token of each row."""
+        return self.ids.shape[1] > 1 and self.tree is None
+
+    @property
     def token_shape(self) -> tuple[int, ...]:
         """The axes of its tokens in what pipeline stages exchange."""
         rows, size = self.ids.shape
@@ -162,11 +167,10 @@ class Call:
         Padding is written after a row's tokens, where the next ones overwrite it. An idle row attends to one token:
         with none, a softmax is not a number.
         """
-        ends = np.full(self.ids.shape, self.ids.shape[1]) if self.tree is None else self.tree.ends
         feed = {
             "input_ids": self.ids,
             "position_ids": self.position_ids,
-            "branch_ends": self.starts[:, None] + ends,
+            "branch_ends": self.branch_ends,
             "write_indices": self.starts,
             "kv_lengths": np.maximum(self.starts + self.counts, 1),
             "last_token_index": np.maximum(self.counts - 1, 0),
@@ -183,6 +187,13 @@ class Call:
         new = np.arange(self.ids.shape[1]) if self.tree is None else self.tree.depths
         positions: Ints = self.starts[:, None] + new
         return positions
+
+    @property
+    def branch_ends(self) -> Ints:
+        """The place in its slot after the last descendant of each new token [R, S]."""
+        ends = np.full(self.ids.shape, self.ids.shape[1]) if self.tree is None else self.tree.ends
+        places: Ints = self.starts[:, None] + ends
+        return places
 
     @property
     def adapter_ids(self) -> Ints:

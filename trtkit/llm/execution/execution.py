@@ -184,7 +184,7 @@ class DecoderExecution(Protocol):
     the host need not know them. calls: what it has run. tokens: [slots] int64, where it computes: what each slot drew
     last, for ids of -1.
     description: what computes, for people. speculator: the draft head, if it is open. next_hidden: what it reads of
-    the last call's tokens, [R, S, D], or [R, D] after its own call; valid until the next.
+    the last call's tokens, [R, S, D], [T, D] of a packed call, or [R, D] after its own call; valid until the next.
     """
 
     tokens: torch.Tensor

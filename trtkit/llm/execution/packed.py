@@ -42,14 +42,13 @@ class PackedCall:
 
     @classmethod
     def of(cls, call: Call, *, has_all_logits: bool) -> PackedCall:
-        """Return a call of one kind as a packed one: its rows decode if they have one token each, or else read prompts.
+        """Return a call of one kind as a packed one: its rows read prompts if they have several tokens, and no trees.
 
         Logits are of each row's last token, or of all tokens; see `shaped`.
         """
-        assert call.tree is None
         hidden = None if call.hidden is None else call.hidden.flatten(0, 1)
-        if call.ids.shape[1] == 1:
-            return cls(call, no_rows(), np.arange(len(call.starts)), hidden=hidden)
+        if not call.reads_prompts:
+            return cls(call, no_rows(), np.arange(call.ids.size), hidden=hidden)
         packed = cls(no_rows(), replace(call, scattered=call.slots), np.arange(int(call.counts.sum())))
         if hidden is not None:
             packed = replace(packed, hidden=hidden[to_device(packed.places, hidden.device)])
@@ -144,6 +143,7 @@ class PackedCall:
                 np.zeros(self.idle, np.int64),
             ],
             DECODE_POSITION_IDS: decode.position_ids,
+            "branch_ends": decode.branch_ends,
             "write_indices": decode.starts,
             "kv_lengths": np.maximum(decode.starts + decode.counts, 1),
             "token_counts": decode.counts,
@@ -184,12 +184,18 @@ class PackedCall:
         """Return the logits of a call of one kind as `DecoderExecution.forward` does: [R, V], or [R, S, V] of all."""
         if not has_all_logits:
             return logits
-        if self.rows:
-            return logits[:, None]
+        return self.by_row(logits)[0 if self.rows else 1]
+
+    def by_row(self, vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return vectors [T, C] of all tokens as those [R, S, C] of rows that decode, a view, and of rows of prompts.
+
+        Padding of prompts has zeros.
+        """
+        count, size = self.decoding_tokens, vectors.shape[-1]
         rows, width = self.prompts.ids.shape
-        shaped = logits.new_zeros(rows * width, logits.shape[-1])
-        shaped[to_device(self.places, logits.device)] = logits
-        return shaped.view(rows, width, -1)
+        of_prompts = vectors.new_zeros(rows * width, size)
+        of_prompts[to_device(self.places, vectors.device)] = vectors[count : count + len(self.places)]
+        return vectors[:count].view(*self.decode.ids.shape, size), of_prompts.view(rows, width, size)
 
 
 def no_rows(width: int = 1) -> Call:

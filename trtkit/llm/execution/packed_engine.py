@@ -29,6 +29,7 @@ from trtkit.network.input_spec import (
     output_of_prompts,
     takes_packed_calls,
 )
+from trtkit.network.speculators import NEXT_DRAFT_HIDDEN
 from trtkit.runtime.device import to_device, write
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 _BY_TOKEN = ("input_ids", "position_ids", ADAPTER_IDS)
 """Inputs that the rows which decode begin, made on the device; the tokens of prompts follow."""
-_BY_ROW = ("write_indices", "kv_lengths", "token_counts", DECODE_POSITION_IDS)
+_BY_ROW = ("write_indices", "kv_lengths", "token_counts", "branch_ends", DECODE_POSITION_IDS)
 """Inputs of rows that decode, made on the device if they have one token each."""
 _CONSTANT = ("key_positions", f"{PROMPT}key_positions")
 
@@ -70,13 +71,17 @@ class PackedEngineDecoder(EngineDecoder):
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution. Prompts that are too long for one call have several."""
         call.check(self.slots, self.max_length)
-        parts = list(_parts(call.counts, self.max_prefill_length)) if call.ids.shape[1] > 1 else [slice(None)]
-        outputs = []
+        parts = list(_parts(call.counts, self.max_prefill_length)) if call.reads_prompts else [slice(None)]
+        outputs, hidden = [], list[torch.Tensor]()
         for rows in parts:
             part = replace(call.with_rows(rows), first_slot=call.first_slot + (rows.start or 0))
             packed = PackedCall.of(part, has_all_logits=self.has_all_logits)
             logits = packed.shaped(self.forward_packed(packed, draw), has_all_logits=self.has_all_logits)
             outputs.append(logits if len(parts) == 1 else logits.clone())  # the next call's take their place
+            if self.next_hidden is not None:
+                hidden.append(packed.shaped(self.next_hidden, has_all_logits=True))
+                hidden[-1] = hidden[-1] if len(parts) == 1 else hidden[-1].clone()
+        self.next_hidden = None if not hidden else torch.cat(hidden) if len(parts) > 1 else hidden[0]
         return outputs[0] if len(parts) == 1 else torch.cat(outputs)
 
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:
@@ -93,6 +98,7 @@ class PackedEngineDecoder(EngineDecoder):
             decode, is_joined = replace(packed.decode, hidden=packed.hidden), not packed.decode.runs_together
             (self._run_groups if is_joined else self._run)(decode, draw)
         self._stream.hold_current()
+        self.next_hidden = self._hidden_of(NEXT_DRAFT_HIDDEN, packed, filled, is_joined=is_joined)
         hidden = self._hidden_of(NEXT_HIDDEN_STATES, packed, filled, is_joined=is_joined)
         if hidden is not None:
             return hidden
@@ -118,7 +124,7 @@ class PackedEngineDecoder(EngineDecoder):
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens without a CUDA graph; return how long each of the engine's layers took, in order."""
-        if call.ids.shape[1] == 1:
+        if not call.reads_prompts:
             return super().layer_seconds(call)
         call.check(self.slots, self.max_length)
         call = self.cache.prepare(call)

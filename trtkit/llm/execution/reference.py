@@ -90,7 +90,10 @@ class ReferenceDecoder:
         """Run new tokens; see DecoderExecution."""
         if self.packed is not None:
             packed = PackedCall.of(call, has_all_logits=self.has_all_logits)
-            return packed.shaped(self.forward_packed(packed, draw), has_all_logits=self.has_all_logits)
+            output = packed.shaped(self.forward_packed(packed, draw), has_all_logits=self.has_all_logits)
+            if self.next_hidden is not None:
+                self.next_hidden = packed.shaped(self.next_hidden, has_all_logits=True)
+            return output
         call = self._placed(call)
         self.cache.advance(call)
         self.cache.begin(call)
@@ -129,6 +132,8 @@ class ReferenceDecoder:
             new = {spec.name: outputs[output_of_prompts(spec)] for spec in (*kept, *states)}
             self.cache.keep(self._prompt_slots(packed), {spec.name: new.pop(spec.name) for spec in states})
             self.cache.append(packed.new_tokens(), new)
+        hidden = outputs.get(NEXT_DRAFT_HIDDEN)
+        self.next_hidden = None if hidden is None else hidden[:, 0]
         return outputs["logits"].float() if self._gives_logits else outputs[NEXT_HIDDEN_STATES][:, 0]
 
     def _count(self, computed: int, used: int, outputs: Mapping[str, torch.Tensor]) -> None:
