@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.decoders import model_of, relative_rms
-from tests.support.generation import PAGE_TOKENS, SLOTS, Asked, _caches, alone, case_of, is_clean, run
+from tests.support.generation import PAGE_TOKENS, SLOTS, Asked, _caches, alone, caches_of, case_of, is_clean, run
 from tests.support.heads import LAYERS, decoder_with_head, saved_head, torch_head
 from trtkit.builder.speculators import open_speculator
 from trtkit.drafts.medusa.proposer import MedusaProposer
@@ -181,3 +181,24 @@ def test_each_medusa_head_guesses_the_token_at_its_distance(tmp_path: Path) -> N
         hidden = model_of(case_of("llama")).hf.model(torch.tensor([known[:-1]])).last_hidden_state[0]
         logits = medusa_logits(head.spec, head.arrays, hidden)
         assert drafts == logits[: len(drafts), -1].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_what_a_head_guesses_does_not_depend_on_who_shares_a_call(kind: str) -> None:
+    """Requests come one a step, so that some read while others decode."""
+    results, calls, pages = [], [], _caches[-1][0]
+    for is_packed in (False, True):
+        with caches_of(pages, is_packed=is_packed):
+            tested, tokens = engine(kind, tree=6, token_budget=9), {}
+        for number, each in enumerate(requests(**HOT).values()):
+            tested.submit(each.request(str(number)))
+            tokens |= {each.request.id: tuple(each.token_ids) for each in tested.step()}
+        while tested.has_work:
+            tokens |= {each.request.id: tuple(each.token_ids) for each in tested.step()}
+        done = tested.statistics
+        results.append((tokens, done.drafted_tokens, done.accepted_tokens, done.steps))
+        calls.append(done.network_calls)
+    assert results[0] == results[1]
+    assert results[0][2] > 20
+    assert calls[0] > calls[1]
+    assert pages is None or calls[1] == results[1][3]  # prompts in linear caches have to be neighbors to share a call

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.simulated_tensorrt import Simulated
-    from trtkit.llm.execution import Call
+    from trtkit.llm.execution.packed import PackedCall
 
 PARAMS = [
     SamplingParams(temperature=t, seed=seed, max_tokens=14, ignore_eos=True)
@@ -28,7 +28,7 @@ PARAMS = [
 ]
 
 
-KINDS = [("eagle3", "linear", None), ("eagle3", "paged", 6), ("medusa", "linear", 6), ("medusa", "paged", None)]
+KINDS = [("eagle3", "linear", None), ("eagle3", "paged", 10), ("medusa", "linear", 6), ("medusa", "paged", None)]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: "-".join(map(str, kind)))
@@ -43,7 +43,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     else:
         fields = fields_of(vocabulary, hidden_size=48, eagle_aux_hidden_state_layer_ids=[1, 2, 3])
         save_head(folder / "head", Head(fields))
-    sizes = f"max_batch_size: 3, max_sequence_length: 64, max_prefill_length: 8, kv: {kv}"
+    sizes = f"max_batch_size: 3, max_sequence_length: 64, max_prefill_length: 12, kv: {kv}"
     sizes += "" if tree is None else f", tree_tokens: {tree}"
     text = f"source: {{hf: {folder}/model}}\nprecision: fp32\nllm: {{{sizes}, speculator: {folder}/head}}\n"
     (folder / "m.yaml").write_text(text)
@@ -73,14 +73,16 @@ def test_steps_that_check_guesses_run_as_graphs(bundle: Path, gpu: Simulated) ->
     most = 1 + (opened.manifest.config.llm.tree_tokens or 3)
     with LLM(bundle, runtime="tensorrt") as llm:
         execution: Any = llm.frontend.execution
-        run = execution._run
+        run = execution.forward_packed
 
-        def recorded(call: Call, draw: Any = None) -> None:
+        def recorded(packed: PackedCall, draw: Any = None) -> torch.Tensor:
             before = set(execution._graphs)
-            run(call, draw)
-            sizes.append((call.ids.shape, set(execution._graphs) == before))
+            logits = run(packed, draw)
+            if not packed.places.size:
+                sizes.append((packed.decode.ids.shape, set(execution._graphs) == before))
+            return logits
 
-        execution._run = recorded
+        execution.forward_packed = recorded
         llm.generate(tiny_llm.PROMPTS * 3, PARAMS * 3)
         checked = [is_replayed for (_, size), is_replayed in sizes if size == most]
         assert sum(checked) > 2 * (len(checked) - sum(checked)) > 0
