@@ -15,13 +15,9 @@ from tests.selection import slow_unless
 from tests.support.covering import CACHED, in_covering_set_of, spec_of
 from tests.support.decoder_cases import CASES
 from tests.support.decoders import graph_of, model_of, read_network
-from tests.support.engine_decoders import config_of
 from tests.support.generation import FEW_PAGES, MAX_PREFILL, Asked, alone, caches_of, case_of, decoder, engine, run
 from tests.support.generation import SLOTS as ENGINE_SLOTS
-from trtkit.builder.decoders import open_decoder
-from trtkit.config.llm import ParallelOptions
 from trtkit.dtypes import FP32
-from trtkit.errors import ConfigError
 from trtkit.llm.engine import DraftProposer, LookupProposer
 from trtkit.llm.engine.drafts import Drafts
 from trtkit.llm.execution import Call, ReferenceDecoder
@@ -29,11 +25,9 @@ from trtkit.llm.execution.network import DecoderNetwork
 from trtkit.llm.execution.packed import PackedCall
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.quantized_matrix import KvQuantization, scales_of_pairs
-from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from tests.support.decoder_case import Case
     from trtkit.llm.engine.proposers import Proposer
@@ -215,23 +209,22 @@ def test_mixed_steps_read_caches_in_8_bits_as_separate_calls_do(stored: str, kin
     assert (expected - logits_of(case)).abs().max() > 1e-3  # the caches do round
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "obstacle"),
-    [
-        ("llama", {"hidden_states": True}, "`llm.hidden_states`"),
-        ("llama", {"speculator": "heads"}, "a draft head"),
-    ],
-)
-def test_what_cannot_be_packed_is_refused(name: str, options: dict[str, Any], obstacle: str, tmp_path: Path) -> None:
-    llm = {key: value for key, value in options.items() if key != "parallel"}
-    config = config_of(case_of(name), tmp_path, batching="packed", **llm)
-    config = config.model_copy(update={"parallel": ParallelOptions(**options.get("parallel", {}))})
-    with pytest.raises(ConfigError) as error:
-        open_decoder(resolve(config))
-    assert [problem.what for problem in error.value.problems] == [
-        f"`packed` does not work with {obstacle} yet: decoding and prompts have a call each"
-    ]
-    assert error.value.problems[0].fix == "use `separate`"
+@pytest.mark.parametrize("kind", CACHES)
+def test_hidden_states_of_mixed_steps_are_those_of_transformers(kind: str) -> None:
+    """Slots 0 and 2 decode, of 7 and of 4 tokens; slot 3 reads 9 tokens, and slot 4 one."""
+    case, ids = case_of("llama"), ids_of(0)
+    with torch.inference_mode():
+        expected = model_of(case).hf.model(torch.from_numpy(ids)).last_hidden_state
+    decoder = decoder_of(case, has_hidden_states=True, **CACHES[kind])
+    starts, news = np.array([7, 0, 4, 0, 0]), np.array([1, 0, 1, 9, 1])
+    decoder.forward(Call(0, ids[:, :7], np.zeros(5, np.int64), starts))
+    reading = Call(3, ids[3:, :9], starts[3:], news[3:], scattered=np.array([3, 4]))
+    decoding = Call(0, ids[np.arange(3), starts[:3]][:, None], starts[:3], news[:3])
+    packed = PackedCall(decoding, reading, np.zeros(0, np.int64)).placed(decoder.cache.prepare)
+    hidden = decoder._executor.run(decoder.packed_inputs(packed))["hidden_states"][:, 0]
+    for row, slot in ((0, 0), (2, 2)):
+        torch.testing.assert_close(hidden[row], expected[slot, starts[slot]], atol=2e-4, rtol=1e-3)
+    torch.testing.assert_close(hidden[3:], torch.cat([expected[3, :9], expected[4, :1]]), atol=2e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("kind", CACHES)

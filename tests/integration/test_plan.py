@@ -125,8 +125,6 @@ def test_a_plan_has_the_time_of_a_step_that_also_reads_a_prompt(tiny: Path, trtk
         trtkit(*words, "--details").out.split("h100: steps that also read a prompt")[1].split("h100: other formats")[0]
     )
     assert [line.split()[0] for line in table.splitlines() if line.strip()] == ["prompt", "64", "100"]
-    apart = trtkit(*words, "--set", "llm.hidden_states=true", "--json").json()
-    assert apart["gpus"][0]["mixed_steps"] == []  # `packed` does not work with them
 
 
 def test_llm_plan_says_what_attention_is_given_to_read(tiny: Path, trtkit: Callable[..., Ran]) -> None:

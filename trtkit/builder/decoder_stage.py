@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.builder.decoders import (
-    calls_note,
     converted_bytes,
     decoder_profiles,
     decoder_size,
@@ -87,8 +86,6 @@ def _describe_source(opened: OpenedDecoder, size: DecoderSize, steps: Steps) -> 
     steps.add("source", f"{spec.model_type}, {len(spec.layers)} layers, {parameters}{note}")
     if rotary := rope_note(spec, llm_options(opened.config)):
         steps.add("rope", rotary)
-    if calls := calls_note(opened.config):
-        steps.add("calls", calls)
 
 
 def _experts_note(opened: OpenedDecoder) -> str:

@@ -201,9 +201,6 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     if options.kv == "paged" and not spec.attentions:
         what = "`llm.kv: paged` does not apply to a model without attention: it has no KV caches"
         problems.append(Problem(what, "llm.kv", "leave it out"))
-    if options.batching == "packed" and (obstacle := _obstacle_to_packing(config)):
-        what = f"`packed` does not work with {obstacle} yet: decoding and prompts have a call each"
-        problems.append(Problem(what, "llm.batching", "use `separate`"))
     problems += [*sequence_problems(config, spec), *context_problems(config)]
     problems += sparse_ffn_problems(spec, config, _adapted(spec, options))
     if problems:
@@ -227,37 +224,16 @@ def _adapted(spec: DecoderSpec, options: LlmOptions) -> frozenset[str]:
 
 
 def is_packed(config: ModelConfig) -> bool:
-    """Whether a model's decoding and prompts share a call: if the config does not say, whenever they can."""
-    batching = llm_options(config).batching
-    return can_pack(config) if batching is None else batching == "packed"
-
-
-def calls_note(config: ModelConfig) -> str:
-    """Say why decoding and prompts have a call each, where the config does not ask for that; empty otherwise."""
-    obstacle = "" if llm_options(config).batching else _obstacle_to_packing(config)
-    return obstacle and f"one for decoding and one for prompts: they cannot share one with {obstacle} yet"
-
-
-def can_pack(config: ModelConfig) -> bool:
-    """Whether decoding and prompts can share a call."""
-    return not _obstacle_to_packing(config)
-
-
-def _obstacle_to_packing(config: ModelConfig) -> str:
-    """Return what keeps decoding and prompts from sharing a call; empty if nothing does."""
-    options = llm_options(config)
-    obstacles = {
-        "`llm.hidden_states`": options.hidden_states,
-    }
-    return next((name for name, is_there in obstacles.items() if is_there), "")
+    """Whether a model's decoding and prompts share a call."""
+    return llm_options(config).batching != "separate"
 
 
 def sequence_problems(config: ModelConfig, spec: DecoderSpec) -> list[Problem]:
     """Return what keeps ranks from sharing the tokens of a call, if the config asks for that."""
     if not grid_of(config).sequence:
         return []
-    obstacle = "recurrent layers" if spec.states else _obstacle_to_packing(config)
-    obstacle = obstacle or ("" if is_packed(config) else "`llm.batching: separate`")
+    separate = "" if is_packed(config) else "`llm.batching: separate`"
+    obstacle = "recurrent layers" if spec.states else separate
     what = f"ranks cannot share the tokens of a call with {obstacle} yet"
     return [Problem(what, "parallel.sequence", "remove it")] if obstacle else []
 

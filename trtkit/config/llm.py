@@ -71,7 +71,7 @@ class LlmOptions(StrictModel):
     batching: Literal["packed", "separate"] | None = Field(
         None,
         description="Calls of a step in which some sequences decode and others read prompts: one, in which only "
-        "attention sees padding (the default, where the model allows it), or one of each kind.",
+        "attention sees padding (the default), or one of each kind.",
     )
     lora: LoraOptions | None = Field(None, description="LoRA adapters as inputs of the engine; none if unset.")
     latent_attention: Literal["absorbed", "expanded"] = Field(

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from trtkit.network.layer_inputs import ScheduledInputs
 
 
+FINAL_HIDDEN_STATES = "hidden_states"
+"""The output of a network with `has_hidden_states`."""
 EMBEDS = "inputs_embeds"
 """Vectors in place of tokens."""
 HIDDEN_STATES, NEXT_HIDDEN_STATES = "previous_hidden_states", "next_hidden_states"
@@ -257,7 +259,7 @@ def _head(weights: Weights, spec: DecoderSpec, options: DecoderOptions, x: Tenso
     if head.norm is not None and (options.has_hidden_states or options.gives_last_hidden):
         x, is_normed = norm_block(weights, "final_norm", x, head.norm), True
     if options.has_hidden_states:
-        graph.output(x, "hidden_states")
+        graph.output(weights.tokens.gathered(x), FINAL_HIDDEN_STATES)
     if options.gives_last_hidden:
         graph.output(x, NEXT_DRAFT_HIDDEN)
     if options.is_packed:

@@ -52,7 +52,7 @@ def plan_llm(question: PlanningQuestion, gpu: PlannedGpu, demand: Demand = NO_DE
             window: floor(question.reading(window), (work.concurrency, 1, tokens), gpu)
             for window, tokens in work.read_lengths.items()
         },
-        mixed_steps=mixed_steps(question, gpu) if question.can_pack else (),
+        mixed_steps=mixed_steps(question, gpu),
         load=demand.plan(speed.output_tokens_per_second / work.output_len, fits=fits and takes),
         curve=tuple(speeds(question, gpu, size, price) for size in _batches(batch)),
         formats=tuple(_in_format(question, gpu, form) for form in formats if form.fits(gpu) and model.takes(form)),

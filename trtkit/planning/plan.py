@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trtkit.builder.decoders import can_pack, context_problems, is_packed, llm_options, sequence_problems
+from trtkit.builder.decoders import context_problems, is_packed, llm_options, sequence_problems
 from trtkit.builder.speculators import open_config_speculator, speculator_size
 from trtkit.dtypes import dtype_of
 from trtkit.errors import ConfigError, PlanError
@@ -109,8 +109,7 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
         if problems := [*sequence_problems(planned.config, spec), *context_problems(planned.config)]:
             raise ConfigError(f"the config does not fit {planned.where}", problems)
     counts = _count(planned, quantized, work.length, runner)
-    calls = can_pack(planned.config), is_packed(planned.config)
-    return PlanningQuestion(model, counts, work, spec, grid, options.lora, *calls)
+    return PlanningQuestion(model, counts, work, spec, grid, options.lora, is_packed(planned.config))
 
 
 def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> LlmReport:

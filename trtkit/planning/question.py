@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class PlanningQuestion:
     """A model with its counts, and the work it is to do.
 
-    grid: the ranks of its config. lora: its adapters. can_pack: whether `llm.batching: packed` works with it.
-    is_packed: whether its calls are. plain: counts without the copies of windows, if `counts` has those.
+    grid: the ranks of its config. lora: its adapters. is_packed: whether decoding and prompts share a call.
+    plain: counts without the copies of windows, if `counts` has those.
     """
 
     model: DecoderModel
@@ -34,7 +34,6 @@ class PlanningQuestion:
     spec: DecoderSpec
     grid: Grid = SINGLE
     lora: LoraOptions | None = None
-    can_pack: bool = True
     is_packed: bool = True
     plain: NetworkCounts | None = None
 

@@ -187,7 +187,7 @@ class LlmGpu:
     """A language model on one GPU model. Times are floors: nothing that runs this network there can be faster.
 
     tpot_by_kv_window: a decode step where kernels read all that attention is given, by `llm.kv_window`.
-    mixed_steps: by the size of the chunk; none for a model that `llm.batching: packed` does not work with.
+    mixed_steps: by the size of the chunk.
     load: None without a load, or if the model does not fit.
     """
 

@@ -202,3 +202,9 @@ MISTAKES = {
 def test_a_mistake_with_states_is_seen(name: str, gpu: Simulated, falcon: Bundle) -> None:
     gpu.plans.add(falcon)
     assert is_seen(MISTAKES[name], lambda: answers(falcon, "tensorrt"), answers(falcon, "reference"))
+
+
+def test_an_engine_that_gives_hidden_states_answers_as_its_network(gpu: Simulated, tmp_path: Path) -> None:
+    bundle = bundle_of(case_of("llama"), tmp_path, **SIZES, hidden_states=True)
+    gpu.plans.add(bundle)
+    assert answers(bundle, "tensorrt") == answers(bundle, "reference")

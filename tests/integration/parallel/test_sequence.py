@@ -128,6 +128,28 @@ def test_ranks_that_share_tokens_give_the_logits_of_one(case: Case, ranks: int) 
     assert error_of(case, Grid(ranks, sequence=True)) <= ROUNDED.get(case.name, 1e-5)
 
 
+def test_all_ranks_give_the_hidden_states_of_all_tokens() -> None:
+    """A call of 5 rows that decode and 8 tokens of prompts, on 4 ranks: 13 tokens, padded to 16."""
+    ids, none = ids_of(0), np.zeros(SLOTS, np.int64)
+    first, starts = Call(0, ids[:, :3], none, none + 3), none + 3
+    prompts = Call(SLOTS - 2, ids[-2:, 3:7], starts[-2:], np.array([4, 4]), scattered=SLOTS - 2 + np.arange(2))
+    call = PackedCall(Call(0, ids[:, 3:4], starts, np.array([1] * (SLOTS - 2) + [0, 0])), prompts, none[:0])
+    results = []
+    for grid in (SINGLE, Grid(4, sequence=True)):
+        ranks = Decoders(llama(), grid, has_hidden_states=True)
+        ranks.logits(PackedCall.of(first, has_all_logits=False))
+
+        def hidden_of(decoder: ReferenceDecoder) -> torch.Tensor:
+            return decoder._executor.run(decoder.packed_inputs(call))["hidden_states"]
+
+        with ThreadPoolExecutor(grid.ranks) as pool:
+            results.append(list(pool.map(hidden_of, ranks.decoders)))
+    (expected,), hidden = results
+    assert expected.shape[0] == SLOTS + 8
+    for each in hidden:
+        torch.testing.assert_close(each, expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma4", "gpt_oss"])
 def test_without_rounding_they_are_equal(name: str) -> None:
     case = next(case for case in SEQUENCED if case.name == name)
@@ -272,8 +294,6 @@ def builds(graph: Graph, options: LlmOptions) -> bool:
     [
         ("mamba2", {}, "recurrent layers"),
         ("qwen3_5", {}, "recurrent layers"),
-        ("llama", {"hidden_states": True}, "`llm.hidden_states`"),
-        ("llama", {"speculator": "heads"}, "a draft head"),
         ("llama", {"batching": "separate"}, "`llm.batching: separate`"),
     ],
 )

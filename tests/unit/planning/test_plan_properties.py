@@ -164,7 +164,6 @@ def test_mixed_steps_are_planned_for_chunks_up_to_the_workloads() -> None:
     assert [step.prompt_tokens for step in plan_llm(asked, H200).mixed_steps] == [64, 128, 256, 512]
     short = replace(asked, work=replace(asked.work, chunk=20))
     assert [step.prompt_tokens for step in plan_llm(short, H200).mixed_steps] == [20]
-    assert plan_llm(replace(asked, can_pack=False), H200).mixed_steps == ()
 
 
 parts = st.lists(st.tuples(st.integers(1, 64), st.integers(1, 300), lengths), min_size=1, max_size=4)

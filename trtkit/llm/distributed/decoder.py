@@ -95,7 +95,7 @@ class DistributedDecoder:
 
     @property
     def row_tokens(self) -> int:
-        """The least of all ranks'; see PackedCalls."""
+        """How many all ranks have room for; see PackedCalls."""
         return self._row_tokens
 
     def forward_packed(self, packed: PackedCall, draw: Draw | None = None) -> torch.Tensor:

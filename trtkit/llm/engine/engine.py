@@ -204,8 +204,9 @@ class LLMEngine:
         if mixed.drafts is not None:
             mark(state, mixed.call.decode)
         all_logits, hidden = packed.forward_packed(mixed.call), state.execution.next_hidden
-        is_read = proposer is not None and hidden is not None
-        of_decoding, of_prompts = mixed.call.by_row(hidden) if is_read else (None, None)
+        of_decoding = of_prompts = None
+        if proposer is not None and hidden is not None:
+            of_decoding, of_prompts = mixed.call.by_row(hidden)
         complete = []
         for chunk, span in zip(mixed.chunks, mixed.spans, strict=True):
             self._note_prompt(chunk, all_logits[span])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trtkit.network.decoder import NEXT_HIDDEN_STATES
+from trtkit.network.decoder import FINAL_HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.network.speculators import NEXT_DRAFT_HIDDEN
 from trtkit.runtime.device import to_device
 
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 
 
 class OutputMemory:
-    """Memory for logits, or for a pipeline stage's hidden states, and for what a draft head reads.
+    """Memory for logits, or for a pipeline stage's hidden states, for what a draft head reads, and for hidden states.
 
-    outputs: the engine's, by name. main: the first of the two. has_all_logits: whether calls give it for every token.
+    outputs: the engine's, by name. main: the first of these. has_all_logits: whether calls give it for every token.
     """
 
     def __init__(self, stream: Stream, outputs: Mapping[str, EngineTensor], *, has_all_logits: bool) -> None:
         self.main = "logits" if "logits" in outputs else NEXT_HIDDEN_STATES
         self.has_all_logits = has_all_logits or self.main == NEXT_HIDDEN_STATES
         self._stream = stream
-        self._outputs = {name: outputs[name] for name in (self.main, NEXT_DRAFT_HIDDEN) if name in outputs}
+        names = (self.main, NEXT_DRAFT_HIDDEN, FINAL_HIDDEN_STATES)
+        self._outputs = {name: outputs[name] for name in names if name in outputs}
         self._arrays: dict[str, torch.Tensor] = {}
         self._joined: dict[str, torch.Tensor] = {}
 

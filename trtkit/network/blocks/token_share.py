@@ -33,6 +33,7 @@ class TokenShare:
 
     def __init__(self, share: Share = WHOLE) -> None:
         self.share = share
+        self._count: Tensor | None = None
         self._whole: Tensor | None = None
         self._span: tuple[Tensor, Tensor] | None = None
 
@@ -48,7 +49,7 @@ class TokenShare:
             if self._whole is None:  # the first that is padded is not yet
                 ranks, tokens = self.share.count, take(size_of(x), 0, axis, 1)
                 rows = x.graph.elementwise("FLOOR_DIV", tokens + (ranks - 1), ranks)
-                self._whole, self._span = rows * ranks, (rows * self.share.index, rows)
+                self._count, self._whole, self._span = tokens, rows * ranks, (rows * self.share.index, rows)
             return padded_to(x, axis, self._whole)
 
     def own(self, x: Tensor) -> Tensor:
@@ -61,6 +62,13 @@ class TokenShare:
     def enter(self, x: Tensor) -> Tensor:
         """Return all tokens of x, of which each rank has its share: what a block of all ranks reads."""
         return x if self.is_whole else all_gather(x, self.share.count)
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """Return all tokens of x, of which each rank has its share, without padding."""
+        if self.is_whole:
+            return x
+        assert self._count is not None
+        return slice_of(self.enter(x), 0, self._count)
 
     def leave(self, part: Tensor, ranks: int) -> Tensor:
         """Return the sum of the parts that `ranks` computed of all tokens: its rows of this rank.
