@@ -29,6 +29,7 @@ from trtkit.quantized_matrix import KvQuantization, scales_of_pairs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tests.integration.parallel.test_pipeline import Stages
     from tests.support.decoder_case import Case
     from trtkit.llm.engine.proposers import Proposer
     from trtkit.llm.sampling.settings import Settings
@@ -86,14 +87,22 @@ def random_call(r: random.Random, ids: np.ndarray, read: np.ndarray, *, are_neig
     return PackedCall(decoding, reading, np.arange(tokens.size + int(new.sum())))
 
 
-def check_steps(decoder: ReferenceDecoder, expected: torch.Tensor, seed: int = 0, atol: float = 2e-4) -> None:
+def check_steps(
+    decoder: ReferenceDecoder | Stages,
+    expected: torch.Tensor,
+    seed: int = 0,
+    atol: float = 2e-4,
+    *,
+    are_neighbors: bool | None = None,
+) -> None:
     """Compare the logits of every token of random mixed steps with those of `ids_of(seed)` at once [SLOTS, S, V]."""
     r, ids, read = random.Random(seed), ids_of(seed), np.zeros(SLOTS, np.int64)
     assert decoder.packed is not None
+    are_neighbors = decoder.cache.needs_neighbors if are_neighbors is None else are_neighbors
     for _ in range(STEPS):
         if (read == TOKENS).all():
             break
-        call = random_call(r, ids, read, are_neighbors=decoder.cache.needs_neighbors)
+        call = random_call(r, ids, read, are_neighbors=are_neighbors)
         logits = decoder.packed.forward_packed(call)
         width = call.decode.ids.shape[1]
         for row, (slot, count) in enumerate(zip(call.decode.slots.tolist(), call.decode.counts.tolist(), strict=True)):
