@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.execution import Draw, PackedCalls, RankExecution
+    from trtkit.llm.execution.kv_cache import KvCache
     from trtkit.llm.execution.plan import DecoderPlan
     from trtkit.llm.execution.pool_size import CacheSize
     from trtkit.network.input_spec import InputSpec, Role
@@ -178,6 +179,11 @@ class EngineDecoder:
         self.engine.stream_weights(budget_bytes)
         self.is_asynchronous = not self.engine.is_streaming
         self._has_cuda_graphs = self._has_cuda_graphs and self.is_asynchronous
+
+    def share_cache(self, cache: KvCache) -> None:
+        """Lie in another's memory; see RankExecution."""
+        self.cache.share(cache)
+        self._own = self.cache.part(self._own.specs + self._own.states + self._own.encoded)
 
     def load_weights(self) -> None:
         """Bring deferred weights to the GPU; see RankExecution."""

@@ -276,6 +276,10 @@ class RankExecution(DecoderExecution, Protocol):
         """The memory of this rank's share of adapters; None if the network takes none."""
         ...
 
+    def share_cache(self, cache: KvCache) -> None:
+        """Let this rank's caches lie in the memory of another's, for as many slots; nothing is in either yet."""
+        ...
+
     def load_weights(self) -> None:
         """Bring the weights to where the network computes, if they are not there; by any thread, once at a time."""
         ...

@@ -121,10 +121,16 @@ class KvCache:
         types = {name: array.dtype for name, array in self._arrays.items()}
         return KvCache(kept, slots, self.max_length, lambda spec: types[spec.name], memory=memory)
 
+    def share(self, other: KvCache) -> None:
+        """Lie in the memory of other caches, array by array in order, as far as shapes and types are the same."""
+        for (name, array), shared in zip(list(self._arrays.items()), other._arrays.values(), strict=False):
+            if (array.shape, array.dtype) == (shared.shape, shared.dtype):
+                self._arrays[name] = shared
+
     def copy_rows(
         self, source: KvCache, rows: tuple[slice, slice], tokens: slice, run: Callable[[Callable[[], object]], object]
     ) -> int:
-        """Copy neighboring slots of another cache: all states, and the places `tokens` of keys and values; return bytes.
+        """Copy neighboring slots of another cache: states, and the places `tokens` of keys and values; return bytes.
 
         rows: the other's slots, and this one's. run: does each copy, or puts it on a stream.
         """

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.execution import Draw, PackedCalls, RankExecution
+    from trtkit.llm.execution.kv_cache import KvCache
     from trtkit.llm.execution.network import DecoderNetwork
     from trtkit.llm.sequences import Ints
     from trtkit.reference import Rank
@@ -93,6 +94,11 @@ class ReferenceDecoder:
         """The network, compiled. Its weights are in memory."""
         assert self._loaded is not None
         return self._loaded
+
+    def share_cache(self, cache: KvCache) -> None:
+        """Lie in another's memory; see RankExecution."""
+        self.cache.share(cache)
+        self._own = self.cache.part(self._network.inputs)
 
     def load_weights(self) -> None:
         """Bring the weights into memory: compile the network; a fast executor keeps copies in its kernels' layouts."""

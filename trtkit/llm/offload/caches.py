@@ -74,9 +74,10 @@ class DiskMemory:
 
 @dataclass(eq=False)
 class StageCaches:
-    """The caches of one stage. held: of all slots, where they stay. buffers: on the device, the same if they stay there.
+    """The caches of one stage. held: of all slots, where they stay. buffers: on the device; the same if that is there.
 
-    memory: that of `held`, if it is another. link: the stream that copies between the two; None on a CPU.
+    memory: that of `held`, if it is another. link: the stream that copies between the two, of all stages; None on a
+    CPU.
     """
 
     held: KvCache
@@ -88,12 +89,12 @@ class StageCaches:
 
     def fetch(self, call: Call, first: int) -> int:
         """Copy what a call reads to the buffer from slot `first` on; return bytes. New prompts read nothing."""
-        target = slice(first, first + len(call.starts))
-        if not call.starts.any() and call.counts.all():
+        target, copied = slice(first, first + len(call.starts)), 0
+        if call.starts.any() or not call.counts.all():
+            copied = self.buffers.copy_rows(self.held, (call.rows, target), slice(0, _end(call)), self._run)
+        else:
             self.buffers.positions[target] = self.held.positions[call.rows]
-            return 0
-        copied = self.buffers.copy_rows(self.held, (call.rows, target), slice(0, _end(call)), self._run)
-        if self.link is not None:
+        if self.link is not None:  # also for new prompts: what was in the buffer may be on its way back
             self._fetched[first] = self.link.record()
         return copied
 

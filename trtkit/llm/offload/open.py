@@ -40,12 +40,13 @@ def open_offloaded(bundle: Bundle, options: OpenOptions) -> OffloadedDecoder:
     assert place is not None
     check_offload(bundle, options.how)
     slots = _slots(options)
-    stages = []
+    stages: list[OffloadedStage] = []
     for rank in range(bundle.manifest.grid.ranks):
         execution = open_rank(bundle, replace(options, slots=slots.on_device), Peers(rank))
         execution.unload_weights()
-        weight_bytes = bundle.manifest.stages[-1].ranks[rank].weight_bytes
-        stages.append(OffloadedStage(execution, _caches(execution, place, slots.total), weight_bytes))
+        weight_bytes = sum(bundle.manifest.stages[-1].networks[rank].totals.weight_bytes.values())
+        caches = _caches(execution, place, slots.total, stages[0].caches if stages else None)
+        stages.append(OffloadedStage(execution, caches, weight_bytes))
     return OffloadedDecoder(stages, slots.total, slots.micro_batch, "the device" if place == "device" else place)
 
 
@@ -84,11 +85,16 @@ def _slots(options: OpenOptions) -> _Slots:
     return _Slots(total, micro_batch, total if stays else buffers * micro_batch)
 
 
-def _caches(execution: RankExecution, place: str, slots: int) -> StageCaches:
-    """Return a stage's caches, in the execution's own memory or elsewhere. Raises GenerationError for a full disk."""
+def _caches(execution: RankExecution, place: str, slots: int, first: StageCaches | None) -> StageCaches:
+    """Return a stage's caches, in the execution's own memory or elsewhere. Raises GenerationError for a full disk.
+
+    first: those of the first stage, with which the others share buffers and the stream that copies.
+    """
     own = execution.cache
     if place == "device":
         return StageCaches(own, own)
-    link = None if own.stream is None else own.stream.sibling()
+    if first is not None:
+        execution.share_cache(first.buffers)
+    link = first.link if first is not None else None if own.stream is None else own.stream.sibling()
     memory = DiskMemory() if place == "disk" else HostMemory(own.stream)
     return StageCaches(own.elsewhere(slots, memory), own, memory, link)
