@@ -56,6 +56,7 @@ def test_tokens_weights_and_copies(model: Path, bundle: Path, place: str, gpu: S
             engine.load_weights = load  # type: ignore[method-assign]
         answers = [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, params)]
         counts = decoder.counts
+        decoder._loading[0].result()  # a thread loads it
         assert [engine.weights_loaded for engine in engines] == [True, False, False]  # ready for the next pass
         assert [engine.loads for engine in engines] == [counts.passes + 1, counts.passes, counts.passes]
     assert answers == transformers_tokens(model)
