@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.planning.gpus import PlannedGpu
+    from trtkit.planning.offload import Host
     from trtkit.planning.report import Report
 
 EPILOG = """\b
@@ -30,11 +31,25 @@ Examples:
   trtkit plan llama-3.1-8b --gpu l4 --price 0.7 --requests-per-second 20
   trtkit plan efficientnet-lite0 --gpu orin,t4 --concurrency 8
   trtkit plan llama-3.1-8b --gpu l4 --details
+  trtkit plan opt-30b --gpu t4 --host-memory 208 --disk 2/1 --details
   trtkit plan --list-gpus
 
 \b
 Needs no GPU, and no weights for language models.
 Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
+
+
+def _disk(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[float, float] | None:
+    """Return GB/s of reading and writing."""
+    if text is None:
+        return None
+    try:
+        rates = [float(part) for part in text.split("/")]
+    except ValueError:
+        rates = []
+    if len(rates) not in (1, 2) or not all(0 < rate < float("inf") for rate in rates):
+        raise click.BadParameter(f"`{text}` is not READ or READ/WRITE in GB/s, such as 2/1")
+    return rates[0], rates[-1]
 
 
 @click.command(epilog=EPILOG)
@@ -56,6 +71,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
     metavar="X",
     help="A load: how many GPUs carry it at best, and their cost a month.",
 )
+@click.option("--host-memory", type=click.FloatRange(0, min_open=True), metavar="GB", help="Plan stages in turn, too.")
+@click.option("--disk", callback=_disk, metavar="READ[/WRITE]", help="Disk for weights and caches beyond it, in GB/s.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write an HTML report.")
 @click.option("--details", is_flag=True, help="Show layers, batch sizes, formats, several GPUs and assumptions, too.")
 @click.option("--list-gpus", is_flag=True, help="Show the table of GPUs with its sources, and exit.")
@@ -123,7 +140,20 @@ def _plan(path: str, gpus: Sequence[PlannedGpu], options: dict[str, Any]) -> Rep
     lengths = (options["input_len"], options["output_len"], options["concurrency"])
     with show_progress(quiet=options["quiet"]) as runner:
         model = find_model(path, options["overrides"], options["target"])
-        return make_plan(model, PlanRequest(gpus, *lengths, options["prices"], options["requests_per_second"]), runner)
+        load = options["prices"], options["requests_per_second"]
+        return make_plan(model, PlanRequest(gpus, *lengths, *load, _host(options)), runner)
+
+
+def _host(options: dict[str, Any]) -> Host | None:
+    """Return the host that stages in turn are offloaded to. Raises click.UsageError for a disk alone."""
+    from trtkit.planning.offload import Host
+
+    if options["host_memory"] is None:
+        if options["disk"] is not None:
+            raise click.UsageError("--disk needs --host-memory.")
+        return None
+    read, write = options["disk"] or (0.0, 0.0)
+    return Host(int(1e9 * options["host_memory"]), 1e9 * read, 1e9 * write)
 
 
 def _list_gpus(gpus: Sequence[PlannedGpu], *, as_json: bool) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from trtkit.planning.counts import GroupCounts, Mixture, NetworkCounts, Point
     from trtkit.planning.decoder_model import DecoderModel, Workload
     from trtkit.planning.gpus import PlannedGpu
+    from trtkit.planning.offload import Host
     from trtkit.planning.paged import CopiedPages
     from trtkit.planning.report import Report
     from trtkit.planning.source import PlannedModel
@@ -54,7 +55,8 @@ if TYPE_CHECKING:
 class PlanRequest:
     """What a plan is computed for. Lengths in tokens; None for the defaults. prices: per hour, by GPU key.
 
-    requests_per_second: a load to carry, of images for networks that take no prompts.
+    requests_per_second: a load to carry, of images for networks that take no prompts. host: memory and disk that
+    stages in turn are offloaded to.
     """
 
     gpus: Sequence[PlannedGpu]
@@ -63,6 +65,7 @@ class PlanRequest:
     concurrency: int | None = None
     prices: Mapping[str, float] | None = None
     requests_per_second: float | None = None
+    host: Host | None = None
 
     def demand(self, gpu: PlannedGpu) -> Demand:
         """Return the load, and the price of an hour on a GPU."""
@@ -110,7 +113,7 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
             raise ConfigError(f"the config does not fit {planned.where}", problems)
     counts = _count(planned, quantized, work.length, runner)
     calls = can_pack(planned.config), is_packed(planned.config)
-    return PlanningQuestion(model, counts, work, spec, grid, options.lora, *calls)
+    return PlanningQuestion(model, counts, work, spec, grid, options.lora, *calls, host=request.host)
 
 
 def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> LlmReport:
@@ -276,6 +279,8 @@ def llm_assumptions(
         "steps as a whole",
         "a budget for weights: all can be streamed, each once a step, at the published bandwidth of the link to the "
         "host, while the GPU computes; the memory that they pass through is not counted",
+        "stages in turn (`--host-memory`): equal ones, as many as `parallel.pipeline`, else one of each layer; weights "
+        "that the host has no room for are read from disk in every pass; a step takes as long as its slowest part",
         *_ALWAYS,
     ]
     if model.active_parameters < model.parameters:

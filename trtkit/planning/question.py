@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
     from trtkit.planning.counts import NetworkCounts
     from trtkit.planning.decoder_model import DecoderModel, Workload
+    from trtkit.planning.offload import Host
     from trtkit.planning.shares import GridShare
 
 
@@ -25,7 +26,8 @@ class PlanningQuestion:
     """A model with its counts, and the work it is to do.
 
     grid: the ranks of its config. lora: its adapters. can_pack: whether `llm.batching: packed` works with it.
-    is_packed: whether its calls are. plain: counts without the copies of windows, if `counts` has those.
+    is_packed: whether its calls are. plain: counts without the copies of windows, if `counts` has those. host: what
+    stages in turn are offloaded to; None if that is not planned.
     """
 
     model: DecoderModel
@@ -37,6 +39,7 @@ class PlanningQuestion:
     can_pack: bool = True
     is_packed: bool = True
     plain: NetworkCounts | None = None
+    host: Host | None = None
 
     def reading(self, window: str) -> NetworkCounts:
         """Return the counts of an engine whose attention reads what `llm.kv_window` says.

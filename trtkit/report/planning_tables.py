@@ -282,6 +282,8 @@ def detail_tables(plan: LlmGpu | VisionGpu) -> Iterator[Part]:
             yield from (_context(plan, grid, grid.context) for grid in plan.grids if grid.context)
         if plan.streaming:
             yield _streaming(plan)
+        if plan.offload:
+            yield _offload(plan)
 
 
 def _mixed_steps(gpu: LlmGpu) -> Table:
@@ -370,6 +372,19 @@ def _streaming(gpu: LlmGpu) -> Table:
     batches = ("largest\nbatch", "tokens/s\nwith it", "free from\nbatch")
     title = f"{gpu.gpu.key}: weights from the host over {known_links().links[gpu.gpu.host_link].name}"
     return Table(title, (_name("budget\nGiB"), *numbers(*speeds, *batches)), rows)
+
+
+def _offload(gpu: LlmGpu) -> Table:
+    """Return the best block of sequences for each place of the caches."""
+    rows: list[tuple[Value, ...]] = []
+    for row in gpu.offload:
+        block = f"{row.micro_batch} x {row.micro_batches}"
+        share = NumberCell(row.disk_share, f"{row.disk_share:.0%}")
+        times = (_figure(row.prefill_s), _figure(row.decode_s), _rate(row.output_tokens_per_second))
+        rows.append((row.caches, block, size(row.device_bytes), size(row.host_bytes), share, *times, row.bottleneck))
+    columns = ("sequences", "GPU", "host", "on disk", "prompts\ns", "pass s", "tokens\n/s")
+    title = f"{gpu.gpu.key}: {gpu.offload[0].stages} stages in turn (`--offload`)"
+    return Table(title, (_name("caches on"), *numbers(*columns), _name("bottleneck")), rows)
 
 
 def _curve(gpu: LlmGpu | VisionGpu) -> Table:

@@ -101,7 +101,7 @@ class ReferenceDecoder:
         self._own = self.cache.part(self._network.inputs)
 
     def load_weights(self) -> None:
-        """Bring the weights into memory: compile the network; a fast executor keeps copies in its kernels' layouts."""
+        """Compile the network. Weights that are mapped are read when they are used; others are copied for the kernels."""
         if self._loaded is None:
             self._loaded = Executor(self._network.layers, self._options)
 

@@ -8,7 +8,9 @@ plan adds up how long they take. Source: https://arxiv.org/abs/2303.06865, secti
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -110,18 +112,26 @@ class PassTime:
 def pass_time(schedule: BlockSchedule, seconds: StepSeconds) -> PassTime:
     """Return how long a pass takes: each step as long as its slowest lane."""
     total, busy = 0.0, dict.fromkeys(LANES, 0.0)
-    for step in schedule.steps():
+    for (computes, loads, fetches, stores), count in _kinds_of_steps(schedule).items():
         lanes = dict.fromkeys(LANES, 0.0)
-        if step.computes is not None:
-            lanes["compute"] += seconds.computes
-        for is_part, costs, share in (
-            (step.loads is not None, seconds.loads, schedule.micro_batches),
-            (step.fetches is not None, seconds.fetches, 1),
-            (step.stores is not None, seconds.stores, 1),
+        lanes["compute"] += computes * seconds.computes
+        for share, costs in (
+            (loads / schedule.micro_batches, seconds.loads),
+            (fetches, seconds.fetches),
+            (stores, seconds.stores),
         ):
-            for lane, cost in costs.items() if is_part else ():
-                lanes[lane] += cost / share
-        total += max(lanes.values())
+            for lane, cost in costs.items():
+                lanes[lane] += share * cost
+        total += count * max(lanes.values())
         for lane in LANES:
-            busy[lane] += lanes[lane]
+            busy[lane] += count * lanes[lane]
     return PassTime(total, busy)
+
+
+@cache
+def _kinds_of_steps(schedule: BlockSchedule) -> Mapping[tuple[bool, bool, bool, bool], int]:
+    """Return how many steps compute, load, fetch and store, or do only some of that: they take equally long."""
+    return Counter(
+        (step.computes is not None, step.loads is not None, step.fetches is not None, step.stores is not None)
+        for step in schedule.steps()
+    )
