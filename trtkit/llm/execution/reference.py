@@ -101,7 +101,7 @@ class ReferenceDecoder:
         self._own = self.cache.part(self._network.inputs)
 
     def load_weights(self) -> None:
-        """Compile the network. Weights that are mapped are read when they are used; others are copied for the kernels."""
+        """Compile the network. Mapped weights are read when they are used; others are copied for the kernels."""
         if self._loaded is None:
             self._loaded = Executor(self._network.layers, self._options)
 
