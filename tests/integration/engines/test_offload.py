@@ -97,7 +97,7 @@ def test_deferred_weights_are_refused_where_rules_say_so(bundle: Path, gpu: Simu
     gpu.device.memory_bytes = gpu.device.allocated_bytes
     engine.unload_weights()
     taken = gpu.device.allocate((8,), torch.uint8)
-    with pytest.raises(BackendError, match="refused to load weights.*out of memory"):
+    with pytest.raises(BackendError, match=r"refused to load weights.*out of memory"):
         engine.load_weights()
     assert taken.numel() == 8
 
