@@ -26,8 +26,9 @@ from trtkit.jobs.runner import ChildRunner
 from trtkit.llm.offload.decoder import OffloadedDecoder
 from trtkit.planning.gpus import find_gpus
 from trtkit.planning.llm import plan_llm
-from trtkit.planning.offload import Host, OffloadPlan, block_plan
+from trtkit.planning.offload import OffloadPlan, block_plan
 from trtkit.planning.plan import PlanRequest, llm_question
+from trtkit.planning.question import Host
 from trtkit.planning.source import find_model
 
 Json = dict[str, Any]

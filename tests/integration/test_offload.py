@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,10 @@ from trtkit.llm.offload.open import check_offload
 from trtkit.models.parallel import Grid
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.conftest import Ran
 
 PLACES = ("device", "host", "disk")
 PROMPTS = [
@@ -258,3 +262,22 @@ def test_a_disk_without_room_is_an_error(family: tuple[Path, Path], monkeypatch:
     assert "no room for" in str(refused.value)
     assert "no space left on device" in str(refused.value)
     assert "fix: set TMPDIR to a folder on a disk with room, or use fewer slots" in str(refused.value)
+
+
+def test_a_file_of_prompts_is_answered_by_stages_in_turn(
+    family: tuple[Path, Path], tmp_path: Path, trtkit: Callable[..., Ran]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"prompt_token_ids": ids, "max_tokens": count} for ids, count in zip(PROMPTS, TOKENS, strict=True)]
+    prompts.write_text("".join(json.dumps({**line, "ignore_eos": True}) + "\n" for line in lines))
+    words = ("generate", family[1], "--prompts", prompts, "--runtime", "reference", "--offload", "host")
+    ran = trtkit(*words, "--output", tmp_path / "answers.jsonl", "--stats", "-q")
+    assert ran.code == 0, ran.err
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [answer["token_ids"] for answer in answers] == transformers_tokens(family[0])
+    assert "16 passes over the weights, 0.01 GiB loaded" in ran.err
+    ran = trtkit(*words, "--micro-batch", 9, "-q")
+    assert (ran.code, ran.err) == (
+        2,
+        "error: --micro-batch: 9 sequences are not a micro-batch of 4 slots\nfix: use 1 to 4\n",
+    )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.planning.gpus import PlannedGpu
-    from trtkit.planning.offload import Host
+    from trtkit.planning.question import Host
     from trtkit.planning.report import Report
 
 EPILOG = """\b
@@ -37,19 +37,6 @@ Examples:
 \b
 Needs no GPU, and no weights for language models.
 Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
-
-
-def _disk(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[float, float] | None:
-    """Return GB/s of reading and writing."""
-    if text is None:
-        return None
-    try:
-        rates = [float(part) for part in text.split("/")]
-    except ValueError:
-        rates = []
-    if len(rates) not in (1, 2) or not all(0 < rate < float("inf") for rate in rates):
-        raise click.BadParameter(f"`{text}` is not READ or READ/WRITE in GB/s, such as 2/1")
-    return rates[0], rates[-1]
 
 
 @click.command(epilog=EPILOG)
@@ -72,7 +59,7 @@ def _disk(_context: click.Context, _option: click.Parameter, text: str | None) -
     help="A load: how many GPUs carry it at best, and their cost a month.",
 )
 @click.option("--host-memory", type=click.FloatRange(0, min_open=True), metavar="GB", help="Plan stages in turn, too.")
-@click.option("--disk", callback=_disk, metavar="READ[/WRITE]", help="Disk for weights and caches beyond it, in GB/s.")
+@click.option("--disk", metavar="READ[/WRITE]", help="Disk for weights and caches beyond it, in GB/s.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write an HTML report.")
 @click.option("--details", is_flag=True, help="Show layers, batch sizes, formats, several GPUs and assumptions, too.")
 @click.option("--list-gpus", is_flag=True, help="Show the table of GPUs with its sources, and exit.")
@@ -141,19 +128,27 @@ def _plan(path: str, gpus: Sequence[PlannedGpu], options: dict[str, Any]) -> Rep
     with show_progress(quiet=options["quiet"]) as runner:
         model = find_model(path, options["overrides"], options["target"])
         load = options["prices"], options["requests_per_second"]
-        return make_plan(model, PlanRequest(gpus, *lengths, *load, _host(options)), runner)
+        host = _host(options["host_memory"], options["disk"])
+        return make_plan(model, PlanRequest(gpus, *lengths, *load, host), runner)
 
 
-def _host(options: dict[str, Any]) -> Host | None:
-    """Return the host that stages in turn are offloaded to. Raises click.UsageError for a disk alone."""
-    from trtkit.planning.offload import Host
+def _host(memory_gb: float | None, disk: str | None) -> Host | None:
+    """Return the host that stages in turn are offloaded to. Raises PlanError for a disk that is none, or alone."""
+    from trtkit.errors import PlanError
+    from trtkit.planning.question import Host
 
-    if options["host_memory"] is None:
-        if options["disk"] is not None:
-            raise click.UsageError("--disk needs --host-memory.")
-        return None
-    read, write = options["disk"] or (0.0, 0.0)
-    return Host(int(1e9 * options["host_memory"]), 1e9 * read, 1e9 * write)
+    if disk is not None and memory_gb is None:
+        raise PlanError("a disk without a host", "--disk", "give the host's memory, too: `--host-memory`")
+    try:
+        rates = [float(part) for part in (disk or "0").split("/")]
+    except ValueError:
+        rates = []
+    is_valid = disk is None or all(0 < rate < float("inf") for rate in rates)
+    if len(rates) not in (1, 2) or not is_valid:
+        raise PlanError(
+            f"`{disk}` is not the speed of a disk", "--disk", "write READ or READ/WRITE in GB/s, such as 2/1"
+        )
+    return None if memory_gb is None else Host(int(1e9 * memory_gb), 1e9 * rates[0], 1e9 * rates[-1])
 
 
 def _list_gpus(gpus: Sequence[PlannedGpu], *, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.errors import RequestError
 from trtkit.llm.frontend import Frontend
 from trtkit.llm.named_settings import default_params
+from trtkit.llm.offload.decoder import OffloadedDecoder
 from trtkit.llm.prompts import PreparedPrompt, problems_of, raise_prompt_problems
 from trtkit.llm.sampling.params import SamplingParams
 from trtkit.llm.scheduler import DEFAULT_SCHEDULING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.llm.engine import Statistics
+    from trtkit.llm.offload.decoder import OffloadCounts
     from trtkit.llm.outputs import Delta, RequestOutput
     from trtkit.llm.prompts import AnyPrompt
     from trtkit.llm.scheduler import SchedulingParams
@@ -59,6 +61,12 @@ class LLM:
     def statistics(self) -> Statistics:
         """What the engine has done so far."""
         return self._frontend.engine.statistics
+
+    @property
+    def offload_counts(self) -> OffloadCounts | None:
+        """What stages in turn have loaded and copied so far; None without `offload`."""
+        execution = self._frontend.execution
+        return execution.counts if isinstance(execution, OffloadedDecoder) else None
 
     @property
     def adapters(self) -> list[str]:

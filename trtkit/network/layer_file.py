@@ -159,7 +159,7 @@ def drop_pages(graph: LayerGraph) -> None:
     maps: dict[int, mmap.mmap] = {}
     for node in graph.nodes:
         for weights in node.weights.values():
-            owner: Any = weights.raw
+            owner: object = weights.raw
             while isinstance(owner, np.ndarray):
                 owner = owner.base
             if isinstance(owner, mmap.mmap):

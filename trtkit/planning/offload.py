@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trtkit.llm.offload.schedule import Lane, PassTime
     from trtkit.planning.counts import Point
     from trtkit.planning.gpus import PlannedGpu
-    from trtkit.planning.question import PlanningQuestion
+    from trtkit.planning.question import Host, PlanningQuestion
     from trtkit.serving_options import CachePlace
 
 _HOST_RESERVE_BYTES = 4 << 30
@@ -33,20 +33,6 @@ _HOST_RESERVE_BYTES = 4 << 30
 _STEPS = tuple(sorted({size << bit for size in (2, 3) for bit in range(9)} | {1}))
 """Sizes of micro-batches that are tried, and numbers of them: 1, and powers of two and their halves more."""
 _MOST_MICRO_BATCHES = 32
-
-
-@dataclass(frozen=True)
-class Host:
-    """What a GPU's machine has. read_bytes_per_s, write_bytes_per_s: of its disk; 0 if nothing may be there.
-
-    to_device_bytes_per_s, to_host_bytes_per_s: of the link; those of the GPU's link as published if None.
-    """
-
-    memory_bytes: int
-    read_bytes_per_s: float = 0.0
-    write_bytes_per_s: float = 0.0
-    to_device_bytes_per_s: float | None = None
-    to_host_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

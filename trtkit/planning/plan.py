@@ -22,7 +22,7 @@ from trtkit.planning.llm import cost_per_million, plan_llm
 from trtkit.planning.memory import LARGEST_BATCH, RESERVE_BYTES, MemoryNeed, largest
 from trtkit.planning.paged import copied_pages
 from trtkit.planning.quantized_by import quantized_of
-from trtkit.planning.question import NO_DEMAND, Demand, PlanningQuestion
+from trtkit.planning.question import NO_DEMAND, Demand, Host, PlanningQuestion
 from trtkit.planning.report import (
     CacheRead,
     LayerGroup,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from trtkit.planning.counts import GroupCounts, Mixture, NetworkCounts, Point
     from trtkit.planning.decoder_model import DecoderModel, Workload
     from trtkit.planning.gpus import PlannedGpu
-    from trtkit.planning.offload import Host
     from trtkit.planning.paged import CopiedPages
     from trtkit.planning.report import Report
     from trtkit.planning.source import PlannedModel

@@ -17,8 +17,21 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
     from trtkit.planning.counts import NetworkCounts
     from trtkit.planning.decoder_model import DecoderModel, Workload
-    from trtkit.planning.offload import Host
     from trtkit.planning.shares import GridShare
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a GPU's machine has. read_bytes_per_s, write_bytes_per_s: of its disk; 0 if nothing may be there.
+
+    to_device_bytes_per_s, to_host_bytes_per_s: of the link; those of the GPU's link as published if None.
+    """
+
+    memory_bytes: int
+    read_bytes_per_s: float = 0.0
+    write_bytes_per_s: float = 0.0
+    to_device_bytes_per_s: float | None = None
+    to_host_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True)

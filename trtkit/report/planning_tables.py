@@ -378,13 +378,14 @@ def _offload(gpu: LlmGpu) -> Table:
     """Return the best block of sequences for each place of the caches."""
     rows: list[tuple[Value, ...]] = []
     for row in gpu.offload:
+        sizes = (NumberCell(used, f"{used / 2**30:.4g}") for used in (row.device_bytes, row.host_bytes))
+        times = (row.prefill_s, row.decode_s, row.output_tokens_per_second)
         block = f"{row.micro_batch} x {row.micro_batches}"
         share = NumberCell(row.disk_share, f"{row.disk_share:.0%}")
-        times = (_figure(row.prefill_s), _figure(row.decode_s), _rate(row.output_tokens_per_second))
-        rows.append((row.caches, block, size(row.device_bytes), size(row.host_bytes), share, *times, row.bottleneck))
-    columns = ("sequences", "GPU", "host", "on disk", "prompts\ns", "pass s", "tokens\n/s")
+        rows.append((row.caches, block, *sizes, share, *map(_figure, times), row.bottleneck))
+    columns = numbers("block", "GPU\nGiB", "host\nGiB", "weights\non disk", "prompts\ns", "pass\ns", "tokens\n/s")
     title = f"{gpu.gpu.key}: {gpu.offload[0].stages} stages in turn (`--offload`)"
-    return Table(title, (_name("caches on"), *numbers(*columns), _name("bottleneck")), rows)
+    return Table(title, (_name("caches"), *columns, _name("bottleneck")), rows)
 
 
 def _curve(gpu: LlmGpu | VisionGpu) -> Table:

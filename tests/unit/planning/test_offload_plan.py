@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.unit.planning.test_plan_properties import LLAMA, question
 from trtkit.planning.gpus import find_gpus
 from trtkit.planning.memory import RESERVE_BYTES
-from trtkit.planning.offload import Host, block_plan, plan_offload
+from trtkit.planning.offload import block_plan, plan_offload
+from trtkit.planning.question import Host
 from trtkit.planning.roofline import floor
 
 (T4,) = find_gpus(["t4"])
