@@ -275,7 +275,7 @@ def test_a_file_of_prompts_is_answered_by_stages_in_turn(
     assert ran.code == 0, ran.err
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert [answer["token_ids"] for answer in answers] == transformers_tokens(family[0])
-    assert "16 passes over the weights, 0.01 GiB loaded" in ran.err
+    assert "15 passes over the weights, 0.01 GiB loaded" in ran.err  # the longest answers first: 9 and 6
     ran = trtkit(*words, "--micro-batch", 9, "-q")
     assert (ran.code, ran.err) == (
         2,

@@ -142,7 +142,8 @@ class LLM:
         lists every problem.
         """
         checked = self._check(prompts, None, is_single=False)
-        waiting = iter(sorted(checked, key=_by_length if self._frontend.engine.prefixes.are_pages else _by_prefix))
+        by_length = self._frontend.engine.prefixes.are_pages or self.offload_counts is not None
+        waiting = iter(sorted(checked, key=_by_length if by_length else _by_prefix))
         names: set[str] = set()
         try:
             prompt = next(waiting, None)
@@ -222,7 +223,10 @@ class LLM:
 
 
 def _by_length(prompt: PreparedPrompt) -> int:
-    """Rank long answers first: one that begins last leaves slots idle. Pages of common prefixes are found anyway."""
+    """Rank long answers first: one that begins last leaves slots idle, and those of a block should be alike in length.
+
+    Pages of common prefixes are found anyway.
+    """
     return -prompt.settings.params.max_tokens
 
 
