@@ -49,7 +49,7 @@ PUBLISHED = {"opt-6.7b": (25.26, "device", 2, 1), "opt-30b": (7.32, "host", 48, 
 GIB = 2**30
 HOST_BYTES = 208 * 10**9
 PAPER = Host(HOST_BYTES, 2e9, 1e9)
-"""Section 6 of the paper: 208 GB of memory, an SSD that reads 2 GB/s and writes 1 GB/s."""
+"""The paper's 208 GB of memory, and a disk that is taken to read 2 GB/s and write 1 GB/s."""
 FITTED = Host(HOST_BYTES, 0.473 * GIB, 0.746 * GIB, 12.89 * GIB, 0.97 * GIB)
 FITTED_TERA = 21.24
 """What the authors fitted: experimental/cost_model.py of that commit; products of prompts, in 10^12 a second."""
