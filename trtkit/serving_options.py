@@ -18,6 +18,8 @@ Runtime = Literal["auto", "tensorrt", "reference"]
 RUNTIMES: tuple[Runtime, ...] = ("auto", "tensorrt", "reference")
 ScheduleName = Literal["fcfs", "priority", "mlfq"]
 SCHEDULES: tuple[ScheduleName, ...] = ("fcfs", "priority", "mlfq")
+CachePlace = Literal["device", "host", "disk"]
+CACHE_PLACES: tuple[CachePlace, ...] = ("device", "host", "disk")
 WeightBudget = float | Literal["auto"]
 """GiB, or what everything else leaves free."""
 Kind = Literal["count", "gib", "budget", "name", "folder", "bundle", "weights", "folders", "flag"]
@@ -75,6 +77,19 @@ class ServingOptions:
         flag="--weight-budget",
         least=0,
         default_text="all weights",
+    )
+    offload: CachePlace | None = _option(
+        None,
+        "Run pipeline stages in turn on one device, each stage's weights loaded in its turn; where caches stay.",
+        "name",
+        _RUN,
+        choices=CACHE_PLACES,
+    )
+    micro_batch: int | None = _option(
+        None,
+        "Sequences that a stage computes together with `offload`.",
+        surfaces=_RUN,
+        default_text="all with caches on the device, else a quarter of the slots",
     )
     resident_tokens: int | None = _option(
         None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,17 @@ def test_programs_on_adapters_run(tmp_path: Path) -> None:
 
 def test_a_decoder_family_is_added_by_the_steps_of_its_page(tmp_path: Path) -> None:
     run_page(DOCS / "add-family.md", tmp_path)
+
+
+@pytest.mark.slow
+def test_commands_on_offload_run(tmp_path: Path) -> None:
+    """A small Llama stands for the shipped one."""
+    tiny_chat.save_model(tmp_path / "small", num_hidden_layers=4)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi"}\n{"prompt": "Gravity is"}\n' * 5)
+    small = "--set llm.max_sequence_length=96 --set llm.max_prefill_length=32"
+    run_page(DOCS / "offload.md", tmp_path, {"build llama ": f"build llama --set source.hf=small {small} "})
+    answers = (tmp_path / "answers.jsonl").read_text().splitlines()
+    assert [json.loads(line)["index"] for line in answers] == list(range(10))
 
 
 @pytest.mark.slow

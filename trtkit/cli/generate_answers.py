@@ -128,7 +128,7 @@ def total_stats(llm: LLM, requests: Sequence[RequestMetrics], seconds: float) ->
     parts += [f"{done.restored_tokens} of these from host memory"] if done.restored_tokens else []
     parts += [f"{done.file_tokens} read from files"] if done.file_tokens else []
     parts += [plural(done.preemptions, "preemption")] if done.preemptions else []
-    parts += neuron_stats(done)
+    parts += neuron_stats(done) + offload_stats(llm)
     return "; ".join(parts + _speculation(done.accepted_tokens, done.drafted_tokens))
 
 
@@ -139,6 +139,16 @@ def neuron_stats(done: Statistics) -> list[str]:
     blocks = plural(done.active_blocks, "block")
     rows = [f"{done.row_bytes / 2**20:.1f} MiB of their rows read"] if done.row_bytes else []
     return [f"{blocks} of neurons active, {done.read_blocks} read, {done.missed_blocks} missed", *rows]
+
+
+def offload_stats(llm: LLM) -> list[str]:
+    """Return what stages in turn have moved; nothing for other decoders."""
+    counts = llm.offload_counts
+    if counts is None:
+        return []
+    parts = [f"{counts.passes} passes over the weights, {counts.loaded_bytes / 2**30:.2f} GiB loaded"]
+    copied = counts.fetched_bytes + counts.stored_bytes
+    return parts + ([f"{copied / 2**20:.1f} MiB of caches copied"] if copied else [])
 
 
 def _speculation(accepted: int, drafted: int) -> list[str]:

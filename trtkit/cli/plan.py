@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.planning.gpus import PlannedGpu
+    from trtkit.planning.question import Host
     from trtkit.planning.report import Report
 
 EPILOG = """\b
@@ -30,6 +31,7 @@ Examples:
   trtkit plan llama-3.1-8b --gpu l4 --price 0.7 --requests-per-second 20
   trtkit plan efficientnet-lite0 --gpu orin,t4 --concurrency 8
   trtkit plan llama-3.1-8b --gpu l4 --details
+  trtkit plan opt-30b --gpu t4 --host-memory 208 --disk 2/1 --details
   trtkit plan --list-gpus
 
 \b
@@ -56,6 +58,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
     metavar="X",
     help="A load: how many GPUs carry it at best, and their cost a month.",
 )
+@click.option("--host-memory", type=click.FloatRange(0, min_open=True), metavar="GB", help="Plan stages in turn, too.")
+@click.option("--disk", metavar="READ[/WRITE]", help="Disk for weights and caches beyond it, in GB/s.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write an HTML report.")
 @click.option("--details", is_flag=True, help="Show layers, batch sizes, formats, several GPUs and assumptions, too.")
 @click.option("--list-gpus", is_flag=True, help="Show the table of GPUs with its sources, and exit.")
@@ -123,7 +127,28 @@ def _plan(path: str, gpus: Sequence[PlannedGpu], options: dict[str, Any]) -> Rep
     lengths = (options["input_len"], options["output_len"], options["concurrency"])
     with show_progress(quiet=options["quiet"]) as runner:
         model = find_model(path, options["overrides"], options["target"])
-        return make_plan(model, PlanRequest(gpus, *lengths, options["prices"], options["requests_per_second"]), runner)
+        load = options["prices"], options["requests_per_second"]
+        host = _host(options["host_memory"], options["disk"])
+        return make_plan(model, PlanRequest(gpus, *lengths, *load, host), runner)
+
+
+def _host(memory_gb: float | None, disk: str | None) -> Host | None:
+    """Return the host that stages in turn are offloaded to. Raises PlanError for a disk that is none, or alone."""
+    from trtkit.errors import PlanError
+    from trtkit.planning.question import Host
+
+    if disk is not None and memory_gb is None:
+        raise PlanError("a disk without a host", "--disk", "give the host's memory, too: `--host-memory`")
+    try:
+        rates = [float(part) for part in (disk or "0").split("/")]
+    except ValueError:
+        rates = []
+    is_valid = disk is None or all(0 < rate < float("inf") for rate in rates)
+    if len(rates) not in (1, 2) or not is_valid:
+        raise PlanError(
+            f"`{disk}` is not the speed of a disk", "--disk", "write READ or READ/WRITE in GB/s, such as 2/1"
+        )
+    return None if memory_gb is None else Host(int(1e9 * memory_gb), 1e9 * rates[0], 1e9 * rates[-1])
 
 
 def _list_gpus(gpus: Sequence[PlannedGpu], *, as_json: bool) -> None:

@@ -206,6 +206,8 @@ class Frontend:
         """Return the folder for caches. Raises RequestError if host memory, from which files are written, is off."""
         if options.cache_dir is None:
             return None
+        if options.offload is not None:
+            raise RequestError("stages in turn keep caches in no folder", "cache_dir", "leave it out")
         limit_bytes = _bytes_of(options.cache_dir_gib, "cache_dir_gib")
         if not options.host_cache_gib:
             what = "files are written from host memory, but `host_cache_gib` is 0"
@@ -227,7 +229,7 @@ class Frontend:
         engine_options = replace(
             EngineOptions.from_serving(options),
             proposer=self._awake_networks.proposer,
-            host_cache_bytes=_bytes_of(options.host_cache_gib, "host_cache_gib"),
+            host_cache_bytes=0 if options.offload else _bytes_of(options.host_cache_gib, "host_cache_gib"),
             cache_folder=self._cache_folder(options),
         )
         slots = self.execution.adapters

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.errors import RequestError
 from trtkit.llm.frontend import Frontend
 from trtkit.llm.named_settings import default_params
+from trtkit.llm.offload.decoder import OffloadedDecoder
 from trtkit.llm.prompts import PreparedPrompt, problems_of, raise_prompt_problems
 from trtkit.llm.sampling.params import SamplingParams
 from trtkit.llm.scheduler import DEFAULT_SCHEDULING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.llm.engine import Statistics
+    from trtkit.llm.offload.decoder import OffloadCounts
     from trtkit.llm.outputs import Delta, RequestOutput
     from trtkit.llm.prompts import AnyPrompt
     from trtkit.llm.scheduler import SchedulingParams
@@ -59,6 +61,12 @@ class LLM:
     def statistics(self) -> Statistics:
         """What the engine has done so far."""
         return self._frontend.engine.statistics
+
+    @property
+    def offload_counts(self) -> OffloadCounts | None:
+        """What stages in turn have loaded and copied so far; None without `offload`."""
+        execution = self._frontend.execution
+        return execution.counts if isinstance(execution, OffloadedDecoder) else None
 
     @property
     def adapters(self) -> list[str]:
@@ -134,7 +142,8 @@ class LLM:
         lists every problem.
         """
         checked = self._check(prompts, None, is_single=False)
-        waiting = iter(sorted(checked, key=_by_length if self._frontend.engine.prefixes.are_pages else _by_prefix))
+        by_length = self._frontend.engine.prefixes.are_pages or self.offload_counts is not None
+        waiting = iter(sorted(checked, key=_by_length if by_length else _by_prefix))
         names: set[str] = set()
         try:
             prompt = next(waiting, None)
@@ -214,7 +223,10 @@ class LLM:
 
 
 def _by_length(prompt: PreparedPrompt) -> int:
-    """Rank long answers first: one that begins last leaves slots idle. Pages of common prefixes are found anyway."""
+    """Rank long answers first: one that begins last leaves slots idle, and those of a block should be alike in length.
+
+    Pages of common prefixes are found anyway.
+    """
     return -prompt.settings.params.max_tokens
 
 

@@ -53,6 +53,8 @@ def open_networks(text: TextBundle, options: ServingOptions) -> Networks:
         None if options.weight_budget_gib == "auto" else options.weight_budget_gib,
         has_speculator=_speculator_tokens(text, options) > 0,
         resident_tokens=options.resident_tokens,
+        offload=options.offload,
+        micro_batch=options.micro_batch,
     )
     execution = open_execution(text.bundle, options.runtime, options.slots, how)
     tower = None if text.images is None else open_tower(text.bundle, options.runtime)

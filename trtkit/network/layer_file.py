@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import json
 import math
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -148,6 +149,23 @@ class _WeightsWriter:
             self._file.write(np.ascontiguousarray(raw).data)
             self.size = offset + raw.nbytes
         return _OWN, offset
+
+
+def drop_pages(graph: LayerGraph) -> None:
+    """Let the system take back the memory of mapped weights; what is read again is read from their files.
+
+    Weights that this process has changed would be lost; nothing changes those that `load_layers` returns.
+    """
+    maps: dict[int, mmap.mmap] = {}
+    for node in graph.nodes:
+        for weights in node.weights.values():
+            owner: object = weights.raw
+            while isinstance(owner, np.ndarray):
+                owner = owner.base
+            if isinstance(owner, mmap.mmap):
+                maps[id(owner)] = owner
+    for memory in maps.values():
+        memory.madvise(mmap.MADV_DONTNEED)
 
 
 class _MappedSources:

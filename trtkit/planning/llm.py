@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trtkit.planning.formats import FORMATS, in_format, quantized_bytes
 from trtkit.planning.grids import plan_grids, tensor_pays_up_to
 from trtkit.planning.memory import Footprint
+from trtkit.planning.offload import plan_offload
 from trtkit.planning.question import NO_DEMAND
 from trtkit.planning.report import FormatPlan, LlmGpu, LlmSpeed, MixedStep
 from trtkit.planning.roofline import compute_bound_batch, floor, mixed_floor, unfused_s
@@ -59,6 +60,7 @@ def plan_llm(question: PlanningQuestion, gpu: PlannedGpu, demand: Demand = NO_DE
         grids=plan_grids(question, gpu),
         tensor_pays_up_to=tensor_pays_up_to(question, gpu),
         streaming=plan_streaming(question, gpu, footprint),
+        offload=plan_offload(question, gpu),
     )
 
 

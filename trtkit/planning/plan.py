@@ -22,7 +22,7 @@ from trtkit.planning.llm import cost_per_million, plan_llm
 from trtkit.planning.memory import LARGEST_BATCH, RESERVE_BYTES, MemoryNeed, largest
 from trtkit.planning.paged import copied_pages
 from trtkit.planning.quantized_by import quantized_of
-from trtkit.planning.question import NO_DEMAND, Demand, PlanningQuestion
+from trtkit.planning.question import NO_DEMAND, Demand, Host, PlanningQuestion
 from trtkit.planning.report import (
     CacheRead,
     LayerGroup,
@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 class PlanRequest:
     """What a plan is computed for. Lengths in tokens; None for the defaults. prices: per hour, by GPU key.
 
-    requests_per_second: a load to carry, of images for networks that take no prompts.
+    requests_per_second: a load to carry, of images for networks that take no prompts. host: memory and disk that
+    stages in turn are offloaded to.
     """
 
     gpus: Sequence[PlannedGpu]
@@ -63,6 +64,7 @@ class PlanRequest:
     concurrency: int | None = None
     prices: Mapping[str, float] | None = None
     requests_per_second: float | None = None
+    host: Host | None = None
 
     def demand(self, gpu: PlannedGpu) -> Demand:
         """Return the load, and the price of an hour on a GPU."""
@@ -109,7 +111,8 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
         if problems := [*sequence_problems(planned.config, spec), *context_problems(planned.config)]:
             raise ConfigError(f"the config does not fit {planned.where}", problems)
     counts = _count(planned, quantized, work.length, runner)
-    return PlanningQuestion(model, counts, work, spec, grid, options.lora, is_packed(planned.config))
+    is_shared = is_packed(planned.config)
+    return PlanningQuestion(model, counts, work, spec, grid, options.lora, is_shared, host=request.host)
 
 
 def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> LlmReport:
@@ -275,6 +278,8 @@ def llm_assumptions(
         "steps as a whole",
         "a budget for weights: all can be streamed, each once a step, at the published bandwidth of the link to the "
         "host, while the GPU computes; the memory that they pass through is not counted",
+        "stages in turn (`--host-memory`): equal ones, as many as `parallel.pipeline`, else one of each layer; weights "
+        "that the host has no room for are read from disk in every pass; a step takes as long as its slowest part",
         *_ALWAYS,
     ]
     if model.active_parameters < model.parameters:

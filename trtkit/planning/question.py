@@ -21,11 +21,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Host:
+    """What a GPU's machine has. read_bytes_per_s, write_bytes_per_s: of its disk; 0 if nothing may be there.
+
+    to_device_bytes_per_s, to_host_bytes_per_s: of the link; those of the GPU's link as published if None.
+    """
+
+    memory_bytes: int
+    read_bytes_per_s: float = 0.0
+    write_bytes_per_s: float = 0.0
+    to_device_bytes_per_s: float | None = None
+    to_host_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
 class PlanningQuestion:
     """A model with its counts, and the work it is to do.
 
     grid: the ranks of its config. lora: its adapters. is_packed: whether decoding and prompts share a call.
-    plain: counts without the copies of windows, if `counts` has those.
+    plain: counts without the copies of windows, if `counts` has those. host: what stages in turn are offloaded to; None
+    if that is not planned.
     """
 
     model: DecoderModel
@@ -36,6 +51,7 @@ class PlanningQuestion:
     lora: LoraOptions | None = None
     is_packed: bool = True
     plain: NetworkCounts | None = None
+    host: Host | None = None
 
     def reading(self, window: str) -> NetworkCounts:
         """Return the counts of an engine whose attention reads what `llm.kv_window` says.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from trtkit.planning.decoder_model import DecoderModel, Formulas, Workload
     from trtkit.planning.gpus import PlannedGpu
+    from trtkit.planning.offload import OffloadPlan
     from trtkit.planning.question import LoadPlan
     from trtkit.planning.streaming import StreamingPlan
 
@@ -188,7 +189,7 @@ class LlmGpu:
 
     tpot_by_kv_window: a decode step where kernels read all that attention is given, by `llm.kv_window`.
     mixed_steps: by the size of the chunk.
-    load: None without a load, or if the model does not fit.
+    load: None without a load, or if the model does not fit. offload: the best block for each place of the caches.
     """
 
     gpu: PlannedGpu
@@ -209,6 +210,7 @@ class LlmGpu:
     grids: tuple[GridPlan, ...]
     tensor_pays_up_to: int | None
     streaming: tuple[StreamingPlan, ...]
+    offload: tuple[OffloadPlan, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -282,6 +282,8 @@ def detail_tables(plan: LlmGpu | VisionGpu) -> Iterator[Part]:
             yield from (_context(plan, grid, grid.context) for grid in plan.grids if grid.context)
         if plan.streaming:
             yield _streaming(plan)
+        if plan.offload:
+            yield _offload(plan)
 
 
 def _mixed_steps(gpu: LlmGpu) -> Table:
@@ -370,6 +372,20 @@ def _streaming(gpu: LlmGpu) -> Table:
     batches = ("largest\nbatch", "tokens/s\nwith it", "free from\nbatch")
     title = f"{gpu.gpu.key}: weights from the host over {known_links().links[gpu.gpu.host_link].name}"
     return Table(title, (_name("budget\nGiB"), *numbers(*speeds, *batches)), rows)
+
+
+def _offload(gpu: LlmGpu) -> Table:
+    """Return the best block of sequences for each place of the caches."""
+    rows: list[tuple[Value, ...]] = []
+    for row in gpu.offload:
+        sizes = (NumberCell(used, f"{used / 2**30:.4g}") for used in (row.device_bytes, row.host_bytes))
+        times = (row.prefill_s, row.decode_s, row.output_tokens_per_second)
+        block = f"{row.micro_batch} x {row.micro_batches}"
+        share = NumberCell(row.disk_share, f"{row.disk_share:.0%}")
+        rows.append((row.caches, block, *sizes, share, *map(_figure, times), row.bottleneck))
+    columns = numbers("block", "GPU\nGiB", "host\nGiB", "weights\non disk", "prompts\ns", "pass\ns", "tokens\n/s")
+    title = f"{gpu.gpu.key}: {gpu.offload[0].stages} stages in turn (`--offload`)"
+    return Table(title, (_name("caches"), *columns, _name("bottleneck")), rows)
 
 
 def _curve(gpu: LlmGpu | VisionGpu) -> Table:

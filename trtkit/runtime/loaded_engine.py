@@ -46,16 +46,28 @@ class EngineTensor:
 class LoadedEngine:
     """A deserialized engine. cache: where kernels that TensorRT compiles for this GPU are kept; None: nowhere.
 
-    Raises BackendError if TensorRT does not load the plan on this GPU.
+    defers_weights: leave the weights in the plan's file until `load_weights`.
+    Raises BackendError if TensorRT does not load the plan on this GPU, or has no deferred weights.
     """
 
-    def __init__(self, backend: Backend, plan: Path, stream: Stream, cache: Path | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        plan: Path,
+        stream: Stream,
+        cache: Path | None = None,
+        *,
+        defers_weights: bool = False,
+    ) -> None:
         self.backend, self.stream = backend, stream
         self._logger = backend.logger()
         self._runtime = backend.trt.Runtime(self._logger)
         self.errors = error_recorder(backend, has_gpu=True)
         self._runtime.error_recorder = self.errors
-        self._engine = self._runtime.deserialize_cuda_engine(_mapped(plan))
+        self._blob = _mapped(plan) if defers_weights else None
+        if defers_weights:
+            self._defer_weights()
+        self._engine = self._runtime.deserialize_cuda_engine(self._blob or _mapped(plan))
         if self._engine is None:
             fix = "build it for this GPU (`--target`), with the TensorRT version that is installed here"
             reason = "".join(f": {text}" for text in self.errors.texts[-1:])
@@ -108,6 +120,31 @@ class LoadedEngine:
             what = f"TensorRT refused a weight budget of {budget_bytes} bytes{_reason(self.errors.texts)}"
             raise BackendError(what, str(self.plan))
 
+    def _defer_weights(self) -> None:
+        """Let the engine that is deserialized next have no weights yet. Raises BackendError."""
+        if not hasattr(self._runtime, "defer_weights_loading"):  # TensorRT-RTX has it from 1.7 on
+            what = f"{self.backend.name} {self.backend.version} loads an engine's weights with the engine"
+            fix = "build with TensorRT-RTX (`--target`), or keep all weights on the GPU"
+            raise BackendError(what, "offload", fix)
+        self._runtime.defer_weights_loading = True
+
+    def load_weights(self) -> None:
+        """Copy deferred weights to the GPU, if they are not there; by any thread. Raises BackendError."""
+        if self._blob is None or self._engine.weights_loaded:
+            return
+        self.errors.clear()
+        if not self._engine.load_weights(self._blob):
+            raise BackendError(f"TensorRT refused to load weights{_reason(self.errors.texts)}", str(self.plan))
+
+    def unload_weights(self) -> None:
+        """Free deferred weights on the GPU once the engine's work is done; contexts stay. Raises BackendError."""
+        if self._blob is None or not self._engine.weights_loaded:
+            return
+        self.stream.synchronize()
+        self.errors.clear()
+        if not self._engine.unload_weights():
+            raise BackendError(f"TensorRT refused to unload weights{_reason(self.errors.texts)}", str(self.plan))
+
     def context(self, profile: int = 0, *, is_captured: bool = False) -> ExecutionContext:
         """Return the execution context of a profile, created when it is first needed.
 
@@ -149,7 +186,8 @@ class LoadedEngine:
         """Keep what was compiled for this GPU for the next start, and drop contexts and engine."""
         self._keep_kernels()
         self._contexts.clear()
-        self._engine = self._runtime = self._scratch = None  # TensorRT frees the weights with the last reference
+        self._scratch = self._blob = None
+        self._engine = self._runtime = None  # TensorRT frees the weights with the last reference
 
     def _covers(self, profile: int, name: str, shape: Shape) -> bool:
         declared = self.inputs[name].shape

@@ -6,6 +6,7 @@ That they compute the same is tested with every family: `support.decoders.Runner
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +17,12 @@ from tests.support.decoders import rtx, through_a_file
 from trtkit.dtypes import BF16, FP4, FP8, FP16, FP32, INT4, DType
 from trtkit.errors import BundleError
 from trtkit.network.graph import Graph
-from trtkit.network.layer_file import LayerFiles, load_layers, save_layers
+from trtkit.network.layer_file import LayerFiles, drop_pages, load_layers, save_layers
 from trtkit.reference import Executor
 from trtkit.sources.safetensors_file import read_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from trtkit.network.layer_graph import LayerGraph
 
@@ -46,6 +46,28 @@ def test_weights_of_every_type_are_those_that_were_written(dtype: DType) -> None
     assert (held.dtype, bytes(held.raw)) == (dtype, bytes(BYTES))
     one, other = (Executor(each).run({})["y"] for each in (layers, again))
     assert torch.equal(one.float().nan_to_num(7), other.float().nan_to_num(7))
+
+
+def resident_kib(path: Path) -> int:
+    """Return how much of a mapped file this process has in memory."""
+    maps = Path("/proc/self/smaps").read_text().split(str(path))[1:]
+    return sum(int(text.split("Rss:")[1].split()[0]) for text in maps)
+
+
+def test_memory_of_mapped_weights_is_given_back_and_read_again(tmp_path: Path) -> None:
+    values = np.random.default_rng(2).integers(0, 120, 1 << 22).astype(np.uint8)
+    graph = Graph(rtx())
+    graph.output(graph.packed(values, FP32, (1 << 10, 1 << 10), "table"), "y")
+    files = LayerFiles(tmp_path / "n.layers.json", ())
+    save_layers(graph.layers(), files)
+    layers, _ = load_layers(files)
+    (held,) = (node.weights["weights"] for node in layers.nodes if node.weights)
+    assert bytes(held.raw) == bytes(values)
+    assert resident_kib(files.weights) >= 4096
+    drop_pages(layers)
+    assert resident_kib(files.weights) == 0
+    assert bytes(held.raw) == bytes(values)
+    drop_pages(graph.layers())  # memory of its own stays
 
 
 def test_layers_are_those_that_were_read_from_tensorrt() -> None:

@@ -39,7 +39,7 @@ class EngineOptions(SharingOptions):
         names = {item.name for item in fields(SharingOptions)} & {item.name for item in fields(options)}
         values = {name: getattr(options, name) for name in names}
         values["schedule"] = ScheduleOptions.of(options.schedule, options.shares)
-        return cls(**values, token_budget=options.prefill_budget)
+        return cls(**values, token_budget=options.prefill_budget, in_blocks=options.offload is not None)
 
     def of(self, execution: DecoderExecution) -> SchedulerOptions:
         """Return what a scheduler shares out of a decoder."""

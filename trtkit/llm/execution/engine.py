@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.execution import Draw, PackedCalls, RankExecution
+    from trtkit.llm.execution.kv_cache import KvCache
     from trtkit.llm.execution.plan import DecoderPlan
     from trtkit.llm.execution.pool_size import CacheSize
     from trtkit.network.input_spec import InputSpec, Role
@@ -48,6 +49,8 @@ _MOST_GRAPHS = 128  # each holds some memory on the GPU; what was used least rec
 class EngineDecoder:
     """A RankExecution on a device. has_cuda_graphs: whether decode steps are captured and replayed.
 
+    defers_weights: see LoadedEngine; calls then need `load_weights` first.
+
     Raises BackendError if TensorRT does not load the plan there, GenerationError if a slot's cache does not begin at
     an address that TensorRT takes.
     """
@@ -62,12 +65,13 @@ class EngineDecoder:
         device: Device,
         *,
         has_cuda_graphs: bool = True,
+        defers_weights: bool = False,
     ) -> None:
         options, specs, slots = plan.options, plan.inputs, size.slots
         check_alignment(plan, slots)
         self._stream = (size.pool.model and size.pool.model.stream) or device.stream()
         kernels = cache_file(plan.file.sha256, device.environment)
-        self.engine = LoadedEngine(backend, plan.file.path, self._stream, kernels)
+        self.engine = LoadedEngine(backend, plan.file.path, self._stream, kernels, defers_weights=defers_weights)
         self.slots = slots
         self.max_prefill_length = options.max_prefill_length
         self.hidden = next((spec for spec in specs if spec.name in (HIDDEN_STATES, DRAFT_HIDDEN)), None)
@@ -175,6 +179,19 @@ class EngineDecoder:
         self.engine.stream_weights(budget_bytes)
         self.is_asynchronous = not self.engine.is_streaming
         self._has_cuda_graphs = self._has_cuda_graphs and self.is_asynchronous
+
+    def share_cache(self, cache: KvCache) -> None:
+        """Lie in another's memory; see RankExecution."""
+        self.cache.share(cache)
+        self._own = self.cache.part(self._own.specs + self._own.states + self._own.encoded)
+
+    def load_weights(self) -> None:
+        """Bring deferred weights to the GPU; see RankExecution."""
+        self.engine.load_weights()
+
+    def unload_weights(self) -> None:
+        """Free deferred weights on the GPU; see RankExecution."""
+        self.engine.unload_weights()
 
     def slots_to_run(self, slots: slice) -> slice:
         """Return `slots`; with CUDA graphs a power of two of them, or all: few are captured, and few compiled.

@@ -277,6 +277,18 @@ class RankExecution(DecoderExecution, Protocol):
         """The memory of this rank's share of adapters; None if the network takes none."""
         ...
 
+    def share_cache(self, cache: KvCache) -> None:
+        """Let this rank's caches lie in the memory of another's, for as many slots; nothing is in either yet."""
+        ...
+
+    def load_weights(self) -> None:
+        """Bring the weights to where the network computes, if they are not there; by any thread, once at a time."""
+        ...
+
+    def unload_weights(self) -> None:
+        """Give the memory of the weights back, once all calls are done; calls need them loaded again."""
+        ...
+
     def abort(self) -> None:
         """Let go of collectives that wait for a rank that is gone; from any thread."""
         ...

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from trtkit.network.input_spec import InputSpec
     from trtkit.runtime.device import Stream
 
+    Memory = Callable[[Sequence[int], torch.dtype], torch.Tensor]
+
 
 class KvCache:
     """Linear caches and recurrent states: each sequence has a slot of its own, allocated once and never moved.
@@ -46,6 +48,7 @@ class KvCache:
     max_length: T, tokens that a slot holds. context: the share of their positions that this rank does, of several; the
     others have the rest. model: digest of the model whose keys and values these
     are; saved sequences of other models are refused. follows: whether these are a draft head's, see `part`.
+    memory: gives memory of a shape and type, with zeros in it, in place of the stream's or the caller's own.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class KvCache:
         dtype_of: Callable[[InputSpec], torch.dtype],
         stream: Stream | None = None,
         context: Share = WHOLE,
+        memory: Memory | None = None,
     ) -> None:
         specs = list(specs)
         kept = [spec for spec in specs if spec.is_kept]
@@ -66,7 +70,7 @@ class KvCache:
         self.model = ""
         self.follows = False
         self.stream = stream
-        self._stream, self._empty = stream, _zeros if stream is None else stream.empty
+        self._stream, self._empty = stream, memory or (_zeros if stream is None else stream.empty)
         self.pages: PageTables | None = None
         self.page_tokens = page_tokens_of(kept, context)
         self.context = context_of(context, self.page_tokens)
@@ -110,6 +114,35 @@ class KvCache:
     def block_multiple(self) -> int:
         """What divides the tokens of blocks that are saved on their own: every rank has an equal part of them."""
         return self.context.multiple
+
+    def elsewhere(self, slots: int, memory: Memory) -> KvCache:
+        """Return caches of the same inputs for `slots`, in memory that is not this one's stream's."""
+        kept = [*self.specs, *self.states, *self.encoded]
+        types = {name: array.dtype for name, array in self._arrays.items()}
+        return KvCache(kept, slots, self.max_length, lambda spec: types[spec.name], memory=memory)
+
+    def share(self, other: KvCache) -> None:
+        """Lie in the memory of other caches, array by array in order, as far as shapes and types are the same."""
+        for (name, array), shared in zip(list(self._arrays.items()), other._arrays.values(), strict=False):
+            if (array.shape, array.dtype) == (shared.shape, shared.dtype):
+                self._arrays[name] = shared
+
+    def copy_rows(
+        self, source: KvCache, rows: tuple[slice, slice], tokens: slice, run: Callable[[Callable[[], object]], object]
+    ) -> int:
+        """Copy neighboring slots of another cache: states, and the places `tokens` of keys and values; return bytes.
+
+        rows: the other's slots, and this one's. run: does each copy, or puts it on a stream.
+        """
+        copied = 0
+        for name, array in self._arrays.items():
+            target, values = array[rows[1]], source._arrays[name][rows[0]]
+            if name not in self._state_names:
+                target, values = target[:, :, tokens], values[:, :, tokens]
+            run(partial(target.copy_, values, non_blocking=True))
+            copied += target.nbytes
+        self.positions[rows[1]] = source.positions[rows[0]]
+        return copied
 
     def view(self, rows: slice) -> dict[str, torch.Tensor]:
         """Return the caches [R, K, T, H] and states [R, ...] of neighbouring slots, by the input that takes them."""

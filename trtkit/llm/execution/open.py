@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from trtkit.config.llm import LlmOptions
-from trtkit.errors import GenerationError
+from trtkit.errors import GenerationError, RequestError
 from trtkit.llm.execution.single import DEFAULT_EXECUTION, OpenOptions, checked_slots, open_rank
 from trtkit.models.spec_file import read_spec
 from trtkit.network.rope_tables import counted_length
@@ -38,6 +38,12 @@ def open_execution(
         raise GenerationError(what, str(bundle.path), "give a language model's bundle; `trtkit run` runs other models")
     count = checked_slots(bundle, slots)
     options = OpenOptions(runtime, count, how)
+    if how.offload is not None:
+        from trtkit.llm.offload.open import open_offloaded
+
+        return _named(open_offloaded(bundle, options), bundle)
+    if how.micro_batch is not None:
+        raise RequestError("only stages that run in turn have micro-batches", "micro_batch", "set `offload`, too")
     if bundle.manifest.grid.ranks == 1:
         return _named(open_rank(bundle, options), bundle)
     from trtkit.llm.distributed.open import open_distributed

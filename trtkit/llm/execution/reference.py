@@ -15,7 +15,14 @@ from trtkit.llm.execution.packed import PackedCall
 from trtkit.llm.execution.paged_cache import open_cache
 from trtkit.llm.execution.pool_size import AS_LINEAR, PoolSize
 from trtkit.network.decoder import BLOCK_COUNTS, EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
-from trtkit.network.input_spec import DECODE_POSITION_IDS, MOST_ROW_TOKENS, PROMPT, PROMPT_PLACES, output_of_prompts
+from trtkit.network.input_spec import (
+    DECODE_POSITION_IDS,
+    MOST_ROW_TOKENS,
+    PROMPT,
+    PROMPT_PLACES,
+    output_of_prompts,
+)
+from trtkit.network.layer_file import drop_pages
 from trtkit.network.speculators import DRAFT_HIDDEN, NEXT_DRAFT_HIDDEN
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
 
     from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.execution import Draw, PackedCalls, RankExecution
+    from trtkit.llm.execution.kv_cache import KvCache
     from trtkit.llm.execution.network import DecoderNetwork
     from trtkit.llm.sequences import Ints
     from trtkit.reference import Rank
@@ -51,8 +59,9 @@ class ReferenceDecoder:
         kept_calls: int | None = None,
     ) -> None:
         options = Options(in_place_caches=True, widen=widen, ranks=ranks, is_fast=is_fast, kept_calls=kept_calls)
-        self._network = network
-        self._executor = Executor(network.layers, options)
+        self._network, self._options = network, options
+        self._loaded: Executor | None = None
+        self.load_weights()
         self._names = {spec.name for spec in self._executor.inputs}
         self.hidden = next((s for s in network.inputs if s.name in (HIDDEN_STATES, DRAFT_HIDDEN)), None)
         self._gives_logits = "logits" in self._executor.output_names
@@ -85,6 +94,27 @@ class ReferenceDecoder:
         self.vocab_size, self.has_all_logits = network.vocab_size, network.has_all_logits
         self.max_prefill_length = network.max_prefill_length
         self.description = f"reference executor on the {network.layers.library} network, CPU"
+
+    @property
+    def _executor(self) -> Executor:
+        """The network, compiled. Its weights are in memory."""
+        assert self._loaded is not None
+        return self._loaded
+
+    def share_cache(self, cache: KvCache) -> None:
+        """Lie in another's memory; see RankExecution."""
+        self.cache.share(cache)
+        self._own = self.cache.part(self._network.inputs)
+
+    def load_weights(self) -> None:
+        """Compile the network. Mapped weights are read when they are used; others are copied for the kernels."""
+        if self._loaded is None:
+            self._loaded = Executor(self._network.layers, self._options)
+
+    def unload_weights(self) -> None:
+        """Give the memory of the weights back."""
+        self._loaded = None
+        drop_pages(self._network.layers)
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""

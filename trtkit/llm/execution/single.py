@@ -18,7 +18,7 @@ from trtkit.models.rank_weights import RankWeights
 from trtkit.models.spec_file import read_spec
 from trtkit.runtime import device as devices
 from trtkit.runtime.weight_budget import weight_budget_bytes
-from trtkit.serving_options import Runtime  # noqa: TC001  # ranks read OpenOptions from JSON by its types
+from trtkit.serving_options import CachePlace, Runtime  # noqa: TC001  # ranks read OpenOptions from JSON by its types
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +43,8 @@ class ExecutionOptions:
     weight_budget_gib: GPU memory for an engine's weights, of which the others stay on the host; all if None.
     has_speculator: whether to open the draft head, too.
     resident_tokens: steps for which the reference executor keeps rows of active neurons; all are mapped if None.
+    offload: where caches stay if pipeline stages run in turn on one device; None if each has a process and a device.
+    micro_batch: sequences that a stage then computes together.
     """
 
     has_cuda_graphs: bool = True
@@ -51,6 +53,8 @@ class ExecutionOptions:
     weight_budget_gib: float | None = None
     has_speculator: bool = False
     resident_tokens: int | None = None
+    offload: CachePlace | None = None
+    micro_batch: int | None = None
 
 
 DEFAULT_EXECUTION = ExecutionOptions()
@@ -147,8 +151,10 @@ def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Dev
     devices.check_device(device, bundle.manifest)
     bundle.check_files()
     backend, plan = load_backend(bundle.manifest.backend.name), DecoderPlan.of(bundle, peers.rank)
-    has_cuda_graphs = options.how.has_cuda_graphs and peers.members is None
     size = CacheSize(options.slots, _pool(bundle, options, peers.rank))
+    if options.how.offload is not None:
+        return EngineDecoder(backend, plan, size, device, has_cuda_graphs=False, defers_weights=True)
+    has_cuda_graphs = options.how.has_cuda_graphs and peers.members is None
     engine = open_engine(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
     if options.how.has_speculator:
         plan, size = DecoderPlan.of(bundle, name=SPECULATOR), CacheSize(options.slots, PoolSize(model=engine.cache))

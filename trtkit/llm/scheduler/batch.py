@@ -127,11 +127,13 @@ class CallForm:
     """What a call for prompts can be.
 
     max_length: T, tokens of a slot. most_tokens: of a packed call, in which only attention has padding; None if it is
-    not packed. needs_neighbors: whether its slots have to be neighbors.
+    not packed. padding: of another call, how many times its tokens it may compute at most. needs_neighbors: whether
+    its slots have to be neighbors.
     """
 
     max_length: int
     most_tokens: int | None = None
+    padding: float = MOST_PADDING
     needs_neighbors: bool = True
 
     def takes(self, group: Sequence[Chunk]) -> bool:
@@ -141,7 +143,7 @@ class CallForm:
         has_room = max(chunk.start for chunk in group) + max(counts) <= self.max_length
         places, tokens = len(counts) * max(counts), sum(counts)
         if self.most_tokens is None:
-            return is_in_place and has_room and places <= MOST_PADDING * tokens
+            return is_in_place and has_room and places <= self.padding * tokens
         is_small = places <= max(MOST_ATTENTION_PADDING * tokens, FREE_PLACES)
         return is_in_place and has_room and tokens <= self.most_tokens and is_small
 

@@ -99,6 +99,8 @@ class SharingOptions:
     host_cache_bytes: host memory for what caches have no room for: preempted requests first, then prefixes of
     prompts. host_block_tokens: how much of a slot's cache it keeps as one; pages are kept as they are.
     cache_folder: for what host memory has, which outlives the engine.
+    in_blocks: requests begin together, once those before them have ended, and one step reads all their prompts: for
+    decoders to which each call costs a copy of all weights.
     """
 
     token_budget: int | None = None
@@ -110,6 +112,7 @@ class SharingOptions:
     host_cache_bytes: int = 2 << 30
     host_block_tokens: int = 16
     cache_folder: CacheFolder | None = None
+    in_blocks: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from trtkit.errors import RequestError
 from trtkit.llm.scheduler.batch import (
+    MOST_PADDING,
     Batch,
     CallForm,
     PrefixMatched,
@@ -83,11 +84,12 @@ class Scheduler(Generic[T]):
         self.running: Running[T] = Running(options.slots)
         self.memory = SequenceMemory(self.layout, options, self.costs, self.statistics, self.clock)
         self.slots = self.memory.slots
-        self._budget = options.token_budget or options.max_chunk
+        self._budget = options.token_budget or options.max_chunk * (options.slots if options.in_blocks else 1)
         is_packed = options.is_packed
         takes_any_slots = is_packed and self.memory.finds_by_content
         most_tokens = options.max_chunk if is_packed else None
-        self._call_form = CallForm(options.max_length, most_tokens, needs_neighbors=not takes_any_slots)
+        padding = math.inf if options.in_blocks else MOST_PADDING
+        self._call_form = CallForm(options.max_length, most_tokens, padding, needs_neighbors=not takes_any_slots)
         self._in_flight = False
         self._preempted: list[int] = []
         self._service: Service[T] | None = None
@@ -285,6 +287,8 @@ class Scheduler(Generic[T]):
 
     def _admit_waiting(self) -> None:
         """Give slots to waiting requests in turn; preempt requests on lower levels if none are free."""
+        if self.options.in_blocks and self.running.requests:
+            return
         while (request := self.queue.first()) is not None:
             if not self._has_ranks(request):
                 self._admit_past(request)

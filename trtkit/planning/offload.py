@@ -1,0 +1,190 @@
+"""What one GPU gives if the stages of a model run on it in turn, and caches and weights are in host memory or on disk.
+
+Times are those of the schedule that the decoder runs (`trtkit/llm/offload/schedule.py`), each step as long as its
+slowest lane. The block is the best of a search, as in FlexGen (https://arxiv.org/abs/2303.06865, section 4.3), whose
+linear program also divides weights and caches among tiers by percent; here caches are in one, and the GPU holds the
+weights of two stages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.llm.offload.schedule import FEWEST_STAGES, BlockSchedule, StepSeconds, pass_time
+from trtkit.planning.gpus import known_links
+from trtkit.planning.memory import RESERVE_BYTES
+from trtkit.planning.roofline import floor
+from trtkit.serving_options import CACHE_PLACES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trtkit.llm.offload.schedule import Lane, PassTime
+    from trtkit.planning.counts import Point
+    from trtkit.planning.gpus import PlannedGpu
+    from trtkit.planning.question import Host, PlanningQuestion
+    from trtkit.serving_options import CachePlace
+
+_HOST_RESERVE_BYTES = 4 << 30
+"""Host memory for the system and the process: an assumption."""
+_STEPS = tuple(sorted({size << bit for size in (2, 3) for bit in range(9)} | {1}))
+"""Sizes of micro-batches that are tried, and numbers of them: 1, and powers of two and their halves more."""
+_MOST_MICRO_BATCHES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadPlan:
+    """The best block for one place of the caches: `micro_batches` of `micro_batch` sequences.
+
+    disk_share: of the weights, read from disk in every pass. prefill_s: of all prompts. decode_s: one token of all
+    sequences, at the mean length. bottleneck: what works longest while decoding.
+    """
+
+    caches: CachePlace
+    stages: int
+    micro_batch: int
+    micro_batches: int
+    device_bytes: int
+    host_bytes: int
+    disk_share: float
+    prefill_s: float
+    decode_s: float
+    output_tokens_per_second: float
+    bottleneck: Lane
+
+
+def plan_offload(question: PlanningQuestion, gpu: PlannedGpu) -> tuple[OffloadPlan, ...]:
+    """Return the best block for each place of caches; nothing without a host, or if the link is unknown."""
+    host = question.host
+    stages = question.grid.pipeline if question.grid.pipeline > 1 else question.model.layers
+    is_known = host is not None and (gpu.host_link or host.to_device_bytes_per_s)
+    if host is None or not is_known or stages < FEWEST_STAGES:
+        return ()
+    best = []
+    for place in CACHE_PLACES:
+        plans = list(_blocks(_Machine(question, gpu, host, stages), place))
+        if plans:
+            best.append(max(plans, key=lambda plan: plan.output_tokens_per_second))
+    return tuple(best)
+
+
+def block_plan(
+    question: PlanningQuestion, gpu: PlannedGpu, place: CachePlace, micro_batch: int, micro_batches: int
+) -> OffloadPlan | None:
+    """Return what a block gives; None if it does not fit."""
+    assert question.host is not None
+    stages = question.grid.pipeline if question.grid.pipeline > 1 else question.model.layers
+    machine = _Machine(question, gpu, question.host, stages)
+    return machine.plan(place, BlockSchedule(stages, micro_batches), micro_batch)
+
+
+def _blocks(machine: _Machine, place: CachePlace) -> Iterator[OffloadPlan]:
+    """Yield blocks that fit. A larger micro-batch than one that does not fit is not tried."""
+    for count in itertools.takewhile(lambda count: count <= _MOST_MICRO_BATCHES, _STEPS):
+        schedule = BlockSchedule(machine.stages, count)
+        for size in _STEPS:
+            plan = machine.plan(place, schedule, size)
+            if plan is None:
+                break
+            yield plan
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """A model, its work and the machine for it, whose stages are taken to be equal."""
+
+    question: PlanningQuestion
+    gpu: PlannedGpu
+    host: Host
+    stages: int
+
+    def plan(self, place: CachePlace, schedule: BlockSchedule, micro_batch: int) -> OffloadPlan | None:
+        """Return what a block gives; None if it does not fit the GPU, the host or what may be on disk."""
+        work, model, block = self.question.work, self.question.model, micro_batch * schedule.micro_batches
+        device = self._device_bytes(place, schedule, micro_batch)
+        on_host = self._hidden_bytes(block) if place != "device" else 0
+        on_host += block * self._slot_bytes if place == "host" else 0
+        free = self.host.memory_bytes - _HOST_RESERVE_BYTES - on_host
+        disk_share = min(1.0, max(0.0, 1 - free / model.weight_bytes))
+        needs_disk = disk_share > 0 or place == "disk"
+        if device > self.gpu.memory_bytes or free < 0 or (needs_disk and not self.host.read_bytes_per_s):
+            return None
+        chunks = math.ceil(work.input_len / work.chunk)
+        prompt = work.prefill(micro_batch)
+        cached = work.input_len * (chunks - 1) / (2 * chunks)  # what a chunk's pass reads, on average
+        new = work.input_len / chunks
+        prefill = self._pass(place, schedule, prompt, (cached, new, disk_share), chunks)
+        decode = self._pass(place, schedule, work.decode(micro_batch), (work.mean_length, 1, disk_share))
+        seconds = chunks * prefill.seconds + (work.output_len - 1) * decode.seconds
+        return OffloadPlan(
+            caches=place,
+            stages=self.stages,
+            micro_batch=micro_batch,
+            micro_batches=schedule.micro_batches,
+            device_bytes=device,
+            host_bytes=on_host + round((1 - disk_share) * model.weight_bytes),
+            disk_share=disk_share,
+            prefill_s=chunks * prefill.seconds,
+            decode_s=decode.seconds,
+            output_tokens_per_second=block * work.output_len / seconds,
+            bottleneck=decode.bottleneck,
+        )
+
+    @property
+    def _slot_bytes(self) -> int:
+        """Caches of a sequence at its full length, of all stages."""
+        model = self.question.model
+        return model.kv_bytes_per_token * self.question.work.length + model.state_bytes
+
+    def _hidden_bytes(self, sequences: int) -> int:
+        """Hidden states between two stages in the largest pass."""
+        model, work = self.question.model, self.question.work
+        return model.dtype.size_bytes(sequences * min(work.chunk, work.input_len) * model.hidden_size)
+
+    def _device_bytes(self, place: CachePlace, schedule: BlockSchedule, micro_batch: int) -> int:
+        """Weights of two stages, caches or buffers for them, and the activations of a micro-batch."""
+        model, work = self.question.model, self.question.work
+        weights = math.ceil(2 * model.weight_bytes / self.stages)
+        block = micro_batch * schedule.micro_batches
+        if place == "device":
+            caches = block * self._slot_bytes + self._hidden_bytes(block)
+        else:
+            caches = schedule.buffers * micro_batch * self._slot_bytes // self.stages
+        new = min(work.chunk, work.input_len)
+        activations = self.question.counts.activation_bytes((micro_batch, new, work.length))
+        return weights + caches + activations + RESERVE_BYTES
+
+    def _pass(
+        self,
+        place: CachePlace,
+        schedule: BlockSchedule,
+        point: Point,
+        moved: tuple[float, float, float],
+        passes: int = 1,
+    ) -> PassTime:
+        """Return the time of a pass. point: (B, S, T) of a micro-batch in all `passes` together.
+
+        moved: cached tokens that a sequence reads, tokens that it adds, and the share of weights that is on disk.
+        """
+        read, added, disk_share = moved
+        model, host = self.question.model, self.host
+        link = 1e9 * known_links().links[self.gpu.host_link].gb_per_s if self.gpu.host_link else 0.0
+        to_device, to_host = host.to_device_bytes_per_s or link, host.to_host_bytes_per_s or link
+        stage = model.weight_bytes / self.stages
+        loads: dict[Lane, float] = {"to_device": stage / to_device}
+        if disk_share:
+            loads["read"] = disk_share * stage / host.read_bytes_per_s
+        fetches: dict[Lane, float] = {}
+        stores: dict[Lane, float] = {}
+        if place != "device":
+            per_token = point[0] * model.kv_bytes_per_token / self.stages
+            states = point[0] * model.state_bytes / self.stages
+            fetched, stored = per_token * read + states, per_token * added + states
+            fetches, stores = {"to_device": fetched / to_device}, {"to_host": stored / to_host}
+            if place == "disk":
+                fetches["read"], stores["write"] = fetched / host.read_bytes_per_s, stored / host.write_bytes_per_s
+        computes = floor(self.question.counts, point, self.gpu).seconds / (self.stages * passes)
+        return pass_time(schedule, StepSeconds(computes, loads, fetches, stores))
