@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tests.simulated_tensorrt.aliases import fault_of_aliases, inputs_at_worst
 from tests.simulated_tensorrt.gpu import SimulatedGpu
 from trtkit.runtime.device import ALIGNMENT
 
@@ -207,9 +208,12 @@ class SimulatedContext:
         if engine.ranks.count > 1 and self.communicator not in engine.device.communicators.values():
             raise SimulatedError("the communicator was given back before the context")
         engine.ranks.communicator = self.communicator
-        inputs = {name: self._view(name, launch) for name in engine.inputs}
+        executor = engine.executor({name: launch.shapes[name] for name in engine.inputs})
+        inputs: Mapping[str, torch.Tensor] = {name: self._view(name, launch) for name in engine.inputs}
+        if not isinstance(engine.device, SimulatedGpu):
+            inputs = inputs_at_worst(launch, inputs, executor.run)
         layers = None if self.profiler is None else self._report_layer
-        outputs = engine.executor({name: launch.shapes[name] for name in engine.inputs}).run(inputs, on_layer=layers)
+        outputs = executor.run(inputs, on_layer=layers)
         for name in engine.outputs:
             if name in self._allocators:
                 self._allocate(name, outputs[name], launch)
@@ -237,8 +241,9 @@ class SimulatedContext:
             if fault := self._outside(name, self.get_tensor_shape(name)):
                 return fault
         for name in engine.tensors:
-            if not self._addresses.get(name) and name not in self._allocators:
-                return f"the address of `{name}` is not set"
+            is_empty_input = name in engine.inputs and 0 in self.get_tensor_shape(name)
+            if not self._addresses.get(name) and name not in self._allocators and not is_empty_input:
+                return f"the address of `{name}` is not set, which only an input of size 0 may lack"
             cache = engine.get_aliased_input_tensor(name)
             if cache is not None and self._addresses[name] != self._addresses[cache]:
                 return f"`{name}` is written to the memory of `{cache}`, but has another address"
@@ -246,6 +251,7 @@ class SimulatedContext:
             self._fault_of_capture(handle)
             or self._fault_of_scratch()
             or self._fault_of_ranks()
+            or fault_of_aliases(self._launch())
             or self._conflict(handle)
         )
 
@@ -294,7 +300,7 @@ class SimulatedContext:
         """Raise SimulatedError for memory that has been given back, or that is too small."""
         device = self.engine.device
         for name, start, end in launch.touches():
-            if name == SCRATCH and start == end:
+            if start == end and (name == SCRATCH or (name in self.engine.inputs and not start)):
                 continue
             is_on_host = name != SCRATCH and self.engine.is_shape_inference_io(name)
             if name not in self._allocators and not is_on_host and not device.holds(start, end - start):

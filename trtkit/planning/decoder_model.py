@@ -33,7 +33,8 @@ class Workload:
     """Requests of equal lengths, in tokens, `concurrency` of them at once. chunk: prompt tokens of one prefill step.
 
     slot_length: tokens that a slot has room for. page_tokens: of pages, 0 if caches are linear. copies_pages: whether a
-    step copies them, so that attention reads whole ones.
+    step copies them, so that attention reads whole ones. reads_used: whether attention reads the tokens in use of a
+    linear cache (`llm.kv_window`), and not the whole slot.
     """
 
     input_len: int
@@ -43,6 +44,7 @@ class Workload:
     slot_length: int
     page_tokens: int = 0
     copies_pages: bool = False
+    reads_used: bool = False
 
     @property
     def length(self) -> int:
@@ -56,11 +58,9 @@ class Workload:
 
     @property
     def read_lengths(self) -> dict[str, int]:
-        """Cached tokens of a slot that attention is given to read at the mean length, by `llm.kv_window`."""
-        if self.page_tokens and not self.copies_pages:
-            return {"used": self.mean_length}
-        used = kv_window(self.mean_length, self.slot_length)
-        return {"used": self._read(used)} if self.page_tokens else {"full": self.slot_length, "used": used}
+        """Cached tokens of a slot that attention reads at the mean length, by `llm.kv_window`."""
+        used = self._used(self.mean_length)
+        return {"used": used} if self.page_tokens else {"full": self.slot_length, "used": used}
 
     def prefill(self, batch: int = 1) -> Point:
         """Return the (B, S, T) of a step that prefills so many whole prompts."""
@@ -75,8 +75,15 @@ class Workload:
         return 1, tokens, self._read(self.input_len)
 
     def _read(self, tokens: int) -> int:
-        """Return how many tokens of a sequence attention reads at least."""
-        return whole_pages(tokens, self.page_tokens) * self.page_tokens if self.copies_pages else tokens
+        """Return how many tokens of a slot attention reads if so many are in use."""
+        return self._used(tokens) if self.page_tokens or self.reads_used else self.slot_length
+
+    def _used(self, tokens: int) -> int:
+        """Return how many of them it reads where it reads those in use."""
+        if self.page_tokens and not self.copies_pages:
+            return tokens
+        window = kv_window(tokens, self.slot_length)
+        return whole_pages(window, self.page_tokens) * self.page_tokens if self.page_tokens else window
 
 
 @dataclass(frozen=True)

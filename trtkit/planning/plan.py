@@ -169,7 +169,8 @@ def _in_pages(question: PlanningQuestion, planned: PlannedModel) -> tuple[Planni
     size = llm_options(planned.config).page_size
     if pages is None or size is None:
         if llm_options(planned.config).kv_window == "used":
-            question = replace(question, counts=question.reading("used"), plain=question.counts)
+            work = replace(question.work, reads_used=True)
+            question = replace(question, counts=question.reading("used"), plain=question.counts, work=work)
         return question, None
     work = replace(question.work, page_tokens=size, copies_pages=pages.layers > 0)
     counts = question.counts.with_gathered_pages(pages)
@@ -255,8 +256,8 @@ _ALWAYS = (
 )
 
 _LINEAR = (
-    "caches are linear and as long as needed; attention computes and reads all of a cache, masked parts too; the "
-    "row `reads` has what an engine's attention moves, by `llm.kv_window`: a window is copied before it is read"
+    "caches are linear; attention computes and reads whole slots, masked parts too, or a window of the tokens in use, "
+    "which is copied before it is read: the row `reads` has both, by `llm.kv_window`"
 )
 
 
@@ -270,7 +271,8 @@ def llm_assumptions(
     notes = [
         f"prompts of {work.input_len} tokens are prefilled whole for times, {work.chunk} tokens a step for memory; "
         "all requests start together",
-        f"decoding is timed at {work.mean_length} cached tokens, the mean; a slot holds {work.length}",
+        f"decoding is timed where {work.mean_length} tokens are cached, the mean, of which a slot holds up to "
+        f"{work.slot_length}: attention reads {work.decode()[2]}",
         _LINEAR if pages is None else _pages_note(work, pages),
         "other formats are arithmetic: engines are quantized as `quantize` in a config or the checkpoint says",
         f"several GPUs: links at their published bandwidth, {GPUS_PER_NODE} GPUs a node and InfiniBand between nodes, "

@@ -15,7 +15,7 @@ from tests.support import tiny_llm
 from trtkit import LLM, SamplingParams
 from trtkit.bundle.bundle import Bundle, open_bundle
 from trtkit.llm.engine_thread import EngineThread
-from trtkit.llm.execution.engine import few_slots
+from trtkit.llm.execution.engine import _MOST_GRAPHS, few_slots
 from trtkit.llm.sampling import kernel
 
 if TYPE_CHECKING:
@@ -96,6 +96,18 @@ def test_a_run_covers_its_slots_with_few_sizes(count: int) -> None:
         assert 0 <= run.start <= start < stop <= run.stop <= count
         assert run.stop - run.start <= max(4 * (stop - start) - 4, 1) or run == slice(0, count)
     assert len({run.stop - run.start for run in runs.values()}) <= count.bit_length() + 1
+
+
+@pytest.mark.parametrize("count", [16, 31, 32, 64, 100, 256])
+def test_graphs_of_all_steps_of_many_linear_slots_are_kept(count: int) -> None:
+    """Each with two draws; a run of more rows than decode has a 16th of the slots, or four times as many as decode."""
+    spans = [slice(first, stop) for first in range(count) for stop in range(first + 1, count + 1)]
+    runs = [few_slots(span, count) for span in spans]
+    assert 2 * len({(run.start, run.stop) for run in runs}) <= _MOST_GRAPHS
+    for span, run in zip(spans, runs, strict=True):
+        rows, ran = span.stop - span.start, run.stop - run.start
+        assert run.start <= span.start < span.stop <= run.stop
+        assert ran <= max(4 * rows, count // 4) or run == slice(0, count)
 
 
 def test_steps_are_launched_where_a_capture_fails(packed: Bundle, gpu: Simulated) -> None:

@@ -66,13 +66,13 @@ def planned(lengths: tuple[int, int, int], **options: Any) -> LlmReport:
 
 
 def test_a_step_reads_writes_and_reads_again_whole_pages_of_each_sequence() -> None:
-    """Four requests of 20 + 13 tokens are 27 on average, in pages of 16 two: 32."""
+    """Four requests of 20 + 13 tokens: a step is given the pages of a power of two, 64."""
     plan, linear = planned((20, 13, 4)), counted(TINY_LLAMA)
     step = plan.step["decode"]
-    assert step.cache_bytes == 4 * 32 * PER_TOKEN
-    assert step.fused_bytes == linear.fused_bytes.at((4, 1, 32)) + 2 * 4 * 32 * PER_TOKEN
+    assert step.cache_bytes == 4 * 64 * PER_TOKEN
+    assert step.fused_bytes == linear.fused_bytes.at((4, 1, 64)) + 2 * 4 * 64 * PER_TOKEN
     copies = next(row for row in plan.layers if row.group == "page copies")
-    assert (copies.layers, copies.phases["decode"].bytes) == (3, 2 * 4 * 32 * PER_TOKEN)
+    assert (copies.layers, copies.phases["decode"].bytes) == (3, 2 * 4 * 64 * PER_TOKEN)
     gpu = plan.gpus[0]
     assert gpu.speed.tpot.memory_s == step.fused_bytes / gpu.gpu.bandwidth_bytes_per_s
     assert {name: read.tokens for name, read in plan.kv_window.items()} == {"used": 64}

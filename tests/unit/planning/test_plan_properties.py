@@ -366,7 +366,7 @@ def test_a_smaller_budget_for_weights_is_never_faster_and_holds_more(concurrency
 
 def test_streaming_is_free_from_the_batch_whose_step_takes_as_long_as_the_copies() -> None:
     asked = question(LLAMA, concurrency=4)
-    counts, length = asked.counts, asked.work.mean_length
+    counts, length = asked.counts, asked.work.decode()[2]
     for budget in plan_llm(asked, L4).streaming:
         batch = budget.free_from_batch
         assert batch is not None

@@ -53,12 +53,13 @@ def test_idle_tokens_of_a_packed_call_compute_and_read_no_cache() -> None:
 
 
 def test_the_simulator_and_the_plan_time_a_mixed_step_alike() -> None:
+    """Where as many tokens are cached as attention reads: a simulated step reads those in use."""
     for name in MODELS:
         asked = question(name, concurrency=8)
         plain = RooflineTimes(asked.counts, H100)
         for step in mixed_steps(asked, H100):
-            piece = step.prompt_tokens, asked.work.input_len
-            found = plain.mixed_s(8, 8 * (asked.work.mean_length - 1), [piece])
+            piece = asked.work.last_chunk(step.prompt_tokens)[1:]
+            found = plain.mixed_s(8, 8 * (asked.work.decode()[2] - 1), [piece])
             assert found == pytest.approx(step.packed.seconds, rel=1e-9)
 
 

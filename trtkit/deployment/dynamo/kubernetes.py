@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trtkit.backends import BACKENDS
 from trtkit.deployment.dynamo.extra import VERSION
 from trtkit.deployment.kubernetes_objects import (
     PROBE_S,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 _PORT, _BUNDLE, _RENDEZVOUS = 8000, "/bundle", 29500
 GPUS_PER_NODE = 8
+_PACKAGES = {"tensorrt": "tensorrt-cu13", "tensorrt_rtx": "tensorrt-rtx-cu13"}
 _GROUPS, _GROUP_LABEL = "leaderworkerset.x-k8s.io/v1", "leaderworkerset.sigs.k8s.io/name"
 _GROUP_NOTE = "Needs the LeaderWorkerSet controller: https://github.com/kubernetes-sigs/lws"
 _GRACE_S, _START_S = 60, 900
@@ -60,7 +62,8 @@ Needs prometheus-adapter, which takes the frontend's metric as it is. Its rule, 
 class DynamoClusterFacts:
     """What is served where. name: of all objects. workers: in a pod, each on GPUs of its own: one per rank.
 
-    nodes: that share a worker's ranks. queued: requests that may wait in a pod before another is added.
+    nodes: that share a worker's ranks. queued: requests that may wait in a pod before another is added. tensorrt,
+    tensorrt_version: the library that built the bundle's plans.
     """
 
     name: str
@@ -74,6 +77,8 @@ class DynamoClusterFacts:
     memory_gib: int = 16
     queued: int = 8
     nodes: int = 1
+    tensorrt: str = "tensorrt_rtx"
+    tensorrt_version: str = ""
 
     @property
     def gpus(self) -> int:
@@ -99,7 +104,16 @@ def cluster_facts(
     if nodes > 1 and workers > 1:
         what = f"a worker takes {nodes} nodes; {workers} workers cannot be in one group"
         raise DeployError(what, "--instances", "leave it out, and scale `replicas` of the LeaderWorkerSet")
-    return DynamoClusterFacts(cluster_name(name), name, room_gib(model.path), workers, model.ranks, nodes=nodes)
+    return DynamoClusterFacts(
+        cluster_name(name),
+        name,
+        room_gib(model.path),
+        workers,
+        model.ranks,
+        nodes=nodes,
+        tensorrt=model.tensorrt,
+        tensorrt_version=model.tensorrt_version,
+    )
 
 
 def write_manifests(facts: DynamoClusterFacts, folder: Path) -> list[Path]:
@@ -118,7 +132,7 @@ def manifests(facts: DynamoClusterFacts) -> dict[str, str]:
         "hpa.yaml": to_yaml(_autoscaler(facts), _SCALE_NOTE),
         "persistentvolumeclaim.yaml": to_yaml(claim(facts.name, facts.storage_gib), _CLAIM_NOTE),
         "networkpolicy.yaml": to_yaml(_network_policy(facts), _NETWORK_NOTE),
-        "Dockerfile": _dockerfile(),
+        "Dockerfile": _dockerfile(facts),
     }
 
 
@@ -126,15 +140,19 @@ def _image() -> str:
     return f"trtkit-dynamo:{__version__}"
 
 
-def _dockerfile() -> str:
-    """Return what the pods run. A C compiler is for the launchers of Triton's kernels."""
+def _dockerfile(facts: DynamoClusterFacts) -> str:
+    """Return what the pods run: the TensorRT that built the plans, since no other version loads them.
+
+    A C compiler is for the launchers of Triton's kernels.
+    """
     wheel = f"trtkit-{__version__}-py3-none-any.whl"
+    pin = f" {_PACKAGES[facts.tensorrt]}=={facts.tensorrt_version}" if facts.tensorrt_version else ""
     return f"""\
 # pip wheel --no-deps -w . FOLDER_OF_TRTKIT && docker build -t {_image()} .
 FROM python:3.12-slim
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 COPY {wheel} /tmp/
-RUN pip install --no-cache-dir "/tmp/{wheel}[tensorrt,dynamo]" \\
+RUN pip install --no-cache-dir "/tmp/{wheel}[{BACKENDS[facts.tensorrt].extra},dynamo]"{pin} \\
   && pip install --no-cache-dir --no-deps ai-dynamo=={VERSION}
 USER 1000:1000
 """

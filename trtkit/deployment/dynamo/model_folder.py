@@ -15,7 +15,8 @@ _AGAIN = "build it again with `trtkit build --no-cache`"
 class ServableBundle:
     """A bundle that can be served. has_chat: whether it says how a conversation is written. takes_images: if any.
 
-    ranks: that share it, each on a GPU. has_states: whether layers keep recurrent states.
+    ranks: that share it, each on a GPU. has_states: whether layers keep recurrent states. tensorrt,
+    tensorrt_version: the library that built its plans, which load in no other version.
     """
 
     path: Path
@@ -23,6 +24,8 @@ class ServableBundle:
     takes_images: bool
     ranks: int = 1
     has_states: bool = False
+    tensorrt: str = "tensorrt_rtx"
+    tensorrt_version: str = ""
 
     @property
     def endpoint_types(self) -> str:
@@ -52,4 +55,6 @@ def read_model(bundle: Path) -> ServableBundle:
         try_template(folder)
     decoder, ranks = opened.manifest.decoder, opened.manifest.grid.ranks
     has_states = decoder is not None and decoder.state_bytes_per_slot > 0
-    return ServableBundle(opened.path, has_chat, opened.manifest.images is not None, ranks, has_states)
+    library = opened.manifest.backend
+    takes_images = opened.manifest.images is not None
+    return ServableBundle(opened.path, has_chat, takes_images, ranks, has_states, library.name, library.version)

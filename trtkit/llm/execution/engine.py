@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _SLOT = 3  # the column of slots in rows
 _PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order that `decoder_profiles` gives them
 _CONNECTING_S = 120.0  # NCCL's rings and buffers take seconds
+_LEAST_SHARE = 16  # of the slots run in a step of linear caches, at least
 _MOST_GRAPHS = 128  # each holds some memory on the GPU; what was used least recently goes
 
 
@@ -422,9 +423,10 @@ class EngineDecoder:
 def few_slots(slots: slice, count: int) -> slice:
     """Return neighboring slots that include `slots`: of `count`, a power of two that begins at a multiple of its half.
 
-    At most twice as many as the next power of two, or all.
+    At most twice as many as the next power of two, or all; but a 16th of `count` at least, so that there are about 60
+    such runs at most: graphs of all, with each of two draws, are kept.
     """
-    size = 1 << (slots.stop - slots.start - 1).bit_length()
+    size = 1 << (max(slots.stop - slots.start, -(-count // _LEAST_SHARE)) - 1).bit_length()
     while size < count:
         half = max(size // 2, 1)
         start = min(slots.start // half * half, count - size)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import kubernetes_validate
@@ -14,9 +16,6 @@ from trtkit.deployment.dynamo.kubernetes import DynamoClusterFacts, cluster_fact
 from trtkit.deployment.dynamo.model_folder import ServableBundle
 from trtkit.errors import DeployError
 from trtkit.version import __version__
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FACTS = DynamoClusterFacts("my-llama", "My_Llama", storage_gib=3, workers=2)
 FILES = [name for name in manifests(FACTS) if name.endswith(".yaml")]
@@ -135,6 +134,22 @@ def test_the_image_has_pinned_sources_and_a_compiler_for_kernels() -> None:
     (base,) = re.findall(r"^FROM (\S+)$", text, re.MULTILINE)
     assert re.fullmatch(r"python:3\.\d+-slim", base)
     assert {"gcc", "libc6-dev"} <= set(text.split())
-    assert f"trtkit-{__version__}-py3-none-any.whl[tensorrt,dynamo]" in text
     assert all("==" in word for word in re.findall(r"--no-deps (\S+)$", text, re.MULTILINE))
     assert text.rstrip().splitlines()[-1].startswith("USER ")
+
+
+@pytest.mark.parametrize(
+    ("library", "version", "extra", "package"),
+    [
+        ("tensorrt_rtx", "1.7.1.116", "rtx", "tensorrt-rtx-cu13"),
+        ("tensorrt", "11.4.0.106", "tensorrt", "tensorrt-cu13"),
+    ],
+)
+def test_the_image_has_the_tensorrt_that_built_the_plans(library: str, version: str, extra: str, package: str) -> None:
+    """Another version refuses them, and so does the other library."""
+    model = ServableBundle(
+        Path(__file__).parent, has_chat=True, takes_images=False, tensorrt=library, tensorrt_version=version
+    )
+    text = manifests(cluster_facts("llama", model))["Dockerfile"]
+    assert f'"/tmp/trtkit-{__version__}-py3-none-any.whl[{extra},dynamo]" {package}=={version} ' in text
+    assert package in " ".join(metadata.requires("trtkit") or [])
