@@ -184,7 +184,8 @@ class EngineDecoder:
     def share_cache(self, cache: KvCache) -> None:
         """Lie in another's memory; see RankExecution."""
         self.cache.share(cache)
-        self._own = self.cache.part(self._own.specs + self._own.states + self._own.encoded)
+        held = self._own
+        self._own = self.cache.part([*held.specs, *held.states, *held.encoded, *held.of_prompts])
 
     def load_weights(self) -> None:
         """Bring deferred weights to the GPU; see RankExecution."""

@@ -61,12 +61,19 @@ class PackedEngineDecoder(EngineDecoder):
     token_tile = TOKEN_TILE
 
     def __init__(
-        self, backend: Backend, plan: DecoderPlan, size: CacheSize, device: Device, *, has_cuda_graphs: bool = True
+        self,
+        backend: Backend,
+        plan: DecoderPlan,
+        size: CacheSize,
+        device: Device,
+        *,
+        has_cuda_graphs: bool = True,
+        defers_weights: bool = False,
     ) -> None:
         self._most_tokens, self.packed = most_prompt_tokens(plan.options), self
         has_row_tokens = any(spec.name == DECODE_POSITION_IDS for spec in plan.inputs)
         self.row_tokens = most_row_tokens(plan.options) if has_row_tokens else 1
-        super().__init__(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
+        super().__init__(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs, defers_weights=defers_weights)
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution. Prompts that are too long for one call have several."""
@@ -288,11 +295,17 @@ class PackedEngineDecoder(EngineDecoder):
 
 
 def open_engine(
-    backend: Backend, plan: DecoderPlan, size: CacheSize, device: Device, *, has_cuda_graphs: bool = True
+    backend: Backend,
+    plan: DecoderPlan,
+    size: CacheSize,
+    device: Device,
+    *,
+    has_cuda_graphs: bool = True,
+    defers_weights: bool = False,
 ) -> EngineDecoder:
     """Open the engine of a decoder as its network takes calls: packed, or of one kind each."""
     opened = PackedEngineDecoder if takes_packed_calls(plan.inputs) else EngineDecoder
-    return opened(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
+    return opened(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs, defers_weights=defers_weights)
 
 
 def _parts(counts: Ints, most: int) -> Iterator[slice]:

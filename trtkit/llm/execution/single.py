@@ -153,7 +153,7 @@ def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Dev
     backend, plan = load_backend(bundle.manifest.backend.name), DecoderPlan.of(bundle, peers.rank)
     size = CacheSize(options.slots, _pool(bundle, options, peers.rank))
     if options.how.offload is not None:
-        return EngineDecoder(backend, plan, size, device, has_cuda_graphs=False, defers_weights=True)
+        return open_engine(backend, plan, size, device, has_cuda_graphs=False, defers_weights=True)
     has_cuda_graphs = options.how.has_cuda_graphs and peers.members is None
     engine = open_engine(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
     if options.how.has_speculator:
