@@ -30,7 +30,7 @@ from trtkit.simulation.summary import summarize
 if TYPE_CHECKING:
     from trtkit.simulation.replica_options import ReplicaOptions
 
-DOCS = Path(__file__).parents[1] / "docs/memory.md"
+DOCS = Path(__file__).parents[1] / "docs/memory-costs.md"
 HOST_PAGE = 64
 WAITED, BACKGROUND = "between steps", "while steps run"
 CASES = ((0, BACKGROUND), (64, WAITED), (64, BACKGROUND), (512, WAITED), (512, BACKGROUND))
@@ -99,7 +99,7 @@ def fastserve_cases(slots: ReplicaOptions) -> list[tuple[Any, int, ReplicaOption
 
 
 def table(traces: dict[str, Any]) -> str:
-    """Return what host memory does as the rows that docs/memory.md shows."""
+    """Return what host memory does as the rows that docs/memory-costs.md shows."""
     titles = ("found on GPU", "on host", "TTFT, mean", "p99", "latency, mean", "p99")
     rows = [f"| trace | host memory, copies | {' | '.join(titles)} |", f"| --- | --- {'| --: ' * len(titles)}|"]
     for name, about in traces.items():

@@ -141,8 +141,8 @@ def main(names: list[str]) -> None:
             print(name, figures[name], flush=True)
             figures = {known: figures[known] for known in METHODS if known in figures}
             write("quantize_agreement", {"methods": figures})
-    if (ROOT / "docs/quantization.md").is_file():
-        write_between(ROOT / "docs/quantization.md", "agreement", table(figures))
+    if (ROOT / "docs/quantization-costs.md").is_file():
+        write_between(ROOT / "docs/quantization-costs.md", "agreement", table(figures))
 
 
 if __name__ == "__main__":

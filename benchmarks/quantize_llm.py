@@ -1,7 +1,7 @@
 """SmolLM2 quantized in every way: perplexity on two texts, engine size, times.
 
 Perplexity is that of the network that TensorRT builds, computed by the reference executor. The table goes into
-docs/quantization.md. `python -m benchmarks.quantize_llm [VARIANT...]` measures some again
+docs/quantization-costs.md. `python -m benchmarks.quantize_llm [VARIANT...]` measures some again
 and keeps the others.
 """
 
@@ -194,7 +194,7 @@ def main(names: list[str] | None = None) -> None:
             print(name, figures[name], flush=True)
             figures = {known: figures[known] for known in VARIANTS if known in figures}
             write("quantize_llm", {"variants": figures})
-    write_between(ROOT / "docs/quantization.md", "llm", table(figures))
+    write_between(ROOT / "docs/quantization-costs.md", "llm", table(figures))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Json = dict[str, Any]
-DOCUMENT = Path(__file__).parents[1] / "docs/quantization.md"
+DOCUMENT = Path(__file__).parents[1] / "docs/quantization-costs.md"
 TARGET = "sm89"
 DEFAULT = ("mse", 0.2)
 # Method, algorithm and share of products that may stay.

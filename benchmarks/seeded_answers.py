@@ -1,6 +1,6 @@
 """How many seeded answers differ between alone and in a batch, by precision: a random Llama with 49,152 tokens.
 
-Run `python -m benchmarks.seeded_answers`; docs/generate.md states the figures.
+Run `python -m benchmarks.seeded_answers`; docs/generation-settings.md states the figures.
 """
 
 from __future__ import annotations

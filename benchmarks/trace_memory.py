@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trtkit.simulation.machine import Machine
     from trtkit.simulation.summary import Summary
 
-DOCS = Path(__file__).parents[1] / "docs/memory.md"
+DOCS = Path(__file__).parents[1] / "docs/memory-costs.md"
 MODEL, GPU, LONGEST = "llama-3.1-8b", "h200", 131072
 TRACES = {
     "Azure, code": "AzureLLMInferenceTrace_code.csv",
@@ -154,7 +154,7 @@ def about(work: Traffic, path: Path) -> dict[str, Any]:
 
 
 def table(traces: dict[str, Any]) -> str:
-    """Return what traces need as the rows that docs/memory.md shows."""
+    """Return what traces need as the rows that docs/memory-costs.md shows."""
     titles = ("sequences at once", "output tokens/s", "empty places", "prompts not computed yet", "prefix hits")
     rows = [f"| trace: mean, longest | caches | {' | '.join(titles)} |", f"| --- | --- {'| --: ' * len(titles)}|"]
     for trace, found in traces.items():

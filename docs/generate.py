@@ -128,22 +128,27 @@ def _shown(item: ServingField, surface: Surface) -> str:
 
 
 def quantization() -> str:
-    """Return docs/quantization.md with its tables of methods."""
-    tables = {
-        "methods of language models": _methods("llm", "text", _llm_weights),
-        "methods of vision models": _methods("vision", "data", _vision_weights),
-        "methods of parts": _parts(),
-    }
-    return _with_tables("quantization.md", tables)
+    """Return docs/quantization.md with its table of methods."""
+    return _with_tables("quantization.md", {"methods of language models": _methods("llm", "text", _llm_weights)})
+
+
+def quantization_vision() -> str:
+    """Return docs/quantization-vision.md with its table of methods."""
+    return _with_tables("quantization-vision.md", {"methods of vision models": _methods("vision", "data", _vision_weights)})
+
+
+def quantization_hybrids() -> str:
+    """Return docs/quantization-hybrids.md with its table of methods."""
+    return _with_tables("quantization-hybrids.md", {"methods of parts": _parts()})
 
 
 def generation_settings() -> str:
-    """Return docs/generate.md with its table of the fields of transformers' GenerationConfig."""
+    """Return docs/generation-settings.md with its table of the fields of transformers' GenerationConfig."""
     rows = {name: f"works, as `{OTHER_NAME.get(name, name)}`" for name in (*SAME_NAME, *OTHER_NAME)}
     rows |= dict.fromkeys(NO_EFFECT, "changes no token")
     rows |= {name: f"refused: {field.fix}" for name, field in REFUSED.items()}
     table = ["| field | here |", "| --- | --- |", *(f"| `{name}` | {rows[name]} |" for name in sorted(rows))]
-    return _with_tables("generate.md", {"fields of GenerationConfig": "\n".join(table)})
+    return _with_tables("generation-settings.md", {"fields of GenerationConfig": "\n".join(table)})
 
 
 def _with_tables(file: str, tables: dict[str, str]) -> str:
@@ -390,7 +395,9 @@ def main() -> None:
     (DOCS / "deploy-options.md").write_text(deploy_options(), encoding="utf-8")
     (DOCS / "serving-options.md").write_text(serving_options(), encoding="utf-8")
     (DOCS / "quantization.md").write_text(quantization(), encoding="utf-8")
-    (DOCS / "generate.md").write_text(generation_settings(), encoding="utf-8")
+    (DOCS / "quantization-vision.md").write_text(quantization_vision(), encoding="utf-8")
+    (DOCS / "quantization-hybrids.md").write_text(quantization_hybrids(), encoding="utf-8")
+    (DOCS / "generation-settings.md").write_text(generation_settings(), encoding="utf-8")
     (DOCS / "manifest.schema.json").write_text(manifest_schema(), encoding="utf-8")
     (DOCS / "llms.txt").write_text(llms_txt(), encoding="utf-8")
     (DOCS / "grafana.json").write_text(grafana_board(), encoding="utf-8")

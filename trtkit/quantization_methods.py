@@ -1,7 +1,7 @@
 """THE table of quantization: one row a method, one row a format.
 
 All that trtkit knows about a method follows from its row: which names a config takes, help and shell completion, the
-tables in docs/quantization.md, which models and targets it is for, its share of a size budget, what `trtkit plan`
+tables in docs/quantization*.md, which models and targets it is for, its share of a size budget, what `trtkit plan`
 counts and what `trtkit verify` tolerates. To add a method, add its row; if no algorithm here sets its weights, name one
 and write it: `quantization/int4.py` for blocks of 4 bits, `quantization/llm/modelopt.py` for what ModelOpt does.
 """
@@ -71,7 +71,7 @@ class Method:
     scales: what shares a scale in a language model's weights. rounds_inputs: activations are quantized too.
     needs_data: its scales, or its rounding, follow from calibration data; parts that the network API writes scale their
     inputs while running and need none. algorithm: what sets the weights. tolerance: relative RMS error against the fp32
-    model that it may cost a vision model or a hybrid's part (docs/quantization.md), with room. note: how it rounds, for
+    model that it may cost a vision model or a hybrid's part (docs/quantization-costs.md), with room. note: how it rounds, for
     the docs.
     """
 

@@ -92,4 +92,5 @@ def test_commands_on_memory_run(tmp_path: Path) -> None:
     """A small Llama stands for the shipped one."""
     tiny_chat.save_model(tmp_path / "small")
     small = "--set llm.max_sequence_length=96 --set llm.max_prefill_length=32"
-    run_page(DOCS / "memory.md", tmp_path, {"build llama ": f"build llama --set source.hf=small {small} "})
+    for page in ("memory.md", "memory-weights.md"):
+        run_page(DOCS / page, tmp_path, {"build llama ": f"build llama --set source.hf=small {small} "})

@@ -1,4 +1,4 @@
-"""Every command and program of docs/generate.md runs, on a tiny model that reads SmolLM2's tokens.
+"""Every command and program of the pages on generating text runs, on a tiny model that reads SmolLM2's tokens.
 
 What SmolLM2 itself answers stands in test_generate_command_smollm2.py.
 """
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Ran
 
+PAGES = ("generate.md", "speculation.md", "generation-settings.md")
 # The block that makes the real bundle, and asks it.
 MADE = """\
 trtkit build llama --set llm.logits=all
@@ -33,7 +34,7 @@ def test_every_command_and_program_of_the_docs_runs(
 ) -> None:
     (workspace / "bundles").mkdir()
     (workspace / "bundles/llama").symlink_to(build_smollm2_words(tmp_path))
-    made, *others = blocks(DOCS / "generate.md", "bash", "python")
+    made, *others = [block for page in PAGES for block in blocks(DOCS / page, "bash", "python")]
     assert made == Block("bash", MADE)
     assert {block.language for block in others} == {"bash", "python"}
     for script in (script for block in others for script in _scripts(block)):

@@ -17,11 +17,13 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("compare.schema.json", "compare_schema"),
         ("config.md", "config_reference"),
         ("deploy-options.md", "deploy_options"),
-        ("generate.md", "generation_settings"),
+        ("generation-settings.md", "generation_settings"),
         ("grafana.json", "grafana_board"),
         ("llms.txt", "llms_txt"),
         ("manifest.schema.json", "manifest_schema"),
         ("quantization.md", "quantization"),
+        ("quantization-hybrids.md", "quantization_hybrids"),
+        ("quantization-vision.md", "quantization_vision"),
     ],
 )
 def test_generated_docs_are_those_that_the_code_gives(file: str, function: str) -> None:
