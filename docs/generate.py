@@ -134,7 +134,9 @@ def quantization() -> str:
 
 def quantization_vision() -> str:
     """Return docs/quantization-vision.md with its table of methods."""
-    return _with_tables("quantization-vision.md", {"methods of vision models": _methods("vision", "data", _vision_weights)})
+    return _with_tables(
+        "quantization-vision.md", {"methods of vision models": _methods("vision", "data", _vision_weights)}
+    )
 
 
 def quantization_hybrids() -> str:

@@ -161,6 +161,7 @@ def _planned(
     path: str, longest: int, options: Mapping[str, Any], runner: Runner
 ) -> tuple[ReplicaOptions, tuple[str, ...]]:
     """Return replicas that run a model on a GPU, with the times of its roofline."""
+    from trtkit.builder.decoders import llm_options
     from trtkit.errors import SimulationError
     from trtkit.llm.scheduler import ScheduleOptions
     from trtkit.models.parallel import grid_of
@@ -183,7 +184,9 @@ def _planned(
     kv, own_page_tokens = _caches(model, question, options["kv"])
     page_tokens = options["page_tokens"] or own_page_tokens
     share, overhead_s = options["efficiency"], options["overhead_ms"] / 1e3
-    machine_options = MachineOptions(share, overhead_s, 1e9 * options["host_gb_per_s"], _slots(model, options["slots"]))
+    reads_whole = kv == "linear" and llm_options(model.config).kv_window != "used"
+    slots = _slots(model, options["slots"])
+    machine_options = MachineOptions(share, overhead_s, 1e9 * options["host_gb_per_s"], slots, reads_whole)
     machine = machine_of(question, gpu, machine_options, kv)
     pages = options["pages"] or machine.cache_tokens // page_tokens
     host_gib = _HOST_GIB if options["host_cache_gib"] is None else options["host_cache_gib"]

@@ -39,7 +39,8 @@ class RooflineTimes:
     """The least times of a network on its GPUs, divided by the share of their rates that steps are assumed to reach.
 
     counts: of one GPU, as if it did the layers of all pipeline `stages`. overhead_s: of each call, besides.
-    copy_s_per_token: see StepTimes. links_s: what a step of new tokens, and logits of rows, takes to exchange.
+    copy_s_per_token: see StepTimes. slot_tokens: of each slot, which attention reads whatever is in use; None if it reads
+    what is in use. links_s: what a step of new tokens, and logits of rows, takes to exchange.
     """
 
     counts: NetworkCounts
@@ -48,6 +49,7 @@ class RooflineTimes:
     overhead_s: float = 0.0
     copy_s_per_token: float = 0.0
     stages: int = 1
+    slot_tokens: int | None = None
     links_s: Callable[[int, int], float] = no_links
     _lines: dict[int, tuple[Line, Line]] = field(default_factory=dict, repr=False, compare=False)
     _prefill: dict[tuple[int, int, int], float] = field(default_factory=dict, repr=False, compare=False)
@@ -56,7 +58,7 @@ class RooflineTimes:
         """Return the lines of memory and of compute; see StepTimes. Both are exact: counts are linear in the length."""
         lines = self._lines.get(batch)
         if lines is None:
-            low, high = (floor(self.counts, (batch, 1, length), self.gpu) for length in (1, 1025))
+            low, high = (floor(self.counts, (batch, 1, self._read(length)), self.gpu) for length in (1, 1025))
             lines = self._lines[batch] = (
                 self._line(batch, low.memory_s, high.memory_s),
                 self._line(batch, low.compute_s or 0.0, high.compute_s or 0.0),
@@ -65,7 +67,7 @@ class RooflineTimes:
 
     def prefill_s(self, rows: int, tokens: int, length: int) -> float:
         """Return the seconds of a call for prompts; see StepTimes."""
-        call = rows, tokens, length
+        call = rows, tokens, self._read(length)
         if call not in self._prefill:
             computed_s = passed_s(floor(self.counts, call, self.gpu), self.stages, rows * tokens)
             links_s = self.links_s(rows * tokens, rows)
@@ -74,11 +76,17 @@ class RooflineTimes:
 
     def mixed_s(self, rows: int, cached: int, pieces: Sequence[Piece], idle: int = 0) -> float:
         """Return the seconds of a packed call, whose rows and pieces read weights together; see StepTimes."""
-        parts = [*_decoding(rows, cached), *((1, *piece) for piece in pieces), *([(1, idle, 0)] if idle else [])]
+        decoding = [(count, new, self._read(length)) for count, new, length in _decoding(rows, cached)]
+        reading = [(1, new, self._read(length)) for new, length in pieces]
+        parts = [*decoding, *reading, *([(1, idle, 0)] if idle else [])]
         tokens = sum(batch * new for batch, new, _ in parts)
         links_s, least = self.links_s(tokens, rows + len(pieces)), mixed_floor(self.counts, parts, self.gpu)
         computed_s = passed_s(least, self.stages, tokens) if pieces else least.seconds
         return (computed_s + links_s) / self.efficiency + self.overhead_s
+
+    def _read(self, tokens: int) -> int:
+        """Return the tokens of a slot that attention reads if so many are in use."""
+        return tokens if self.slot_tokens is None else self.slot_tokens
 
     def _line(self, batch: int, at_1: float, at_1025: float) -> Line:
         """Return the line through two steps, of one and of 1,025 cached tokens a row, the new one among them."""
@@ -97,12 +105,14 @@ class MachineOptions:
     """efficiency: the share of a GPU's published rates that steps reach. overhead_s: of each call, besides.
 
     host_bytes_per_s: of copies between device and host. slots: sequences at once; as many as fit if None.
+    reads_whole_slots: whether attention reads a slot whatever is in use of it, as that of linear caches does.
     """
 
     efficiency: float = 1.0
     overhead_s: float = 0.0
     host_bytes_per_s: float = 50e9
     slots: int | None = None
+    reads_whole_slots: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,6 +165,7 @@ def machine_of(question: PlanningQuestion, gpu: PlannedGpu, options: MachineOpti
         options.overhead_s,
         token_bytes / options.host_bytes_per_s,  # all ranks copy at the same time
         share.grid.pipeline,
+        work.slot_length if options.reads_whole_slots else None,
         no_links if question.grid == SINGLE else partial(_links_s, question, gpu, share),
     )
     return Machine(times, slots, work.slot_length, cache_tokens, model.kv_bytes_per_token, question.grid.ranks)

@@ -53,14 +53,15 @@ def test_idle_tokens_of_a_packed_call_compute_and_read_no_cache() -> None:
 
 
 def test_the_simulator_and_the_plan_time_a_mixed_step_alike() -> None:
-    """Where as many tokens are cached as attention reads: a simulated step reads those in use."""
     for name in MODELS:
         asked = question(name, concurrency=8)
-        plain = RooflineTimes(asked.counts, H100)
+        plain = RooflineTimes(asked.counts, H100, slot_tokens=asked.work.slot_length)
         for step in mixed_steps(asked, H100):
-            piece = asked.work.last_chunk(step.prompt_tokens)[1:]
-            found = plain.mixed_s(8, 8 * (asked.work.decode()[2] - 1), [piece])
+            piece = step.prompt_tokens, asked.work.input_len
+            found = plain.mixed_s(8, 8 * (asked.work.mean_length - 1), [piece])
             assert found == pytest.approx(step.packed.seconds, rel=1e-9)
+        used = RooflineTimes(asked.counts, H100)
+        assert used.mixed_s(8, 0, []) < plain.mixed_s(8, 0, []) == pytest.approx(used.mixed_s(8, 8 * 639, []), rel=1e-5)
 
 
 @given(st.sampled_from(MODELS), st.integers(1, 200), st.integers(0, 100_000), st.integers(1, 600), st.integers(0, 4000))
