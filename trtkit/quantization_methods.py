@@ -71,8 +71,8 @@ class Method:
     scales: what shares a scale in a language model's weights. rounds_inputs: activations are quantized too.
     needs_data: its scales, or its rounding, follow from calibration data; parts that the network API writes scale their
     inputs while running and need none. algorithm: what sets the weights. tolerance: relative RMS error against the fp32
-    model that it may cost a vision model or a hybrid's part (docs/quantization-costs.md), with room. note: how it rounds, for
-    the docs.
+    model that it may cost a vision model or a hybrid's part (docs/quantization-costs.md), with room. note: how it
+    rounds, for the docs.
     """
 
     format: Format

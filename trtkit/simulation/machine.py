@@ -39,8 +39,8 @@ class RooflineTimes:
     """The least times of a network on its GPUs, divided by the share of their rates that steps are assumed to reach.
 
     counts: of one GPU, as if it did the layers of all pipeline `stages`. overhead_s: of each call, besides.
-    copy_s_per_token: see StepTimes. slot_tokens: of each slot, which attention reads whatever is in use; None if it reads
-    what is in use. links_s: what a step of new tokens, and logits of rows, takes to exchange.
+    copy_s_per_token: see StepTimes. slot_tokens: of each slot, which attention reads whatever is in use; None if it
+    reads what is in use. links_s: what a step of new tokens, and logits of rows, takes to exchange.
     """
 
     counts: NetworkCounts
