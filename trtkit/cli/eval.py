@@ -189,6 +189,7 @@ def _evaluate_tasks(bundle: str, request: TasksRequest, *, quiet: bool, as_json:
 
 def _render(evaluation: Evaluation) -> None:
     from trtkit.cli.tables import console, pairs
+    from trtkit.report.tables import plural
 
     table, read, distance = pairs(), evaluation.perplexity, evaluation.distance
     other = evaluation.compared
@@ -206,7 +207,7 @@ def _render(evaluation: Evaluation) -> None:
         sizes = other.own_engine_bytes / 2**20, other.engine_bytes / 2**20
         table.add_row("engine", f"{sizes[0]:.1f} MiB (was {sizes[1]:.1f})")
     if read is not None:
-        table.add_row("text", f"{evaluation.text}: {read.windows} windows of {read.window_tokens} tokens")
+        table.add_row("text", f"{evaluation.text}: {plural(read.windows, 'window')} of {read.window_tokens} tokens")
     table.add_row("runtime", evaluation.runtime)
     if read is not None:
         table.add_row("tokens/s", f"{read.tokens_per_second:.1f}")

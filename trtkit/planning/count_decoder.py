@@ -95,7 +95,9 @@ def count_decoder(request: CountRequest, context: JobContext) -> NetworkCounts:
                     cost.alive_bytes = [results + read for results, read in alive]
                 yield point, cost
 
-    costs = _with_repeats(_repeats(spec, quantized), costs_of, context) or dict(costs_of(len(spec.layers)))
+    costs = _with_repeats(_repeats(spec, quantized, plain.deepstack), costs_of, context) or dict(
+        costs_of(len(spec.layers))
+    )
     measured = costs.pop(check)
     active = _active_rows(sparse_spec(spec, request.config, request.where), options)
     counts = counts_of(costs, fit, _mixture(spec, options, quantized), active)
@@ -112,13 +114,16 @@ class _Repeats(NamedTuple):
     times: int
 
 
-def _repeats(spec: DecoderSpec, quantized: QuantizedModel) -> _Repeats:
-    """Return how layers come again up to the last; of several periods, the one by which fewest are counted."""
+def _repeats(spec: DecoderSpec, quantized: QuantizedModel, deepstack: int = 0) -> _Repeats:
+    """Return how layers come again up to the last; of several periods, the one by which fewest are counted.
+
+    deepstack: layers, the first, after which vectors of images are added.
+    """
     forms: dict[str, dict[str, object]] = defaultdict(dict)
     for name, form in quantized.layers.items():
         if block := _BLOCK_NUMBER.match(name):
             forms[block[1]][name[block.end() :]] = form
-    layers = [(layer, forms[str(number)]) for number, layer in enumerate(spec.layers)]
+    layers = [(layer, forms[str(number)], number < deepstack) for number, layer in enumerate(spec.layers)]
     candidates = []
     for period in range(1, len(layers) // 2 + 1):
         start = len(layers) - period

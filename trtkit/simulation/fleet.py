@@ -68,7 +68,7 @@ def simulate(traffic: Traffic, options: FleetOptions, on_progress: Callable[[int
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Keep Python from looking for cycles, of which a step leaves none: that takes a tenth of a simulation."""
+    """Turn off Python's garbage collector, which takes a tenth of a simulation: a step leaves no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ from trtkit.quantized_model import LayerForm, QuantizedModel
 
 if TYPE_CHECKING:
     from tests.support.decoder_case import Case
+    from trtkit.network.decoder_options import DecoderOptions
 
 LAYERS = 15
 SIZES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -60,6 +62,18 @@ def test_layers_in_other_precisions_or_with_adapters_are_not_alike(monkeypatch: 
     assert repeats == (4, 1, LAYERS - 4)
     assert_counted_as_whole(monkeypatch, fields, quantized=quantized)
     assert_counted_as_whole(monkeypatch, fields, lora={"max_rank_sum": 8})
+
+
+def test_layers_after_which_images_are_added_are_not_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = count_decoder.network_options
+
+    def of_images(*model: Any) -> DecoderOptions:
+        return replace(written(*model), has_embeds_input=True, deepstack=3)
+
+    monkeypatch.setattr(count_decoder, "network_options", of_images)
+    fields = {**TINY_LLAMA, "num_hidden_layers": LAYERS}
+    assert count_decoder._repeats(decoder_spec(fields), QuantizedModel({}), 3) == (3, 1, LAYERS - 3)
+    assert_counted_as_whole(monkeypatch, fields)
 
 
 def test_results_of_all_layers_that_are_alive_at_once_are_counted_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
