@@ -8,7 +8,7 @@ from trtkit.backends import load_backend
 from trtkit.builder.decoders import llm_options
 from trtkit.jobs.events import Phase
 from trtkit.llm.execution import ReferenceDecoder
-from trtkit.llm.execution.packed_engine import open_engine
+from trtkit.llm.execution.packed_engine import engine_class
 from trtkit.llm.execution.plan import DecoderPlan
 from trtkit.llm.execution.pool_size import CacheSize
 from trtkit.llm.soft_tokens import pieces
@@ -116,7 +116,7 @@ def compare_engine(
 def _engine(backend: Backend, request: VerifyRequest, network: DecoderNetwork, device: devices.Device) -> EngineDecoder:
     options, file = llm_options(request.config), request.engines[-1]
     plan = DecoderPlan(file, network.inputs, options, network.embeddings, str(file.path))
-    return open_engine(backend, plan, CacheSize(1), device)
+    return engine_class(plan)(backend, plan, CacheSize(1), device)
 
 
 def _logits(ours: Stepper, theirs: Stepper, prompt: Prompt, most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

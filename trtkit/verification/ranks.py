@@ -19,12 +19,13 @@ from trtkit.reference import Executor, Options, ThreadGroup
 from trtkit.verification.layers import makers, measure, widened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Literal
 
     from trtkit.backends import Backend
     from trtkit.builder.decoders import OpenedDecoder
     from trtkit.llm.execution import Call, DecoderNetwork
+    from trtkit.llm.execution.packed import AnyCall
     from trtkit.models.parallel import Grid
     from trtkit.reference.ranks import Rank
     from trtkit.verification.layers import LayerName
@@ -68,21 +69,20 @@ class RankedDecoder:
 
     def forward(self, call: Call) -> torch.Tensor:
         """Run new tokens; return the first rank's fp32 logits [R, V], or [R, S, V] of all tokens."""
-        for stage in self._ranks.stages():
-            with ThreadPoolExecutor(len(stage)) as pool:
-                outputs = list(pool.map(lambda rank, call=call: self.decoders[rank].forward(call), stage))
-            call = replace(call, hidden=outputs[0])
-        assert call.hidden is not None
-        return call.hidden
+        return self._through_stages(call, ReferenceDecoder.forward)
 
     def forward_packed(self, packed: PackedCall) -> torch.Tensor:
         """Run slots that decode and slots that read prompts at once; return the first rank's fp32 logits [N, V]."""
+        return self._through_stages(packed, ReferenceDecoder.forward_packed)
+
+    def _through_stages(self, call: AnyCall, run: Callable[[ReferenceDecoder, AnyCall], torch.Tensor]) -> torch.Tensor:
+        """Run a call on each stage, whose first rank's result the next one reads; return the last stage's."""
         for stage in self._ranks.stages():
             with ThreadPoolExecutor(len(stage)) as pool:
-                outputs = list(pool.map(lambda rank, call=packed: self.decoders[rank].forward_packed(call), stage))
-            packed = replace(packed, hidden=outputs[0])
-        assert packed.hidden is not None
-        return packed.hidden
+                outputs = list(pool.map(lambda rank, call=call: run(self.decoders[rank], call), stage))
+            call = replace(call, hidden=outputs[0])
+        assert call.hidden is not None
+        return call.hidden
 
 
 def rank_networks(

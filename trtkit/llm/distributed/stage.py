@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
 from trtkit.dtypes import DTYPES
 from trtkit.llm.distributed.agreement import check_choices, check_values
 from trtkit.llm.distributed.micro_batches import join, parts_of, split, split_packed
-from trtkit.llm.execution.call import Call
-from trtkit.llm.execution.packed import PackedCall
 from trtkit.reference.ranks import COLLECTIVE_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -20,13 +18,14 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Work
 
     from trtkit.llm.distributed.channel import Channel
+    from trtkit.llm.execution.call import Call
     from trtkit.llm.execution.execution import RankExecution
+    from trtkit.llm.execution.packed import AnyCall, PackedCall
     from trtkit.models.parallel import Grid
     from trtkit.reference import GlooRank
 
 COMPARE_EVERY = 64
 """Calls between two comparisons of what the ranks' logits choose."""
-_Part = TypeVar("_Part", Call, PackedCall)
 _TICK, _LOGITS = 1, 2  # tags; hidden states have 0
 
 
@@ -149,7 +148,7 @@ class StageRunner:
             return 1
         return parts_of(reads_prompts, tokens, stages) if parts is None else parts
 
-    def _run_parts(self, parts: Sequence[_Part], run: Callable[[_Part], torch.Tensor]) -> list[torch.Tensor]:
+    def _run_parts(self, parts: Sequence[AnyCall], run: Callable[[AnyCall], torch.Tensor]) -> list[torch.Tensor]:
         """Run the stage on each part in turn; return what each gives, of the last stage only."""
         outputs: list[torch.Tensor] = []
         sends: list[Work] = []
@@ -165,7 +164,7 @@ class StageRunner:
         self.steps.total, self.steps.busy = self.steps.total + tick, self.steps.busy + len(parts)
         return outputs
 
-    def _with_hidden(self, part: _Part, tick: int) -> tuple[_Part, int]:
+    def _with_hidden(self, part: AnyCall, tick: int) -> tuple[AnyCall, int]:
         """Return a part with what the stage before made of it, and the pipeline's clock."""
         spec = self.execution.hidden
         if spec is None:

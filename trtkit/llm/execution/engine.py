@@ -69,6 +69,7 @@ class EngineDecoder:
         defers_weights: bool = False,
     ) -> None:
         options, specs, slots = plan.options, plan.inputs, size.slots
+        self._note_calls(plan)
         check_alignment(plan, slots)
         self._stream = (size.pool.model and size.pool.model.stream) or device.stream()
         kernels = cache_file(plan.file.sha256, device.environment)
@@ -106,6 +107,9 @@ class EngineDecoder:
         self._room = 0
         self.reserve(slots)
         self.description = f"{backend.name} {backend.version} on {device.name}"
+
+    def _note_calls(self, plan: DecoderPlan) -> None:
+        """Note what calls the network takes, before memory is taken for them."""
 
     def _neuron_counts(self) -> NeuronCounts | None:
         """Return what counts neurons if the network reads active ones only, and take memory for each call's counts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -196,6 +196,10 @@ class PackedCall:
         of_prompts = vectors.new_zeros(rows * width, size)
         of_prompts[to_device(self.places, vectors.device)] = vectors[count : count + len(self.places)]
         return vectors[:count].view(*self.decode.ids.shape, size), of_prompts.view(rows, width, size)
+
+
+AnyCall = TypeVar("AnyCall", Call, PackedCall)
+"""A call of one kind, or a packed one."""
 
 
 def no_rows(width: int = 1) -> Call:

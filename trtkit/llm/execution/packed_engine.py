@@ -35,14 +35,11 @@ from trtkit.runtime.device import to_device, write
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from trtkit.backends import Backend
     from trtkit.llm.execution.execution import Draw
     from trtkit.llm.execution.plan import DecoderPlan
-    from trtkit.llm.execution.pool_size import CacheSize
     from trtkit.llm.execution.step import StreamStep
     from trtkit.llm.sequences import Ints
     from trtkit.network.input_spec import InputSpec, Role
-    from trtkit.runtime.device import Device
 
 _BY_TOKEN = ("input_ids", "position_ids", ADAPTER_IDS)
 """Inputs that the rows which decode begin, made on the device; the tokens of prompts follow."""
@@ -60,20 +57,10 @@ class PackedEngineDecoder(EngineDecoder):
 
     token_tile = TOKEN_TILE
 
-    def __init__(
-        self,
-        backend: Backend,
-        plan: DecoderPlan,
-        size: CacheSize,
-        device: Device,
-        *,
-        has_cuda_graphs: bool = True,
-        defers_weights: bool = False,
-    ) -> None:
+    def _note_calls(self, plan: DecoderPlan) -> None:
         self._most_tokens, self.packed = most_prompt_tokens(plan.options), self
         has_row_tokens = any(spec.name == DECODE_POSITION_IDS for spec in plan.inputs)
         self.row_tokens = most_row_tokens(plan.options) if has_row_tokens else 1
-        super().__init__(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs, defers_weights=defers_weights)
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution. Prompts that are too long for one call have several."""
@@ -294,18 +281,9 @@ class PackedEngineDecoder(EngineDecoder):
             self._inputs[LOGIT_INDEX][:rows].copy_(self._numbers[:rows])
 
 
-def open_engine(
-    backend: Backend,
-    plan: DecoderPlan,
-    size: CacheSize,
-    device: Device,
-    *,
-    has_cuda_graphs: bool = True,
-    defers_weights: bool = False,
-) -> EngineDecoder:
-    """Open the engine of a decoder as its network takes calls: packed, or of one kind each."""
-    opened = PackedEngineDecoder if takes_packed_calls(plan.inputs) else EngineDecoder
-    return opened(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs, defers_weights=defers_weights)
+def engine_class(plan: DecoderPlan) -> type[EngineDecoder]:
+    """Return what runs a decoder's engine as its network takes calls: packed, or of one kind each."""
+    return PackedEngineDecoder if takes_packed_calls(plan.inputs) else EngineDecoder
 
 
 def _parts(counts: Ints, most: int) -> Iterator[slice]:

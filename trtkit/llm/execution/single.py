@@ -145,17 +145,16 @@ def _shares(bundle: Bundle, rank: int) -> Callable[[str], MatrixShare]:
 def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Device) -> EngineDecoder:
     """Open a rank's engine. Steps with collectives are not captured: no GPU has shown that this works."""
     from trtkit.llm.execution.engine import EngineDecoder
-    from trtkit.llm.execution.packed_engine import open_engine
+    from trtkit.llm.execution.packed_engine import engine_class
     from trtkit.llm.execution.plan import DecoderPlan
 
     devices.check_device(device, bundle.manifest)
     bundle.check_files()
     backend, plan = load_backend(bundle.manifest.backend.name), DecoderPlan.of(bundle, peers.rank)
     size = CacheSize(options.slots, _pool(bundle, options, peers.rank))
-    if options.how.offload is not None:
-        return open_engine(backend, plan, size, device, has_cuda_graphs=False, defers_weights=True)
-    has_cuda_graphs = options.how.has_cuda_graphs and peers.members is None
-    engine = open_engine(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
+    in_turn = options.how.offload is not None
+    has_cuda_graphs = options.how.has_cuda_graphs and peers.members is None and not in_turn
+    engine = engine_class(plan)(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs, defers_weights=in_turn)
     if options.how.has_speculator:
         plan, size = DecoderPlan.of(bundle, name=SPECULATOR), CacheSize(options.slots, PoolSize(model=engine.cache))
         engine.speculator = EngineDecoder(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
