@@ -107,7 +107,8 @@ class LocalFleet:
                 self.workers.append(self._start_worker(number))
             self._frontend = self._start("frontend", self._frontend_command(), _FRONTEND)
             if self.options.api_key is not None:
-                self._gate = Gate(self.options.host, self.options.port, self._frontend_address[1], self.options.api_key)
+                backend_port, limit = self._frontend_address[1], self._body_mib << 20
+                self._gate = Gate(self.options.host, self.options.port, backend_port, self.options.api_key, limit)
         except BaseException:
             self.stop()
             raise
@@ -234,16 +235,19 @@ class LocalFleet:
         inherited = {name: value for name, value in os.environ.items() if name != API_KEY}
         return ServerProcess(command, {**inherited, **self._environment(), **environment}, note)
 
+    @property
+    def _body_mib(self) -> int:
+        return self.options.body_mib or (64 if self.model.takes_images else 4)
+
     def _environment(self) -> dict[str, str]:
         """Return what all processes share: where they find each other, everything on the loopback address."""
-        body_mib = self.options.body_mib or (64 if self.model.takes_images else 4)
         return {
             "DYN_FILE_KV": str(Path(self._scratch.name) / "discovery"),
             "DYN_TCP_RPC_HOST": "127.0.0.1",
             "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
             "DYN_SYSTEM_HOST": "127.0.0.1",
             "UCX_NET_DEVICES": "lo",  # by which prefill workers lend caches
-            "DYN_HTTP_BODY_LIMIT_MB": str(body_mib),
+            "DYN_HTTP_BODY_LIMIT_MB": str(self._body_mib),
             "DYN_HEALTH_CHECK_ENABLED": "true",
             "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0",
             "DYN_SDK_DISABLE_ANSI_LOGGING": "1",

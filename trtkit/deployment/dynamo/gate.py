@@ -94,11 +94,12 @@ def _parse(data: bytes) -> _Head:
 class Gate:
     """A running gate; `close` ends it with its connections.
 
-    backend_port: the frontend's, on the loopback address. Raises OSError if nobody can listen at `host` and `port`.
+    backend_port: the frontend's, on the loopback address. body_limit: bytes of the largest body that passes.
+    Raises OSError if nobody can listen at `host` and `port`.
     """
 
-    def __init__(self, host: str, port: int, backend_port: int, api_key: str) -> None:
-        self._backend_port, self._key = backend_port, api_key.encode()
+    def __init__(self, host: str, port: int, backend_port: int, api_key: str, body_limit: int) -> None:
+        self._backend_port, self._key, self._body_limit = backend_port, api_key.encode(), body_limit
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -161,6 +162,10 @@ class Gate:
     async def _forward(self, head: _Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Let a request pass, and its answer come back until either side closes. Raises RefusedError, OSError."""
         length = head.body_length()
+        # The frontend has the same limit, but resets the connection on whoever still sends, which can lose its answer.
+        if length > self._body_limit:
+            what = f"the body has {length} bytes, and the limit is {self._body_limit}"
+            raise RefusedError("413 Content Too Large", None, what)
         try:
             answer, backend = await asyncio.open_connection("127.0.0.1", self._backend_port)
         except OSError:
@@ -170,6 +175,8 @@ class Gate:
         try:
             # What sends ends if the client disconnects, and waits for that otherwise.
             await asyncio.wait((sending, answering), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done() and not answering.result():
+                raise RefusedError("502 Bad Gateway", None, "the server closed the connection without an answer")
         finally:
             for task in (sending, answering):
                 task.cancel()
@@ -204,11 +211,15 @@ async def _send(head: bytes, length: int, reader: asyncio.StreamReader, backend:
         pass
 
 
-async def _pipe(answer: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass the answer on until the frontend closes the connection."""
-    while piece := await answer.read(_PIECE):
-        writer.write(piece)
-        await writer.drain()
+async def _pipe(answer: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Pass the answer on until the frontend closes the connection. Returns whether any of it came."""
+    began = False
+    with contextlib.suppress(OSError):
+        while piece := await answer.read(_PIECE):
+            began = True
+            writer.write(piece)
+            await writer.drain()
+    return began
 
 
 async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -216,6 +227,6 @@ async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     if writer.can_write_eof():
         writer.write_eof()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S):
-            while await reader.read(_PIECE):
+        async with asyncio.timeout(_HEAD_S):
+            while await asyncio.wait_for(reader.read(_PIECE), _LINGER_S):
                 pass

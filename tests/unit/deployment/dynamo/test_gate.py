@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KEY = "s\u00e9cret-key"
-LARGEST = 1 << 20
+LIMIT = 1 << 20
 
 
 class Frontend(BaseHTTPRequestHandler):
@@ -36,9 +36,8 @@ class Frontend(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = int(self.headers["Content-Length"])
-        if length > LARGEST:
-            self._answer({"error": "too large"}, 413)
-            self.rfile.read(length)
+        if self.path.endswith("/gone"):
+            self.close_connection = True  # with all of the body unread, which resets the connection
             return
         body = self.rfile.read(length)
         self.seen.append((self.path, dict(self.headers), len(body)))
@@ -76,7 +75,7 @@ def port() -> Iterator[int]:
     backend = ThreadingHTTPServer(("127.0.0.1", 0), Frontend)
     threading.Thread(target=backend.serve_forever, args=(0.01,), daemon=True).start()
     (port,) = free_ports(1)
-    gate = Gate("127.0.0.1", port, backend.server_port, KEY)
+    gate = Gate("127.0.0.1", port, backend.server_port, KEY, LIMIT)
     yield port
     gate.close()
     backend.shutdown()
@@ -182,11 +181,17 @@ def test_requests_whose_end_is_in_doubt_are_refused(port: int, data: bytes, stat
     assert Frontend.seen == []
 
 
-def test_bodies_pass_whole_and_a_large_one_gets_the_frontends_refusal(port: int) -> None:
-    answer = talk(port, request("/v1/x", AUTHORIZED, method="POST", body=b"x" * 700_000))
-    assert b'"size": 700000' in answer
-    large = request("/v1/x", AUTHORIZED, method="POST", body=b"x" * (8 * LARGEST))
-    assert talk(port, large).startswith(b"HTTP/1.1 413")
+def test_bodies_pass_whole_up_to_the_limit_and_a_larger_one_is_refused(port: int) -> None:
+    answer = talk(port, request("/v1/x", AUTHORIZED, method="POST", body=b"x" * LIMIT))
+    assert f'"size": {LIMIT}'.encode() in answer
+    assert talk(port, request("/v1/x", AUTHORIZED, method="POST", body=b"x" * (8 * LIMIT))).startswith(b"HTTP/1.1 413 ")
+    assert len(Frontend.seen) == 1
+
+
+@pytest.mark.parametrize("size", [0, LIMIT])
+def test_a_frontend_that_closes_without_an_answer_is_a_502(port: int, size: int) -> None:
+    data = request("/v1/gone", AUTHORIZED, method="POST", body=b"x" * size)
+    assert talk(port, data).startswith(b"HTTP/1.1 502 ")
 
 
 def test_a_stream_comes_in_pieces_and_a_client_that_disconnects_is_noticed(port: int) -> None:
@@ -201,7 +206,7 @@ def test_a_stream_comes_in_pieces_and_a_client_that_disconnects_is_noticed(port:
 
 def test_a_frontend_that_does_not_run_is_a_503() -> None:
     port, nobody = free_ports(2)
-    gate = Gate("127.0.0.1", port, nobody, KEY)
+    gate = Gate("127.0.0.1", port, nobody, KEY, LIMIT)
     try:
         assert talk(port, request("/health")).startswith(b"HTTP/1.1 503 ")
     finally:
@@ -215,4 +220,4 @@ def test_a_port_in_use_is_an_error() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(OSError, match="in use"):
-            Gate("127.0.0.1", taken.getsockname()[1], 1, KEY)
+            Gate("127.0.0.1", taken.getsockname()[1], 1, KEY, LIMIT)
