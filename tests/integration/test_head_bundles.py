@@ -90,11 +90,16 @@ def test_bundle_with_a_head_answers_as_without(kv: str, tree: int | None, folder
     assert errors.get("branches of a tree of guesses", 0.0) < 1e-5
 
 
-def test_two_ways_to_guess_are_refused(folder: Path) -> None:
-    bundle = build_bundle(config_of(folder), folder / "linear", new_runner()).bundle
-    for options in ({"speculate": 2, "lookup": 3}, {"speculate": -1}):
-        with pytest.raises(RequestError, match=r"cannot be combined|-1 tokens to guess"):
+def test_guesses_that_a_bundle_cannot_check_are_refused(folder: Path) -> None:
+    bundle = build_bundle(config_of(folder, llm={"tree_tokens": 4}), folder / "small", new_runner()).bundle
+    for options, what in (
+        ({"speculate": 2, "lookup": 3}, "cannot be combined"),
+        ({"speculate": -1}, "-1 tokens to guess"),
+        ({"speculate": 5}, "5 tokens ahead exceed the 4 guesses of a step"),
+    ):
+        with pytest.raises(RequestError, match=what) as error:
             LLM(bundle, **options)
+    assert error.value.fix == "give 4 or less, or build with a larger `llm.tree_tokens`"
     with LLM(bundle, lookup=3) as llm:  # what was asked for, not the head
         assert llm.frontend.execution.speculator is None
 
@@ -215,13 +220,6 @@ def test_tree_is_refused_with_the_models_name_for_it(folder: Path, tmp_path: Pat
     with pytest.raises(ConfigError, match="a head that guesses tokens does not work here") as error:
         assert open_decoder(resolve(config)).speculator
     assert "`llm.tree_tokens`: 9 guesses in a row exceed the sliding window of 8 tokens" in str(error.value)
-
-
-def test_more_tokens_ahead_than_the_tree_has_are_refused(folder: Path) -> None:
-    bundle = build_bundle(config_of(folder, llm={"tree_tokens": 4}), folder / "small", new_runner()).bundle
-    with pytest.raises(RequestError, match="5 tokens ahead exceed the 4 guesses of a step") as error:
-        LLM(bundle, speculate=5)
-    assert error.value.fix == "give 4 or less, or build with a larger `llm.tree_tokens`"
 
 
 def test_logits_of_the_last_token_are_refused() -> None:
