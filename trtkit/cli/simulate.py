@@ -167,7 +167,7 @@ def _planned(
     from trtkit.models.parallel import grid_of
     from trtkit.network.input_spec import TOKEN_TILE
     from trtkit.planning.gpus import find_gpus
-    from trtkit.planning.plan import PlanRequest, llm_question
+    from trtkit.planning.plan import PlanRequest, llm_question, packed_room
     from trtkit.planning.source import find_model
     from trtkit.simulation.machine import MachineOptions, check_grid_is_simulated, machine_of
     from trtkit.simulation.replica_options import ReplicaOptions
@@ -180,7 +180,8 @@ def _planned(
     longest = max(longest, model.max_length)
     question = llm_question(model, PlanRequest([gpu], longest - 1, 1, 1), runner)
     if options["batching"] is not None:
-        question = replace(question, is_packed=options["batching"] == "packed")
+        room = packed_room(llm_options(model.config), question.model)
+        question = replace(question, packed=room if options["batching"] == "packed" else None)
     kv, own_page_tokens = _caches(model, question, options["kv"])
     page_tokens = options["page_tokens"] or own_page_tokens
     share, overhead_s = options["efficiency"], options["overhead_ms"] / 1e3
@@ -202,7 +203,7 @@ def _planned(
         token_bytes=machine.token_bytes,
         schedule=ScheduleOptions(options["schedule"]),
         gpus=machine.gpus,
-        is_packed=question.is_packed,
+        is_packed=question.packed is not None,
         token_tile=TOKEN_TILE,
         copies_in_background=machine.gpus == 1,  # ranks wait for each other
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtkit.backends import load_backend
 from trtkit.builder.active_neurons import sparse_spec
-from trtkit.builder.decoders import llm_options, network_options
+from trtkit.builder.decoders import is_packed, llm_options, network_options
 from trtkit.jobs.events import Phase
 from trtkit.lora.targets import adapted_layers
 from trtkit.models.feed_forward import MlpSpec, MoeSpec
@@ -75,9 +75,10 @@ def count_decoder(request: CountRequest, context: JobContext) -> NetworkCounts:
     options, first = network_options(resolve(request.config)), _first_length(spec, request.length)
     lora = llm_options(request.config).lora
     adapted, ranks = (frozenset[str](), 0) if lora is None else (adapted_layers(spec, lora), lora.max_rank_sum)
-    plain = replace(
-        options, experts="all", adapted=adapted, page_tokens=None, is_packed=False
-    )  # counts are multilinear
+    # Counts are multilinear; a packed call computes the logits that are read, see `PackedRoom`.
+    has_all_logits = options.has_all_logits and not is_packed(request.config)
+    plain = replace(options, experts="all", adapted=adapted, page_tokens=None, is_packed=False)
+    plain = replace(plain, has_all_logits=has_all_logits)
     most = spec.most_new_tokens
     points = sample_points((1, 1, first), _STEP, 1 if most is None else most - 1)
     check = (3, 5 if most is None else most, first + _STEP)

@@ -306,13 +306,14 @@ class NetworkCounts:
         """Weights that layers compute with, tables that are only looked up aside."""
         return sum(group.weight_bytes for group in self.groups)
 
-    def activation_bytes(self, point: Point) -> int:
-        """Return the most bytes of results that are alive at once, nothing fused.
+    def activation_bytes(self, *points: Point) -> int:
+        """Return the most bytes of results that are alive at once in a step of these parts, nothing fused.
 
         Copies are among them: of chosen experts, and of a layer's pages, as they are and followed by new tokens.
         """
-        experts = 0 if self.mixture is None else round(self.mixture.copied_bytes * self.mixture.share(point))
-        return max(experts, 2 * self.largest_copy.at(point)) + max((poly.at(point) for poly in self.alive), default=0)
+        experts = 0 if self.mixture is None else round(self.mixture.copied_bytes * self.mixture.share(*points))
+        copies = max(experts, 2 * self.largest_copy.at(*points))
+        return copies + max((poly.at(*points) for poly in self.alive), default=0)
 
 
 def counts_of(

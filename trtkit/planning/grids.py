@@ -68,7 +68,7 @@ def footprint_on(question: PlanningQuestion, share: GridShare) -> Footprint:
         head_per_token=per_token,
         hidden_per_token=token_bytes,
         token_ranks=share.grid.tensor,
-        row_groups=question.row_groups,
+        packed=question.packed,
         keeps_new=footprint.keeps_new or share.grid.context > 1,
     )
 

@@ -107,7 +107,7 @@ def footprint_of(question: PlanningQuestion, counts: NetworkCounts) -> Footprint
     sizes = model.weight_bytes, model.kv_bytes_per_token
     footprint = Footprint(counts, *sizes, question.work.chunk, model.vocab_size, model.keeps_new, model.state_bytes)
     head, per_token = model.head_bytes, model.head_kv_bytes_per_token
-    footprint = replace(footprint, head=head, head_per_token=per_token, row_groups=question.row_groups)
+    footprint = replace(footprint, head=head, head_per_token=per_token, packed=question.packed)
     return replace(footprint, adapters=model.adapter_bytes, page_tokens=model.page_tokens)
 
 

@@ -10,7 +10,7 @@ from trtkit.planning.paged import whole_pages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtkit.planning.counts import NetworkCounts
+    from trtkit.planning.counts import NetworkCounts, Point
 
 Json = dict[str, Any]
 RESERVE_BYTES = 2**30
@@ -43,14 +43,31 @@ class MemoryNeed:
 
 
 @dataclass(frozen=True)
+class PackedRoom:
+    """The new tokens that a packed call has room for. prompts: of all prompts. row: of each slot that decodes.
+
+    logit_bytes: of a token's logits, if there is room for those of all tokens; 0 if for one of each slot, which are
+    counted.
+    """
+
+    prompts: int
+    row: int
+    logit_bytes: int = 0
+
+    def parts(self, slots: int, length: int) -> tuple[Point, Point]:
+        """Return the largest call of `slots` that hold up to `length` tokens: those that decode, and all prompts."""
+        return (slots, min(self.row, length), length), (1, min(self.prompts, slots * length), length)
+
+
+@dataclass(frozen=True)
 class Footprint:
     """What a decoder-only LLM keeps on one GPU.
 
     weights: bytes. kv_per_token: bytes, of all layers. chunk: new tokens of each slot in a prefill step, which the
-    activations follow from. keeps_new: engines whose caches have eight bits or pages give a step's keys and values
-    apart. vocab_size: of the logits that are sampled. state_bytes: of a slot's recurrent states, which engines write
-    apart, those of each of a call's `row_groups`. adapters: bytes of resident LoRA adapters. page_tokens: of pages, of
-    which each sequence takes whole ones, and nobody one; 0 if caches are linear.
+    activations follow from unless a call is `packed`. keeps_new: engines whose caches have eight bits or pages give a
+    step's keys and values apart. vocab_size: of the logits that are sampled. state_bytes: of a slot's recurrent states,
+    which engines write apart, those of each group of a call's rows. adapters: bytes of resident LoRA adapters.
+    page_tokens: of pages, of which each sequence takes whole ones, and nobody one; 0 if caches are linear.
     head, head_per_token: bytes of the draft head. hidden_per_token: bytes of the hidden state of a token, if
     `token_ranks` share those of a step; 0 if each has all.
     """
@@ -68,25 +85,30 @@ class Footprint:
     head_per_token: int = 0
     hidden_per_token: int = 0
     token_ranks: int = 1
-    row_groups: int = 1
+    packed: PackedRoom | None = None
 
     def need(self, batch: int, length: int) -> MemoryNeed:
         """Return what `batch` slots of `length` tokens need."""
-        new = min(self.chunk, length)
-        activations = self.counts.activation_bytes((batch, new, length))
-        activations -= self.hidden_per_token * (batch * new - -(-batch * new // self.token_ranks))
+        parts: tuple[Point, ...] = ((batch, min(self.chunk, length), length),)
+        logit_bytes = 0
+        if self.packed is not None:
+            parts, logit_bytes = self.packed.parts(batch, length), self.packed.logit_bytes
+        new = sum(rows * tokens for rows, tokens, _ in parts)
+        activations = max(self.counts.activation_bytes(*parts), new * logit_bytes)
+        activations -= self.hidden_per_token * (new - -(-new // self.token_ranks))
         tokens = batch * length
         if self.page_tokens:
             tokens = (batch * whole_pages(length, self.page_tokens) + 1) * self.page_tokens
         head = self.head + self.head_per_token * tokens
-        tokens += batch * new if self.keeps_new else 0
+        tokens += new if self.keeps_new else 0
         caches = self.kv_per_token * tokens + self.states(batch)
         sampling = sampling_bytes(batch, self.vocab_size)
         return MemoryNeed(self.weights, caches, activations, sampling, self.adapters, head)
 
     def states(self, batch: int) -> int:
         """Return the bytes of `batch` slots' recurrent states, and of those that calls write."""
-        return (1 + self.row_groups) * self.state_bytes * batch
+        groups = 1 if self.packed is None else 2  # rows that decode, and those of prompts
+        return (1 + groups) * self.state_bytes * batch
 
     def largest_batch(self, length: int, memory_bytes: int) -> int:
         """Return the most slots of `length` tokens that fit, 0 where not even one does."""

@@ -6,9 +6,16 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trtkit.builder.decoders import context_problems, is_packed, llm_options, sequence_problems
+from trtkit.builder.decoders import (
+    context_problems,
+    is_packed,
+    llm_options,
+    most_prompt_tokens,
+    most_row_tokens,
+    sequence_problems,
+)
 from trtkit.builder.speculators import open_config_speculator, speculator_size
-from trtkit.dtypes import dtype_of
+from trtkit.dtypes import FP32, dtype_of
 from trtkit.errors import ConfigError, PlanError
 from trtkit.files import scratch_folder
 from trtkit.lora.targets import adapter_bytes
@@ -19,7 +26,7 @@ from trtkit.planning.decoder_model import decoder_model, formulas, workload
 from trtkit.planning.gpus import GPUS_PER_NODE
 from trtkit.planning.jobs import COUNT_DECODER, CountRequest
 from trtkit.planning.llm import cost_per_million, plan_llm
-from trtkit.planning.memory import LARGEST_BATCH, RESERVE_BYTES, MemoryNeed, largest
+from trtkit.planning.memory import LARGEST_BATCH, RESERVE_BYTES, MemoryNeed, PackedRoom, largest
 from trtkit.planning.paged import copied_pages
 from trtkit.planning.quantized_by import quantized_of
 from trtkit.planning.question import NO_DEMAND, Demand, Host, PlanningQuestion
@@ -38,6 +45,7 @@ from trtkit.planning.roofline import floor, intensity, unfused_s
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from trtkit.config.llm import LlmOptions
     from trtkit.jobs.runner import Runner
     from trtkit.models.spec import DecoderSpec
     from trtkit.planning.count_network import CountedNetwork
@@ -111,8 +119,15 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
         if problems := [*sequence_problems(planned.config, spec), *context_problems(planned.config)]:
             raise ConfigError(f"the config does not fit {planned.where}", problems)
     counts = _count(planned, quantized, work.length, runner)
-    is_shared = is_packed(planned.config)
-    return PlanningQuestion(model, counts, work, spec, grid, options.lora, is_shared, host=request.host)
+    room = packed_room(options, model) if is_packed(planned.config) else None
+    return PlanningQuestion(model, counts, work, spec, grid, options.lora, room, host=request.host)
+
+
+def packed_room(options: LlmOptions, model: DecoderModel) -> PackedRoom:
+    """Return what an engine of packed calls has memory for, whatever a workload needs."""
+    types = {model.dtype, FP32}  # the product, and the logits
+    logit_bytes = sum(dtype.size_bytes(model.vocab_size) for dtype in types) if options.logits == "all" else 0
+    return PackedRoom(most_prompt_tokens(options), most_row_tokens(options), logit_bytes)
 
 
 def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> LlmReport:
@@ -133,7 +148,7 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
         step={name: _step(counts, point) for name, point in points.items()},
         formulas=formulas(model, counts, work),
         gpus=tuple(plan_llm(question, gpu, request.demand(gpu)) for gpu in request.gpus),
-        assumptions=(*_notes(planned), *llm_assumptions(model, work, counts, pages)),
+        assumptions=(*_notes(planned), *llm_assumptions(question, pages)),
     )
 
 
@@ -261,15 +276,17 @@ _LINEAR = (
 )
 
 
-def llm_assumptions(
-    model: DecoderModel, work: Workload, counts: NetworkCounts, pages: CopiedPages | None = None
-) -> list[str]:
-    """Return what holds for a plan of an LLM.
+def _tokens_for_memory(work: Workload, room: PackedRoom | None) -> str:
+    if room is None:
+        return f"{work.chunk} tokens a step for memory"
+    return f"memory has room for steps of {room.prompts} tokens of prompts and {room.row} of each sequence that decodes"
 
-    counts: of the network. pages: that a step copies; None if caches are linear.
-    """
+
+def llm_assumptions(question: PlanningQuestion, pages: CopiedPages | None = None) -> list[str]:
+    """Return what holds for a plan of an LLM. pages: that a step copies; None if caches are linear."""
+    model, work, counts, room = question.model, question.work, question.counts, question.packed
     notes = [
-        f"prompts of {work.input_len} tokens are prefilled whole for times, {work.chunk} tokens a step for memory; "
+        f"prompts of {work.input_len} tokens are prefilled whole for times, {_tokens_for_memory(work, room)}; "
         "all requests start together",
         f"decoding is timed where {work.mean_length} tokens are cached, the mean, of which a slot holds up to "
         f"{work.slot_length}: attention reads {work.decode()[2]}",

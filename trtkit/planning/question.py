@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
     from trtkit.planning.counts import NetworkCounts
     from trtkit.planning.decoder_model import DecoderModel, Workload
+    from trtkit.planning.memory import PackedRoom
     from trtkit.planning.shares import GridShare
 
 
@@ -38,9 +39,9 @@ class Host:
 class PlanningQuestion:
     """A model with its counts, and the work it is to do.
 
-    grid: the ranks of its config. lora: its adapters. is_packed: whether decoding and prompts share a call.
-    plain: counts without the copies of windows, if `counts` has those. host: what stages in turn are offloaded to; None
-    if that is not planned.
+    grid: the ranks of its config. lora: its adapters. packed: the room of a call that decoding and prompts share; None
+    if they have a call each. plain: counts without the copies of windows, if `counts` has those. host: what stages in
+    turn are offloaded to; None if that is not planned.
     """
 
     model: DecoderModel
@@ -49,7 +50,7 @@ class PlanningQuestion:
     spec: DecoderSpec
     grid: Grid = SINGLE
     lora: LoraOptions | None = None
-    is_packed: bool = True
+    packed: PackedRoom | None = None
     plain: NetworkCounts | None = None
     host: Host | None = None
 
@@ -62,11 +63,6 @@ class PlanningQuestion:
         counts = self.counts if self.plain is None else self.plain
         is_copied = window == "used" and not self.work.page_tokens
         return counts.with_copied_windows(page_copies(self.spec)) if is_copied else counts
-
-    @property
-    def row_groups(self) -> int:
-        """Groups of rows that a call has: those that decode and those of prompts, if it is packed."""
-        return 2 if self.is_packed else 1
 
     @cached_property
     def shares(self) -> tuple[GridShare, ...]:

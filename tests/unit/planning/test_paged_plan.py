@@ -27,6 +27,7 @@ from trtkit.planning.gpus import find_gpus
 from trtkit.planning.memory import Footprint
 from trtkit.planning.paged import CopiedPages, copied_pages
 from trtkit.planning.plan import PlanRequest, llm_assumptions, make_plan
+from trtkit.planning.question import PlanningQuestion
 from trtkit.planning.report import LlmReport
 from trtkit.planning.shares import tensor_share
 from trtkit.planning.source import PlannedModel
@@ -82,7 +83,7 @@ def test_a_step_reads_writes_and_reads_again_whole_pages_of_each_sequence() -> N
 def test_sequences_hold_whole_pages_and_one_page_is_nobodys() -> None:
     plan = planned((20, 13, 4))
     assert plan.slot_bytes == 48 * PER_TOKEN
-    new = 4 * 20 * PER_TOKEN  # of a prefill step, which the engine gives apart
+    new = (64 + 63 + 4) * PER_TOKEN  # of the largest step, which the engine gives apart
     assert plan.gpus[0].memory.kv_cache == (4 * 48 + 16) * PER_TOKEN + new
     large = planned((20, 13, 4), page_tokens=32)
     assert large.gpus[0].memory.kv_cache == (4 * 64 + 32) * PER_TOKEN + new
@@ -127,7 +128,8 @@ def test_a_plan_says_in_which_type_caches_in_8_bits_are_read(pages: CopiedPages 
     model = replace(decoder_model("tiny", decoder_spec(TINY_LLAMA), FP16), cache_dtype=INT8)
     work = workload(model, 20, 13, concurrency=1, chunk=16)
     room = "8-bit caches also need room for one step's new keys and values"
-    assert room + note in llm_assumptions(model, work, counted(TINY_LLAMA), pages)
+    question = PlanningQuestion(model, counted(TINY_LLAMA), work, decoder_spec(TINY_LLAMA))
+    assert room + note in llm_assumptions(question, pages)
 
 
 def test_linear_caches_are_not_copied() -> None:

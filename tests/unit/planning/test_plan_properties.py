@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.planning.planned import counted, published_counts, question
+from tests.unit.planning.planned import TINY_LLAMA, counted, published_counts, question
+from trtkit.backends import load_backend
+from trtkit.builder.decoders import decoder_profiles
+from trtkit.config.llm import LlmOptions
 from trtkit.dtypes import FP16
 from trtkit.models.parallel import Grid
+from trtkit.models.registry import decoder_spec
+from trtkit.network.decoder_options import DecoderOptions
+from trtkit.planning.count_decoder import _network
 from trtkit.planning.formats import FORMATS, Format, in_format, quantized_bytes
 from trtkit.planning.gpus import PlannedGpu, find_gpus, planned_gpus
 from trtkit.planning.grids import link_seconds, tensor_pays_up_to
 from trtkit.planning.llm import cost_per_million, mixed_steps, plan_llm, speeds
-from trtkit.planning.memory import Footprint, largest
+from trtkit.planning.memory import Footprint, PackedRoom, largest
+from trtkit.planning.plan import packed_room
 from trtkit.planning.roofline import compute_bound_batch, floor, group_floor, mixed_floor, unfused_s
 from trtkit.planning.shares import GridShare, rank_bytes, tensor_share
+from trtkit.quantized_model import QuantizedModel
 
 if TYPE_CHECKING:
     from trtkit.planning.question import PlanningQuestion
@@ -44,10 +52,28 @@ def footprint(chunk: int = 512) -> Footprint:
     return Footprint(published_counts(LLAMA), model.weight_bytes, model.kv_bytes_per_token, chunk, model.vocab_size)
 
 
-@given(batches, batches, lengths, lengths)
-def test_memory_grows_with_batch_and_context(b1: int, b2: int, t1: int, t2: int) -> None:
+@given(batches, batches, lengths, lengths, st.booleans())
+def test_memory_grows_with_batch_and_context(b1: int, b2: int, t1: int, t2: int, is_packed: bool) -> None:
     small, large = (min(b1, b2), min(t1, t2)), (max(b1, b2), max(t1, t2))
-    assert footprint().need(*small).total <= footprint().need(*large).total
+    planned = replace(footprint(), packed=PackedRoom(2111, 8, 6 * 128256) if is_packed else None)
+    assert planned.need(*small).total <= planned.need(*large).total
+
+
+@pytest.mark.parametrize("logits", ["all", "last"])
+def test_memory_has_room_for_the_largest_call_of_the_engine(logits: Literal["all", "last"]) -> None:
+    """As TensorRT reserves it by the largest shapes of the profile."""
+    options = LlmOptions(max_batch_size=64, max_sequence_length=4096, max_prefill_length=2048, logits=logits)
+    model = question(LLAMA).model
+    room = packed_room(options, model)
+    parts = room.parts(64, 4096)
+    written = DecoderOptions(FP16, 4096, has_all_logits=logits == "all", is_packed=True)
+    graph = _network(load_backend("tensorrt_rtx"), decoder_spec(TINY_LLAMA), written, QuantizedModel({}))
+    mixed, _ = decoder_profiles(graph.inputs, options)
+    tokens = sum(rows * new for rows, new, _ in parts)
+    assert mixed["input_ids"].max == (tokens, 1)
+    assert mixed["logit_index"].max == (tokens if logits == "all" else 64,)
+    need = replace(footprint(), packed=room).need(64, 4096)
+    assert (need.activations >= tokens * 6 * model.vocab_size) == (logits == "all")
 
 
 @given(batches, batches, st.integers(1, 64), st.integers(1, 64), lengths, lengths, gpus)

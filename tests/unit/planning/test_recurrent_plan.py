@@ -12,7 +12,7 @@ from trtkit.models.parallel import Grid
 from trtkit.models.registry import decoder_spec
 from trtkit.planning.decoder_model import decoder_model, formulas, workload
 from trtkit.planning.formats import FORMATS
-from trtkit.planning.memory import Footprint
+from trtkit.planning.memory import Footprint, PackedRoom
 from trtkit.planning.shares import grid_shares
 
 LFM2: dict[str, Any] = {
@@ -68,11 +68,11 @@ def test_states_are_counted_for_each_sequence(fields: dict[str, Any], cached: in
     assert (model.kv_bytes_per_token, model.state_bytes) == (2 * cached, states)
     work = workload(model, 100, 28, concurrency=1, chunk=64)
     assert formulas(model, counts, work).kv_bytes_per_token.counted == 2 * cached
-    for row_groups in (1, 2):  # each of which writes new states apart
-        sizes = {"state_bytes": model.state_bytes, "row_groups": row_groups}
+    for groups, packed in enumerate((None, PackedRoom(64, 1)), 1):  # of rows, each of which writes new states apart
+        sizes = {"state_bytes": model.state_bytes, "packed": packed}
         footprint = Footprint(counts, 0, model.kv_bytes_per_token, 64, 101, **sizes)
         for batch, length in ((1, 10), (3, 100)):
-            assert footprint.need(batch, length).kv_cache == batch * (2 * cached * length + (1 + row_groups) * states)
+            assert footprint.need(batch, length).kv_cache == batch * (2 * cached * length + (1 + groups) * states)
 
 
 @models
