@@ -81,14 +81,15 @@ def ask(request: urllib.request.Request) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def serving(bundle: Path, **options: Any) -> Iterator[Served]:
-    """Serve a bundle; the fleet ends with the block."""
+def serving(bundle: Path, *more: Path, **options: Any) -> Iterator[Served]:
+    """Serve a bundle as MODEL, and more by their folders' names; the fleet ends with the block."""
     log: list[str] = []
     names = serving_fields("serve").keys() & options.keys()
     worker = ServingOptions.for_server(**{name: options.pop(name) for name in names})
     port = free_ports_below(30_000, 1)[0]
-    fleet_options = DynamoOptions(MODEL, port=port, exit_timeout_s=5, serving=worker, **options)
-    with LocalFleet(read_model(bundle), fleet_options, lambda name, line: log.append(f"{name}: {line}")) as fleet:
+    fleet_options = DynamoOptions(port=port, exit_timeout_s=5, serving=worker, **options)
+    models = [read_model(bundle, MODEL), *map(read_model, more)]
+    with LocalFleet(models, fleet_options, lambda name, line: log.append(f"{name}: {line}")) as fleet:
         fleet.wait_ready()
         yield Served(fleet, log)
 

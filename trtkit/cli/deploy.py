@@ -188,9 +188,8 @@ def _deploy_dynamo(bundle: str, options: Options, *, as_json: bool) -> None:
     kubernetes = options["kubernetes"]
     if kubernetes is None:
         raise click.UsageError("--to dynamo needs --kubernetes; `trtkit serve BUNDLE` serves on this machine")
-    model = read_model(Path(bundle))
-    name, sizes = options["name"] or model.path.resolve().name, (options["instances"] or 1, options["gpus_per_node"])
-    facts = cluster_facts(name, model, *sizes)
+    model = read_model(Path(bundle), options["name"])
+    facts = cluster_facts(model, options["instances"] or 1, options["gpus_per_node"])
     files = [str(file) for file in write_manifests(facts, Path(kubernetes))]
     if as_json:
         click.echo(json.dumps({"name": facts.name, "model": facts.model, "kubernetes": files}))

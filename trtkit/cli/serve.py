@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trtkit.deployment.dynamo.fleet import LocalFleet
+    from trtkit.deployment.dynamo.model_folder import ServableBundle
     from trtkit.deployment.dynamo.options import DynamoOptions
     from trtkit.deployment.triton.endpoints import Endpoints, ModelState
     from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
@@ -116,6 +117,7 @@ Examples:
   trtkit serve bundles/llama
   trtkit serve Qwen/Qwen3-0.6B --yes
   trtkit serve bundles/llama --replicas 2 --http-port 9000
+  trtkit serve bundles/llama bundles/qwen
   TRTKIT_API_KEY=secret trtkit serve bundles/llama --log-format json
   trtkit serve models
   trtkit serve models --http-port 9000 --grpc-port 9001 --metrics-port 9002
@@ -135,11 +137,12 @@ _OF_BUNDLES = [
     "name", "api_key", "replicas", "prefill_workers", "prefill_bundle", "router", "migrations", "body_mib",
     "hang_timeout_s", "tool_call_parser", "reasoning_parser", *serving_fields("serve"),
 ]  # fmt: skip
+_OF_ONE_MODEL = ("name", "lora", "prefill_workers", "prefill_bundle", "tool_call_parser", "reasoning_parser")
 _OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load", "allow_undeployed"]
 
 
 @click.command(cls=GroupedCommand, epilog=EPILOG)
-@click.argument("path", metavar="MODEL|REPOSITORY", shell_complete=completions.folders)
+@click.argument("paths", metavar="MODEL...|REPOSITORY", nargs=-1, required=True, shell_complete=completions.folders)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @bundle_options
@@ -156,20 +159,24 @@ _OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load
 @quiet_option
 @click.pass_context
 def command(
-    context: click.Context, /, path: str, log_format: LogFormat, as_json: bool, quiet: bool, **options: Any
+    context: click.Context, /, paths: tuple[str, ...], log_format: LogFormat, as_json: bool, quiet: bool, **options: Any
 ) -> None:
-    """Serve a language model with an OpenAI-compatible API, or a model repository with Triton.
+    """Serve language models with an OpenAI-compatible API, or a model repository with Triton.
 
     MODEL is the bundle of a language model, or what `trtkit build` takes, which is first built into bundles/NAME if
-    that is not there. NVIDIA Dynamo's frontend and --replicas workers serve it; prints the URL and a
-    request to try once a prompt was answered. A REPOSITORY, as `trtkit deploy` writes it, is checked and served by a
-    local Triton server. Both listen on the loopback address by default. Logs go to stderr; --quiet limits them to
-    warnings and errors. --json prints one line once the models are loaded.
+    that is not there. NVIDIA Dynamo's frontend and --replicas workers serve it, or workers of each of several models,
+    which requests select by `model`; prints the URL and a request to try once prompts were answered. A REPOSITORY, as
+    `trtkit deploy` writes it, is checked and served by a local Triton server. Both listen on the loopback address by
+    default. Logs go to stderr; --quiet limits them to warnings and errors. --json prints one line once the models are
+    loaded.
     """
     from trtkit.bundle.bundle import is_bundle
 
-    is_repository = any(Path(path).glob("*/config.pbtxt"))  # maybe in a folder that is called as a shipped config is
-    is_one = is_bundle(Path(path)) or (is_model(path) and not is_repository)
+    # A repository may be in a folder that is called as a shipped config is.
+    repositories = [path for path in paths if any(Path(path).glob("*/config.pbtxt")) and not is_bundle(Path(path))]
+    is_one = not repositories and (len(paths) > 1 or is_bundle(Path(paths[0])) or is_model(paths[0]))
+    if repositories and len(paths) > 1:
+        raise click.UsageError(f"{repositories[0]} is a model repository, which is served alone")
     _check_options(context, _OF_REPOSITORIES if is_one else _OF_BUNDLES, "a repository" if is_one else "a bundle")
     server_options = {
         name: options[name] for name in ("host", "http_port", *(_OF_BUNDLES if is_one else _OF_REPOSITORIES))
@@ -180,9 +187,9 @@ def command(
     log_as(log_format)
     with errors_in_log():
         if is_one:
-            serve_bundle(path, server_options, as_json=as_json, quiet=quiet)
+            serve_bundles(paths, server_options, as_json=as_json, quiet=quiet)
         else:
-            _serve_repository(Path(path), server_options, as_json=as_json, quiet=quiet)
+            _serve_repository(Path(paths[0]), server_options, as_json=as_json, quiet=quiet)
 
 
 def _check_options(context: click.Context, names: Sequence[str], of: str) -> None:
@@ -317,8 +324,8 @@ def _print(endpoints: Endpoints, version: str, states: list[ModelState]) -> None
     echo("Ctrl-C stops it")
 
 
-def serve_bundle(bundle: str, options: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
-    """Serve until Ctrl-C or SIGTERM. bundle: the path of one, or the name of a model that is built first.
+def serve_bundles(bundles: Sequence[str], options: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
+    """Serve until Ctrl-C or SIGTERM. bundles: paths, or the names of models that are built first.
 
     Raises DeployError, BundleError, MissingPackageError.
     """
@@ -326,7 +333,9 @@ def serve_bundle(bundle: str, options: dict[str, Any], *, as_json: bool, quiet: 
     from trtkit.llm.distributed.world import launched_rank
 
     if launched_rank():
-        _join(Path(bundle))
+        _join(Path(bundles[0]))
+    if len(bundles) > 1 and (alone := [name for name in _OF_ONE_MODEL if options[name]]):
+        raise click.UsageError(f"--{alone[0].replace('_', '-')} is for one model: serve it alone")
     require_dynamo()
     if options["prefill_workers"]:
         require_nixl()
@@ -343,23 +352,23 @@ def serve_bundle(bundle: str, options: dict[str, Any], *, as_json: bool, quiet: 
     from trtkit.runtime.weight_budget import weight_budget_bytes
     from trtkit.serving_options import ServingOptions
 
-    model = read_model(Path(local_bundle(bundle, interface="tokens")))
-    if options["prefill_bundle"]:
-        check_prefill_bundle(open_bundle(options["prefill_bundle"]), open_bundle(model.path))
     values, options = split_options(options)
-    serving = ServingOptions(**values)
-    name = options.pop("name") or model.path.resolve().name
+    serving, name = ServingOptions(**values), options.pop("name")
+    models = [read_model(Path(local_bundle(bundle, interface="tokens")), name) for bundle in bundles]
+    if options["prefill_bundle"]:
+        check_prefill_bundle(open_bundle(options["prefill_bundle"]), open_bundle(models[0].path))
     with faults_by_flag():
-        weight_budget_bytes(open_bundle(model.path), serving.weight_budget_gib)
-        speculator_tokens(open_bundle(model.path), serving.speculate)
-        check_adapters(open_bundle(model.path), serving.lora or {}, name)
+        for model in models:
+            weight_budget_bytes(open_bundle(model.path), serving.weight_budget_gib)
+            speculator_tokens(open_bundle(model.path), serving.speculate)
+            check_adapters(open_bundle(model.path), serving.lora or {}, model.name)
     if options["api_key"] == "":
         raise click.UsageError(f"--api-key is empty (maybe by the variable {API_KEY})")
     port = options.pop("http_port") or free_ports(1)[0]
-    fleet_options = DynamoOptions(name, port=port, serving=serving, **options)
+    fleet_options = DynamoOptions(port=port, serving=serving, **options)
     show = server_log(lambda line: " INFO " in line, quiet=quiet)
     try:
-        with LocalFleet(model, fleet_options, show) as fleet:
+        with LocalFleet(models, fleet_options, show) as fleet:
             _warn(fleet)
             fleet.wait_ready()
             _print_fleet(fleet, as_json=as_json)
@@ -383,35 +392,38 @@ def _warn(fleet: LocalFleet) -> None:
 
     options = fleet.options
     has_key = options.api_key is not None
-    workers = f"{options.replicas} worker{'s' if options.replicas > 1 else ''}"
+    count = options.replicas * len(fleet.models)
+    workers = f"{count} worker{'s' if count > 1 else ''}"
     if options.prefill_workers:
         workers += f", {options.prefill_workers} more for prompts,"
-    say(f"starting NVIDIA Dynamo's frontend and {workers} for {fleet.model.path}")
+    say(f"starting NVIDIA Dynamo's frontend and {workers} for {', '.join(str(model.path) for model in fleet.models)}")
     if not is_loopback(options.host):
         risk = "keys and answers are not encrypted" if has_key else "Dynamo does not authenticate clients: --api-key"
         warn(f"warning: other machines can reach {options.host}; {risk}")
-    if not fleet.model.has_chat:
-        warn("note: the tokenizer has no chat template, so there are completions but no chat")
+    for model in fleet.models:
+        if not model.has_chat:
+            warn(f"note: the tokenizer of {model.name} has no chat template, so there are completions but no chat")
 
 
 def _print_fleet(fleet: LocalFleet, *, as_json: bool) -> None:
-    """Print where the model is, and a request to try."""
+    """Print where the models are, and a request to try."""
     options = fleet.options
     if as_json:
         pids = {"frontend": fleet.frontend_pid, "workers": [member.process.pid for member in fleet.workers]}
         ports = [member.health_port for member in fleet.workers]
-        line = {"url": options.url, "model": options.name, "chat": fleet.model.has_chat, "pids": pids}
+        models = [{"model": model.name, "chat": model.has_chat} for model in fleet.models]
+        line = {"url": options.url, **models[0], "models": models, "pids": pids}
         echo(json.dumps({**line, "worker_ports": ports, "admin_token": fleet.admin_token}))
         return
-    echo(f"{options.name} at {options.url}")
-    echo(_curl(options, has_chat=fleet.model.has_chat))
+    echo(f"{', '.join(model.name for model in fleet.models)} at {options.url}")
+    echo(_curl(options, fleet.models[0]))
     echo("Ctrl-C stops it")
 
 
-def _curl(options: DynamoOptions, *, has_chat: bool) -> str:
+def _curl(options: DynamoOptions, model: ServableBundle) -> str:
     question = "Why is the sky blue?"
-    body = {"messages": [{"role": "user", "content": question}]} if has_chat else {"prompt": question}
-    path = "chat/completions" if has_chat else "completions"
-    data = json.dumps({"model": options.name, **body, "max_tokens": 64})
+    body = {"messages": [{"role": "user", "content": question}]} if model.has_chat else {"prompt": question}
+    path = "chat/completions" if model.has_chat else "completions"
+    data = json.dumps({"model": model.name, **body, "max_tokens": 64})
     key = "" if options.api_key is None else f' -H "Authorization: Bearer ${API_KEY}"'
     return f"curl {options.url}/{path}{key} -H 'Content-Type: application/json' -d '{data}'"

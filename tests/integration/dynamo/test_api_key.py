@@ -1,7 +1,8 @@
-"""A server with a key: OpenAI's client, streams and large requests through the gate, and what stays open."""
+"""A server of two models with a key: who answers, streams and large requests through the gate, and what stays open."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import urllib.request
@@ -11,19 +12,27 @@ from typing import TYPE_CHECKING
 import pytest
 from openai import APIStatusError, AuthenticationError, OpenAI
 
+from tests.support import tiny_llm
 from tests.support.dynamo import MODEL, TIMEOUT_S, ask, serving, wait_until
+from trtkit import LLM, SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from tests.conftest import Ran
     from tests.support.dynamo import Served
 
 KEY = "a key of 23 characters!"
 
 
 @pytest.fixture(scope="module")
-def guarded(chat_bundle: Path) -> Iterator[Served]:
-    with serving(chat_bundle, api_key=KEY) as running:
+def other_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llm.build(tmp_path_factory.mktemp("models"), "other")
+
+
+@pytest.fixture(scope="module")
+def guarded(chat_bundle: Path, other_bundle: Path) -> Iterator[Served]:
+    with serving(chat_bundle, other_bundle, api_key=KEY) as running:
         yield running
 
 
@@ -39,6 +48,46 @@ def test_answers_and_streams_are_for_who_has_the_key(guarded: Served) -> None:
     for key in ("none", KEY[:-1]):
         with pytest.raises(AuthenticationError, match="API key"):
             client(guarded, key).completions.create(**settings)
+
+
+def test_requests_select_a_model_by_its_name(guarded: Served, local: LLM, other_bundle: Path) -> None:
+    names = [MODEL, other_bundle.name]
+    assert sorted(model.id for model in client(guarded).models.list()) == sorted(names)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    expected, prompts = {}, ["the quick brown", "a b c"]
+    with LLM(other_bundle) as other:
+        for name, llm in zip(names, (local, other), strict=True):
+            expected[name] = [output.outputs[0].text for output in llm.generate(prompts, params)]
+    assert expected[MODEL] != expected[other_bundle.name]
+    for prompt, name in itertools.product(prompts, names * 3):
+        settings = {"temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
+        answer = client(guarded).completions.create(model=name, prompt=prompt, **settings)
+        assert (answer.model, answer.choices[0].text) == (name, expected[name][prompts.index(prompt)])
+    with pytest.raises(APIStatusError, match="404"):
+        client(guarded).completions.create(model="none", prompt="a")
+    assert not [line for line in guarded.log if "request_span" in line]  # a line for each request would fill the log
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (["--name", "chat"], 2, "--name is for one model: serve it alone"),
+        (["--prefill-workers", "1"], 2, "--prefill-workers is for one model: serve it alone"),
+        ([], 1, "two models are called `bundle`"),
+    ],
+)
+def test_models_that_cannot_be_served_together_are_refused(
+    chat_bundle: Path, trtkit: Callable[..., Ran], words: list[str], code: int, error: str
+) -> None:
+    ran = trtkit("serve", chat_bundle, chat_bundle, *words)
+    assert (ran.code, error in ran.err) == (code, True)
+
+
+def test_a_repository_is_served_alone(chat_bundle: Path, tmp_path: Path, trtkit: Callable[..., Ran]) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.pbtxt").touch()
+    ran = trtkit("serve", tmp_path, chat_bundle)
+    assert (ran.code, "which is served alone" in ran.err) == (2, True)
 
 
 def test_probes_and_metrics_stay_open(guarded: Served) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import urllib.request
 from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import zmq
 
@@ -36,19 +37,24 @@ from trtkit.serving_options import API_KEY
 from trtkit.threads import share_of_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from trtkit.deployment.dynamo.model_folder import ServableBundle
     from trtkit.deployment.dynamo.options import DynamoOptions
 
 
+_Role = Literal["agg", "prefill", "decode"]
+_PREFILL: _Role = "prefill"
 _LAST_LINES = 20
 _PYTHON = (sys.executable, "-P", "-m")  # without -P, modules of the current folder would come first
-# Warnings, but for a worker's answers to whoever asks how it is, a line for each request, and the routing of pictures,
-# which is not used.
-_LOG = "warn,tower_http=off,request_span=warn,mm_routing=off,dynamo_llm::http::service::metrics=off"
-# The frontend calls every request that it refuses an error, which would let clients fill the log.
-_REFUSALS = re.compile(r"ERROR http-request: .*( http response sent status=4\d\d | Backend error detected: \(4\d\d,)")
+# Warnings, but for a worker's answers to whoever asks how it is, and the routing of pictures, which is not used.
+_LOG = "warn,tower_http=off,mm_routing=off,dynamo_llm::http::service::metrics=off"
+# Lines that would let clients fill the log: the frontend has one for each request, whatever its filter says, and calls
+# those that it refuses errors.
+_OF_REQUESTS = re.compile(
+    r" INFO http-request[^ ]* request_span: "
+    r"|ERROR http-request: .*( http response sent status=4\d\d | Backend error detected: \(4\d\d,)"
+)
 _SYSTEM_PORTS = 2**15  # Dynamo 1.6.1 reads a worker's port for health as 16 bits with a sign
 # For its router, the frontend fetches the beginning of each image that a request names by its address; the worker then
 # refuses the address. It asks this machine's workers for their models' files, and nobody else: no port is 0.
@@ -72,19 +78,18 @@ _METRIC = re.compile(r"^(trtkit_\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 class LocalFleet:
     """A frontend and its workers; leaving the `with` block stops them.
 
-    admin_token: what requests to a worker's own port must carry to change it.
-    on_line: gets who printed it and each line of their logs, from threads.
+    models: with unlike names, each of which has `replicas` workers. admin_token: what requests to a worker's own port
+    must carry to change it. on_line: gets who printed it and each line of their logs, from threads.
     """
 
     def __init__(
-        self, model: ServableBundle, options: DynamoOptions, on_line: Callable[[str, str], None] = lambda *_: None
+        self,
+        models: Sequence[ServableBundle],
+        options: DynamoOptions,
+        on_line: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
-        if model.has_states and options.prefill_workers:
-            what = "prefill workers are not supported for models with recurrent states"
-            raise DeployError(what, str(model.path), "serve without `--prefill-workers`")
-        if options.serving.lora and options.prefill_workers:
-            raise DeployError("prefill workers take no LoRA adapters", "--lora", "serve without `--prefill-workers`")
-        self.model, self.options = model, options
+        _check(models, options)
+        self.models, self.options = tuple(models), options
         self.admin_token = os.environ.get(ADMIN_TOKEN) or secrets.token_urlsafe(24)
         self._on_line = on_line
         self._scratch = tempfile.TemporaryDirectory(prefix="trtkit-dynamo-")
@@ -103,8 +108,8 @@ class LocalFleet:
         try:
             check_free(self.options.host, self.options.port, "--http-port")
             self._broker = Broker() if self._routes_by_cache else None
-            for number in range(self.options.replicas + self.options.prefill_workers):
-                self.workers.append(self._start_worker(number))
+            for assignment in _assignments(self.models, self.options):
+                self.workers.append(self._start_worker(assignment))
             self._frontend = self._start("frontend", self._frontend_command(), _FRONTEND)
             if self.options.api_key is not None:
                 backend_port, limit = self._frontend_address[1], self._body_mib << 20
@@ -124,10 +129,11 @@ class LocalFleet:
             self._raise_dead()
             waiting -= {member.number for member in self.workers if member.is_healthy}
             time.sleep(10 * POLL_S)
-        body = {"model": self.options.name, "prompt": [0], "max_tokens": 1, "temperature": 0}
-        while not self._answers(body):
-            self._raise_dead()
-            time.sleep(POLL_S)
+        for model in self.models:
+            body = {"model": model.name, "prompt": [0], "max_tokens": 1, "temperature": 0}
+            while not self._answers(body):
+                self._raise_dead()
+                time.sleep(POLL_S)
 
     def watch(self) -> None:
         """Keep the workers running until the fleet is stopped.
@@ -183,20 +189,21 @@ class LocalFleet:
             if was_running
             else f"ended with {member.process.ending()}"
         )
-        started = self._start_worker(member.number, member.health_port)
+        started = self._start_worker(member.assignment, member.health_port)
         new = f"as process {started.process.pid}, port {started.health_port}"
         self._on_line("serve", f"{name} {how}; it is started again {new}")
         started.failures = member.failures
         return started
 
-    def _start_worker(self, number: int, old_port: int | None = None) -> Member:
+    def _start_worker(self, assignment: _Assignment, old_port: int | None = None) -> Member:
         """Start a worker. old_port: of the worker that it replaces, which is used again if it is free."""
-        options = self.options
+        options, model, number = self.options, assignment.model, assignment.number
         port = old_port if old_port and is_free("127.0.0.1", old_port) else free_ports_below(_SYSTEM_PORTS, 1)[0]
-        is_apart = number >= options.replicas and options.prefill_bundle is not None
-        bundle = options.prefill_bundle if is_apart else self.model.path
-        command = [*_PYTHON, MODULE, str(bundle)]
-        command += ["--name", options.name, "--endpoint-types", self.model.endpoint_types]
+        is_apart = assignment.role == _PREFILL and options.prefill_bundle is not None
+        bundle = options.prefill_bundle if is_apart else model.path
+        command = [*_PYTHON, MODULE, str(bundle), "--name", model.name, "--endpoint-types", model.endpoint_types]
+        if len(self.models) > 1:  # the frontend sends a model's requests to all workers of a namespace
+            command += ["--namespace", f"model-{self.models.index(model)}"]
         serving = options.serving
         if is_apart:  # its own build says what fits
             serving = replace(serving, slots=None, cache_gib=None, weight_budget_gib=None)
@@ -209,11 +216,9 @@ class LocalFleet:
         ):
             command += [] if value is None else [flag, value]
         command += [] if self._routes_by_cache else ["--no-kv-routing"]
-        if options.prefill_workers:
-            command += ["--role", "decode" if number < options.replicas else "prefill"]
-        share = share_of_machine(number, options.replicas + options.prefill_workers, self.model.ranks)
-        environment = {"DYN_SYSTEM_PORT": str(port), ADMIN_TOKEN: self.admin_token, **share}
-        return Member(number, self._start(_name(number), command, environment), port)
+        command += ["--role", assignment.role]
+        environment = {"DYN_SYSTEM_PORT": str(port), ADMIN_TOKEN: self.admin_token, **assignment.share}
+        return Member(assignment, self._start(_name(number), command, environment), port)
 
     def _frontend_command(self) -> list[str]:
         options = self.options
@@ -228,8 +233,10 @@ class LocalFleet:
         last = self._last.setdefault(name, deque(maxlen=_LAST_LINES))
 
         def note(line: str) -> None:
-            if not _REFUSALS.search(line):
-                last.append(line)
+            if _OF_REQUESTS.search(line):
+                return
+            last.append(line)
+            if not self._is_stopped.is_set():  # processes that end together miss each other
                 self._on_line(name, line)
 
         inherited = {name: value for name, value in os.environ.items() if name != API_KEY}
@@ -237,7 +244,7 @@ class LocalFleet:
 
     @property
     def _body_mib(self) -> int:
-        return self.options.body_mib or (64 if self.model.takes_images else 4)
+        return self.options.body_mib or (64 if any(model.takes_images for model in self.models) else 4)
 
     def _environment(self) -> dict[str, str]:
         """Return what all processes share: where they find each other, everything on the loopback address."""
@@ -287,16 +294,53 @@ def _name(number: int) -> str:
     return f"worker {number}"
 
 
-def share_of_machine(number: int, workers: int, ranks: int) -> dict[str, str]:
-    """Return a worker's part of the machine: a GPU per rank, in turn, or cores in equal parts if there is no GPU."""
+def _check(models: Sequence[ServableBundle], options: DynamoOptions) -> None:
+    """Raise DeployError for models that cannot be served so."""
+    for index, model in enumerate(models):
+        if any(model.name == other.name for other in models[:index]):
+            raise DeployError(f"two models are called `{model.name}`", str(model.path), "rename a bundle's folder")
+        if model.has_states and options.prefill_workers:
+            what = "prefill workers are not supported for models with recurrent states"
+            raise DeployError(what, str(model.path), "serve without `--prefill-workers`")
+    if options.serving.lora and options.prefill_workers:
+        raise DeployError("prefill workers take no LoRA adapters", "--lora", "serve without `--prefill-workers`")
+
+
+@dataclass(frozen=True)
+class _Assignment:
+    """What a worker is started for, again if it fails. share: of the machine."""
+
+    number: int
+    model: ServableBundle
+    role: _Role
+    share: dict[str, str]
+
+
+def _assignments(models: Sequence[ServableBundle], options: DynamoOptions) -> list[_Assignment]:
+    """Return all workers: those of each model that answer, then those that only compute prompts."""
+    answers: _Role = "decode" if options.prefill_workers else "agg"
+    roles = [(model, answers) for model in models for _ in range(options.replicas)]
+    roles += [(model, _PREFILL) for model in models for _ in range(options.prefill_workers)]
+    shares = shares_of_machine([model.ranks for model, _ in roles])
+    return [
+        _Assignment(number, model, role, share)
+        for number, ((model, role), share) in enumerate(zip(roles, shares, strict=True))
+    ]
+
+
+def shares_of_machine(ranks: Sequence[int]) -> list[dict[str, str]]:
+    """Return each worker's part of the machine: a GPU per rank, in turn, or cores in equal parts if there is no GPU.
+
+    ranks: of each worker.
+    """
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     installed = Path("/proc/driver/nvidia/gpus")
     count = len(list(installed.iterdir())) if installed.is_dir() else 0
     gpus = listed.split(",") if listed else [str(index) for index in range(count)]
-    if gpus:
-        devices = dict.fromkeys(gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks))
-        return {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
-    return share_of_cores(workers * ranks)
+    if not gpus:
+        return [share_of_cores(sum(ranks))] * len(ranks)
+    turns = itertools.cycle(gpus)
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(itertools.islice(turns, count)))} for count in ranks]
 
 
 class Broker:
@@ -325,12 +369,16 @@ def _run(publishers: zmq.Socket[bytes], subscribers: zmq.Socket[bytes]) -> None:
 class Member:
     """A worker: its process, where it says how it is, and when it failed. is_started: whether it has ever served."""
 
-    number: int
+    assignment: _Assignment
     process: ServerProcess
     health_port: int
     failures: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_FAILURES))
     is_started: bool = False
     heard_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def number(self) -> int:
+        return self.assignment.number
 
     @property
     def is_healthy(self) -> bool:

@@ -90,9 +90,7 @@ class DynamoClusterFacts:
         return ("apps/v1", "Deployment") if self.nodes == 1 else (_GROUPS, "LeaderWorkerSet")
 
 
-def cluster_facts(
-    name: str, model: ServableBundle, workers: int = 1, gpus_per_node: int = GPUS_PER_NODE
-) -> DynamoClusterFacts:
+def cluster_facts(model: ServableBundle, workers: int = 1, gpus_per_node: int = GPUS_PER_NODE) -> DynamoClusterFacts:
     """Return what serves a bundle on a cluster: a volume with room for it and for a newer one.
 
     Raises DeployError for ranks that do not fill nodes, or several workers of which each needs several nodes.
@@ -105,8 +103,8 @@ def cluster_facts(
         what = f"a worker takes {nodes} nodes; {workers} workers cannot be in one group"
         raise DeployError(what, "--instances", "leave it out, and scale `replicas` of the LeaderWorkerSet")
     return DynamoClusterFacts(
-        cluster_name(name),
-        name,
+        cluster_name(model.name),
+        model.name,
         room_gib(model.path),
         workers,
         model.ranks,

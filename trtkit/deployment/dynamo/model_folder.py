@@ -13,13 +13,14 @@ _AGAIN = "build it again with `trtkit build --no-cache`"
 
 @dataclass(frozen=True)
 class ServableBundle:
-    """A bundle that can be served. has_chat: whether it says how a conversation is written. takes_images: if any.
+    """A bundle that can be served. name: in requests. has_chat: whether it says how a conversation is written.
 
     ranks: that share it, each on a GPU. has_states: whether layers keep recurrent states. tensorrt,
     tensorrt_version: the library that built its plans, which load in no other version.
     """
 
     path: Path
+    name: str
     has_chat: bool
     takes_images: bool
     ranks: int = 1
@@ -33,8 +34,11 @@ class ServableBundle:
         return "chat,completions" if self.has_chat else "completions"
 
 
-def read_model(bundle: Path) -> ServableBundle:
-    """Return what can be served. Raises BundleError, and DeployError for what the frontend could not read."""
+def read_model(bundle: Path, name: str | None = None) -> ServableBundle:
+    """Return what can be served. name: in requests; the folder's by default.
+
+    Raises BundleError, and DeployError for what the frontend could not read.
+    """
     opened = open_bundle(bundle)
     folder = opened.path / "model"
     if opened.manifest.interface != "tokens":
@@ -57,4 +61,5 @@ def read_model(bundle: Path) -> ServableBundle:
     has_states = decoder is not None and decoder.state_bytes_per_slot > 0
     library = opened.manifest.backend
     takes_images = opened.manifest.images is not None
-    return ServableBundle(opened.path, has_chat, takes_images, ranks, has_states, library.name, library.version)
+    name = name or bundle.resolve().name
+    return ServableBundle(opened.path, name, has_chat, takes_images, ranks, has_states, library.name, library.version)

@@ -13,10 +13,10 @@ Router = Literal["kv", "round-robin", "least-loaded", "power-of-two", "random"]
 
 @dataclass(frozen=True)
 class DynamoOptions:
-    """How to serve a bundle.
+    """How to serve bundles.
 
-    name: the model's in requests. replicas: workers that answer. prefill_workers: more of them, which compute prompts
-    for the others. prefill_bundle: another build of the same model that these run, with its own slots and memory; see
+    replicas: workers of each model that answer. prefill_workers: more of them, which compute prompts for the others.
+    prefill_bundle: another build of the same model that these run, with its own slots and memory; see
     `check_prefill_bundle`. serving: of each worker; `cache_dir` has a folder for each.
     router: how requests are spread over several workers.
     migrations: how often a request may go on at another worker when its own dies. body_mib: largest request.
@@ -25,7 +25,6 @@ class DynamoOptions:
     exit_timeout_s: how long requests may take to end when the fleet stops.
     """
 
-    name: str
     host: str = "127.0.0.1"
     port: int = 8000
     replicas: int = 1

@@ -104,7 +104,7 @@ def test_a_model_of_several_nodes_is_served_by_a_group_of_pods() -> None:
 
 
 def test_ranks_of_one_node_are_one_pods_gpus(tmp_path: Path) -> None:
-    facts = cluster_facts("llama", ServableBundle(tmp_path, has_chat=True, takes_images=False, ranks=4), workers=2)
+    facts = cluster_facts(ServableBundle(tmp_path, "llama", has_chat=True, takes_images=False, ranks=4), workers=2)
     assert (facts.nodes, facts.gpus) == (1, 8)
 
 
@@ -116,9 +116,9 @@ def test_ranks_of_one_node_are_one_pods_gpus(tmp_path: Path) -> None:
     ],
 )
 def test_what_nodes_cannot_hold_is_refused(ranks: int, workers: int, what: str, tmp_path: Path) -> None:
-    model = ServableBundle(tmp_path, has_chat=True, takes_images=False, ranks=ranks)
+    model = ServableBundle(tmp_path, "llama", has_chat=True, takes_images=False, ranks=ranks)
     with pytest.raises(DeployError) as refused:
-        cluster_facts("llama", model, workers, gpus_per_node=5)
+        cluster_facts(model, workers, gpus_per_node=5)
     assert refused.value.what == what
 
 
@@ -148,8 +148,8 @@ def test_the_image_has_pinned_sources_and_a_compiler_for_kernels() -> None:
 def test_the_image_has_the_tensorrt_that_built_the_plans(library: str, version: str, extra: str, package: str) -> None:
     """Another version refuses them, and so does the other library."""
     model = ServableBundle(
-        Path(__file__).parent, has_chat=True, takes_images=False, tensorrt=library, tensorrt_version=version
+        Path(__file__).parent, "llama", has_chat=True, takes_images=False, tensorrt=library, tensorrt_version=version
     )
-    text = manifests(cluster_facts("llama", model))["Dockerfile"]
+    text = manifests(cluster_facts(model))["Dockerfile"]
     assert f'"/tmp/trtkit-{__version__}-py3-none-any.whl[{extra},dynamo]" {package}=={version} ' in text
     assert package in " ".join(metadata.requires("trtkit") or [])

@@ -13,9 +13,9 @@ from trtkit.errors import DeployError
 
 
 def test_prefill_workers_are_refused() -> None:
-    model = ServableBundle(Path("bundle"), has_chat=True, takes_images=False, has_states=True)
+    model = ServableBundle(Path("bundle"), "name", has_chat=True, takes_images=False, has_states=True)
     with pytest.raises(DeployError) as caught:
-        LocalFleet(model, DynamoOptions("name", port=1, prefill_workers=1))
+        LocalFleet([model], DynamoOptions(port=1, prefill_workers=1))
     assert str(caught.value) == (
         "bundle: prefill workers are not supported for models with recurrent states\n"
         "fix: serve without `--prefill-workers`"
