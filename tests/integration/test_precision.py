@@ -91,13 +91,21 @@ def test_io_types_leave_integers_alone(workspace: Path, build: Callable[..., Any
     assert types == {"ids": "int64", "mask": "bf16", "y": "bf16"}
 
 
-@pytest.mark.parametrize("target", ["sm89", "sm120"])
-def test_fp8_model_builds_for_a_target_that_has_fp8(target: str, workspace: Path, trtkit: Callable[..., Ran]) -> None:
+@pytest.mark.parametrize(("target", "gpus", "mask"), [("sm89", [89], 8), ("any", [89, 120, 121], 8 + 16 + 32)])
+def test_fp8_model_builds_for_the_gpus_of_a_target_that_have_fp8(
+    target: str, gpus: list[int], mask: int, workspace: Path, trtkit: Callable[..., Ran]
+) -> None:
     models.save(models.fp8(), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
     ran = trtkit("build", "m.yaml", "--target", target, "--json")
     assert ran.code == 0, ran.err
-    assert ran.json()["manifest"]["target"]["compute_capabilities"] == [int(target.removeprefix("sm"))]
+    manifest = ran.json()["manifest"]
+    assert manifest["target"]["compute_capabilities"] == gpus
+    assert (workspace / "bundles/m/engines/m.plan").read_bytes()[32] == mask
+    again = trtkit("build", "m.yaml", "--target", target, "--json").json()
+    assert (again["origin"], again["manifest"]) == ("unchanged", manifest)
+    shown = "any (sm89, sm120, sm121)" if target == "any" else target
+    assert f"target {shown}" in " ".join(trtkit("build", "m.yaml", "--target", target).out.split())
 
 
 # Byte 32 of an RTX plan is a mask of the targets that it was built for.

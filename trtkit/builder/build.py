@@ -94,17 +94,19 @@ def _adopted(bundle: Bundle, inputs: BuildInputs) -> Bundle:
     """
     if _is_adopted(bundle, inputs):
         return bundle
-    manifest = bundle.manifest.model_copy(update={**_unhashed(inputs), "verify": None})
+    manifest = bundle.manifest.model_copy(update={**_unhashed(bundle, inputs), "verify": None})
     write_json(bundle.path / MANIFEST, manifest.model_dump(mode="json"))
     return Bundle(bundle.path, manifest)
 
 
 def _is_adopted(bundle: Bundle, inputs: BuildInputs) -> bool:
-    return all(getattr(bundle.manifest, key) == value for key, value in _unhashed(inputs).items())
+    return all(getattr(bundle.manifest, key) == value for key, value in _unhashed(bundle, inputs).items())
 
 
-def _unhashed(inputs: BuildInputs) -> dict[str, object]:
-    return {"config": inputs.config, "target": inputs.target, "sources": inputs.sources, "labels": inputs.labels}
+def _unhashed(bundle: Bundle, inputs: BuildInputs) -> dict[str, object]:
+    capabilities = bundle.manifest.target.compute_capabilities  # those of the network's types if the target names none
+    target = inputs.target.model_copy(update={"compute_capabilities": capabilities})
+    return {"config": inputs.config, "target": target, "sources": inputs.sources, "labels": inputs.labels}
 
 
 def _manifest(inputs: BuildInputs, written: WrittenModel, folder: Path) -> Manifest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+from trtkit.backends import BACKENDS
 from trtkit.builder.embeddings import EMBEDDINGS
 from trtkit.builder.encoder import OpenedEncoder
 from trtkit.builder.stages import layers_file
@@ -28,6 +29,7 @@ from trtkit.files import sha256_of
 from trtkit.network.hybrid import input_name, port_dtype
 from trtkit.network.layer_file import LayerFiles
 from trtkit.network.record import join_records, join_totals
+from trtkit.network.targets import capable_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from trtkit.builder.build_inputs import BuildInputs
     from trtkit.builder.stages import DecoderSize, OnnxFile, StageResult
     from trtkit.builder.write_stages import WrittenModel
+    from trtkit.config.targets import Target
     from trtkit.dtypes import DType
     from trtkit.models.hybrids.spec import HybridSpec, PartPort
     from trtkit.models.hybrids.spec import Part as SpecPart
@@ -51,7 +54,7 @@ def model_record(inputs: BuildInputs, written: WrittenModel, folder: Path) -> Mo
     stages = _stages(inputs.model, written, folder)
     return ModelRecord(
         config=inputs.config,
-        target=inputs.target,
+        target=_target(inputs, written),
         steps=written.steps,
         inputs=_inputs(network.inputs, written.results[-1], seams),
         outputs=stages[-1].outputs if written.ranks else _outputs(network.outputs),
@@ -62,6 +65,14 @@ def model_record(inputs: BuildInputs, written: WrittenModel, folder: Path) -> Mo
         labels=inputs.labels,
         decoder=_decoder(inputs, written, sizes, folder) if sizes else None,
     )
+
+
+def _target(inputs: BuildInputs, written: WrittenModel) -> Target:
+    """Return the target with the GPUs that all engines are for, if some cannot compute in all types."""
+    target, features = inputs.target, BACKENDS[inputs.backend].features
+    all_capable = (capable_of(result.network, target.compute_capabilities, features) for result in written.all_results)
+    capabilities = min(filter(None, all_capable), key=len, default=())
+    return target.model_copy(update={"compute_capabilities": capabilities})
 
 
 def file_record(folder: Path, path: str) -> FileRecord | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit.backends import choose_backend
 from trtkit.builder.jobs import DIGEST, QUANTIZE_VISION, FloatModel, QuantizedVision
 from trtkit.bundle.folder_lock import atomic_folder
 from trtkit.config.targets import load_target
@@ -148,11 +147,9 @@ def _check_target(model: StagedModel, fallback: str | None) -> None:
     """Refuse types that the target's GPUs cannot compute in, if it names any. Raises ConfigError."""
     options, target = model.config.quantize, load_target(model.config.target)
     assert options is not None
-    if not target.compute_capabilities:
-        return
     if model.interface == "arrays":
         check_options(options)
-    check_types(options, target, choose_backend(target.backend), fallback)
+    check_types(options, target, fallback)
 
 
 def _check_whole(model: StagedModel) -> None:

@@ -16,7 +16,7 @@ from trtkit.builder.stages import StageKernels, StageResult, layers_file, quanti
 from trtkit.errors import ExecutionError
 from trtkit.network.describe import describe
 from trtkit.network.fusion import kernels_of, tag_layers
-from trtkit.network.targets import check_types
+from trtkit.network.targets import capable_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,8 @@ def build_stage(request: StageRequest, context: JobContext) -> StageResult:
     written = time.perf_counter()
     record = describe(backend, network.definition, network.opt_shapes)
     record = record.with_quantization(network.quantized, network.kv_cache)
-    check_types(record, options.target, options.compute_capabilities, backend.features)
+    capabilities = capable_of(record, options.compute_capabilities, backend.features)
+    options = replace(options, compute_capabilities=capabilities)
     described = time.perf_counter()
     weight_bytes = sum(record.totals().weight_bytes.values())
     plan, layer_sources = None, None

@@ -95,7 +95,6 @@ def plan_files(bundle: Bundle) -> tuple[PlanFile, ...]:
 class PlanOptions:
     """How TensorRT builds: the config's `build` section and the target's GPUs, any if none is named."""
 
-    target: str
     compute_capabilities: tuple[int, ...]
     optimization_level: int
     max_threads: int

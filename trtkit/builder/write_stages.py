@@ -7,7 +7,6 @@ import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trtkit.backends import BACKENDS
 from trtkit.builder import encoder, vision_language
 from trtkit.builder.decoders import converted_bytes, decoder_size, engine_bytes, makes_checkpoint, open_decoder
 from trtkit.builder.encoder import is_of_encoder
@@ -153,7 +152,6 @@ def stage_request(
         stage=stage,
         backend=backend,
         options=PlanOptions(
-            target.name,
             target.compute_capabilities,
             options.optimization_level,
             options.max_threads,
@@ -169,21 +167,21 @@ def stage_request(
 
 def _check_quantization(inputs: BuildInputs) -> None:
     """Refuse types that the target cannot compute in, before any work. Raises ConfigError."""
-    config, model, target, backend = inputs.config, inputs.model, inputs.target, inputs.backend
+    config, model, target = inputs.config, inputs.model, inputs.target
     if config.quantize is None:
         return
     if model.spec is not None:
         quantization = open_hybrid(model).quantization
         types = {METHODS[method].dtype.name for method in quantization.methods} if quantization else set()
-        check_named_types(types, target.name, target.compute_capabilities, BACKENDS[backend].features)
+        check_named_types(types, target.compute_capabilities)
         return
     if inputs.tower is not None and inputs.tower.stage.quantize is not None:
         check_options(inputs.tower.stage.quantize, inputs.tower.stage.key)
-        check_types(inputs.tower.stage.quantize, target, backend)
+        check_types(inputs.tower.stage.quantize, target)
     if model.interface == "arrays":
         check_options(config.quantize)
     if model.interface == "arrays" or makes_checkpoint(config):
-        check_types(config.quantize, target, backend)
+        check_types(config.quantize, target)
 
 
 def _is_of_tower(name: str) -> bool:

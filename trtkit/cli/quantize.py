@@ -133,7 +133,7 @@ def command(
     if as_json:
         click.echo(json.dumps({"path": str(result.path), **result.to_json()}))
     else:
-        _render(result, [path, *_target(model, target, fallback)])
+        _render(result, [path, *(["--target", target] if target else [])])
 
 
 def _loaded(
@@ -193,16 +193,6 @@ def _loss(quantized: QuantizedVision) -> Text:
     if quantized.loss <= _MUCH:
         return Text(text)
     return Text(f"{text}\nfix: {LESS_LOSS}", "yellow")
-
-
-def _target(config: ModelConfig, target: str | None, fallback: str | None) -> list[str]:
-    """Return the option that names the target, the oldest that computes in the types where none was asked for."""
-    from trtkit.dtypes import DTYPES
-
-    assert config.quantize is not None
-    needed = max((DTYPES[name].min_compute_capability for name in config.quantize.types(fallback)), default=0)
-    chosen = target or (f"sm{needed}" if needed and config.target == "any" else None)
-    return ["--target", chosen] if chosen else []
 
 
 _SHOWN = 10

@@ -25,6 +25,12 @@ class Target(StrictModel):
         (), description="SM numbers, such as [86, 89]; if empty, every GPU that the backend supports."
     )
 
+    @property
+    def label(self) -> str:
+        """The name, with the GPUs that an engine is for where the name does not say them."""
+        names = ", ".join(f"sm{capability}" for capability in self.compute_capabilities)
+        return self.name if names in ("", self.name) else f"{self.name} ({names})"
+
 
 def shipped_targets() -> list[str]:
     """Return the names of the targets that come with trtkit."""

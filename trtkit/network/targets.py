@@ -14,28 +14,32 @@ if TYPE_CHECKING:
     from trtkit.network.record import NetworkRecord
 
 
-def check_types(record: NetworkRecord, target: str, compute_capabilities: Sequence[int], features: Features) -> None:
-    """Refuse types that need newer hardware than the target names.
+def capable_of(record: NetworkRecord, compute_capabilities: Sequence[int], features: Features) -> tuple[int, ...]:
+    """Return the compute capabilities that a network is built for: of a target that names none, those with its types.
 
-    TensorRT-RTX builds such types without complaint when no compute capability is named, and the engine then fails on
-    the GPU; so the target must name one. Raises ConfigError.
+    TensorRT-RTX builds types that not all GPUs have without complaint where none is named, and the engine then fails on
+    some. Empty if all GPUs compute in the network's types. Raises ConfigError if those that the target names do not.
     """
     names = {tensor.dtype for layer in record.layers for tensor in layer.outputs}
-    check_named_types(names, target, compute_capabilities, features)
+    check_named_types(names, compute_capabilities)
+    needed = _needed(names)
+    if compute_capabilities or features.needs_gpu or not needed:
+        return tuple(compute_capabilities)
+    return tuple(capability for capability in features.compute_capabilities if capability >= needed)
 
 
-def check_named_types(
-    names: Collection[str], target: str, compute_capabilities: Sequence[int], features: Features
-) -> None:
-    """Do the same for types by name. Raises ConfigError."""
+def check_named_types(names: Collection[str], compute_capabilities: Sequence[int]) -> None:
+    """Refuse types, by name, that GPUs of the target cannot compute in. Raises ConfigError."""
     problems = []
     for name in sorted(names):
-        needed = DTYPES[name].min_compute_capability
-        fix = f"build with a target of SM{needed} or newer, such as `--target sm{needed}`"
-        if needed and not features.needs_gpu and not compute_capabilities:
-            problems.append(Problem(f"type {name} needs SM{needed}, and target `{target}` names no GPU", "target", fix))
+        needed = _needed([name])
         too_old = [f"sm{capability}" for capability in compute_capabilities if capability < needed]
         if too_old:
+            fix = f"build with a target of SM{needed} or newer, such as `--target sm{needed}`"
             problems.append(Problem(f"type {name} needs SM{needed}: not on {', '.join(too_old)}", "target", fix))
     if problems:
         raise ConfigError("the target cannot run the network", problems)
+
+
+def _needed(names: Collection[str]) -> int:
+    return max((DTYPES[name].min_compute_capability for name in names), default=0)

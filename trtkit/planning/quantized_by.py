@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit.backends import BACKENDS
 from trtkit.builder.decoders import llm_options, makes_checkpoint, open_config_source
 from trtkit.config.targets import load_target
 from trtkit.errors import PlanError
@@ -45,9 +44,8 @@ def quantized_of(planned: PlannedModel, spec: DecoderSpec) -> QuantizedModel | N
     if quantized is not None:
         quantized = quantized.as_read(llm_options(planned.config).experts)
     target = load_target(planned.config.target)
-    if quantized is not None and target.compute_capabilities:
-        features = BACKENDS[planned.backend].features
-        check_named_types(quantized.types, target.name, target.compute_capabilities, features)
+    if quantized is not None:
+        check_named_types(quantized.types, target.compute_capabilities)
     return quantized
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.backends import BACKENDS
 from trtkit.errors import ConfigError, Problem
 from trtkit.inputs.samples import read_npz, sample_files
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
@@ -53,12 +52,12 @@ def check_options(options: PartOptions, key: str = "quantize") -> None:
         raise ConfigError(SUMMARY, problems)
 
 
-def check_types(options: PartOptions, target: Target, backend: str, fallback: str | None = None) -> None:
+def check_types(options: PartOptions, target: Target, fallback: str | None = None) -> None:
     """Refuse types that a target's GPUs cannot compute in. fallback: the method of layers that a budget leaves.
 
     Raises ConfigError.
     """
-    check_named_types(options.types(fallback), target.name, target.compute_capabilities, BACKENDS[backend].features)
+    check_named_types(options.types(fallback), target.compute_capabilities)
 
 
 _OF_LLMS = {"kv_cache": "a KV cache format", "smoothing": "SmoothQuant's alpha", "head": "an output head"}

@@ -75,7 +75,7 @@ def bundle_summary(bundle: Bundle) -> Facts:
     manifest = bundle.manifest
     metrics, totals = manifest.metrics, manifest.totals
     rows: Rows = []
-    rows.append(("backend", f"{manifest.backend.name} {manifest.backend.version}, target {manifest.target.name}"))
+    rows.append(("backend", f"{manifest.backend.name} {manifest.backend.version}, target {manifest.target.label}"))
     _add_tensors(rows, manifest)
     rows.append(("profiles", profiles_text(manifest.model_dump(mode="json")["profiles"], manifest.inputs)))
     engines = [engine.model_dump() for engine in manifest.engines]

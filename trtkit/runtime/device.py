@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from trtkit.backends import driver_version, list_gpus, load_backend, runs_on, same_version, supported_gpus
-from trtkit.config.targets import load_target
 from trtkit.errors import BackendError, RankError
 from trtkit.runtime.communicator import NcclCommunicator
 
@@ -176,7 +175,7 @@ def check_device(device: Device, manifest: Manifest) -> None:
         what = f"the engine was built with {manifest.backend.name} {built_with}; {installed} is installed"
         fix = f"build it again, or install version {built_with}"
         raise BackendError(what, "TensorRT", fix)
-    backend, targets = manifest.backend.name, load_target(manifest.config.target).compute_capabilities
+    backend, targets = manifest.backend.name, manifest.target.compute_capabilities
     if not _is_supported(device, backend):
         what = f"`{backend}` runs on GPUs of compute capability {supported_gpus(backend)}"
         fix = "use `--runtime reference`, or build with full TensorRT on this GPU: `--target local-gpu`"
