@@ -82,10 +82,10 @@ def from_onnx(name: str) -> DType | None:
     return _BY_ONNX.get(name)
 
 
-_STATED_PRECISIONS: dict[str, Precision] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+STATED_PRECISIONS: dict[str, Precision] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
 def stated_precision(fields: Mapping[str, object]) -> Precision:
     """Return the precision of the weights by a model's `config.json`; fp16 if it names none of these types."""
     stated = str(fields.get("dtype") or fields.get("torch_dtype") or "float16").removeprefix("torch.")
-    return _STATED_PRECISIONS.get(stated, "fp16")
+    return STATED_PRECISIONS.get(stated, "fp16")

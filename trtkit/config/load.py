@@ -15,6 +15,7 @@ from trtkit.config.llm import BUILT_IN
 from trtkit.config.overrides import Override, keyword_overrides, read_overrides
 from trtkit.config.schema import ModelConfig
 from trtkit.config.yaml_file import KeyPath, YamlFile, read_yaml
+from trtkit.dtypes import STATED_PRECISIONS
 from trtkit.errors import BundleError, ConfigError, Problem, SourceError, did_you_mean
 from trtkit.files import MANIFEST, json_fault, read_text
 
@@ -156,9 +157,24 @@ def source_kind(path: Path) -> str:
 def config_for_source(
     kind: str, path: Path, overrides: Sequence[str | Override] = (), target: str | None = None
 ) -> ModelConfig:
-    """Return the config that a bare source represents: all defaults but the `overrides`. kind: a key of `source`."""
-    data = {"source": {kind: str(path.resolve())}}
+    """Return the config that a bare source represents: all defaults but the `overrides`. kind: a key of `source`.
+
+    A language model's precision is that of its weights, if its config.json states one of trtkit's.
+    """
+    data: dict[str, object] = {"source": {kind: str(path.resolve())}, **(_of_weights(path) if kind == "hf" else {})}
     return _finish(YamlFile(path if path.name else path.resolve(), data, {}), overrides, target)
+
+
+def _of_weights(folder: Path) -> dict[str, object]:
+    """Return the precision of a language model's weights by its folder; whoever reads the folder says what it lacks."""
+    try:
+        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        is_language_model = any(str(name).endswith("ForCausalLM") for name in fields.get("architectures") or ())
+        dtype = str(fields.get("dtype") or fields.get("torch_dtype"))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+    precision = STATED_PRECISIONS.get(dtype.removeprefix("torch."))
+    return {"precision": precision} if is_language_model and precision else {}
 
 
 def changed_config(config: ModelConfig, keys: Mapping[str, object]) -> ModelConfig:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,23 @@ def test_a_folder_named_like_a_shipped_config_is_not_guessed(workspace: Path) ->
     assert "`llama` is a shipped config and a model's folder here" in str(caught.value)
     assert "give ./llama for the folder" in str(caught.value)
     assert find_model_config("./llama").source.hf == str(workspace / "llama")
+
+
+@pytest.mark.parametrize(
+    ("fields", "precision"),
+    [
+        ({"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}, "bf16"),
+        ({"architectures": ["Qwen3ForCausalLM"], "dtype": "float16"}, "fp16"),
+        ({"architectures": ["LlamaForCausalLM"], "dtype": "float64"}, "fp32"),
+        ({"architectures": ["LlamaForCausalLM"]}, "fp32"),
+        ({"architectures": ["ViTForImageClassification"], "dtype": "bfloat16"}, "fp32"),
+        ({"architectures": 3, "dtype": "bfloat16"}, "fp32"),
+        ([], "fp32"),
+    ],
+)
+def test_a_bare_language_model_has_the_precision_of_its_weights(fields: object, precision: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert find_model_config(str(folder)).precision == precision
+    assert find_model_config(str(folder), ["precision=fp32"]).precision == "fp32"
