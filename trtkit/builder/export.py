@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from trtkit.builder.decoders import makes_checkpoint
 from trtkit.builder.jobs import EXPORT, ExportRequest
@@ -33,7 +33,7 @@ class ExportResult:
     exported: Exported
     size_bytes: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the result as JSON."""
         return {"path": str(self.path), **to_json(self.exported), "size_bytes": self.size_bytes}
 

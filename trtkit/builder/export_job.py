@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.builder.decoders import checked_spec, open_config_source
+from trtkit.builder.decoders import open_config_source
 from trtkit.builder.jobs import Exported
 from trtkit.builder.trtllm_config import architecture_of, check_expressed, checkpoint_config, shares_table
 from trtkit.dtypes import dtype_of
 from trtkit.errors import Problem, ProblemsError, SourceError, TrtkitError
 from trtkit.jobs.events import Phase, Progress, Steps
 from trtkit.models.parallel import check_grid, grid_of
-from trtkit.models.weights import find_weights, model_weights
+from trtkit.models.weights import find_weights, model_weights, stored_spec
 from trtkit.sources.checkpoint import StoredArray
 from trtkit.sources.quantized.trtllm import algorithm_of, cache_tensors, quantized_tensors, with_scale
 from trtkit.sources.safetensors_file import numpy_type, write_safetensors
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
     from trtkit.quantized_matrix import QuantizedMatrix
     from trtkit.sources.decoder_source import DecoderSource
+    from trtkit.sources.trtllm.fields import Fields
 
 Arrays = dict[str, StoredArray]
 _SHOWN_PROBLEMS = 8
@@ -47,7 +48,7 @@ def export(request: ExportRequest, context: JobContext) -> Exported:
     context.report(Phase("read source"))
     opened = open_config_source(config)
     architecture_of(str(opened.config.get("model_type")), opened.where)
-    spec, grid = checked_spec(config, opened), grid_of(config)
+    spec, grid = stored_spec(opened.config, opened.where, opened.checkpoint), grid_of(config)
     check_grid(spec, grid, "a checkpoint of these ranks")
     if len(spec.layers) % grid.pipeline:
         what = f"{len(spec.layers)} layers are not a multiple of {grid.pipeline} stages"
@@ -60,7 +61,7 @@ def export(request: ExportRequest, context: JobContext) -> Exported:
     check_expressed(fields, spec, {name for rank in ranks for name in rank}, opened.where)
     steps.add("source", f"{len(weights)} weights of `{fields['architecture']}`")
     context.report(Phase("write ranks"))
-    fields["quantization"] = quantization = _quantization(ranks, opened)
+    quantization = _quantization(ranks, opened)
     has_factors = bool(quantization.get("pre_quant_scale")) or quantization["quant_algo"] == "W8A8_SQ_PER_CHANNEL"
     tensors = [_tensors(rank, dtype, has_factors=has_factors) for rank in ranks]
     if opened.kv_cache is not None:
@@ -70,7 +71,7 @@ def export(request: ExportRequest, context: JobContext) -> Exported:
             scales = cache_tensors(opened.kv_cache, range(stage * count, (stage + 1) * count))
             arrays |= {name: _held(array) for name, array in scales.items()}
     _write(tensors, request.folder, context)
-    text = json.dumps(fields, indent=4) + "\n"
+    text = json.dumps({**fields, "quantization": quantization}, indent=4) + "\n"
     (request.folder / "config.json").write_text(text, encoding="utf-8")
     kind = quantization["quant_algo"] or dtype
     steps.add("checkpoint", f"{len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'}, {kind}")
@@ -79,11 +80,11 @@ def export(request: ExportRequest, context: JobContext) -> Exported:
 
 def _hf_weights(opened: DecoderSource, spec: DecoderSpec, *, has_head: bool) -> Arrays:
     """Return the model's weights by transformers' names; with the embedding as its head where they are tied."""
-    found = find_weights(spec, opened.checkpoint, opened.where)
+    stored_weights = find_weights(spec, opened.checkpoint, opened.where)
     weights: Arrays = {}
     for weight in model_weights(spec):
-        if weight.path in found:
-            stored = found.stored(weight.path)
+        if weight.path in stored_weights:
+            stored = stored_weights.stored(weight.path)
             assert isinstance(stored, StoredArray)
             weights[weight.name] = stored
     head = f"{spec.names['lm_head']}.weight"
@@ -92,7 +93,7 @@ def _hf_weights(opened: DecoderSource, spec: DecoderSpec, *, has_head: bool) -> 
     return weights
 
 
-def _with_shared_scales(weights: Arrays, fields: Mapping[str, Any], *, requantize: bool) -> Arrays:
+def _with_shared_scales(weights: Arrays, fields: Fields, *, requantize: bool) -> Arrays:
     """Return weights of which queries, keys and values in fp8 share a scale in each layer, since they are joined.
 
     requantize: whether to round those that do not to the largest scale. Raises ProblemsError if not.
@@ -102,12 +103,15 @@ def _with_shared_scales(weights: Arrays, fields: Mapping[str, Any], *, requantiz
         names = [f"{family.layers}.{layer}.{module}.weight" for module in family.qkv]
         if not all(name in weights and weights[name].is_quantized for name in names):
             continue
-        matrices: list[Any] = [weights[name].read() for name in names]
-        if any(one.format != "fp8" or one.scales.ndim or one.inputs is None for one in matrices):
+        matrices = [weights[name].matrix() for name in names]
+        pairs = [
+            (float(one.scales), one.inputs.scale)
+            for one in matrices
+            if one.format == "fp8" and not one.scales.ndim and one.inputs is not None
+        ]
+        if len(pairs) < len(names) or len(set(pairs)) < 2:
             continue
-        scale, inputs = max(one.scales for one in matrices), max(one.inputs.scale for one in matrices)
-        if all(one.scales == scale and one.inputs.scale == inputs for one in matrices):
-            continue
+        scale, inputs = (max(values) for values in zip(*pairs, strict=True))
         what = "queries, keys and values have scales of their own, and TensorRT-LLM joins them under one"
         problems.append(Problem(what, names[0].rpartition(".q")[0] or names[0]))
         for name in names:
@@ -119,12 +123,12 @@ def _with_shared_scales(weights: Arrays, fields: Mapping[str, Any], *, requantiz
     return weights | rounded
 
 
-def _rescaled(stored: StoredArray, scale: np.float32, inputs: float) -> Any:
-    matrix: Any = stored.read()
-    return with_scale(matrix, scale, inputs)
+def _rescaled(stored: StoredArray, scale: np.float32, inputs: float) -> Array:
+    matrix: object = with_scale(stored.matrix(), scale, inputs)
+    return matrix  # type: ignore[return-value]
 
 
-def _quantization(ranks: Sequence[Arrays], opened: DecoderSource) -> dict[str, Any]:
+def _quantization(ranks: Sequence[Arrays], opened: DecoderSource) -> Fields:
     """Return the config's `quantization`. Raises ProblemsError for layers that the format has no form for."""
     problems, algorithms, blocks, has_factors = list[Problem](), set[str](), set[int](), False
     for name, matrix in _matrices(ranks, problems):
@@ -147,7 +151,7 @@ def _quantization(ranks: Sequence[Arrays], opened: DecoderSource) -> dict[str, A
     if not algorithms:
         return {"quant_algo": None, "kv_cache_quant_algo": caches}
     algorithm = algorithms.pop()
-    quantization: dict[str, Any] = {"quant_algo": algorithm, "kv_cache_quant_algo": caches}
+    quantization: dict[str, object] = {"quant_algo": algorithm, "kv_cache_quant_algo": caches}
     if algorithm in ("W4A16_AWQ", "NVFP4"):
         if len(blocks) > 1:
             raise SourceError(f"layers have blocks of {len(blocks)} sizes", opened.where, "quantize with one `--block`")
@@ -167,7 +171,7 @@ def _matrices(ranks: Sequence[Arrays], problems: list[Problem]) -> Iterator[tupl
                 problems.append(Problem("only linear layers may be quantized, and no experts", name))
                 continue
             try:
-                matrix: Any = stored.read()
+                matrix = stored.matrix()
             except TrtkitError as error:
                 what = f"its parts, which TensorRT-LLM joins, are quantized differently: {error.what}"
                 problems.append(Problem(what, name, "quantize the original model by `trtkit quantize`"))
@@ -198,8 +202,7 @@ def _tensors(rank: Mapping[str, StoredArray], dtype: str, *, has_factors: bool) 
 
 
 def _encoded(stored: StoredArray, dtype: str, *, has_factors: bool) -> dict[str, Array]:
-    matrix: Any = stored.read()
-    return quantized_tensors(matrix, numpy_type(dtype), has_factors=has_factors)
+    return quantized_tensors(stored.matrix(), numpy_type(dtype), has_factors=has_factors)
 
 
 def _picked(encode: Callable[[], dict[str, Array]], suffix: str) -> Array:
@@ -213,7 +216,8 @@ def _held(array: Array) -> StoredArray:
 def _cast(name: str, stored: StoredArray, dtype: str) -> Array:
     """Return an array in another type. Raises SourceError where numbers exceed its range."""
     array = stored.read()
-    cast = array.astype(numpy_type(dtype), copy=False)
+    with np.errstate(over="ignore"):  # it is an error below
+        cast = array.astype(numpy_type(dtype), copy=False)
     if dtype == "float16" and array.dtype.name != dtype and not np.isfinite(cast).all():
         raise SourceError("numbers are NaN, or exceed the range of fp16", name, "export in bf16: `--precision bf16`")
     return cast

@@ -8,30 +8,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.jobs.json_form import to_json
 from trtkit.models.feed_forward import MoeSpec
 from trtkit.models.registry import decoder_spec, hf_class
+from trtkit.models.rope import original_length
 from trtkit.models.spec import LearnedPositions
 from trtkit.sources.trtllm.config import check_config, hf_config
 from trtkit.sources.trtllm.families import FAMILIES
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator
 
     from trtkit.models.attention import AttentionSpec, RopeSpec
     from trtkit.models.parallel import Grid
     from trtkit.models.spec import DecoderSpec
-
-    Json = dict[str, Any]
+    from trtkit.sources.trtllm.fields import Fields
 
 FORMAT = "TensorRT-LLM's checkpoints"
 SHARES_TABLE = ("gemma", "gemma2", "gemma3_text")
 """Families whose checkpoints have no head of their own: TensorRT-LLM takes the embedding."""
 _USUAL_POSITIONS = 2048
+_QWEN_LENGTH = 8192
+"""What TensorRT-LLM says of models that do not state `seq_length`."""
 _SCALED = ("default", "linear", "llama3", "longrope")
 _TOLERANCE = 1e-12
 _ACTIVATIONS = {"relu2": "squared-relu"}
@@ -46,7 +48,7 @@ def architecture_of(model_type: str, where: str) -> str:
     return hf_class(model_type)
 
 
-def checkpoint_config(fields: Mapping[str, Any], spec: DecoderSpec, dtype: str, grid: Grid, where: str) -> Json:
+def checkpoint_config(fields: Fields, spec: DecoderSpec, dtype: str, grid: Grid, where: str) -> Fields:
     """Return the config of a checkpoint that is not quantized. fields: of the model's config.json.
 
     dtype: NumPy's name of the weights' type. Raises SourceError for what the format does not express.
@@ -55,7 +57,7 @@ def checkpoint_config(fields: Mapping[str, Any], spec: DecoderSpec, dtype: str, 
     attention, part = layer.attention, layer.feed_forward
     mlp = part.expert if isinstance(part, MoeSpec) else part
     assert mlp is not None
-    config: Json = {
+    config = {
         "producer": {"name": "trtkit", "version": __version__},
         "architecture": architecture_of(spec.model_type, where),
         "dtype": dtype,
@@ -78,14 +80,16 @@ def checkpoint_config(fields: Mapping[str, Any], spec: DecoderSpec, dtype: str, 
         "bias": attention.has_output_bias,
         "attn_bias": attention.has_qkv_bias,
         "mlp_bias": mlp.has_bias,
-        "mapping": {"world_size": grid.ranks, "tp_size": grid.tensor, "pp_size": grid.pipeline},
+        "mapping": _mapping(grid, has_experts=isinstance(part, MoeSpec)),
         "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
     }
-    config |= _positions(spec, attention, where)
-    if isinstance(part, MoeSpec):
-        config |= _mixture(part)
-        config["mapping"] |= {"moe_tp_size": grid.tensor, "moe_ep_size": 1}
-    return config | _particular(fields, spec, attention)
+    mixture = _mixture(part) if isinstance(part, MoeSpec) else {}
+    return {**config, **_positions(spec, attention, where), **mixture, **_particular(fields, spec, attention)}
+
+
+def _mapping(grid: Grid, *, has_experts: bool) -> Fields:
+    mapping = {"world_size": grid.ranks, "tp_size": grid.tensor, "pp_size": grid.pipeline}
+    return {**mapping, **({"moe_tp_size": grid.tensor, "moe_ep_size": 1} if has_experts else {})}
 
 
 def shares_table(spec: DecoderSpec, grid: Grid) -> bool:
@@ -93,7 +97,7 @@ def shares_table(spec: DecoderSpec, grid: Grid) -> bool:
     return spec.head.is_tied and spec.model_type in SHARES_TABLE and grid.pipeline == 1
 
 
-def _positions(spec: DecoderSpec, attention: AttentionSpec, where: str) -> Json:
+def _positions(spec: DecoderSpec, attention: AttentionSpec, where: str) -> Fields:
     """Return how positions are told apart."""
     rope = attention.rope
     if rope is None:
@@ -109,9 +113,9 @@ def _positions(spec: DecoderSpec, attention: AttentionSpec, where: str) -> Json:
     return {**turned, "rotary_pct": rope.dim / attention.head_dim, **_scaling(rope, where)}
 
 
-def _scaling(rope: RopeSpec, where: str) -> Json:
+def _scaling(rope: RopeSpec, where: str) -> Fields:
     """Return how rotary embeddings are scaled to longer sequences."""
-    numbers: Json = {name: list(one) if isinstance(one, tuple) else one for name, one in rope.parameters.items()}
+    numbers = {name: list(one) if isinstance(one, tuple) else one for name, one in rope.parameters.items()}
     if rope.scaling not in _SCALED:
         what = f"`rope_type` is `{rope.scaling}`, which is not exported"
         raise SourceError(what, where, f"known: {', '.join(_SCALED)}")
@@ -119,12 +123,11 @@ def _scaling(rope: RopeSpec, where: str) -> Json:
         return {}
     if rope.scaling == "longrope":
         factors = {f"longrope_scaling_{name}_factors": numbers[f"{name}_factor"] for name in ("short", "long")}
-        length = int(numbers["original_max_position_embeddings"])
-        return {"original_max_position_embeddings": length, **factors}
+        return {"original_max_position_embeddings": original_length(rope), **factors}
     return {"rotary_scaling": {"rope_type": rope.scaling, "type": rope.scaling, **numbers}}
 
 
-def _mixture(part: MoeSpec) -> Json:
+def _mixture(part: MoeSpec) -> Fields:
     routing, shared = part.routing, part.shared
     moe = {"num_experts": part.num_experts, "top_k": routing.top_k, "normalization_mode": int(routing.norm_topk_prob)}
     return {
@@ -134,14 +137,14 @@ def _mixture(part: MoeSpec) -> Json:
     }
 
 
-def _particular(fields: Mapping[str, Any], spec: DecoderSpec, attention: AttentionSpec) -> Json:
+def _particular(fields: Fields, spec: DecoderSpec, attention: AttentionSpec) -> Fields:
     """Return the fields that only some families have."""
     kind = spec.model_type
     if kind.startswith("qwen"):
-        return {"qwen_type": kind}
+        return {"qwen_type": kind, "seq_length": _QWEN_LENGTH}
     if kind == "phi3":
         return {"hidden_act": "swiglu"} if fields.get("hidden_act", "silu") == "silu" else {}
-    particular: dict[str, Callable[[], Json]] = {
+    particular: dict[str, Callable[[], Fields]] = {
         "granite": lambda: {
             "embedding_multiplier": spec.embedding.scale,
             "attention_multiplier": attention.scale * math.sqrt(attention.head_dim),
@@ -161,12 +164,12 @@ def _particular(fields: Mapping[str, Any], spec: DecoderSpec, attention: Attenti
     return particular[kind]() if kind in particular else {}
 
 
-def _soft_caps(spec: DecoderSpec, attention: AttentionSpec) -> Json:
+def _soft_caps(spec: DecoderSpec, attention: AttentionSpec) -> Fields:
     scalar = round(attention.scale**-2, 6)  # 256 ** -0.5 squared is not 1 / 256 to the bit
     return {"inter_layernorms": True, "query_pre_attn_scalar": scalar, "final_logit_softcapping": spec.head.softcap}
 
 
-def _windows(spec: DecoderSpec) -> Json:
+def _windows(spec: DecoderSpec) -> Fields:
     """Return Gemma 3's sliding layers: all but each `pattern`th."""
     windows = [layer.attention.sliding_window for layer in spec.layers]
     sliding = next((layer.attention for layer in spec.layers if layer.attention.sliding_window is not None), None)
@@ -182,7 +185,7 @@ def _windows(spec: DecoderSpec) -> Json:
     }
 
 
-def check_expressed(config: Json, spec: DecoderSpec, tensors: Collection[str], where: str) -> None:
+def check_expressed(config: Fields, spec: DecoderSpec, tensors: Collection[str], where: str) -> None:
     """Raise ProblemsError naming what a reader of the checkpoint would compute otherwise. tensors: names in it."""
     check_config(config, where)
     # TensorRT-LLM's Gemma 3 of some sizes misses a factor; `check_config` has refused those.
@@ -199,7 +202,7 @@ def check_expressed(config: Json, spec: DecoderSpec, tensors: Collection[str], w
         raise ProblemsError(what, problems[:8], "use the model with trtkit, or with what its authors recommend")
 
 
-def _differences(name: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
+def _differences(name: str, one: object, other: object) -> Iterator[tuple[str, object, object]]:
     """Yield where two JSON values differ, by dotted name."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in sorted(one.keys() | other.keys()):

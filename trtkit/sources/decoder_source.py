@@ -146,7 +146,7 @@ def open_trtllm(folder: Path) -> DecoderSource:
         what = f"{len(missing)} of {len(files)} ranks are missing: {listed}"
         raise SourceError(what, str(folder), "copy the files of all ranks")
     stored = [read_safetensors(file) for file in files]
-    ranks = [trtllm_weights.joined_stages(stored[rank::tensors]) for rank in range(tensors)]
+    ranks = [trtllm_weights.joined_stages(stored[rank::tensors], config, str(folder)) for rank in range(tensors)]
     kv_cache = cache_scales(ranks[0], config)
     weights = trtllm_weights.hf_weights([quantized_rank(rank, config) for rank in ranks], config, str(folder))
     check_rest(weights)

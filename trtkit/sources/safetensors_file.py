@@ -275,10 +275,10 @@ def write_safetensors(path: Path, arrays: Mapping[str, StoredArray], report: Cal
     sizes = {name: math.prod(array.shape) * numpy_type(array.dtype).itemsize for name, array in arrays.items()}
     # Wide types first, so that all are aligned, as the safetensors library does.
     order = sorted(arrays, key=lambda name: (-numpy_type(arrays[name].dtype).itemsize, name))
-    header, end = dict[str, Any](), 0
+    header, end = {}, 0
     for name in order:
-        header[name] = {"dtype": types[arrays[name].dtype], "shape": list(arrays[name].shape)}
-        header[name]["data_offsets"] = [end, end := end + sizes[name]]
+        span = [end, end := end + sizes[name]]
+        header[name] = {"dtype": types[arrays[name].dtype], "shape": list(arrays[name].shape), "data_offsets": span}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _LENGTH_BYTES)
     done = 0

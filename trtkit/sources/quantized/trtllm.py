@@ -118,19 +118,19 @@ def algorithm_of(matrix: QuantizedMatrix) -> str:
     raise SourceError(f"{what}{', multiplied by factors first' if has_factors else ''}", fix=fix)
 
 
-def quantized_tensors(matrix: QuantizedMatrix, dtype: np.dtype[Any], *, has_factors: bool) -> "dict[str, Array]":
+def quantized_tensors(matrix: QuantizedMatrix, dtype: np.dtype, *, has_factors: bool) -> "dict[str, Array]":
     """Return a layer's tensors by what follows its name. dtype: of factors; those that a layer lacks are 1.
 
     has_factors: whether the model's layers multiply their inputs by factors first.
     """
     scales = np.asarray(matrix.scales, np.float32)
-    tensors: dict[str, Any] = {"weight": matrix.codes, "weight_scale": scales.reshape(-1)}
+    tensors = {"weight": matrix.codes, "weight_scale": scales.reshape(-1)}
     if matrix.format == "int8":
         tensors["weight_scale"] = np.broadcast_to(scales, matrix.shape[:1])
     elif matrix.format == "int4":
         tensors |= {"weight": paired_rows(matrix.codes).view(np.int8), "weight_scale": scales}
     elif matrix.format == "fp4":
-        tensors |= {"weight_scale": matrix.scales, "weight_scale_2": np.float32(matrix.outer_scale)}
+        tensors |= {"weight_scale": matrix.scales, "weight_scale_2": np.array(matrix.outer_scale, np.float32)}
     if matrix.inputs is not None:
         shape = () if matrix.format == "fp4" else (1,)
         tensors["input_scale"] = np.full(shape, matrix.inputs.scale, np.float32)

@@ -38,8 +38,8 @@ SPLIT_AXIS = {
 _POSITIONS = "transformer.position_embedding.weight"
 
 
-def joined_stages(stages: Sequence[Mapping[str, StoredArray]]) -> Arrays:
-    """Return the tensors of all pipeline stages, each of which numbers its layers from 0."""
+def joined_stages(stages: Ranks, config: Fields, where: str) -> Arrays:
+    """Return the tensors of all pipeline stages, each of which numbers its layers from 0. Raises SourceError."""
     arrays: Arrays = {}
     first = 0
     for stage in stages:
@@ -49,6 +49,9 @@ def joined_stages(stages: Sequence[Mapping[str, StoredArray]]) -> Arrays:
             renamed = name if number is None else _IN_LAYER.sub(f"transformer.layers.{first + number}.", name)
             arrays[renamed] = stored
         first += max(numbers.values(), default=-1) + 1
+    if len(stages) > 1 and first != config["num_hidden_layers"]:
+        what = f"{len(stages)} stages hold {first} layers, `num_hidden_layers` is {config['num_hidden_layers']}"
+        raise SourceError(what, where, "copy config.json and all ranks again")
     return arrays
 
 
