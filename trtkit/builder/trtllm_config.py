@@ -188,9 +188,10 @@ def _windows(spec: DecoderSpec) -> Fields:
 def check_expressed(config: Fields, spec: DecoderSpec, tensors: Collection[str], where: str) -> None:
     """Raise ProblemsError naming what a reader of the checkpoint would compute otherwise. tensors: names in it."""
     check_config(config, where)
-    # TensorRT-LLM's Gemma 3 of some sizes misses a factor; `check_config` has refused those.
     read = decoder_spec(hf_config(config, tensors), where)
     stored = replace(spec, head=replace(spec.head, is_tied="lm_head.weight" not in tensors))
+    if spec.model_type.startswith("qwen") and spec.layers[0].attention.has_output_bias:
+        raise SourceError("TensorRT-LLM's Qwen has no bias after attention", where, "serve this model with trtkit")
     problems = [
         Problem(f"`{name}` is {value}, the checkpoint would say {other}", where)
         for name, value, other in _differences("", to_json(stored), to_json(read))
@@ -199,7 +200,7 @@ def check_expressed(config: Fields, spec: DecoderSpec, tensors: Collection[str],
     if problems:
         architecture = FAMILIES[config["architecture"]].model_type
         what = f"{FORMAT} do not express this `{architecture}` model"
-        raise ProblemsError(what, problems[:8], "use the model with trtkit, or with what its authors recommend")
+        raise ProblemsError(what, problems[:8], "serve this model with trtkit")
 
 
 def _differences(name: str, one: object, other: object) -> Iterator[tuple[str, object, object]]:

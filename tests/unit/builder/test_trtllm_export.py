@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.decoders import model_of as case_model
 from tests.unit.sources.trtllm.layouts import write_trtllm
 from tests.unit.sources.trtllm.test_layouts import STORED
 from tests.unit.sources.trtllm.test_trtllm import EXPORT_NAMES, MORE_NAMES, exported, model_of
+from tests.unit.sources.trtllm.test_trtllm import config_of as config_of_model
 from trtkit.builder.export import export_model
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import TrtkitError
@@ -194,6 +196,13 @@ def test_models_that_the_format_does_not_express_are_refused(
     model_type: str, fields: Json, message: str, tmp_path: Path
 ) -> None:
     assert message in refused(changed(tmp_path, model_type, **fields), tmp_path)
+
+
+def test_a_bias_that_tensorrt_llms_qwen_ignores_is_refused(tmp_path: Path) -> None:
+    """It warns of tensors that it does not need, and computes without them."""
+    fields = config_of_model("qwen3").to_dict() | {"attention_bias": True}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields)).save_pretrained(tmp_path)
+    assert "TensorRT-LLM's Qwen has no bias after attention" in refused({"hf": str(tmp_path)}, tmp_path)
 
 
 @pytest.mark.parametrize(
