@@ -233,7 +233,7 @@ def _write(ranks: Sequence[Arrays], folder: Path, context: JobContext) -> None:
 
 
 def _report(context: JobContext, before: int, total: int, file: str, done: int) -> None:
-    context.report(Progress("write ranks", (before + done) >> 20, total >> 20, f"MiB, {file}"))
+    context.report(Progress("write ranks", (before + done) >> 20, total >> 20, f"{file}, MiB"))
 
 
 def _bytes(array: StoredArray) -> int:
