@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.features import FEATURES, PAGE, Subject, first_cases
+from tests.features import FEATURES, PAGE, Subject, first_cases, first_vlms
 from tests.selection import slow_unless
 from tests.support import tiny_llm
 from tests.support.decoder_cases import CASES
@@ -44,6 +44,15 @@ def refusal(number: str) -> str:
 def test_a_family_has_the_features_that_the_page_names(family: str, tmp_path: Path) -> None:
     subject = Subject.of(first_cases()[family], tmp_path)
     assert [refusal(cell) for cell in cells(family)] == [subject.refusal([each]) for each in FEATURES.values()]
+
+
+VLMS = first_vlms()
+
+
+@pytest.mark.parametrize("model_type", slow_unless(("llava", "gemma3", "qwen3_vl_moe").__contains__, list(VLMS)))
+def test_a_model_that_takes_images_has_the_features_that_the_page_names(model_type: str, tmp_path: Path) -> None:
+    subject = Subject.with_images(VLMS[model_type], tmp_path)
+    assert [refusal(cell) for cell in cells(model_type)] == [subject.refusal([each]) for each in FEATURES.values()]
 
 
 VERIFIED = ("llama", "qwen3_next", "gemma2")
