@@ -58,7 +58,8 @@ _IMAGES = """
 ## With images
 
 The same features of models that take images, whose towers are engines of their own ([Vision-language
-models](vision-language.md)). With `vision.enabled: false`, their language models are those above.
+models](vision-language.md)). With `vision.enabled: false`, their language models are those above. Those of `llava`,
+`qwen3_vl` and `gemma3` are also built and verified.
 
 """
 

@@ -60,6 +60,18 @@ PAIRS = list(itertools.combinations(FEATURES, 2))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("model_type", ["gemma3", "llava", "qwen3_vl"])
+def test_a_feature_of_a_model_that_takes_images_verifies(model_type: str, feature: str, tmp_path: Path) -> None:
+    subject = Subject.with_images(VLMS[model_type], tmp_path)
+    if subject.refusal([FEATURES[feature]]):
+        return
+    config = subject.with_features([FEATURES[feature]])
+    bundle = build_bundle(config, tmp_path / "bundle", new_runner(), use_cache=False).bundle
+    assert verify_bundle(bundle, VerifySettings(corners=True), new_runner()).passed
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "one", "other"), [(family, *pair) for family in VERIFIED for pair in PAIRS])
 def test_two_features_that_work_together_verify(family: str, one: str, other: str, tmp_path: Path) -> None:
     """Other families' pairs are tried as networks only."""
