@@ -214,13 +214,15 @@ def _held(array: Array) -> StoredArray:
 
 
 def _cast(name: str, stored: StoredArray, dtype: str) -> Array:
-    """Return an array in another type. Raises SourceError where numbers exceed its range."""
+    """Return an array in another type. Raises SourceError for numbers that are NaN, or exceed its range."""
     array = stored.read()
     with np.errstate(over="ignore"):  # it is an error below
         cast = array.astype(numpy_type(dtype), copy=False)
-    if dtype == "float16" and array.dtype.name != dtype and not np.isfinite(cast).all():
-        raise SourceError("numbers are NaN, or exceed the range of fp16", name, "export in bf16: `--precision bf16`")
-    return cast
+    if np.isfinite(cast).all():
+        return cast
+    if np.isfinite(array).all():
+        raise SourceError("numbers exceed the range of fp16", name, "export in bf16: `--precision bf16`")
+    raise SourceError("numbers are NaN or infinite", name, "take the weights from their origin again")
 
 
 def _write(ranks: Sequence[Arrays], folder: Path, context: JobContext) -> None:

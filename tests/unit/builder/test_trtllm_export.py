@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.decoders import model_of as case_model
@@ -218,16 +218,19 @@ def test_configs_that_have_no_form_are_refused(keys: Json, message: str, tmp_pat
     assert message in refused({"hf": str(saved("llama"))}, tmp_path, **keys)
 
 
-def test_numbers_beyond_fp16_are_refused(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (1e6, "numbers exceed the range of fp16\nfix: export in bf16: `--precision bf16`"),
+        (float("nan"), "numbers are NaN or infinite\nfix: take the weights from their origin again"),
+    ],
+)
+def test_numbers_that_the_type_does_not_hold_are_refused(number: float, message: str, tmp_path: Path) -> None:
     source = changed(tmp_path)
     state = {name: tensor.float() for name, tensor in load_file(tmp_path / "model.safetensors").items()}
-    state["model.norm.weight"][3] = 1e6
+    state["model.norm.weight"][3] = number
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert refused(source, tmp_path) == (
-        "transformer.ln_f.weight: numbers are NaN, or exceed the range of fp16\nfix: export in bf16: `--precision bf16`"
-    )
+    assert refused(source, tmp_path) == f"transformer.ln_f.weight: {message}"
 
 
 def test_an_earlier_checkpoint_is_replaced_and_anything_else_is_not(tmp_path: Path) -> None:
