@@ -45,7 +45,7 @@ GROUPS = {
     },
     "Deploy": {
         "deploy": "Deploy a bundle to a Triton model repository.",
-        "serve": "Serve a language model, or a model repository.",
+        "serve": "Serve language models, or a model repository.",
         "check": "Check that a server serves a bundle correctly.",
     },
     "Shell": {
