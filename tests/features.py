@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from tests.support import tiny_vlm
 from tests.support.decoder_cases import CASES
 from tests.support.decoders import model_of, rtx
 from tests.support.docs import DOCS
@@ -22,6 +23,7 @@ from tests.support.eagle3 import Head, fields_of, save_head
 from tests.support.engine_decoders import config_of
 from tests.support.medusa import save_random
 from trtkit.builder.decoders import open_decoder
+from trtkit.builder.vision_language import open_vision
 from trtkit.config.schema import ModelConfig
 from trtkit.errors import TrtkitError
 from trtkit.models.feed_forward import MoeSpec
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tests.support.decoder_case import Case
+    from tests.support.tiny_vlm import Vlm
+    from trtkit.models.spec import DecoderSpec
 
 PAGE = DOCS / "features.md"
 PAIRED = ("llama", "qwen3_moe", "deepseek_v3", "qwen3_next")
@@ -48,6 +52,15 @@ one rank ([Language models](llm.md)); pairs of `llama`, `qwen3_next` and `gemma2
 
 | column | feature | in a config |
 | --- | --- | --- |
+"""
+
+_IMAGES = """
+## With images
+
+The same features of models that take images, whose towers are engines of their own ([Vision-language
+models](vision-language.md)). With `vision.enabled: false`, their language models are those above. Those of `llava`,
+`qwen3_vl` and `gemma3` are also built and verified.
+
 """
 
 
@@ -97,16 +110,27 @@ FEATURES = {
 
 @dataclass(frozen=True)
 class Subject:
-    """A family's small model in a folder, with a draft head of each kind."""
+    """A small model in a folder, with a draft head of each kind."""
 
-    case: Case
     folder: Path
     config: ModelConfig
+    spec: DecoderSpec
 
     @classmethod
     def of(cls, case: Case, folder: Path) -> Subject:
-        config = config_of(case, folder)
-        spec = model_of(case).spec
+        """Return a decoder family's."""
+        return cls._with_heads(folder, config_of(case, folder), model_of(case).spec)
+
+    @classmethod
+    def with_images(cls, vlm: Vlm, folder: Path) -> Subject:
+        """Return a vision-language family's."""
+        limits = {"max_sequence_length": tiny_vlm.LENGTH, "max_prefill_length": tiny_vlm.MAX_PREFILL}
+        fields = {"source": {"hf": str(tiny_vlm.folder_of(vlm))}, "llm": {"max_batch_size": 3, **limits}}
+        config = ModelConfig.model_validate({**fields, "vision": {"max_images": 3}})
+        return cls._with_heads(folder, config, open_decoder(resolve(config)).spec)
+
+    @classmethod
+    def _with_heads(cls, folder: Path, config: ModelConfig, spec: DecoderSpec) -> Subject:
         sizes = spec.hidden_size, spec.vocab_size
         ids = list(range(len(spec.layers)))[-3:]
         heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "eagle_aux_hidden_state_layer_ids": ids}
@@ -114,12 +138,12 @@ class Subject:
         save_head(folder / "eagle3", Head(fields, layers=len(ids)))
         save_random(folder / "medusa", sizes, heads=4)
         (folder / "text.txt").write_text("Calibrate with these words. " * 20, encoding="utf-8")
-        return cls(case, folder, config)
+        return cls(folder, config, spec)
 
     @property
     def _expert_ranks(self) -> int:
         """Return the fewest ranks, from 2 on, that divide the experts."""
-        mixtures = (layer.feed_forward for layer in model_of(self.case).spec.layers)
+        mixtures = (layer.feed_forward for layer in self.spec.layers)
         count = max((mixture.num_experts for mixture in mixtures if isinstance(mixture, MoeSpec)), default=2)
         return next(ranks for ranks in range(2, count + 1) if count % ranks == 0)
 
@@ -154,7 +178,10 @@ class Subject:
     def _write(self, features: Iterable[Feature]) -> None:
         """Write the network. Raises TrtkitError, ValidationError."""
         config = self.with_features(features)
-        opened = open_decoder(resolve(config))
+        model = resolve(config)
+        if model.takes_images:
+            open_vision(model.config)
+        opened = open_decoder(model)
         if config.quantize is not None:
             choose(opened.spec, config.quantize)
             if config.quantize.kv_cache is not None:
@@ -195,13 +222,21 @@ def table(head: str, names: Iterable[str], rows: Iterable[tuple[str, list[str]]]
     return "\n".join(lines) + "\n"
 
 
-def _row(case: Case, refusals: Refusals) -> tuple[str, list[str]]:
+def first_vlms() -> dict[str, Vlm]:
+    """Return the first model of each vision-language family."""
+    vlms: dict[str, Vlm] = {}
+    for vlm in tiny_vlm.VLMS.values():
+        vlms.setdefault(vlm.model_type, vlm)
+    return dict(sorted(vlms.items()))
+
+
+def _row(model_type: str, refusals: Refusals, subject_in: Callable[[Path], Subject]) -> tuple[str, list[str]]:
     with TemporaryDirectory() as folder:
-        subject = Subject.of(case, Path(folder))
+        subject = subject_in(Path(folder))
         cells = [refusals.cell(subject.refusal([feature])) for feature in FEATURES.values()]
     model_of.cache_clear()
-    print(case.model_type, *cells, file=sys.stderr)
-    return f"`{case.model_type}`", cells
+    print(model_type, *cells, file=sys.stderr)
+    return f"`{model_type}`", cells
 
 
 def _pairs(case: Case, refusals: Refusals) -> str:
@@ -220,7 +255,10 @@ def main() -> None:
     """Try all families and features, and write the page."""
     refusals, cases = Refusals(), first_cases()
     page = _HEAD + "".join(f"| {name} | {each.title} | {each.setting} |\n" for name, each in FEATURES.items()) + "\n"
-    page += table("`model_type`", FEATURES, map(partial(_row, refusals=refusals), cases.values()))
+    rows = [_row(name, refusals, partial(Subject.of, case)) for name, case in cases.items()]
+    page += table("`model_type`", FEATURES, rows) + _IMAGES
+    rows = [_row(name, refusals, partial(Subject.with_images, vlm)) for name, vlm in first_vlms().items()]
+    page += table("`model_type`", FEATURES, rows)
     page += "\n## Two features at once\n"
     for name in PAIRED:
         page += f"\nOf `{name}`:\n\n" + _pairs(cases[name], refusals)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trtkit.benchmarking.request import Load, ServedModel
     from trtkit.benchmarking.timing import Rules
     from trtkit.benchmarking.variants import VariantComparison
+    from trtkit.builder.export import ExportFormat, ExportResult
     from trtkit.builder.presets import Preset
     from trtkit.builder.quantize import QuantizeResult
     from trtkit.deployment.triton.deploy import Deployment, Form
@@ -185,6 +186,27 @@ def quantize(
     config = load_config(model, **{**keys, **changes})
     scoring = ScoringRequest(sensitivity, budget, fallback)
     return quantize_model(config, None if out is None else Path(out), new_runner(on_event), scoring)
+
+
+def export(
+    model: Source,
+    to: ExportFormat,
+    out: str | Path | None = None,
+    *,
+    requantize: bool = False,
+    on_event: Listener = ignore,
+    **keys: object,
+) -> ExportResult:
+    """Write a language model as a checkpoint of another tool.
+
+    to: `tensorrt-llm`. out: `exported/NAME-TO` if None.
+    requantize: whether to round queries, keys and values in fp8 to one scale if theirs differ; they are refused if not.
+    Raises ConfigError, SourceError or another TrtkitError; `out` is then unchanged.
+    """
+    from trtkit.builder.export import export_model
+
+    path = None if out is None else Path(out)
+    return export_model(load_config(model, **keys), to, path, new_runner(on_event), requantize=requantize)
 
 
 def compare(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.features import FEATURES, PAGE, Subject, first_cases
+from tests.features import FEATURES, PAGE, Subject, first_cases, first_vlms
 from tests.selection import slow_unless
 from tests.support import tiny_llm
 from tests.support.decoder_cases import CASES
@@ -46,8 +46,29 @@ def test_a_family_has_the_features_that_the_page_names(family: str, tmp_path: Pa
     assert [refusal(cell) for cell in cells(family)] == [subject.refusal([each]) for each in FEATURES.values()]
 
 
+VLMS = first_vlms()
+
+
+@pytest.mark.parametrize("model_type", slow_unless(("llava", "gemma3", "qwen3_vl_moe").__contains__, list(VLMS)))
+def test_a_model_that_takes_images_has_the_features_that_the_page_names(model_type: str, tmp_path: Path) -> None:
+    subject = Subject.with_images(VLMS[model_type], tmp_path)
+    assert [refusal(cell) for cell in cells(model_type)] == [subject.refusal([each]) for each in FEATURES.values()]
+
+
 VERIFIED = ("llama", "qwen3_next", "gemma2")
 PAIRS = list(itertools.combinations(FEATURES, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("model_type", ["gemma3", "llava", "qwen3_vl"])
+def test_a_feature_of_a_model_that_takes_images_verifies(model_type: str, feature: str, tmp_path: Path) -> None:
+    subject = Subject.with_images(VLMS[model_type], tmp_path)
+    if subject.refusal([FEATURES[feature]]):
+        return
+    config = subject.with_features([FEATURES[feature]])
+    bundle = build_bundle(config, tmp_path / "bundle", new_runner(), use_cache=False).bundle
+    assert verify_bundle(bundle, VerifySettings(corners=True), new_runner()).passed
 
 
 @pytest.mark.slow

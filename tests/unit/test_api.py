@@ -61,7 +61,15 @@ def test_every_argument_is_explained(name: str) -> None:
 
 @pytest.mark.parametrize(
     "package",
-    ["verification.verify", "planning.plan", "builder.quantize", "deployment.triton.deploy", "builder.build", "api"],
+    [
+        "verification.verify",
+        "planning.plan",
+        "builder.quantize",
+        "builder.export",
+        "deployment.triton.deploy",
+        "builder.build",
+        "api",
+    ],
 )
 def test_packages_do_not_shadow_functions(package: str) -> None:
     importlib.import_module(f"trtkit.{package}")

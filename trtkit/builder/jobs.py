@@ -123,6 +123,28 @@ class FloatModel:
     digests: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class ExportRequest:
+    """A language model to write as a TensorRT-LLM checkpoint into the empty `folder`.
+
+    requantize: whether fp8 layers that are joined there may be rounded again to a common scale.
+    """
+
+    config: ModelConfig
+    folder: Path
+    requantize: bool = False
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A written checkpoint. kind: its `quant_algo`, or the type of all weights if it is not quantized."""
+
+    steps: tuple[Step, ...]
+    architecture: str
+    kind: str
+    ranks: int
+
+
 DIGEST = Job("trtkit.builder.digest:digest", ModelConfig, Digests, activity="reading the model")
 PREPARE = Job("trtkit.builder.prepare:prepare", PrepareRequest, Prepared, activity="reading the model")
 PREPARE_TOWER = Job("trtkit.builder.prepare:prepare_tower", PrepareTowerRequest, Prepared, activity="reading the model")
@@ -130,4 +152,5 @@ BUILD_STAGE = Job("trtkit.builder.stage_job:build_stage", StageRequest, StageRes
 LIST_KERNELS = Job("trtkit.builder.stage_job:list_kernels", StageRequest, StageKernels, uses_tensorrt=True)
 # It parses too, but only to explain what another job has refused: its own crash is not explained.
 DIAGNOSE = Job("trtkit.builder.diagnose:diagnose", DiagnoseRequest, type(None))
+EXPORT = Job("trtkit.builder.export_job:export", ExportRequest, Exported, activity="writing the checkpoint")
 QUANTIZE_VISION = Job("trtkit.builder.prepare:quantize_vision", QuantizeRequest, QuantizedVision)

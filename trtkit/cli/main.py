@@ -32,6 +32,7 @@ GROUPS = {
         "quantize": "Quantize a model's weights, activations and KV caches.",
         "build": "Build an engine bundle from a model or a config.",
         "verify": "Check a network's numerics without a GPU.",
+        "export": "Write a language model as a TensorRT-LLM checkpoint.",
         "plugins": "List custom ops, or check them against their references.",
     },
     "Run and measure": {
@@ -44,7 +45,7 @@ GROUPS = {
     },
     "Deploy": {
         "deploy": "Deploy a bundle to a Triton model repository.",
-        "serve": "Serve a language model, or a model repository.",
+        "serve": "Serve language models, or a model repository.",
         "check": "Check that a server serves a bundle correctly.",
     },
     "Shell": {

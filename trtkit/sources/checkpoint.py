@@ -40,6 +40,12 @@ class StoredArray:
         """The first of its parts that is an array of its own: all have one type."""
         return self.parts[0].first if self.parts else self
 
+    def matrix(self) -> QuantizedMatrix:
+        """Read a quantized matrix."""
+        array: object = self.read()
+        assert isinstance(array, QuantizedMatrix)
+        return array
+
     def part_with(self, axis: int, start: int, stop: int) -> tuple[StoredArray, int] | None:
         """Return the part that holds all of these rows or columns, and where it begins; None if no one part does."""
         first = 0

@@ -133,18 +133,20 @@ def open_trtllm(folder: Path) -> DecoderSource:
     """Open a TensorRT-LLM checkpoint: config.json and rank*.safetensors, ranks merged. It has no tokenizer.
 
     Layers that ModelOpt quantized stay so. Raises SourceError for missing files and architectures that are not
-    supported, ProblemsError for pipeline-parallel checkpoints and layers that cannot be read.
+    supported, ProblemsError for layers that cannot be read.
     """
     path = _config_file(folder, "give the folder that holds config.json and rank*.safetensors")
     config = read_json(path)
     trtllm_config.check_config(config, str(path))
-    files = [folder / f"rank{rank}.safetensors" for rank in range(trtllm_config.tensor_size(config))]
+    tensors, stages = trtllm_config.tensor_size(config), trtllm_config.pipeline_size(config)
+    files = [folder / f"rank{rank}.safetensors" for rank in range(tensors * stages)]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         listed = ", ".join(f"`{name}`" for name in missing)
         what = f"{len(missing)} of {len(files)} ranks are missing: {listed}"
         raise SourceError(what, str(folder), "copy the files of all ranks")
-    ranks = [read_safetensors(file) for file in files]
+    stored = [read_safetensors(file) for file in files]
+    ranks = [trtllm_weights.joined_stages(stored[rank::tensors], config, str(folder)) for rank in range(tensors)]
     kv_cache = cache_scales(ranks[0], config)
     weights = trtllm_weights.hf_weights([quantized_rank(rank, config) for rank in ranks], config, str(folder))
     check_rest(weights)

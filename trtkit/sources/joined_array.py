@@ -25,6 +25,21 @@ def take_rows(stored: StoredArray, start: int, count: int) -> StoredArray:
     return StoredArray(shape, lambda: stored.read()[wanted])
 
 
+def take_columns(stored: StoredArray, start: int, count: int) -> StoredArray:
+    """Return `count` neighbouring columns of a matrix. Raises SourceError, when read, for a part of a block."""
+    wanted, shape = range(start, start + count), (stored.shape[0], count)
+    if stored.is_quantized:
+        quantized: Callable[[], Array] = lambda: stored.read().column_range(wanted)  # type: ignore[attr-defined] # noqa: E731
+        return StoredArray(shape, quantized, is_quantized=True)
+    return StoredArray(shape, lambda: stored.read()[:, wanted.start : wanted.stop])
+
+
+def zero_rows(stored: StoredArray, count: int) -> StoredArray:
+    """Return `count` rows of zeros of an array's type and width."""
+    shape = (count, *stored.shape[1:])
+    return StoredArray(shape, lambda: np.zeros_like(stored.read()[:1], shape=shape))
+
+
 def take_listed(stored: StoredArray, rows: Array) -> StoredArray:
     """Return the listed rows of an array, in the order of the list."""
     shape = (len(rows), *stored.shape[1:])

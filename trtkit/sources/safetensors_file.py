@@ -20,7 +20,7 @@ from trtkit.files import json_fault, open_regular, read_text
 from trtkit.sources.checkpoint import StoredArray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from trtkit.arrays import Array
@@ -237,7 +237,7 @@ def _place(where: str, entry: Any, data_start: int) -> _ArraySpan:
         raise SourceError("the header's entry is damaged", where, _AGAIN)
     if type_name not in _TYPES:
         raise SourceError(f"type `{type_name}` is not known", where, f"known: {', '.join(_TYPES)}")
-    dtype = _numpy_type(_TYPES[type_name])
+    dtype = numpy_type(_TYPES[type_name])
     needed = math.prod(shape) * dtype.itemsize
     if end - begin != needed:
         what = f"{type_name} of shape {list(shape)} takes {needed} bytes, the header gives it {end - begin}"
@@ -255,7 +255,8 @@ def _check_ends(path: Path, spans: dict[str, _ArraySpan]) -> None:
         raise SourceError(f"{what}; {len(beyond)} tensors are cut off, the first is `{beyond[0]}`", str(path), _AGAIN)
 
 
-def _numpy_type(name: str) -> np.dtype[Any]:
+def numpy_type(name: str) -> np.dtype[Any]:
+    """Return NumPy's type of a name, or ml_dtypes'."""
     import ml_dtypes
 
     return np.dtype(getattr(ml_dtypes, name, None) or name)
@@ -266,3 +267,26 @@ def _view(memory: Array, span: _ArraySpan) -> Array:
     volume = math.prod(span.shape)
     view = np.frombuffer(memory, span.dtype, volume, span.offset) if volume else np.empty(0, span.dtype)
     return np.require(view, requirements="A").reshape(span.shape)
+
+
+def write_safetensors(path: Path, arrays: Mapping[str, StoredArray], report: Callable[[int], None]) -> None:
+    """Write arrays to a file, reading one after another. Each says its type; `report` gets the bytes written so far."""
+    types = {stored: name for name, stored in _TYPES.items()}
+    sizes = {name: math.prod(array.shape) * numpy_type(array.dtype).itemsize for name, array in arrays.items()}
+    # Wide types first, so that all are aligned, as the safetensors library does.
+    order = sorted(arrays, key=lambda name: (-numpy_type(arrays[name].dtype).itemsize, name))
+    header, end = {}, 0
+    for name in order:
+        span = [end, end := end + sizes[name]]
+        header[name] = {"dtype": types[arrays[name].dtype], "shape": list(arrays[name].shape), "data_offsets": span}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    done = 0
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+        for name in order:
+            array = arrays[name].read()
+            if (array.shape, array.dtype.name) != (arrays[name].shape, arrays[name].dtype):
+                raise AssertionError(f"{name}: {array.dtype} {array.shape}")
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            report(done := done + sizes[name])

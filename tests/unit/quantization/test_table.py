@@ -43,9 +43,11 @@ options, spec = QuantizeOptions(method="int4_toy"), decoder_spec(fields)
 check_options(options)
 choice, model = choose(spec, options), LlamaForCausalLM(LlamaConfig(**fields))
 matrices = quantize_int4(model, choice, int4.Rounding(choice.block), [[1, 2, 3]], lambda done, count: None)
+pages = runpy.run_path("docs/generate.py")
+PAGES = ("quantization", "quantization_vision", "quantization_hybrids")
 print(json.dumps({
     "help": CliRunner().invoke(command, ["--help"]).output.count("int4_toy"),
-    "docs": runpy.run_path("docs/generate.py")["quantization"]().count("`int4_toy`"),
+    "docs": sum(pages[name]().count("`int4_toy`") for name in PAGES),
     "types": sorted(options.types()),
     "bits": Bits(choice.block)("int4_toy"),
     "planned": dataclasses.asdict(by_options(spec, options).layers["layers.0.mlp.down"]),

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from trtkit.errors import QuantizeError
-from trtkit.quantized_matrix import unpack
 from trtkit.sources.huggingface.stacked_experts import memory_name
+from trtkit.sources.quantized.modelopt import paired_rows
 from trtkit.sources.safetensors_file import json_object
 from trtkit.version import __version__
 
@@ -61,8 +61,7 @@ class Extra:
         """Return int4 layers' tensors: codes packed by pairs of rows, as ModelOpt does; `weight_offset` is trtkit's."""
         tensors: dict[str, Any] = {}
         for module, matrix in self.matrices.items():
-            codes = unpack(matrix.codes)
-            tensors[f"{module}.weight"] = codes[0::2] | codes[1::2] << 4
+            tensors[f"{module}.weight"] = paired_rows(matrix.codes)
             tensors[f"{module}.weight_scale"] = matrix.scales
             if matrix.offsets is not None:
                 tensors[f"{module}.weight_offset"] = matrix.offsets

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix, pack
+from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix, pack, unpack
 from trtkit.sources.quantized.layers import Parts, block_scales, finite, layers, number, part, replaced, row_scales
 
 if TYPE_CHECKING:
@@ -90,6 +90,12 @@ def _inputs(parts: Parts, name: Format, algorithm: str) -> QuantizedInputs | Non
     if "input_scale" in parts:
         return QuantizedInputs(name, number(parts, "input_scale"))
     return QuantizedInputs(name, is_per_token=True) if "PER_TOKEN" in algorithm else None
+
+
+def paired_rows(codes: Array) -> Array:
+    """Return rows of pairs [out, in / 2] as pairs of rows [out / 2, in], as ModelOpt packs int4."""
+    halves = unpack(codes)
+    return np.asarray(halves[0::2] | halves[1::2] << 4)
 
 
 def _unpacked_rows(packed: Array) -> Array:

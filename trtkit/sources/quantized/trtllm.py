@@ -6,13 +6,19 @@ wrote for weight-only kernels is laid out for one GPU's kernel, and is refused.
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.quantized_matrix import KvQuantization, QuantizedMatrix, scales_of_pairs
 from trtkit.sources.checkpoint import StoredArray
 from trtkit.sources.quantized.layers import Parts, Stored, layers, number, replaced
-from trtkit.sources.quantized.modelopt import modelopt_matrix
+from trtkit.sources.quantized.modelopt import modelopt_matrix, paired_rows
+
+if TYPE_CHECKING:
+    from trtkit.arrays import Array
 
 ALGORITHMS = (
     "W8A16",
@@ -35,7 +41,7 @@ _NAMES = {
     "prequant_scaling_factor": "pre_quant_scale",
 }
 """ModelOpt's names of a layer's tensors by TensorRT-LLM's."""
-_KV_SCALE = re.compile(r"transformer\.layers\.(\d+)\.attention\.kv_cache_scaling_factor")
+_KV_SCALE = re.compile(r"transformer\.layers\.(\d+)\.attention\.(kv|k|v)_cache_scaling_factor")
 _KERNEL = ("per_channel_scale", "weights_scaling_factor_interleaved", "zero")
 
 
@@ -64,16 +70,95 @@ def _matrix(parts: Parts, algorithm: str) -> QuantizedMatrix:
 
 
 def cache_scales(stored: Stored, config: Mapping[str, Any]) -> KvQuantization | None:
-    """Return how caches are quantized: keys and values of a layer share a scale, 1 where fp8 has none.
+    """Return how caches are quantized: by the scale of a layer's keys, of its values or of both, 1 where fp8 has none.
 
     Raises SourceError for int8 caches without scales.
     """
     kind = (config.get("quantization") or {}).get("kv_cache_quant_algo")
     if kind is None:
         return None
-    names = {int(match[1]): name for name in stored if (match := _KV_SCALE.fullmatch(name))}
-    numbers = range(int(config["num_hidden_layers"]))
-    if kind == "INT8" and set(names) != set(numbers):
-        raise SourceError("scales of int8 caches are missing for some layers", fix="export the checkpoint again")
-    scales = tuple(number({"scale": stored[names[layer]]}, "scale") if layer in names else 1.0 for layer in numbers)
-    return KvQuantization("int8" if kind == "INT8" else "fp8", scales_of_pairs(scales, scales))
+    names = {(int(match[1]), match[2]): name for name in stored if (match := _KV_SCALE.fullmatch(name))}
+
+    def scale(layer: int, cache: str) -> float:
+        name = names.get((layer, cache), names.get((layer, "kv")))
+        if name is None and kind == "INT8":
+            raise SourceError("scales of int8 caches are missing for some layers", fix="export the checkpoint again")
+        return 1.0 if name is None else number({"scale": stored[name]}, "scale")
+
+    keys, values = ([scale(layer, cache) for layer in range(int(config["num_hidden_layers"]))] for cache in "kv")
+    return KvQuantization("int8" if kind == "INT8" else "fp8", scales_of_pairs(keys, values))
+
+
+_ROUNDED_LATER = "TensorRT-LLM has no tensors for int8 weights alone: it rounds the original weights when it builds"
+
+
+def algorithm_of(matrix: QuantizedMatrix) -> str:
+    """Return the `quant_algo` of a matrix. Raises SourceError if TensorRT-LLM's engines hold no such layer."""
+    inputs, fix = matrix.inputs, "quantize with int8_sq, int4_awq, fp8 or nvfp4"
+    if matrix.columns is not None or matrix.offsets is not None:
+        what = "zero points" if matrix.columns is None else "columns ordered by activation (act-order)"
+        raise SourceError(f"{what} are laid out for one GPU's kernel in these checkpoints", fix=fix)
+    if matrix.format == "int8" and inputs is None:
+        raise SourceError(_ROUNDED_LATER, fix="export the original model, and set `quant_algo` to `W8A16` there")
+    if inputs is not None and inputs.is_per_token:
+        raise SourceError("inputs scaled by token are laid out for one GPU's kernel in these checkpoints", fix=fix)
+    kind = (matrix.format, None if inputs is None else inputs.format, matrix.scales.ndim)
+    has_factors = matrix.input_factors is not None
+    if kind in (("int8", "int8", 0), ("int8", "int8", 1)):
+        return "W8A8_SQ_PER_CHANNEL"
+    if kind == ("int4", None, 2):
+        return "W4A16_AWQ"
+    if kind == ("fp8", "fp8", 0) and not has_factors:
+        return "FP8"
+    if kind == ("fp4", "fp4", 2) and not has_factors:
+        return "NVFP4"
+    scales = ("one scale", "a scale for each row", "scales for blocks")[matrix.scales.ndim]
+    rounded = "in 16 bits" if inputs is None else f"in {inputs.format}"
+    what = f"TensorRT-LLM has no layer of {matrix.format} weights with {scales} and inputs {rounded}"
+    raise SourceError(f"{what}{', multiplied by factors first' if has_factors else ''}", fix=fix)
+
+
+def quantized_tensors(matrix: QuantizedMatrix, dtype: np.dtype, *, has_factors: bool) -> "dict[str, Array]":
+    """Return a layer's tensors by what follows its name. dtype: of factors; those that a layer lacks are 1.
+
+    has_factors: whether the model's layers multiply their inputs by factors first.
+    """
+    scales = np.asarray(matrix.scales, np.float32)
+    tensors = {"weight": matrix.codes, "weight_scale": scales.reshape(-1)}
+    if matrix.format == "int8":
+        tensors["weight_scale"] = np.broadcast_to(scales, matrix.shape[:1])
+    elif matrix.format == "int4":
+        tensors |= {"weight": paired_rows(matrix.codes).view(np.int8), "weight_scale": scales}
+    elif matrix.format == "fp4":
+        tensors |= {"weight_scale": matrix.scales, "weight_scale_2": np.array(matrix.outer_scale, np.float32)}
+    if matrix.inputs is not None:
+        shape = () if matrix.format == "fp4" else (1,)
+        tensors["input_scale"] = np.full(shape, matrix.inputs.scale, np.float32)
+    if has_factors:
+        factors = np.ones(matrix.shape[1]) if matrix.input_factors is None else matrix.input_factors
+        tensors["pre_quant_scale"] = factors.astype(dtype)
+    names = {modelopt: name for name, modelopt in _NAMES.items()}
+    return {names[name]: np.require(array, requirements="C") for name, array in tensors.items()}
+
+
+def with_scale(matrix: QuantizedMatrix, scale: np.float32, input_scale: float) -> QuantizedMatrix:
+    """Return an fp8 matrix of one scale with another, its codes rounded again, and its inputs with another, too."""
+    assert matrix.inputs is not None
+    codes = (matrix.products() / scale).astype(matrix.codes.dtype)
+    inputs = replace(matrix.inputs, scale=input_scale)
+    return replace(matrix, codes=codes, scales=np.asarray(scale), inputs=inputs)
+
+
+def cache_tensors(caches: KvQuantization, layers: range) -> "dict[str, Array]":
+    """Return the scales of the caches of some layers, numbered from 0, by name: each, and the larger for both.
+
+    TensorRT-LLM takes the larger one.
+    """
+    tensors = {}
+    for index, layer in enumerate(layers):
+        scales = caches.scales[layer]
+        named = {"k": scales["key"], "v": scales["value"], "kv": max(scales.values())}
+        for cache, scale in named.items():
+            name = f"transformer.layers.{index}.attention.{cache}_cache_scaling_factor"
+            tensors[name] = np.array([scale], np.float32)
+    return tensors

@@ -89,8 +89,6 @@ def _experts(config: Fields, family: Family) -> Iterator[str]:
 
 
 def _ranks_apart(config: Fields, family: Family) -> Iterator[str]:
-    if pipeline_size(config) > 1:
-        yield f"`mapping.pp_size` is `{pipeline_size(config)}`: write the checkpoint with `pp_size` 1"
     if family.swapped is not None and tensor_size(config) > 1:
         yield f"`mapping.tp_size` is `{tensor_size(config)}`: write the checkpoint with `tp_size` 1"
     if family.model_type == "gpt_bigcode" and key_value_heads(config) != 1:

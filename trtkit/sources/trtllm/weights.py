@@ -1,4 +1,4 @@
-"""Merge the tensor-parallel ranks of a TensorRT-LLM checkpoint, experts included, into Hugging Face weights."""
+"""Merge the ranks of a TensorRT-LLM checkpoint, experts included, into Hugging Face weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.sources.checkpoint import StoredArray
-from trtkit.sources.joined_array import by_key_head, joined, take_listed, take_rows
+from trtkit.sources.joined_array import by_key_head, joined, take_listed, take_rows, zero_rows
 from trtkit.sources.trtllm.families import family_of
 from trtkit.sources.trtllm.fields import head_size, key_value_heads
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 _LAYER = re.compile(r"transformer\.layers\.(\d+)\.(.+)\.(weight|bias)")
-# The axis that ranks share out; norms, and biases of dense and proj, are the same in all of them.
-_SPLIT_AXIS = {
+_IN_LAYER = re.compile(r"transformer\.layers\.(\d+)\.")
+SPLIT_AXIS = {
     "lm_head.weight": 0,
     "lm_head.bias": 0,
     "mlp.fc.weight": 0,
@@ -34,7 +34,25 @@ _SPLIT_AXIS = {
     "attention.dense.weight": 1,
     "mlp.proj.weight": 1,
 }
+"""The axis that ranks share out; norms, and biases of dense and proj, are the same in all of them."""
 _POSITIONS = "transformer.position_embedding.weight"
+
+
+def joined_stages(stages: Ranks, config: Fields, where: str) -> Arrays:
+    """Return the tensors of all pipeline stages, each of which numbers its layers from 0. Raises SourceError."""
+    arrays: Arrays = {}
+    first = 0
+    for stage in stages:
+        numbers = {name: int(match[1]) for name in stage if (match := _IN_LAYER.match(name))}
+        for name, stored in stage.items():
+            number = numbers.get(name)
+            renamed = name if number is None else _IN_LAYER.sub(f"transformer.layers.{first + number}.", name)
+            arrays[renamed] = stored
+        first += max(numbers.values(), default=-1) + 1
+    if len(stages) > 1 and first != config["num_hidden_layers"]:
+        what = f"{len(stages)} stages hold {first} layers, `num_hidden_layers` is {config['num_hidden_layers']}"
+        raise SourceError(what, where, "copy config.json and all ranks again")
+    return arrays
 
 
 def hf_weights(ranks: Ranks, config: Fields, where: str) -> Arrays:
@@ -81,7 +99,7 @@ def _named(ranks: Ranks, config: Fields, family: Family, name: str) -> Arrays:
 
 def _merged(ranks: Ranks, config: Fields, name: str, local: str) -> StoredArray:
     """Return a layer's tensor of all ranks. Norms of single heads are shared out as these are."""
-    axis = _SPLIT_AXIS.get(local)
+    axis = SPLIT_AXIS.get(local)
     parts = [rank[name] for rank in ranks]
     if local.endswith("_layernorm.weight") and len(parts[0].shape) == 2:
         return joined(parts if "q_" in local else _distinct(parts, config), 0)
@@ -96,7 +114,7 @@ def _distinct(parts: Sequence[StoredArray], config: Fields) -> Sequence[StoredAr
 def _outside(ranks: Ranks, config: Fields, family: Family, name: str) -> StoredArray:
     """Return a tensor outside of layers. Embeddings may be split by either axis, or be whole in every rank."""
     parts = [rank[name] for rank in ranks]
-    axis = _SPLIT_AXIS.get(name)
+    axis = SPLIT_AXIS.get(name)
     if name.endswith("_embedding.weight"):
         axis = _embedding_axis(parts[0].shape, config, is_position="position" in name)
     stored = parts[0] if axis is None else joined(parts, axis)
@@ -110,9 +128,7 @@ def _outside(ranks: Ranks, config: Fields, family: Family, name: str) -> StoredA
 
 def _after_zeros(stored: StoredArray) -> StoredArray:
     """Return OPT's positions as transformers has them: after two that nothing reads, and that were dropped."""
-    shape = (2, stored.shape[1])
-    zeros = StoredArray(shape, lambda: np.zeros_like(stored.read()[:1], shape=shape))
-    return joined([zeros, stored], 0)
+    return joined([zero_rows(stored, 2), stored], 0)
 
 
 def _embedding_axis(shape: tuple[int, ...], config: Fields, is_position: bool) -> int | None:
@@ -137,11 +153,11 @@ def _qkv(ranks: Ranks, config: Fields, family: Family, name: str) -> Arrays:
         return dict(zip(family.qkv, parts, strict=True))
     stored = joined(parts, 0)
     if family.rows == "by key head":
-        stored = take_listed(stored, _order(stored.shape[0], config, name))
+        stored = take_listed(stored, key_head_order(stored.shape[0], config, name))
     return {family.qkv[0]: _restored(stored, family, "attention.qkv")}
 
 
-def _order(rows: int, config: Fields, name: str) -> np.ndarray:
+def key_head_order(rows: int, config: Fields, name: str) -> np.ndarray:
     """Return the rows [q | k | v] in the order of key heads."""
     heads, keys = config["num_attention_heads"], key_value_heads(config)
     if heads % keys or rows % (heads + 2 * keys):

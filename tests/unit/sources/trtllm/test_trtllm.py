@@ -198,7 +198,6 @@ def refused(folder: Path) -> str:
             "`quantization.quant_algo` is `W4A8_AWQ`: known: W8A16, W4A16, W4A16_AWQ, W8A8_SQ_PER_CHANNEL, FP8, ",
         ),
         ({"quantization": {"kv_cache_quant_algo": "NVFP4"}}, "`quantization.kv_cache_quant_algo` is `NVFP4`: known"),
-        ({"mapping": {"tp_size": 1, "pp_size": 2}}, "`mapping.pp_size` is `2`: write the checkpoint with `pp_size` 1"),
         ({"moe": {"num_experts": 8}}, "`moe.num_experts` is `8`"),
         ({"rotary_pct": 0.5}, "`rotary_pct` is `0.5`"),
         ({"embedding_multiplier": 12.0}, "`embedding_multiplier` is `12.0`"),
@@ -227,6 +226,13 @@ def test_missing_ranks_are_all_named(tmp_path: Path) -> None:
     assert refused(folder) == (
         f"{folder}: 2 of 4 ranks are missing: `rank1.safetensors`, `rank3.safetensors`"
         "\nfix: copy the files of all ranks"
+    )
+
+
+def test_stages_that_hold_other_layers_than_the_config_says_are_refused(tmp_path: Path) -> None:
+    folder = changed(tmp_path, mapping={"tp_size": 1, "pp_size": 2})
+    assert refused(folder) == (
+        f"{folder}: 2 stages hold 4 layers, `num_hidden_layers` is 2\nfix: copy config.json and all ranks again"
     )
 
 
