@@ -31,7 +31,7 @@ from trtkit.simulation.traffic import TrafficOptions, random_traffic
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array
-    from trtkit.simulation.recorder import ReplicaState
+    from trtkit.simulation.recorder import Passed
 
 STEP_S, CACHED_TOKEN_S, PROMPT_TOKEN_S = 0.008, 2e-7, 1e-4
 LENGTH, PAGE = 4096, 16
@@ -77,10 +77,10 @@ class _Steps(Record):
         super().__init__(traffic)
         self._bounds: list[tuple[float, float]] = []
 
-    def pass_time(self, state: ReplicaState, begin_s: float, end_s: float, steps: int) -> None:
-        super().pass_time(state, begin_s, end_s, steps)
-        if state.reading:
-            self._bounds.append((begin_s, end_s))
+    def pass_time(self, passed: Passed) -> None:
+        super().pass_time(passed)
+        if passed.reading:
+            self._bounds.append((passed.begin_s, passed.end_s))
 
     def step_ends(self, times_s: Array) -> Array:
         """Return the end of the step with prompts that each time is in; other times as they are."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trtkit.llm.execution import Call
     from trtkit.llm.execution.host_blocks import LocalBlocks
     from trtkit.llm.scheduler.batch import Chunk
-    from trtkit.simulation.recorder import ReplicaState
+    from trtkit.simulation.recorder import Passed
     from trtkit.simulation.requests import SimulatedRequest
 
 TIMES = MeasuredTimes(1.0, 0.125, 1 / 64, 0.5, 0.25, 1 / 128)
@@ -60,7 +60,7 @@ class Events:
     def drop(self, request: SimulatedRequest, now_s: float) -> None:
         self.list.append((now_s, "drop", request.number, 0, 0))
 
-    def pass_time(self, state: ReplicaState, begin_s: float, end_s: float, steps: int) -> None:
+    def pass_time(self, passed: Passed) -> None:
         pass
 
     def rounded(self) -> list[Event]:

@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.llm.scheduler.batch import Chunk
-    from trtkit.simulation.recorder import ReplicaState
+    from trtkit.simulation.recorder import Passed
     from trtkit.simulation.requests import SimulatedRequest, Traffic
 
 BINS = 120
@@ -33,7 +33,7 @@ class StepSums:
         self.most_running = 0
 
     def add(self, steps: Array) -> None:
-        """Add steps in order: [N, 9], a ReplicaState of each, when it began and ended, and how many were alike."""
+        """Add steps in order: [N, 9], the fields of a Passed."""
         rows, reading, waiting, cached, unread, reserved, begin_s, end_s, counts = steps.T
         seconds, running = end_s - begin_s, rows + reading
         self.busy_s = _sum(self.busy_s, seconds)
@@ -106,12 +106,10 @@ class Record:
         self.dropped += 1
         self.done += 1
 
-    def pass_time(self, state: ReplicaState, begin_s: float, end_s: float, steps: int) -> None:
+    def pass_time(self, passed: Passed) -> None:
         """Note what held meanwhile; see Recorder."""
-        passed = self._passed
-        passed += state
-        passed += (begin_s, end_s, steps)
-        if len(passed) >= _MOST_PASSED:
+        self._passed += passed
+        if len(self._passed) >= _MOST_PASSED:
             _ = self.steps
 
 

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from trtkit.simulation.requests import SimulatedRequest
 
 
-class ReplicaState(NamedTuple):
-    """A replica when steps begin. decoding, reading, waiting: requests. cached_tokens: of those that run.
+class Passed(NamedTuple):
+    """A replica while `steps` that are alike ran. decoding, reading, waiting: requests. cached_tokens: of those that ran.
 
-    unread_tokens: of prompts that have begun, those that are not computed yet. reserved_tokens: that its caches have
-    places for, on average until the steps end.
+    unread_tokens: of prompts that had begun, those that were not computed yet. reserved_tokens: that its caches had
+    places for, on average. All but these are as the steps began.
     """
 
     decoding: int
@@ -22,6 +22,9 @@ class ReplicaState(NamedTuple):
     cached_tokens: int
     unread_tokens: int
     reserved_tokens: int
+    begin_s: float
+    end_s: float
+    steps: int
 
 
 class Recorder(Protocol):
@@ -42,5 +45,5 @@ class Recorder(Protocol):
     def drop(self, request: SimulatedRequest, now_s: float) -> None:
         """A request's deadline passed before it began, or it fits no replica."""
 
-    def pass_time(self, state: ReplicaState, begin_s: float, end_s: float, steps: int) -> None:
+    def pass_time(self, passed: Passed) -> None:
         """Steps are over; what they change has not changed yet."""

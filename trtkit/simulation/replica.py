@@ -12,7 +12,7 @@ from trtkit.llm.scheduler.batch import Batch, PrefixMatched, SlotLeft, SlotMoved
 from trtkit.llm.scheduler.options import SchedulerOptions
 from trtkit.llm.scheduler.scheduler import Scheduler
 from trtkit.simulation.cache import Clock, SimulatedCache
-from trtkit.simulation.recorder import ReplicaState
+from trtkit.simulation.recorder import Passed
 from trtkit.simulation.times import decode_s, step_s, steps_before
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Replica:
         """End what runs, and begin what is next."""
         run, end_s = self._run, self.event_s
         assert run is not None
-        self._recorder.pass_time(self._state(run), run.started_s, end_s, run.steps)
+        self._recorder.pass_time(self._passed(run, end_s))
         prefill = run.batch.prefill
         self._clock.now_s = run.begin_s + run.decode_s if prefill else end_s
         if run.steps:
@@ -208,10 +208,12 @@ class Replica:
                 self._write_answer(change.slot, change.request)
                 self._recorder.begin(change.request, now_s, change.reused, change.restored)
                 self._unread.add(change.slot)
-            elif isinstance(change, SlotMoved) and change.target in self._requests:
-                self._write_answer(change.target, self._requests[change.target])
+            elif isinstance(change, SlotMoved):
                 if change.source in self._unread:
+                    self._unread.remove(change.source)
                     self._unread.add(change.target)
+                if change.target in self._requests:
+                    self._write_answer(change.target, self._requests[change.target])
             elif isinstance(change, PrefixMatched) and change.slot in self._requests:
                 self._recorder.match(self._requests[change.slot], change.reused)
         self.scheduler.changes.clear()
@@ -293,8 +295,8 @@ class Replica:
         first_s, last_s = step_s(run.lines, last - (noted - 1) * rows), step_s(run.lines, last)
         self.scheduler.costs.note_decoding(first_s, last_s, noted)
 
-    def _state(self, run: _Run) -> ReplicaState:
-        """Return what holds before a run's steps; of what is reserved, the mean of before and after."""
+    def _passed(self, run: _Run, end_s: float) -> Passed:
+        """Return what has held since a run's steps began; of what is reserved, the mean of before and after."""
         decode, cached, pages = run.batch.decode, self._slots.cached, self._cache.pages
         running, read, unread = len(self._requests), 0, 0
         for slot in self._unread:
@@ -305,8 +307,8 @@ class Replica:
             starts = cached[decode]
             more = pages.needed(decode, starts, starts + run.steps) if run.steps else 0
             reserved = (2 * int(np.add.reduce(pages.counts)) + more) * pages.page_tokens // 2
-        rows = decode.size
-        return ReplicaState(rows, running - rows, run.waiting, run.cached + read, unread, reserved)
+        rows, held = decode.size, run.cached + read
+        return Passed(rows, running - rows, run.waiting, held, unread, reserved, run.started_s, end_s, run.steps)
 
     def _steps_alike(self, run: _Run) -> int:
         """Return how many decode steps need no more pages than are free, and fill no blocks that would be saved."""

@@ -51,6 +51,7 @@ class State:
                 self.sampler.copy(change.source, change.target)
                 self.stops[change.target] = self.stops[change.source]
                 self.is_watched[change.target] = self.is_watched[change.source]
+                self.sampler.release(change.source)
         changes.clear()
 
     def fork(self, copies: Sequence[tuple[int, int]]) -> None:

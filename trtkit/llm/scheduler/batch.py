@@ -51,7 +51,7 @@ class PrefixMatched(NamedTuple):
 
 
 class SlotMoved(NamedTuple):
-    """A request goes on in another slot, a copy of its own."""
+    """A request goes on in another slot, a copy of its own, which it has left."""
 
     source: int
     target: int

@@ -252,10 +252,10 @@ class SequenceMemory:
         and what has changed in page tables.
         """
         transfers: tuple[Transfer, ...] = ()
-        if self.transfers:
+        if self.transfers:  # nothing else changes positions
             transfers = tuple(self.transfers)
             self.transfers.clear()
-        self.slots.follow()
+            self.slots.follow()
         return transfers, () if self.pages is None else tuple(self.pages.changes())
 
     def _take_slot(self, request: Schedulable) -> tuple[int, int]:

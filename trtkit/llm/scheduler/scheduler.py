@@ -440,7 +440,7 @@ class Scheduler(Generic[T]):
                 raise TokensInFlight
             self.memory.move(source, target)
             self.running.move(source, target)
-            self.changes += [SlotMoved(source, target), SlotLeft(source)]
+            self.changes.append(SlotMoved(source, target))
             self.memory.leave(source)
             place = int(decode.searchsorted(target))
             decode[place + 1 :] = decode[place:-1]
