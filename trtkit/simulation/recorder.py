@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Passed(NamedTuple):
-    """A replica while `steps` that are alike ran. decoding, reading, waiting: requests. cached_tokens: of those that ran.
+    """A replica while `steps` that are alike ran. decoding, reading, waiting: requests. cached_tokens: of who ran.
 
     unread_tokens: of prompts that had begun, those that were not computed yet. reserved_tokens: that its caches had
     places for, on average. All but these are as the steps began.

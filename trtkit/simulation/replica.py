@@ -11,6 +11,7 @@ import numpy as np
 from trtkit.llm.scheduler.batch import Batch, PrefixMatched, SlotLeft, SlotMoved, SlotTaken, idle_tokens, rows_between
 from trtkit.llm.scheduler.options import SchedulerOptions
 from trtkit.llm.scheduler.scheduler import Scheduler
+from trtkit.llm.sequences import ONE
 from trtkit.simulation.cache import Clock, SimulatedCache
 from trtkit.simulation.recorder import Passed
 from trtkit.simulation.times import decode_s, step_s, steps_before
@@ -29,25 +30,24 @@ _ANY = 1 << 60
 _NOTED_STEPS = 8
 """Of many that are alike; a running mean hardly knows those before them."""
 _NO_SLOTS: Ints = np.zeros(0, np.int64)
-_sum = np.add.reduce
 
 
 @dataclass(eq=False, slots=True)
 class _Run:
     """A batch that runs now, decode steps alone many times.
 
-    started_s: before copies. waiting: requests without a slot. lengths, ends: [R], tokens of the slots that decode,
-    before the run and when they are complete. cached: tokens of all of them. left: steps until the first is complete.
+    started_s: before copies. waiting: requests without a slot. lengths, lefts: [R], tokens of the slots that decode
+    before the run, and those that they have to generate. cached: tokens of all of them. left: the least of `lefts`.
     decode_s: what decoding takes. groups_s: what each call for prompts takes.
     """
 
     batch: Batch
     started_s: float
     begin_s: float
-    steps: int
-    waiting: int
     lengths: Ints
-    ends: Ints
+    lefts: Ints
+    waiting: int = 0
+    steps: int = 0
     cached: int = 0
     left: int = 0
     lines: tuple[Line, Line] = ((0.0, 0.0), (0.0, 0.0))
@@ -111,7 +111,7 @@ class Replica:
         self._arrived.append(request)
         self._unread_tokens += request.prompt_tokens
         if self._run is None:
-            self._run, self.event_s = _Run(Batch(_NO_SLOTS), now_s, now_s, 0, 0, _NO_SLOTS, _NO_SLOTS), now_s
+            self._run, self.event_s = _Run(Batch(_NO_SLOTS), now_s, now_s, _NO_SLOTS, _NO_SLOTS), now_s
         elif not self._run.batch.prefill and self._run.steps > 1:
             self._cut(self._run, now_s)
 
@@ -152,23 +152,19 @@ class Replica:
                 self._end(ended.request, now_s, is_late=True)
             self._run, self.event_s = None, math.inf
             return
-        queue, begin_s, rows = self.scheduler.queue, self._clock.now_s, 0
+        queue, lengths, rows = self.scheduler.queue, self._lengths[decode], 0
+        lefts = self._ends[decode] - lengths
+        run = self._run = _Run(batch, now_s, self._clock.now_s, lengths, lefts, len(queue))
         if decode.size:
             rows = rows_between(decode)  # with idle ones between those that decode
-            lengths, ends = self._lengths[decode], self._ends[decode]
-            lefts, lines = ends - lengths, self.options.times.decode_lines(rows)
-            left = lefts.item(lefts.argmin())
-            cached = int(_sum(lengths)) - decode.size  # all but the last token of each
-            run = _Run(batch, now_s, begin_s, 1, len(queue), lengths, ends, cached, left, lines)
-        else:
-            run = _Run(batch, now_s, begin_s, 0, len(queue), decode, decode)
-        self._run = run
+            run.steps, run.left, run.lines = 1, lefts.item(lefts.argmin()), self.options.times.decode_lines(rows)
+            run.cached = sum(lengths.tolist()) - decode.size  # all but the last token of each
         if batch.prefill:
             self._time_prompts(run, rows)
             return
         run.steps = self._steps_alike(run)
         run.decode_s = decode_s(run.lines, decode.size, run.cached, run.steps)
-        self.event_s = begin_s + run.decode_s
+        self.event_s = run.begin_s + run.decode_s
         if self.options.copies_in_background:
             self._cut_for_copies(run)
         if run.waiting:
@@ -235,14 +231,14 @@ class Replica:
         if steps > 1 and self._cache.pages is not None:  # the pages of the first are reserved
             self.scheduler.memory.reserve(slots, np.full(len(slots), steps))
         lengths = run.lengths + steps
-        self._lengths[slots], self._slots.cached[slots] = lengths, lengths - 1
+        self._lengths[slots], self._slots.cached[slots] = lengths, lengths - ONE
         if self._silent:
             first_s = run.decode_s if run.batch.prefill else step_s(run.lines, run.cached)
             for request in self._silent:
                 self._note_first_token(request, run.begin_s + first_s)
             self._silent = []
         if steps >= run.left:
-            for slot in slots[lengths >= run.ends].tolist():
+            for slot in slots[run.lefts <= steps].tolist():
                 self.scheduler.finish(slot, "length")
 
     def _end_group(self, group: Sequence[Chunk]) -> None:

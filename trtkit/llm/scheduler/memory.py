@@ -67,13 +67,7 @@ class SequenceMemory:
 
         is_alone: whether nobody else runs; if not, a few pages stay free for those that run.
         """
-        has_pages, prefetches = self._has_pages(request, is_alone=is_alone), self.prefixes.prefetches
-        if not has_pages and prefetches is not None and prefetches.give_way():
-            return self._has_pages(request, is_alone=is_alone)
-        return has_pages
-
-    def _has_pages(self, request: Schedulable, *, is_alone: bool) -> bool:
-        pages = self.pages
+        pages, prefetches = self.pages, self.prefixes.prefetches
         if pages is None:
             return True
         self.prefixes.register_running()
@@ -83,7 +77,9 @@ class SequenceMemory:
         known = request.prompt_tokens + len(request.generated)
         needed = -(-(known + 1) // pages.page_tokens) - len(matched)
         unused = int((pages.references[matched] == 0).sum())  # free pages that would not be free any longer
-        return self.make_free(needed + unused + (0 if is_alone else int(_SPARE_SHARE * pages.pages)))
+        if self.make_free(needed + unused + (0 if is_alone else int(_SPARE_SHARE * pages.pages))):
+            return True
+        return prefetches is not None and prefetches.give_way() and self.has_pages(request, is_alone=is_alone)
 
     def begin(self, request: Schedulable) -> tuple[int, int, int]:
         """Give a request a free slot, and pages for its known tokens.

@@ -68,8 +68,9 @@ class Running(Generic[T]):
 
     def remove(self, slot: int) -> T:
         """Forget what runs in a slot."""
-        self.groups.pop(slot, None)
-        self.ends[slot], self.is_beam[slot] = 0, False
+        if self.groups.pop(slot, None) is not None:
+            self.is_beam[slot] = False
+        self.ends[slot] = 0
         self.tenancies[slot] += 1
         return self.requests.pop(slot)
 

@@ -30,6 +30,7 @@ from trtkit.llm.scheduler.memory import SequenceMemory
 from trtkit.llm.scheduler.queue import RequestQueue, Service
 from trtkit.llm.scheduler.request import Ended, T
 from trtkit.llm.scheduler.running import BeamGroup, Running
+from trtkit.llm.sequences import ONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -206,7 +207,7 @@ class Scheduler(Generic[T]):
     def ready(self) -> Ints:
         """Return the slots, in order, whose last token alone is not in the cache, and that have more to generate."""
         lengths = self.slots.sequences.lengths
-        has_all = self.memory.prefixes.without_loading(self.slots.cached + 1 == lengths)
+        has_all = self.memory.prefixes.without_loading(self.slots.cached + ONE == lengths)
         ready: Ints = (has_all & (lengths < self.running.ends)).nonzero()[0]
         return ready
 
@@ -268,7 +269,7 @@ class Scheduler(Generic[T]):
         computing them, which is waited for.
         """
         lengths, slots = self.slots.sequences.lengths, self.slots
-        has_unread = slots.is_running & (slots.cached < lengths - 1)
+        has_unread = slots.is_running & (slots.cached + ONE < lengths)
         unread: Ints = self.memory.prefixes.without_loading(has_unread).nonzero()[0]
         budget = max(1, self._budget - decoding)
         chunks: list[Chunk] = []
@@ -346,8 +347,8 @@ class Scheduler(Generic[T]):
         if self.adapters is not None and request.adapter is not None:
             self.adapters.hold(request.adapter, self.running.adapters)
         slot, reused, restored = self.memory.begin(request)
-        end = min(request.prompt_tokens + request.max_new_tokens, self.options.max_length + 1)
-        end = min(end, self.memory.longest(request) + 1)
+        longest = min(self.options.max_length, self.memory.longest(request))
+        end = min(request.prompt_tokens + request.max_new_tokens, longest + 1)
         if request.slots == 1:
             self.running.add(slot, request, end)
         else:

@@ -122,7 +122,7 @@ class Slots:
     def leave(self, slot: int, reserve: int) -> None:
         """End a slot's sequence. What is cached stays, but for the `reserve` last places: idle rows write there."""
         self.is_running[slot] = False
-        self.cached[slot] = min(self.cached[slot], self.sequences.tokens.shape[1] - 1 - reserve)
+        self.cached[slot] = min(self.cached.item(slot), self.max_length - reserve)
         self.touch(slot)
 
     def oldest_ended(self, has_memory: Ints) -> int | None:
