@@ -208,9 +208,9 @@ class Replica:
                 if change.source in self._unread:
                     self._unread.remove(change.source)
                     self._unread.add(change.target)
-                if change.target in self._requests:
+                if change.target in self._requests:  # else it was preempted after the move
                     self._write_answer(change.target, self._requests[change.target])
-            elif isinstance(change, PrefixMatched) and change.slot in self._requests:
+            elif isinstance(change, PrefixMatched):
                 self._recorder.match(self._requests[change.slot], change.reused)
         self.scheduler.changes.clear()
         for slot in self._unread.intersection(batch.decode.tolist()) if self._unread else ():

@@ -121,6 +121,22 @@ def test_pages_that_run_out_cost_preemptions_and_lose_no_request(schedule: str, 
     assert record.steps.used <= record.steps.reserved
 
 
+def test_a_request_is_moved_to_another_slot_and_preempted_in_the_same_step() -> None:
+    """When four of six answers end, the last request moves next to the first, and one of a higher priority begins.
+
+    That one takes so many of the 16 pages that none is left for the first token after the move.
+    """
+    priorities = [SchedulingParams(priority) for priority in (1, 1, 1, 1, 1, 2, 0)]
+    arrivals, outputs = np.array([0.0] * 6 + [8.0]), np.array([30, 5, 5, 5, 5, 30, 5])
+    traffic = Traffic(arrivals, np.array([5, 2, 6, 4, 4, 4, 42]), outputs, (), priorities)
+    times, schedule = MeasuredTimes(1.0, prefill_call_s=1.0), ScheduleOptions("priority")
+    options = ReplicaOptions(times, 6, 64, 64, pages=16, page_tokens=4, schedule=schedule)
+    record = simulate(traffic, FleetOptions(options))
+    assert record.preemptions == 1
+    assert record.finished_s.argmax() == 5
+    assert np.isfinite(record.finished_s).all()
+
+
 def test_pages_are_counted_while_an_answer_grows() -> None:
     """One request, whose steps are simulated together: at most a page's places hold no token at any time."""
     record = serve(Traffic(np.zeros(1), np.array([100]), np.array([700])), pages=70)
