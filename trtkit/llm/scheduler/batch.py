@@ -191,7 +191,7 @@ def rows_between(decode: Ints) -> int:
 
 def are_scattered(slots: Ints) -> bool:
     """Whether fewer than half of the slots between the first and the last of sorted `slots` are among them."""
-    return 2 * len(slots) < slots.item(-1) - slots.item(0) + 1
+    return 2 * slots.size < rows_between(slots)
 
 
 def next_chunk(slots: Slots, slot: int, most: int) -> Chunk:

@@ -72,10 +72,17 @@ class Policy(Protocol):
         """Return the seconds of service after which a request moves to another level."""
 
 
-class _Unmeasured:
-    """A schedule by what requests say, not by what they use."""
+class Unmeasured:
+    """A schedule by what requests say, not by what they use: a level for each priority, or first come, first served."""
 
     starvation_s, measures, keeps_work = math.inf, False, False
+
+    def __init__(self, *, is_by_priority: bool) -> None:
+        self.is_by_priority = self.is_by_deadline = is_by_priority
+
+    def level(self, scheduling: SchedulingParams, prompt_tokens: int) -> int:  # noqa: ARG002
+        """Return the priority, or the only level."""
+        return scheduling.priority if self.is_by_priority else 0
 
     def charge(self, standings: Iterable[Standing], seconds: float, prompt_tokens: int) -> bool:  # noqa: ARG002
         """Return False: nothing depends on it."""
@@ -86,31 +93,11 @@ class _Unmeasured:
         return math.inf
 
 
-class FirstCome(_Unmeasured):
-    """First come, first served."""
-
-    is_by_deadline = False
-
-    def level(self, scheduling: SchedulingParams, prompt_tokens: int) -> int:  # noqa: ARG002
-        """Return the only level."""
-        return 0
-
-
-class ByPriority(_Unmeasured):
-    """A level for each priority."""
-
-    is_by_deadline = True
-
-    def level(self, scheduling: SchedulingParams, prompt_tokens: int) -> int:  # noqa: ARG002
-        """Return the priority."""
-        return scheduling.priority
-
-
 def make_policy(options: ScheduleOptions) -> Policy:
     """Return the schedule of a name."""
     if options.name == "mlfq":
         return FeedbackQueue(options)
-    return FirstCome() if options.name == "fcfs" else ByPriority()
+    return Unmeasured(is_by_priority=options.name == "priority")
 
 
 _MEMORY = 0.99  # share of what was measured that a step's measurement leaves

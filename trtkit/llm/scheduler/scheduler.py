@@ -431,7 +431,7 @@ class Scheduler(Generic[T]):
 
     def _gather(self, decode: Ints) -> Ints:
         """Move sequences that are far apart next to each other, where slots between are free; return their slots."""
-        while decode.size and are_scattered(decode) and not self.running.groups:
+        while are_scattered(decode) and not self.running.groups:
             source = int(decode[-1])
             first = int(decode[0])
             target = first + int(self.slots.is_running[first:source].argmin())  # the first that is free, if any is
