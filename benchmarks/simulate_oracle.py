@@ -21,7 +21,7 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.measure import RESULTS, write
-from trtkit.llm.scheduler import ScheduleOptions, batch, memory
+from trtkit.llm.scheduler import ScheduleOptions, memory, scheduler
 from trtkit.simulation.fleet import Fleet, FleetOptions
 from trtkit.simulation.record import Record
 from trtkit.simulation.replica_options import ReplicaOptions
@@ -104,7 +104,7 @@ def trtkit_times(case: Case, work: Traffic, *, packed: bool = False, aligned: bo
     with ExitStack() as stack:
         if aligned:
             stack.enter_context(patch.object(memory, "_SPARE_SHARE", 0.0))
-            stack.enter_context(patch.object(batch, "MOST_PADDING", 1.0))
+            stack.enter_context(patch.object(scheduler, "MOST_PADDING", 1.0))
         record = _simulate(work, FleetOptions(own))
     first_s, last_s = record.first_token_s, record.finished_s
     if aligned:

@@ -37,8 +37,8 @@ class _Run:
     """A batch that runs now, decode steps alone many times.
 
     started_s: before copies. waiting: requests without a slot. lengths, lefts: [R], tokens of the slots that decode
-    before the run, and those that they have to generate. cached: tokens of all of them. left: the least of `lefts`.
-    decode_s: what decoding takes. groups_s: what each call for prompts takes.
+    before the run, and those that they have yet to generate. cached: tokens of all of them. left: steps until the first
+    is complete. decode_s: what decoding takes. groups_s: what each call for prompts takes.
     """
 
     batch: Batch
