@@ -54,6 +54,25 @@ def draw(r: random.Random) -> Asked:
     return Asked(tuple(prompt), tuple(params.items()), r.choice((0, 0, 0, 1, 2)))
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("kind", [2, 4])
+def test_a_request_goes_on_as_before_next_to_another_s_slot(kind: int, overlap: bool) -> None:
+    """When the four of six slots between two others are free, the last sequence moves next to the first."""
+    r = random.Random(kind)
+    params = [{"max_tokens": most, "ignore_eos": True, **KINDS[kind](r)} for most in (14, 2, 2, 2, 2, 14)]
+    prompts = [tuple(r.randrange(3, 67) for _ in range(5)) for _ in params]
+    asked = [Asked(prompt, tuple(each.items()), 0) for prompt, each in zip(prompts, params, strict=True)]
+    tested = engine(6, overlap=overlap)
+    for number, each in enumerate(asked):
+        tested.submit(each.request(str(number)))
+    found, running = {}, list[list[int]]()
+    while tested.has_work:
+        found |= {finished.request.id: finished for finished in tested.step()}
+        running.append(tested.slots.is_running.nonzero()[0].tolist())
+    assert [0, 1] in running
+    assert [tuple(found[str(number)].token_ids) for number in range(6)] == [alone(each) for each in asked]
+
+
 @pytest.mark.parametrize(
     ("options", "seed"),
     [
