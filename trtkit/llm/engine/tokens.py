@@ -68,9 +68,8 @@ def _sampled(state: State, slots: Ints, logits: torch.Tensor, known: Ints | None
         return Sampled(known, {}, {})
     drawn, tokens = state.sampler.sample(logits[to_device(missing, logits.device)], slots[missing]), known.copy()
     tokens[missing] = drawn.tokens
-    logprobs, errors = (
-        {int(missing[row]): value for row, value in part.items()} for part in (drawn.logprobs, drawn.errors)
-    )
+    logprobs = {int(missing[row]): report for row, report in drawn.logprobs.items()}
+    errors = {int(missing[row]): error for row, error in drawn.errors.items()}
     return Sampled(tokens, logprobs, errors)
 
 
