@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import models, tiny_llm
+from tests.support.medusa import save_random
+from trtkit.builder import stage_job
+from trtkit.network.fusion import kernels_of
 from trtkit.report.fusion import layered
 
 if TYPE_CHECKING:
@@ -120,3 +123,40 @@ def test_what_does_not_go_together_is_refused(
     assert ran.code == 2
     assert not Path("p.html").exists()
     assert text in " ".join(ran.err.split())
+
+
+COPIES = {
+    "packed": ("logits: last", {"decode": False, "mixed": False}),
+    "packed, all logits": ("logits: all", {"decode": False, "mixed": True}),
+    "separate": ("batching: separate", {"decode": False, "prefill": True}),
+    "head": ("logits: all, speculator: head", {"decode": False, "mixed": False}),
+}
+"""Options, and whether keys and values are copied for each query head, by phase."""
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_which_steps_copy_keys_for_each_query_head(
+    name: str, workspace: Path, trtkit: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six query heads read two heads of keys. TensorRT names a kernel by what it does: it reshapes and replicates.
+
+    And all kernels run on one stream: decoders have no use for auxiliary ones.
+    """
+    options, expected = COPIES[name]
+    logs: list[str] = []
+    monkeypatch.setattr(stage_job, "kernels_of", lambda log: [logs.append(log), kernels_of(log)][1])
+    tiny_llm.save(workspace / "model", num_hidden_layers=1)
+    save_random(workspace / "head", (48, len(tiny_llm.tokenizer())), heads=2)
+    sizes = "max_batch_size: 4, max_sequence_length: 96, max_prefill_length: 16"
+    (workspace / "m.yaml").write_text(f"source: {{hf: model}}\nllm: {{{sizes}, {options}}}\n")
+    assert trtkit("build", "m.yaml", "-o", "b").code == 0
+    fusions = trtkit("inspect", "b", "--fusion", "--json").json()["fusions"]
+    copies = {
+        fusion["phase"]: any(
+            re.match(r"__myl_ReshRepl(ReshTran)?(Move)*_", kernel["name"]) for kernel in fusion["kernels"]
+        )
+        for fusion in fusions
+        if fusion["stage"] != "speculator"
+    }
+    assert copies == expected
+    assert {stream for log in logs for stream in re.findall(r", StreamId: (\d+)", log)} == {"0"}

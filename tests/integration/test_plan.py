@@ -398,6 +398,16 @@ def test_a_vlm_is_planned_for_by_its_language_model_and_says_so(workspace: Path,
         assert "the vision tower is not counted, the language model is" in plan["assumptions"]
 
 
+def test_tied_embeddings_next_to_an_engine_are_counted_twice(trtkit: Callable[..., Ran]) -> None:
+    """Qwen3 0.6B has 151,936 tokens of 1,024 numbers, which are its LM head too; Qwen3 8B has both apart."""
+    more = []
+    for name in ("qwen3-0.6b", "qwen3-8b"):
+        words = ("plan", name, "--gpu", "h100", "--json")
+        memory = [trtkit(*words, *own).json()["gpus"][0]["memory"] for own in ((), ("--set", "llm.inputs=embeds"))]
+        more.append(memory[1]["weights_bytes"] - memory[0]["weights_bytes"])
+    assert more == [2 * 151_936 * 1024, 0]
+
+
 def test_the_folder_of_a_vision_model_is_planned_for(workspace: Path, trtkit: Callable[..., Ran]) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     ViTForImageClassification(ViTConfig(image_size=32, patch_size=16, num_labels=10, **sizes)).save_pretrained("vit")

@@ -33,17 +33,21 @@ REFUSED = {"bloom", "mpt", "llama4_text"}
 REFUSED |= {"bamba", "falcon_h1", "granitemoehybrid", "kimi_linear", "lfm2", "mamba2", "nemotron_h"}
 REFUSED |= {"qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"}
 READING = [case for model_type, case in FAMILIES.items() if model_type not in REFUSED]
-KINDS = ("linear", "window", "paged")
+KINDS = ("linear", "window", "paged", "packed")
+FOLDED = {"llama", "gpt_oss", "deepseek_v3"}
+"""Heads that share keys are folded into rows of a packed network: groups of them, with sinks, all with a latent."""
 PROMPTS = ((5, 6, 7, 8, 9), tuple(range(20, 37)))
 # Of the second row, one guess fewer. Columns are in depth-first order.
 PARENTS = [[-1, 0, 1, 1, 0, 4, -1, 6, -1], [-1, -1, 1, 2, 3, 2, 1, -1, -1]]
 TOKENS = [[11, 12, 13, 14, 15, 16, 17, 18, 19], [21, 22, 23, 24, 25, 26, 27, 28, -1]]
 
 
-def decoder(case: Case, page_tokens: int | None, *, has_window: bool = False) -> ReferenceDecoder:
+def decoder(case: Case, kind: str) -> ReferenceDecoder:
+    page_tokens = PAGE_TOKENS if kind == "paged" else None
     options = DecoderOptions(
-        FP32, LENGTH, has_all_logits=True, has_tree=True, page_tokens=page_tokens, has_kv_window=has_window
+        FP32, LENGTH, has_all_logits=True, has_tree=True, page_tokens=page_tokens, has_kv_window=kind == "window"
     )
+    options = replace(options, is_packed=kind == "packed", gives_last_hidden=kind == "packed")
     model = model_of(case)
     sizes = model.spec.vocab_size, LENGTH, MAX_PREFILL
     graph = graph_of(model, options)
@@ -73,7 +77,8 @@ def cases() -> Iterator[ParameterSet]:
     for case in READING:
         own = next(turns) if is_kept(case) else None
         for kind in KINDS:
-            yield pytest.param(case.model_type, kind, marks=[] if kind == own else [pytest.mark.slow])
+            is_quick = kind == own or (kind == "packed" and case.model_type in FOLDED)
+            yield pytest.param(case.model_type, kind, marks=[] if is_quick else [pytest.mark.slow])
 
 
 def test_families_that_read_no_trees_are_refused() -> None:
@@ -85,7 +90,7 @@ def test_families_that_read_no_trees_are_refused() -> None:
 def test_each_branch_is_a_sequence(model_type: str, kind: str) -> None:
     case = FAMILIES[model_type]
     model = model_of(case)
-    tested = decoder(case, PAGE_TOKENS if kind == "paged" else None, has_window=kind == "window")
+    tested = decoder(case, kind)
     for slot, prompt in enumerate(PROMPTS):
         for start in range(0, len(prompt) - 1, MAX_PREFILL):
             ids = np.array([prompt[start : min(start + MAX_PREFILL, len(prompt) - 1)]])
@@ -113,7 +118,7 @@ def test_each_branch_is_a_sequence(model_type: str, kind: str) -> None:
 
 def test_a_network_for_trees_reads_chains() -> None:
     case = FAMILIES["llama"]
-    tested, ids = decoder(case, None), np.array([PROMPTS[0]])
+    tested, ids = decoder(case, "linear"), np.array([PROMPTS[0]])
     logits = tested.forward(Call(0, ids, np.zeros(1, np.int64), np.array([5])))
     assert relative_rms(logits[0], model_of(case).logits(torch.from_numpy(ids))[0]) < 1e-5
     tree = CallTree(np.arange(5)[None], np.full((1, 5), 5))

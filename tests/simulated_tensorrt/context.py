@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tests.simulated_tensorrt.aliases import fault_of_aliases, inputs_at_worst
 from tests.simulated_tensorrt.gpu import SimulatedGpu
+from trtkit.reference.ranks import GlooRank
 from trtkit.runtime.device import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 
 SCRATCH = "device memory"
+_FOREVER, _NEVER_S = timedelta(days=1), 1e5
 
 
 class SimulatedError(Exception):
@@ -145,7 +149,10 @@ class SimulatedContext:
         return True
 
     def set_communicator(self, communicator: object) -> bool:
-        """Take the communicator of the ranks, once; wait for the others to do the same."""
+        """Take the communicator of the ranks, once; wait for the others to do the same.
+
+        Ranks that are processes wait with the interpreter's lock held, as TensorRT's binding does.
+        """
         if self.communicator is not None:
             return self._refuse("setCommunicator: existing communicator must be null")
         if not self.engine.has_collectives:
@@ -155,7 +162,10 @@ class SimulatedContext:
             return self._refuse("setCommunicator: not a capsule of a communicator")
         if ranks.count != self.engine.network.ranks:
             return self._refuse(f"setCommunicator: {ranks.count} ranks; the engine has {self.engine.network.ranks}")
-        ranks.exchange(f"communicator of context {self.engine.contexts.index(self)}", torch.zeros(1))
+        if isinstance(ranks, GlooRank):
+            _meet_with_lock(ranks)
+        else:
+            ranks.exchange(f"communicator of context {self.engine.contexts.index(self)}", torch.zeros(1))
         self.communicator = ranks
         return True
 
@@ -382,3 +392,17 @@ def _overlap(ours: list[tuple[str, int, int]], theirs: list[tuple[str, int, int]
         if any(start < their_end and their_start < end for _, their_start, their_end in theirs):
             return name
     return ""
+
+
+def _meet_with_lock(ranks: GlooRank) -> None:
+    """Wait for the other ranks while no other thread of this process runs: none gets a turn, and waiting gives none."""
+    parts = [torch.zeros(1) for _ in range(ranks.count)]
+    work = ranks._group.allgather(parts, torch.zeros(1), _FOREVER)
+    interval_s, wait = sys.getswitchinterval(), ctypes.PyDLL(None).usleep
+    sys.setswitchinterval(_NEVER_S)
+    try:
+        while not work.is_completed():
+            wait(1000)
+    finally:
+        sys.setswitchinterval(interval_s)
+    work.wait()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trtkit.planning.question import PlanningQuestion
     from trtkit.planning.source import PlannedModel
     from trtkit.simulation.fleet import FleetOptions
-    from trtkit.simulation.machine import Caches
+    from trtkit.simulation.machine import Caches, Reads
     from trtkit.simulation.replica_options import ReplicaOptions
     from trtkit.simulation.report import Simulation
     from trtkit.simulation.requests import Traffic
@@ -185,9 +185,10 @@ def _planned(
     kv, own_page_tokens = _caches(model, question, options["kv"])
     page_tokens = options["page_tokens"] or own_page_tokens
     share, overhead_s = options["efficiency"], options["overhead_ms"] / 1e3
-    reads_whole = kv == "linear" and llm_options(model.config).kv_window != "used"
-    slots = _slots(model, options["slots"])
-    machine_options = MachineOptions(share, overhead_s, 1e9 * options["host_gb_per_s"], slots, reads_whole)
+    linear: Reads = "windows" if llm_options(model.config).kv_window == "used" else "slots"
+    reads: Reads = linear if kv == "linear" else "windows" if kv == "paged" else "tokens"
+    slots, host_bytes_per_s = _slots(model, options["slots"]), 1e9 * options["host_gb_per_s"]
+    machine_options = MachineOptions(share, overhead_s, host_bytes_per_s, slots, page_tokens, reads)
     machine = machine_of(question, gpu, machine_options, kv)
     pages = options["pages"] or machine.cache_tokens // page_tokens
     host_gib = _HOST_GIB if options["host_cache_gib"] is None else options["host_cache_gib"]
@@ -206,6 +207,7 @@ def _planned(
         is_packed=question.packed is not None,
         token_tile=TOKEN_TILE,
         copies_in_background=machine.gpus == 1,  # ranks wait for each other
+        windows=machine.windows,
     )
     holds = "each with room for the longest" if kv == "linear" else f"{pages} pages of {page_tokens} tokens"
     hardware = gpu.name if machine.gpus == 1 else f"{machine.gpus} {gpu.name}"

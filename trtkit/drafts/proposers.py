@@ -114,9 +114,11 @@ class ChainProposer(DraftHeadProposer):
                 states = hidden[to_device(run, hidden.device), : int(read[run].max())]
                 self._read(sequences, (slots[run], call.starts[run], read[run]), states)
         left = counts - read
-        for row in left.nonzero()[0].tolist():
-            first, stop = int(read[row]), int(counts[row])
-            self._hidden[int(slots[row]), : stop - first] = hidden[row, first:stop]
+        columns = np.arange(int(left.sum())) - (np.cumsum(left) - left).repeat(left)
+        row, target = np.arange(len(slots)).repeat(left), slots.repeat(left)
+        if row.size:
+            of, column, source, slot = to_device(np.stack([row, columns, columns + read[row], target]), hidden.device)
+            self._hidden[slot, column] = hidden[of, source]
         rows = counts > 0
         self._starts[slots[rows]], self._counts[slots[rows]] = (call.starts + read)[rows], left[rows]
         self._versions[slots[rows]] = sequences.versions[slots[rows]]
@@ -142,13 +144,16 @@ class ChainProposer(DraftHeadProposer):
         hidden = self._hidden[to_device(active, self._hidden.device), :size]
         logits = self._read(self._guesses.sequences, waiting, hidden, is_step=True)
         tree = self.tree(len(active), most)
-        tree.grow(logits, self._guesses.draw(logits, active))
+        drawn = self._guesses.draw(logits, active)
+        tree.grow(logits, drawn)
         ones = np.ones(len(active), np.int64)
         for index in range(1, most):
+            self._guesses.feed(drawn, active)
             hidden = self._of(active, self._speculator.next_hidden)
             place = active, lengths[waits] - 2 + index, ones
             logits = self._read(self._guesses.sequences, place, hidden[:, None], is_step=True)
-            tree.grow(logits, self._guesses.draw(logits, active))
+            drawn = self._guesses.draw(logits, active)
+            tree.grow(logits, drawn)
         self._counts[active] = 0
         return tree.drafts().of_rows(rows, len(slots))
 

@@ -314,12 +314,19 @@ class RowInputs:
         columns = unsqueeze(columns - share.index * size if share.index else columns, 0)
         return index_of_tokens(entries(table, 1, pages), columns, heads, size)
 
+    @property
+    def _has_guesses(self) -> bool:
+        """Whether they are rows that decode in a packed call, most of them with guesses of a draft head."""
+        has_head = self._options.fusion is not None or self._options.gives_last_hidden
+        return has_head and isinstance(self._inputs.rows, DecodingRows)
+
     def _fold(self, attention: AttentionSpec) -> int:
         """Return how many heads that share keys attend one after the other, as rows of one head.
 
-        Otherwise keys and values of prompts would be copied for each of them; tokens that decode are few.
+        Otherwise keys and values would be copied for each of them, unless TensorRT knows that rows have one token: then
+        it reads them where they are, by a kernel that takes no folded heads. Rows with guesses have more as a rule.
         """
-        if not self._prefix or attention.has_alibi or attention.relative is not None:
+        if not (self._prefix or self._has_guesses) or attention.has_alibi or attention.relative is not None:
             return 1
         if attention.latent is not None:
             return 1 if self._options.expands_latent else attention.attending_heads
@@ -346,7 +353,8 @@ class RowInputs:
             else:
                 places, branches = self._tree(self._inputs.branch_ends)
                 keys = self._key_positions(places)
-                mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, places + 1) & branches
+                ends = concat([places + 1] * fold, 1)
+                mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, ends) & concat([branches] * fold, 2)
             mask = mask if chunk is None else mask & chunk_mask(ids, keys, chunk)
             if alibi is not None:
                 slopes = alibi_slopes(heads)[share.of(heads)] * attention.alibi_scale

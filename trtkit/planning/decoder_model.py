@@ -10,8 +10,7 @@ from trtkit.dtypes import DTYPES
 from trtkit.errors import PlanError
 from trtkit.models.feed_forward import MoeSpec
 from trtkit.models.weights import model_weights
-from trtkit.network.input_spec import kv_window
-from trtkit.planning.paged import whole_pages
+from trtkit.planning.paged import read_window, whole_pages
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantized_model import describe
 
@@ -82,8 +81,7 @@ class Workload:
         """Return how many of them it reads where it reads those in use."""
         if self.page_tokens and not self.copies_pages:
             return tokens
-        window = kv_window(tokens, self.slot_length)
-        return whole_pages(window, self.page_tokens) * self.page_tokens if self.page_tokens else window
+        return read_window(tokens, self.slot_length, self.page_tokens)
 
 
 @dataclass(frozen=True)

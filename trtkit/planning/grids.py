@@ -54,7 +54,7 @@ def own_share(question: PlanningQuestion) -> GridShare:
 
 def footprint_on(question: PlanningQuestion, share: GridShare) -> Footprint:
     """Return what the model keeps on one GPU of a grid."""
-    model, sizes = question.model, (share.weight_bytes, share.kv_per_token)
+    model, sizes = question.model, (share.weight_bytes + question.table_bytes, share.kv_per_token)
     adapters = adapter_bytes(question.spec, question.lora, model.dtype, rank_spec(question.spec, share.grid, 0))
     chunk = question.work.chunk
     footprint = Footprint(share.counts, *sizes, chunk, model.vocab_size, model.keeps_new, share.state_bytes)

@@ -104,7 +104,7 @@ def cost_per_million(price_per_hour: float | None, per_second: float) -> float |
 def footprint_of(question: PlanningQuestion, counts: NetworkCounts) -> Footprint:
     """Return what the model keeps on one GPU."""
     model = question.model
-    sizes = model.weight_bytes, model.kv_bytes_per_token
+    sizes = model.weight_bytes + question.table_bytes, model.kv_bytes_per_token
     footprint = Footprint(counts, *sizes, question.work.chunk, model.vocab_size, model.keeps_new, model.state_bytes)
     head, per_token = model.head_bytes, model.head_kv_bytes_per_token
     footprint = replace(footprint, head=head, head_per_token=per_token, packed=question.packed)
@@ -127,9 +127,8 @@ def _in_format(question: PlanningQuestion, gpu: PlannedGpu, form: Format) -> For
     saved = quantized_bytes(question.counts, model.dtype, form.weight_bits)
     kv = model.kv_bytes_per_token * (form.kv_bits or model.dtype.bits) // model.dtype.bits
     keeps_new = form.kv_bits is not None or model.keeps_new
-    weights = model.weight_bytes - saved
     whole = footprint_of(question, counts)
-    footprint = replace(whole, weights=weights, kv_per_token=kv, keeps_new=keeps_new)
+    footprint = replace(whole, weights=whole.weights - saved, kv_per_token=kv, keeps_new=keeps_new)
     return FormatPlan(
         name=form.name,
         weight_bytes=footprint.weights,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trtkit.builder.decoders import llm_options, network_options
 from trtkit.builder.plugins import reads_pages_in_place
 from trtkit.models.attention import AttentionSpec
+from trtkit.network.input_spec import kv_window
 from trtkit.network.paged_layers import layers_in_place
 from trtkit.quantized_matrix import KvQuantization
 from trtkit.resolve import resolve
@@ -34,6 +35,15 @@ class CopiedPages:
 def whole_pages(tokens: int, page_tokens: int) -> int:
     """Return how many pages a sequence of `tokens` tokens takes."""
     return -(-tokens // page_tokens)
+
+
+def read_window(tokens: int, length: int, page_tokens: int) -> int:
+    """Return how many cached tokens of each sequence a call copies if the longest has `tokens`: a power of two.
+
+    length: that a slot has room for. page_tokens: of pages, of which whole ones are copied; 0 if caches are linear.
+    """
+    window = kv_window(tokens, length)
+    return whole_pages(window, page_tokens) * page_tokens if page_tokens else window
 
 
 def copied_pages(

@@ -120,7 +120,9 @@ def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
             raise ConfigError(f"the config does not fit {planned.where}", problems)
     counts = _count(planned, quantized, work.length, runner)
     room = packed_room(options, model) if is_packed(planned.config) else None
-    return PlanningQuestion(model, counts, work, spec, grid, options.lora, room, host=request.host)
+    is_twice = planned.takes_vectors and spec.head.is_tied and grid == SINGLE  # in the engine, and next to it
+    table = dtype.size_bytes(model.vocab_size * model.hidden_size) if is_twice else 0
+    return PlanningQuestion(model, counts, work, spec, grid, options.lora, room, host=request.host, table_bytes=table)
 
 
 def packed_room(options: LlmOptions, model: DecoderModel) -> PackedRoom:

@@ -41,7 +41,8 @@ class PlanningQuestion:
 
     grid: the ranks of its config. lora: its adapters. packed: the room of a call that decoding and prompts share; None
     if they have a call each. plain: counts without the copies of windows, if `counts` has those. host: what stages in
-    turn are offloaded to; None if that is not planned.
+    turn are offloaded to; None if that is not planned. table_bytes: of embeddings that lie next to an engine which has
+    a copy as its head.
     """
 
     model: DecoderModel
@@ -53,6 +54,7 @@ class PlanningQuestion:
     packed: PackedRoom | None = None
     plain: NetworkCounts | None = None
     host: Host | None = None
+    table_bytes: int = 0
 
     def reading(self, window: str) -> NetworkCounts:
         """Return the counts of an engine whose attention reads what `llm.kv_window` says.

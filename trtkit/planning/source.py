@@ -61,6 +61,11 @@ class PlannedModel:
     bundle: Bundle | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def takes_vectors(self) -> bool:
+        """Whether its embeddings lie next to its engine, as those of vision-language models do."""
+        return self.notes == _TOWER or llm_options(self.config).inputs == "embeds"
+
 
 def find_model(path: str, overrides: Sequence[str | Override] = (), target: str | None = None) -> PlannedModel:
     """Return the model that `path` names. Weights are not read, and need not be there for an LLM.

@@ -11,6 +11,7 @@ from trtkit.models.parallel import SINGLE
 from trtkit.planning.grids import footprint_on, link_seconds, own_share, passed_s
 from trtkit.planning.paged import page_copies
 from trtkit.planning.roofline import floor, mixed_floor
+from trtkit.simulation.replica_options import ReadWindows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 Caches = Literal["linear", "paged", "paged-in-place"]
 """Slots; pages that a step copies next to each other, as trtkit's networks do; pages that it reads where they lie."""
+Reads = Literal["tokens", "windows", "slots"]
+"""The tokens in use, wherever they are; a power of two of them, which a step copies; whole slots, in use or not."""
+_READS = 3  # of a copied token: it is read, written and read again
 _MOST_SLOTS = 256
 """Sequences at once where pages would hold more."""
 
@@ -105,21 +109,23 @@ class MachineOptions:
     """efficiency: the share of a GPU's published rates that steps reach. overhead_s: of each call, besides.
 
     host_bytes_per_s: of copies between device and host. slots: sequences at once; as many as fit if None.
-    reads_whole_slots: whether attention reads a slot whatever is in use of it, as that of linear caches does.
+    page_tokens: of pages. reads: what attention reads of caches.
     """
 
     efficiency: float = 1.0
     overhead_s: float = 0.0
     host_bytes_per_s: float = 50e9
     slots: int | None = None
-    reads_whole_slots: bool = False
+    page_tokens: int = 0
+    reads: Reads = "tokens"
 
 
 @dataclass(frozen=True)
 class Machine:
     """GPUs that run a model. slots: sequences at once. token_bytes: of a token's cache on all GPUs.
 
-    cache_tokens: what the memory of a GPU holds next to everything else, copies of pages among it.
+    cache_tokens: what the memory of a GPU holds next to everything else, copies of pages among it. windows: what steps
+    copy before they read it; None if they copy nothing, or the tokens in use.
     """
 
     times: RooflineTimes
@@ -128,6 +134,7 @@ class Machine:
     cache_tokens: int
     token_bytes: int
     gpus: int
+    windows: ReadWindows | None = None
 
 
 def machine_of(question: PlanningQuestion, gpu: PlannedGpu, options: MachineOptions, caches: Caches) -> Machine:
@@ -137,8 +144,8 @@ def machine_of(question: PlanningQuestion, gpu: PlannedGpu, options: MachineOpti
     if not all(gpu.takes(name) for name in (model.dtype.name, *model.types)):
         raise SimulationError(f"{gpu.name} does not take {model.dtype.name}", "--gpu", "choose another GPU")
     share = own_share(question)
-    if caches == "paged":
-        share = replace(share, counts=share.counts.with_gathered_pages(page_copies(question.spec)))
+    if caches == "paged" or (caches == "linear" and options.reads == "windows"):
+        share = replace(share, counts=_copying(share.counts, question, caches))
     footprint = footprint_on(question, share)
     fitting = footprint.largest_batch(work.slot_length, gpu.memory_bytes)
     if not fitting:
@@ -165,10 +172,21 @@ def machine_of(question: PlanningQuestion, gpu: PlannedGpu, options: MachineOpti
         options.overhead_s,
         token_bytes / options.host_bytes_per_s,  # all ranks copy at the same time
         share.grid.pipeline,
-        work.slot_length if options.reads_whole_slots else None,
+        work.slot_length if options.reads == "slots" else None,
         no_links if question.grid == SINGLE else partial(_links_s, question, gpu, share),
     )
-    return Machine(times, slots, work.slot_length, cache_tokens, model.kv_bytes_per_token, question.grid.ranks)
+    windows = None
+    if options.reads == "windows":  # recurrent states lie in slots, whose rows share a call
+        has_groups = is_paged and not model.state_bytes
+        call_tokens = footprint.weights // (_READS * token_bytes) if has_groups else None
+        windows = ReadWindows(work.slot_length, options.page_tokens if is_paged else 0, call_tokens)
+    return Machine(times, slots, work.slot_length, cache_tokens, model.kv_bytes_per_token, question.grid.ranks, windows)
+
+
+def _copying(counts: NetworkCounts, question: PlanningQuestion, caches: Caches) -> NetworkCounts:
+    """Return the counts of a network that copies pages, or windows of slots, before it reads them."""
+    copies = page_copies(question.spec)
+    return counts.with_gathered_pages(copies) if caches == "paged" else counts.with_copied_windows(copies)
 
 
 def check_grid_is_simulated(grid: Grid, gpu: PlannedGpu) -> None:

@@ -157,7 +157,7 @@ class Replica:
         run = self._run = _Run(batch, now_s, self._clock.now_s, lengths, lefts, len(queue))
         if decode.size:
             rows = rows_between(decode)  # with idle ones between those that decode
-            run.steps, run.left, run.lines = 1, lefts.item(lefts.argmin()), self.options.times.decode_lines(rows)
+            run.steps, run.left, run.lines = 1, lefts.item(lefts.argmin()), self._lines(lengths, rows)
             run.cached = sum(lengths.tolist()) - decode.size  # all but the last token of each
         if batch.prefill:
             self._time_prompts(run, rows)
@@ -188,12 +188,31 @@ class Replica:
         batch = run.batch
         if self.options.is_packed:
             first, *others = batch.prefill
-            run.decode_s = self._mixed_s(rows, run.cached, first)
+            run.decode_s = self._mixed_s(rows, self._read(run.lengths, rows, run.cached), first)
             run.groups_s = [0.0, *(self._mixed_s(0, 0, group) for group in others)]
         else:
             run.decode_s = step_s(run.lines, run.cached)
             run.groups_s = [self._group_s(group) for group in batch.prefill]
         self.event_s = run.begin_s + run.decode_s + sum(run.groups_s)
+
+    def _lines(self, lengths: Ints, rows: int) -> tuple[Line, Line]:
+        """Return the lines of a decode step of `rows`, idle ones included: level ones if it reads windows.
+
+        lengths: [R], of the sequences, with their new tokens.
+        """
+        times, windows = self.options.times, self.options.windows
+        if windows is None:
+            return times.decode_lines(rows)
+        calls = windows.calls(lengths)
+        if len(calls) == 1:  # idle rows between those that decode read as many
+            calls = [(rows, calls[0][1])]
+        seconds = sum(step_s(times.decode_lines(count), count * (window - 1)) for count, window in calls)
+        return (seconds, 0.0), (seconds, 0.0)
+
+    def _read(self, lengths: Ints, rows: int, cached: int) -> int:
+        """Return how many cached tokens `rows` read next to prompts, which have one window for all of them."""
+        windows = self.options.windows
+        return cached if windows is None or not rows else rows * (windows.of(int(lengths.max())) - 1)
 
     def _apply_changes(self, batch: Batch, now_s: float) -> None:
         """Record who has got a slot; their answers are known already. Some may have lost it again."""
@@ -273,14 +292,16 @@ class Replica:
 
     def _group_s(self, group: Sequence[Chunk]) -> float:
         """Return the seconds of a call for pieces of prompts, padded as the engine pads them."""
-        if len(group) == 1:
-            return self.options.times.prefill_s(1, group[0].count, group[0].start + group[0].count)
         tokens, length = max(chunk.count for chunk in group), max(chunk.start + chunk.count for chunk in group)
-        return self.options.times.prefill_s(len(group), tokens, length)
+        windows = self.options.windows
+        return self.options.times.prefill_s(len(group), tokens, length if windows is None else windows.of(length))
 
     def _mixed_s(self, rows: int, cached: int, group: Sequence[Chunk]) -> float:
         """Return the seconds of a packed call, in which `rows` decode."""
         pieces = [(chunk.count, chunk.start + chunk.count) for chunk in group]
+        if self.options.windows is not None:
+            longest = self.options.windows.of(max(length for _, length in pieces))
+            pieces = [(new, longest) for new, _ in pieces]
         idle = idle_tokens(rows, sum(chunk.count for chunk in group), self.options.token_tile)
         return self.options.times.mixed_s(rows, cached, pieces, idle)
 
@@ -309,6 +330,8 @@ class Replica:
     def _steps_alike(self, run: _Run) -> int:
         """Return how many decode steps need no more pages than are free, and fill no blocks that would be saved."""
         steps, decode = 1 if run.batch.preempted else run.left, run.batch.decode
+        if self.options.windows is not None:
+            steps = min(steps, self.options.windows.steps_alike(run.lengths))
         if self._cache.pages is not None:
             steps = max(1, self.scheduler.memory.steps_that_fit(decode, steps))
         return min(steps, self._host.next_save(decode)[1]) if self.options.copies_in_background else steps

@@ -5,11 +5,48 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from trtkit.llm.cache.page_groups import like_lengths
 from trtkit.llm.scheduler import DEFAULT_SCHEDULE
+from trtkit.network.input_spec import kv_window
+from trtkit.planning.paged import read_window
 
 if TYPE_CHECKING:
     from trtkit.llm.scheduler import ScheduleOptions
+    from trtkit.llm.sequences import Ints
     from trtkit.simulation.times import StepTimes
+
+
+@dataclass(frozen=True)
+class ReadWindows:
+    """Cached tokens that steps copy, then read: of each sequence of a call as many as the longest needs.
+
+    slot_tokens: of the longest sequence. page_tokens: of pages; 0 for windows of linear caches, of which a step has one
+    for all. call_tokens: copied tokens that take as long as the weights which a further call reads; None if all
+    sequences share a call.
+    """
+
+    slot_tokens: int
+    page_tokens: int = 0
+    call_tokens: int | None = None
+
+    def of(self, tokens: int) -> int:
+        """Return how many a sequence of `tokens` tokens has read if it is the longest of its call."""
+        return read_window(tokens, self.slot_tokens, self.page_tokens)
+
+    def calls(self, lengths: Ints) -> list[tuple[int, int]]:
+        """Return the rows of each call of a decode step, and what each has read. lengths: [R], with new tokens."""
+        groups = None if self.call_tokens is None else like_lengths(lengths, self.call_tokens)
+        if groups is None:
+            return [(len(lengths), self.of(int(lengths.max())))]
+        parts = (lengths[groups == group] for group in np.unique(groups))
+        return [(len(part), self.of(int(part.max()))) for part in parts]
+
+    def steps_alike(self, lengths: Ints) -> int:
+        """Return how many steps pass before a sequence outgrows its power of two."""
+        ends = np.array([kv_window(length, self.slot_tokens) for length in lengths.tolist()])
+        return max(1, int((ends - lengths).min()) + 1)
 
 
 @dataclass(frozen=True)
@@ -21,7 +58,8 @@ class ReplicaOptions:
     of token_bytes; host_block_tokens: of slots' caches that it keeps as one. min_shared_tokens: the shortest prefix
     worth sharing. gpus: that share the model. is_packed: whether prompts share the calls of decoding slots.
     token_tile: tokens that such a call computes together. copies_in_background: whether steps run while caches are
-    copied to the host and back.
+    copied to the host and back. windows: what steps copy of caches before they read it; None if they read what is
+    cached, or whole slots.
     """
 
     times: StepTimes
@@ -41,3 +79,4 @@ class ReplicaOptions:
     is_packed: bool = False
     token_tile: int = 1
     copies_in_background: bool = False
+    windows: ReadWindows | None = None

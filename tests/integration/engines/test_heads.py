@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from tests.simulated_tensorrt.residency import TOKENS, watch
 from tests.support import tiny_llm
 from tests.support.eagle3 import Head, fields_of, save_head
 from tests.support.medusa import save_random
@@ -15,11 +17,13 @@ from trtkit.builder.build import build_bundle
 from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import load_config
 from trtkit.jobs.runner import new_runner
+from trtkit.llm.engine import LLMEngine
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.simulated_tensorrt import Simulated
+    from tests.simulated_tensorrt.residency import Residency
     from trtkit.llm.execution.packed import PackedCall
 
 PARAMS = [
@@ -87,3 +91,56 @@ def test_steps_that_check_guesses_run_as_graphs(bundle: Path, gpu: Simulated) ->
         checked = [is_replayed for (_, size), is_replayed in sizes if size == most]
         assert sum(checked) > 2 * (len(checked) - sum(checked)) > 0
         assert {step.size for step in execution._graphs} == {1, most}
+
+
+def without_guesses(bundle: Path, params: list[SamplingParams], **options: Any) -> list[tuple[int, ...]]:
+    """Return the answers of the reference executor."""
+    with LLM(bundle, runtime="reference", **options) as llm:
+        return [output.outputs[0].token_ids for output in llm.generate(tiny_llm.PROMPTS[:3], params)]
+
+
+Steps = tuple[list[list[str]], list[tuple[int, ...]]]
+
+
+def waits_of_steps(bundle: Path, residency: Residency, params: list[SamplingParams], **options: Any) -> Steps:
+    """Return what each step that read no prompt waited for, but for kernels, and the answers."""
+    waits, step = [], LLMEngine.step
+
+    def recorded(engine: LLMEngine) -> list[Any]:
+        read = engine.statistics.prompt_tokens
+        residency.clear()
+        finished = step(engine)
+        if engine.statistics.prompt_tokens == read:
+            waits.append([wait for wait in residency.waits if wait != "kernels are compiled"])
+        return finished
+
+    with residency, pytest.MonkeyPatch.context() as patch, LLM(bundle, runtime="tensorrt", **options) as llm:
+        patch.setattr(LLMEngine, "step", recorded)
+        outputs = llm.generate(tiny_llm.PROMPTS[:3], params)
+        assert llm.statistics.accepted_tokens > 2
+        return waits, [output.outputs[0].token_ids for output in outputs]
+
+
+def test_a_step_waits_once_for_its_guesses_and_once_for_its_tokens(
+    bundle: Path, gpu: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.plans.add(open_bundle(bundle))
+    expected = without_guesses(bundle, PARAMS[:3], speculate=0)
+    waits, answered = waits_of_steps(bundle, watch(gpu.device, monkeypatch.setattr), PARAMS[:3])
+    assert max(waits, key=len) == [TOKENS, TOKENS]
+    assert answered == expected
+
+
+@pytest.mark.parametrize("batching", ["packed", "separate"])
+def test_a_step_waits_once_for_the_guesses_of_a_smaller_model(
+    batching: str, gpu: Simulated, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Answers are longer than the block of numbers that a slot draws with."""
+    bundle = tiny_llm.build(tmp_path, "m", f"batching: {batching}")
+    gpu.plans.add(open_bundle(bundle))
+    params = [replace(each, max_tokens=70) for each in PARAMS[:3]]
+    expected = without_guesses(bundle, params)
+    residency = watch(gpu.device, monkeypatch.setattr)
+    waits, answered = waits_of_steps(bundle, residency, params, draft=bundle, draft_tokens=3)
+    assert max(waits, key=len) == [TOKENS, TOKENS]
+    assert answered == expected

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from tests.conftest import Ran
     from tests.simulated_tensorrt import Simulated
+    from trtkit.llm.scheduler.costs import Statistics
+    from trtkit.serving_options import Runtime
 
 pytestmark = pytest.mark.usefixtures("one_export")
 PARAMS = [
@@ -65,6 +67,16 @@ def test_ways_to_run(options: dict[str, Any], plain: Path, gpu: Simulated) -> No
     assert tokens(plain, "tensorrt", **options) == tokens(plain, "reference")
 
 
+def answers_to_images(
+    vlm: Vlm, bundle: Path, runtime: Runtime, **options: Any
+) -> tuple[list[tuple[int, ...]], Statistics]:
+    """Return the tokens of answers to a picture and to a text, and what was done for them."""
+    prompts: list[Any] = [{"prompt": f"Look at {vlm.image_text}.", "images": [picture(44, 40)]}, "And?"]
+    with LLM(bundle, runtime=runtime, **options) as llm:
+        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+        return [output.outputs[0].token_ids for output in outputs], llm.statistics
+
+
 @pytest.fixture
 def vlm_bundle(vlm: Vlm) -> Path:
     """Ask for it before `gpu`, whose cache is empty: other tests may have built the bundle."""
@@ -75,14 +87,24 @@ def vlm_bundle(vlm: Vlm) -> Path:
     "vlm", [VLMS[name] for name in ("llava", "smolvlm", "qwen2-vl", "gemma3", "qwen3-vl")], ids=str
 )
 def test_vision_language_models(vlm: Vlm, vlm_bundle: Path, gpu: Simulated) -> None:
-    prompts: list[Any] = [{"prompt": f"Look at {vlm.image_text}.", "images": [picture(44, 40)]}, "And?"]
+    """Steps overlap: the engine looks up the vectors of tokens that the host does not know yet."""
     gpu.plans.add(open_bundle(vlm_bundle))
-    answers = []
-    for runtime in ("tensorrt", "reference"):
-        with LLM(vlm_bundle, runtime=runtime) as llm:
-            outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
-            answers.append([output.outputs[0].token_ids for output in outputs])
-    assert answers[0] == answers[1]
+    (answer, statistics), (expected, _) = (
+        answers_to_images(vlm, vlm_bundle, name) for name in ("tensorrt", "reference")
+    )
+    assert answer == expected
+    assert statistics.synchronous_steps == 0
+    assert statistics.steps > 8
+
+
+@pytest.mark.parametrize("batching", ["packed", "separate"])
+def test_pieces_of_a_token_of_an_image_are_its_vectors(batching: str, gpu: Simulated) -> None:
+    """Such a piece has the shape of a decode step, whose vectors are otherwise those of tokens."""
+    vlm = VLMS["llava"]
+    bundle = bundle_of(vlm, f"llm.batching={batching}")
+    gpu.plans.add(open_bundle(bundle))
+    answer, _ = answers_to_images(vlm, bundle, "tensorrt", prefill_budget=1)
+    assert answer == answers_to_images(vlm, bundle, "reference")[0]
 
 
 def test_verify_compares_the_engine(plain: Path, gpu: Simulated) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,3 +53,13 @@ def test_engines_of_ranks_generate_what_one_rank_does(
     assert np.abs(answer["logits"] - np.array(logits)).max() < 1e-4
     assert np.array_equal(answer["served"], served(one))
     assert answer["connected"] == (0 if "pipeline" in grid else 2)  # both contexts, in every rank
+
+
+def test_a_rank_whose_peers_do_not_connect_is_ended(bundle_of: Callable[[str], Path], tmp_path: Path) -> None:
+    """It waits with the interpreter's lock held, so that no thread of its own can notice."""
+    script, cache = "tests/integration/parallel/simulated_rank.py", str(tmp_path / "cache")
+    begun = time.monotonic()
+    done = launch(2, script, str(bundle_of("tensor")), f"{tmp_path}/none", TRTKIT_CACHE_DIR=cache, STAY_AWAY="2")
+    assert done.returncode != 0
+    assert "error: ranks: the others have not connected within 2 seconds" in done.stderr
+    assert time.monotonic() - begun < 60

@@ -27,7 +27,7 @@ class BigramProposer(DraftHeadProposer):
 
     def __init__(self, model: DecoderExecution, most: int, most_guesses: int | None = None) -> None:
         super().__init__(model, most, most_guesses)
-        self._guesses = Guesses(model)
+        self._guesses = Guesses(self._speculator)
 
     def observe(self, sequences: Sequences, call: Call, counts: Ints, hidden: torch.Tensor | None) -> None:
         pass
@@ -44,8 +44,9 @@ class BigramProposer(DraftHeadProposer):
             logits = self._speculator.forward(Call(first, ids, zeros, zeros))
             logits = logits[to_device(at, logits.device)]
             drawn = self._guesses.draw(logits, slots)
+            self._guesses.feed(drawn, slots)
             tree.grow(logits, drawn)
-            ids[at, 0] = np.maximum(drawn, 0)
+            ids[at, 0] = self._guesses.sequences.tokens[slots, self._guesses.sequences.lengths[slots] - 1]
         return tree.drafts()
 
 

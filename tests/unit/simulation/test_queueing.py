@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams
 from trtkit.simulation.fleet import ROUTERS, FleetOptions, simulate
-from trtkit.simulation.replica_options import ReplicaOptions
+from trtkit.simulation.replica_options import ReadWindows, ReplicaOptions
 from trtkit.simulation.requests import Traffic
 from trtkit.simulation.times import MeasuredTimes, decode_s
 
@@ -247,3 +247,23 @@ def test_any_fleet_answers_every_request(fleet: FleetOptions, seed: int, rate: f
     assert record.done == len(traffic)
     assert record.dropped == 0
     assert np.isfinite(record.finished_s).all()
+
+
+def test_steps_that_copy_windows_read_a_power_of_two_of_the_longest_sequence() -> None:
+    """Two sequences, of 100 and 120 tokens at first: until one has more than 128 tokens, steps read 128 of each."""
+    times = MeasuredTimes(1.0, decode_cached_token_s=2**-10)
+    traffic = Traffic(np.zeros(2), np.array([100, 120]), np.array([41, 41]))
+    options = ReplicaOptions(times, 2, 300, 512, windows=ReadWindows(300))
+    ended = simulate(traffic, FleetOptions(options)).finished_s
+    # The first step decodes with 101 and 121 tokens, the ninth with 109 and 129.
+    expected = 8 * (1 + 2 * 127 / 1024) + 32 * (1 + 2 * 255 / 1024)
+    np.testing.assert_allclose(ended, expected)
+
+
+@pytest.mark.parametrize(("call_tokens", "calls"), [(100, [(2, 96), (1, 1008)]), (10_000, [(3, 1008)])])
+def test_sequences_of_pages_share_calls_by_their_lengths(call_tokens: int, calls: list[tuple[int, int]]) -> None:
+    """If what they read less is more than the weights of a further call. Windows are whole pages of 48 tokens."""
+    windows = ReadWindows(1000, 48, call_tokens)
+    lengths = np.array([60, 50, 900])
+    assert windows.calls(lengths) == calls
+    assert windows.steps_alike(lengths) == 5  # until the first has 65

@@ -52,20 +52,23 @@ class AssistantProposer(DraftHeadProposer):
             return no_drafts(len(slots))
         for row in rows.tolist():
             self._guesses.begin(sequences, int(slots[row]), settings[row])
-        states, tokens = self._hidden.states, sequences.tokens[active, lengths[can] - 1]
+        states, own = self._hidden.states, self._guesses.sequences
         hidden = states[to_device(active, states.device)]
         tree = self.tree(len(active), most)
         for _ in range(most):
-            logits, hidden = self._run(sequences, active, tokens, hidden)
+            logits, hidden = self._run(sequences, active, own.tokens[active, own.lengths[active] - 1], hidden)
             drawn = self._guesses.draw(logits, active)
+            self._guesses.feed(drawn, active)
             tree.grow(logits, drawn)
-            tokens = np.maximum(drawn, 0)
         return tree.drafts().of_rows(rows, len(slots))
 
     def _run(
         self, sequences: Sequences, slots: Ints, tokens: Ints, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits [R, V] and the next hidden states [R, D] for tokens [R] of sorted slots, and hidden states."""
+        """Return logits [R, V] and the next hidden states [R, D] for tokens [R] of sorted slots, and hidden states.
+
+        tokens: UNKNOWN for those that were drawn last.
+        """
         run = self._speculator.slots_to_run(slice(int(slots[0]), int(slots[-1]) + 1))
         first, total = run.start, run.stop - run.start
         at, (ids, starts, counts) = slots - first, np.zeros((3, total), np.int64)

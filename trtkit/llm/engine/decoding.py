@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +10,8 @@ import torch
 
 from trtkit.llm.engine.tokens import take
 from trtkit.llm.execution import Call
-from trtkit.runtime.device import to_device
+from trtkit.llm.sequences import UNKNOWN
+from trtkit.runtime.device import is_on_host, start_copy, to_device
 
 if TYPE_CHECKING:
     from trtkit.llm.engine.drafts import Drafts
@@ -31,10 +32,13 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
     logits = logits.unsqueeze(1) if logits.dim() == 2 else logits  # [rows, S, V]
     if len(ready) < logits.shape[0]:
         logits = logits[to_device(ready - call.first_slot, logits.device)]
-    goes_on = take(state, ready, logits[:, 0])
-    if drafts is not None:
+    if drafts is None:
+        take(state, ready, logits[:, 0])
+    else:
         firsts = np.arange(len(ready)) * logits.shape[1]
-        verify(state, call, Guessed(ready, drafts, firsts, hidden), logits.flatten(0, 1), goes_on)
+        guessed = guessed_of(state, Guessed(ready, drafts, firsts, hidden), logits.flatten(0, 1))
+        goes_on = take(state, ready, logits[:, 0], guessed.following)
+        verify(state, call, guessed, logits.flatten(0, 1), goes_on)
     if proposer is not None:
         observe(state, call, proposer, hidden)
 
@@ -102,13 +106,40 @@ class Guessed:
     """Slots [R], guesses of what follows them, and the logits [N, V] that check these.
 
     firsts: [R], which of the logits are of each slot's last token; those of its guesses come next.
-    hidden: [rows, S, D], what a draft head reads of the call's tokens, if there is one.
+    hidden: [rows, S, D], what a draft head reads of the call's tokens, if there is one. ahead: [R, 1 + K], the tokens
+    that follow each slot's last token and its guesses if these are right; below 0 where they were not drawn.
     """
 
     slots: Ints
     drafts: Drafts
     firsts: Ints
     hidden: torch.Tensor | None
+    ahead: Ints | None = None
+
+    @property
+    def following(self) -> Ints | None:
+        """The tokens [R] that follow the last ones."""
+        return None if self.ahead is None else self.ahead[:, 0]
+
+
+def guessed_of(state: State, guessed: Guessed, logits: torch.Tensor) -> Guessed:
+    """Return the same with the tokens that logits [N, V] give wherever guesses are right, drawn all at once.
+
+    So the host waits once for a step, not for each guess that comes true. Tokens that depend on those before them by
+    more than their logits are left out, and all where the host itself draws.
+    """
+    slots, drafts = guessed.slots, guessed.drafts
+    is_free = state.sampler.draws_ahead(slots) & ~state.running.is_beam[slots]
+    if is_on_host(logits) or not is_free.any():
+        return guessed
+    counts = np.where(is_free, 1 + drafts.counts, 0)
+    rows = np.arange(len(slots)).repeat(counts)
+    columns = np.arange(len(rows)) - (np.cumsum(counts) - counts).repeat(counts)
+    depths = np.pad(drafts.depths, ((0, 0), (1, 0)))[rows, columns]
+    chosen = logits[to_device(guessed.firsts[rows] + columns, logits.device)]
+    ahead = np.full((len(slots), 1 + drafts.tokens.shape[1]), UNKNOWN)
+    ahead[rows, columns] = start_copy(state.sampler.draw_ahead(chosen, slots[rows], depths))()
+    return replace(guessed, ahead=ahead)
 
 
 def mark(state: State, call: Call) -> None:
@@ -152,7 +183,9 @@ def _accept(state: State, call: Call, guessed: Guessed, logits: torch.Tensor, go
         state.statistics.accepted_tokens += len(rows)
         for slot in slots[rows].tolist():
             state.running.requests[slot].metrics.accepted += 1
-        goes_on = take(state, slots[rows], logits[to_device(guessed.firsts[rows] + columns + 1, logits.device)])
+        chosen = logits[to_device(guessed.firsts[rows] + columns + 1, logits.device)]
+        known = None if guessed.ahead is None else guessed.ahead[rows, columns + 1]
+        goes_on = take(state, slots[rows], chosen, known)
 
 
 def _straighten(state: State, call: Call, guessed: Guessed, rows: Ints, places: tuple[Ints, int]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trtkit.llm.execution import CallTree
-from trtkit.runtime.device import to_device
+from trtkit.runtime.device import start_copy
 
 if TYPE_CHECKING:
     from trtkit.llm.scheduler.slots import Bools
@@ -123,6 +123,7 @@ class GuessTree:
 
     def __init__(self, rows: int, depth: int, most: int) -> None:
         self._depth, self._most = depth, most
+        self._drawn: list[tuple[torch.Tensor, bool]] = []  # of each level, where it was computed; whether all branch
         self._tokens, self._parents = np.zeros((2, rows, 0), np.int64)
         self._scores = np.zeros((rows, 0))  # logarithms; -inf for no guess
         self._is_drawn = np.zeros((rows, 0), np.bool_)
@@ -130,18 +131,25 @@ class GuessTree:
         self._level = np.full((rows, 1), -1)  # the last level's guesses; the drawn one is the first
         self._levels = 0
 
-    def grow(self, logits: torch.Tensor, drawn: Ints) -> None:
-        """Let the last drawn guesses be followed by `drawn` [R], and by alternatives that logits [R, V] find likely."""
-        self._grow(self._level[:, :1], logits, drawn)
+    def grow(self, logits: torch.Tensor, drawn: torch.Tensor) -> None:
+        """Let the last drawn guesses be followed by `drawn` [R], and by alternatives that logits [R, V] find likely.
 
-    def grow_everywhere(self, logits: torch.Tensor, drawn: Ints) -> None:
+        Nothing is waited for: the tree is laid out when its guesses are requested.
+        """
+        self._drawn.append((_likely(logits, drawn, self._most - self._depth), False))
+
+    def grow_everywhere(self, logits: torch.Tensor, drawn: torch.Tensor) -> None:
         """Let all likely guesses of the last level be followed alike: what follows does not depend on them."""
-        self._grow(self._level[:, : max(1, self._most - self._depth)], logits, drawn)
+        self._drawn.append((_likely(logits, drawn, self._most - self._depth), True))
 
     def drafts(self) -> Drafts:
-        """Return the guesses."""
+        """Return the guesses. Waits once for all of them."""
+        levels = start_copy(torch.stack([level for level, _ in self._drawn]))()
         if self._most == self._depth:
-            return Drafts(self._tokens)
+            return Drafts(levels[:, :, 0].T.astype(np.int64))
+        for level, (_, is_everywhere) in zip(levels, self._drawn, strict=True):
+            branches = max(1, self._most - self._depth) if is_everywhere else 1
+            self._lay_out(self._level[:, :branches], level)
         order = np.lexsort((-self._scores, ~self._is_drawn), axis=-1)[:, : self._most]
         is_none = np.isneginf(_of(self._scores, order))
         paths = np.where(is_none[..., None], self._tokens.shape[1] + 1, _of(self._paths, order))
@@ -153,13 +161,15 @@ class GuessTree:
         parents = np.where((parents < 0) | is_none, -1, _of(places, np.maximum(parents, 0)))
         return Drafts(np.where(is_none, -1, _of(self._tokens, order)), parents)
 
-    def _grow(self, parents: Ints, logits: torch.Tensor, drawn: Ints) -> None:
-        """Add a level after `parents` [R, N], guesses of the last one of which the first is drawn."""
-        more = self._most - self._depth
-        if not more:
-            self._tokens = np.concatenate([self._tokens, drawn[:, None]], 1)
-            return
-        tokens, logprobs, of_drawn = _likely(logits, drawn, more + 1)
+    def _lay_out(self, parents: Ints, level: np.ndarray) -> None:
+        """Add a level after `parents` [R, N], guesses of the last one of which the first is drawn.
+
+        level: as `_likely` gives it.
+        """
+        count = level.shape[1] // 2 - 1
+        drawn, tokens = level[:, 0].astype(np.int64), level[:, 2 : 2 + count].astype(np.int64)
+        of_drawn, logprobs = level[:, 1], level[:, 2 + count :]
+        logprobs = np.where(logprobs < _UNKNOWN, -np.inf, logprobs)
         held = _of(self._scores, np.maximum(parents, 0)) if self._levels else np.zeros(parents.shape)
         scores = held[:, :, None] + logprobs[:, None]
         scores[:, 0][tokens == drawn[:, None]] = -np.inf  # it is there already
@@ -190,13 +200,17 @@ class GuessTree:
         self._levels += 1
 
 
-def _likely(logits: torch.Tensor, drawn: Ints, most: int) -> tuple[Ints, np.ndarray, np.ndarray]:
-    """Return the `most` likeliest tokens [R, N], their log probabilities, and those of the drawn ones [R]."""
+def _likely(logits: torch.Tensor, drawn: torch.Tensor, alternatives: int) -> torch.Tensor:
+    """Return a level's drawn tokens; with alternatives, also their log probabilities, the likeliest tokens, and theirs.
+
+    They are the columns of [R, 2 + 2N] float64, which holds token ids exactly, so that one copy brings all to the host.
+    """
+    if not alternatives:
+        return drawn[:, None].double()
     logprobs = torch.log_softmax(logits.float(), -1)
-    of_drawn = logprobs.gather(1, to_device(np.maximum(drawn, 0), logits.device)[:, None])[:, 0]
-    values, tokens = logprobs.topk(min(most, logits.shape[1]))
-    scores = values.double().cpu().numpy()
-    return tokens.cpu().numpy(), np.where(scores < _UNKNOWN, -np.inf, scores), of_drawn.double().cpu().numpy()
+    of_drawn = logprobs.gather(1, drawn.clamp(min=0)[:, None])
+    values, tokens = logprobs.topk(min(alternatives + 1, logits.shape[1]))
+    return torch.cat([part.double() for part in (drawn[:, None], of_drawn, tokens, values)], 1)
 
 
 def _flat(array: np.ndarray) -> np.ndarray:

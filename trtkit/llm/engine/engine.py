@@ -11,7 +11,7 @@ import numpy as np
 
 from trtkit.llm.adapters import no_adapters
 from trtkit.llm.cache.prefixes import Prefixes
-from trtkit.llm.engine.decoding import Guessed, decode, drafts_of, mark, observe, verify
+from trtkit.llm.engine.decoding import Guessed, decode, drafts_of, guessed_of, mark, observe, verify
 from trtkit.llm.engine.in_flight import InFlight, Launched, begin, can_launch, collect, draw, launch, launched_step
 from trtkit.llm.engine.mixed import chunks_call, mixed_call
 from trtkit.llm.engine.options import EngineOptions, check_options
@@ -22,6 +22,7 @@ from trtkit.llm.sampling.kernel import trial
 from trtkit.llm.sampling.sampled import token_logprobs
 from trtkit.llm.scheduler.costs import StepCosts
 from trtkit.llm.scheduler.scheduler import Scheduler, TokensInFlight
+from trtkit.llm.sequences import UNKNOWN
 from trtkit.runtime.device import is_on_host, to_device
 
 if TYPE_CHECKING:
@@ -226,12 +227,26 @@ class LLMEngine:
             self._in_flight.append(draw(state, launched, mixed.ready))
         if at_once.size:
             state.statistics.synchronous_steps += bool(waits[: len(mixed.ready)].any())
-            goes_on = take(state, slots[at_once], _rows_of(logits, at_once))
-            if mixed.drafts is not None:
+            if mixed.drafts is None:
+                take(state, slots[at_once], _rows_of(logits, at_once))
+            else:  # steps do not overlap: these are all slots
                 guessed = Guessed(mixed.ready, mixed.drafts, mixed.firsts, of_decoding)
-                verify(state, mixed.call.decode, guessed, all_logits, goes_on[: len(mixed.ready)])
+                self._take_guessed(mixed, guessed_of(state, guessed, all_logits), slots, (logits, all_logits))
         if proposer is not None:
             observe(state, mixed.call.decode, proposer, of_decoding)
+
+    def _take_guessed(
+        self, mixed: MixedCall, guessed: Guessed, slots: Ints, logits: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        """Take the next tokens of `slots` [R], of which those with guesses come first, and all guesses that are right.
+
+        logits: [R, V], and [N, V] of all tokens.
+        """
+        following, known = guessed.following, None
+        if following is not None:
+            known = np.append(following, np.full(len(slots) - len(following), UNKNOWN))
+        goes_on = take(self._state, slots, logits[0], known)
+        verify(self._state, mixed.call.decode, guessed, logits[1], goes_on[: len(mixed.ready)])
 
     def _note_calls(self) -> None:
         """Count what the decoder has computed since the last time."""

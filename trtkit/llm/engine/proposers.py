@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import torch
 
 from trtkit.errors import RequestError
 from trtkit.llm.engine.drafts import Drafts
@@ -12,12 +13,11 @@ from trtkit.llm.execution import Call
 from trtkit.llm.sampling.params import SamplingParams
 from trtkit.llm.sampling.sampler import Sampler
 from trtkit.llm.sampling.settings import Settings
-from trtkit.llm.sequences import Sequences
+from trtkit.llm.sequences import UNKNOWN, Sequences
+from trtkit.runtime.device import start_copy, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from trtkit.llm.execution import DecoderExecution
     from trtkit.llm.sequences import Ints
@@ -32,6 +32,7 @@ class Guesses:
     """
 
     def __init__(self, execution: DecoderExecution) -> None:
+        self._execution = execution
         self.sequences = Sequences(execution.slots, execution.max_length)
         self._sampler = Sampler(self.sequences, execution.vocab_size)
         self._admitted: list[Settings | None] = [None] * execution.slots
@@ -44,10 +45,30 @@ class Guesses:
             self._sampler.admit(slot, _without_history(settings))
             self._admitted[slot] = settings
 
-    def draw(self, logits: torch.Tensor, slots: Ints) -> Ints:
-        """Return guesses for `slots` [R] from logits [R, V], and append them to the sequences; negative for none."""
-        tokens = self._sampler.sample(logits, slots).tokens
-        self.sequences.append(slots, np.maximum(tokens, 0))
+    def draw(self, logits: torch.Tensor, slots: Ints) -> torch.Tensor:
+        """Return guesses for `slots` [R] from logits [R, V], where these are; negative for none.
+
+        Nothing is waited for: they are appended to the sequences as unknown ones.
+        """
+        tokens = self._sampler.draw_ahead(logits, slots)
+        self.sequences.append(slots, UNKNOWN)
+        return tokens
+
+    def feed(self, tokens: torch.Tensor, slots: Ints) -> None:
+        """Let the network's next call read the guesses [R] of `slots`, which were drawn last.
+
+        They stay on the device; a network whose inputs the host makes of token ids waits for them.
+        """
+        if self._execution.takes_ids:
+            self._execution.tokens[to_device(slots, tokens.device)] = tokens
+        else:
+            self.arrived([tokens], slots)
+
+    def arrived(self, drawn: Sequence[torch.Tensor], slots: Ints) -> Ints:
+        """Wait for the last guesses of `slots`, [R] each; return them, [R, K], and note them in the sequences."""
+        tokens: Ints = start_copy(torch.stack(list(drawn), 1))()
+        first = self.sequences.lengths[slots] - len(drawn)
+        self.sequences.tokens[slots[:, None], first[:, None] + np.arange(len(drawn))] = np.maximum(tokens, 0)
         return tokens
 
 
@@ -151,8 +172,8 @@ class DraftProposer(ChainProposer):
             return Drafts(drafts)
         for row in rows.tolist():
             self._follow(sequences, int(slots[row]), settings[row])
-        for index in range(most):
-            drafts[rows, index] = self._next(active)
+        drawn = [self._next(active) for _ in range(most)]
+        drafts[rows] = self._guesses.arrived(drawn, active)
         return Drafts(drafts)
 
     def observe(self, sequences: Sequences, call: Call, counts: Ints, hidden: torch.Tensor | None) -> None:
@@ -178,14 +199,15 @@ class DraftProposer(ChainProposer):
         if cache.has_states:
             cache.mark(slice(slot, slot + 1))
 
-    def _next(self, slots: Ints) -> Ints:
-        """Draw one more token for each slot."""
+    def _next(self, slots: Ints) -> torch.Tensor:
+        """Draw one more token [R] for each slot; nothing is waited for."""
         rows, own = slice(int(slots[0]), int(slots[-1]) + 1), self._guesses.sequences
         starts, at = np.minimum(self._cached[rows], self.execution.max_length - 1), slots - rows.start
         ids, counts = np.zeros((len(starts), 1), np.int64), np.zeros(len(starts), np.int64)
         ids[at, 0], counts[at] = own.tokens[slots, starts[at]], 1
         logits = self.execution.forward(Call(rows.start, ids, starts, counts))
         logits = logits[:, 0] if logits.dim() == 3 else logits
-        tokens = self._guesses.draw(logits[at.tolist()], slots)
+        tokens = self._guesses.draw(logits[to_device(at, logits.device)], slots)
+        self._guesses.feed(tokens, slots)
         self._cached[slots] += 1
         return tokens

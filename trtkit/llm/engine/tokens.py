@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from trtkit.llm.engine.beams import candidates_of_each, place
+from trtkit.llm.sampling.sampled import Sampled
 from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
@@ -22,18 +23,20 @@ if TYPE_CHECKING:
     from trtkit.llm.sequences import Ints
 
 
-def take(state: State, slots: Ints, logits: torch.Tensor) -> Bools:
+def take(state: State, slots: Ints, logits: torch.Tensor, known: Ints | None = None) -> Bools:
     """Take the next token of `slots` [R], all else of which is cached, from logits [R, V]; return who goes on.
 
     Beams are taken together and never go on by themselves.
+    known: tokens [R] that were drawn ahead, below 0 for those that were not.
     """
     is_beam = state.running.is_beam[slots]
     if not is_beam.any():
-        return _draw(state, slots, logits)
+        return _draw(state, slots, logits, known)
     goes_on = np.zeros(len(slots), np.bool_)
     single = np.flatnonzero(~is_beam)
     if single.size:
-        goes_on[single] = _draw(state, slots[single], logits[to_device(single, logits.device)])
+        of_single = None if known is None else known[single]
+        goes_on[single] = _draw(state, slots[single], logits[to_device(single, logits.device)], of_single)
     row_of = {int(slot): row for row, slot in enumerate(slots)}
     groups = {id(group): group for slot in slots[is_beam] if (group := state.running.groups[int(slot)])}
     for group in groups.values():
@@ -41,9 +44,9 @@ def take(state: State, slots: Ints, logits: torch.Tensor) -> Bools:
     return goes_on
 
 
-def _draw(state: State, slots: Ints, logits: torch.Tensor) -> Bools:
-    """Draw a token for each slot; those that cannot go on end with the reason."""
-    sampled = state.sampler.sample(logits, slots)
+def _draw(state: State, slots: Ints, logits: torch.Tensor, known: Ints | None) -> Bools:
+    """Draw a token for each slot whose token is not known; those that cannot go on end with the reason."""
+    sampled = _sampled(state, slots, logits, known)
     state.slots.cached[slots] = state.slots.sequences.lengths[slots]
     if not sampled.errors:
         return _append(state, slots, sampled.tokens, sampled.logprobs)
@@ -54,6 +57,20 @@ def _draw(state: State, slots: Ints, logits: torch.Tensor) -> Bools:
     rows = np.flatnonzero(goes_on)
     goes_on[rows] = _append(state, slots[rows], sampled.tokens[rows], sampled.logprobs_of(rows))
     return goes_on
+
+
+def _sampled(state: State, slots: Ints, logits: torch.Tensor, known: Ints | None) -> Sampled:
+    """Return the tokens of `slots`, of which only unknown ones are drawn."""
+    if known is None:
+        return state.sampler.sample(logits, slots)
+    missing = np.flatnonzero(known < 0)
+    if not missing.size:
+        return Sampled(known, {}, {})
+    drawn, tokens = state.sampler.sample(logits[to_device(missing, logits.device)], slots[missing]), known.copy()
+    tokens[missing] = drawn.tokens
+    logprobs = {int(missing[row]): report for row, report in drawn.logprobs.items()}
+    errors = {int(missing[row]): error for row, error in drawn.errors.items()}
+    return Sampled(tokens, logprobs, errors)
 
 
 def _append(state: State, slots: Ints, tokens: Ints, logprobs: Mapping[int, TokenLogprobs]) -> Bools:

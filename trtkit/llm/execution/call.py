@@ -236,6 +236,12 @@ class Call:
             lengths[row, soft.places[part] - start] = soft.ends[part]
         return lengths
 
+    @property
+    def has_vectors(self) -> bool:
+        """Whether vectors of prompts are among the new tokens."""
+        spans = ((soft, int(self.starts[row]), int(self.counts[row])) for row, soft in self.soft_rows())
+        return any(part.start < part.stop for part in (soft.within(at, at + count) for soft, at, count in spans))
+
     def soft_rows(self) -> Iterator[tuple[int, SoftTokens]]:
         """Yield each row whose prompt has vectors, with them."""
         for row, slot in enumerate(self.slots.tolist()) if self.soft else ():

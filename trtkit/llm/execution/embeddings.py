@@ -20,14 +20,14 @@ class TokenEmbeddings:
     """From a call's tokens to `inputs_embeds`. table: [V, D] in the engine's type."""
 
     def __init__(self, table: torch.Tensor) -> None:
-        self._table = table
+        self.table = table
 
     def inputs(self, call: Call, spec: InputSpec) -> torch.Tensor:
         """Return [R, S, D]: rows of the table, and a prompt's own vectors where it has some.
 
         spec: the network's input; if it is wider than the table, rows of the table are followed by zeros.
         """
-        vectors = self._table[torch.from_numpy(call.ids)]
+        vectors = self.table[torch.from_numpy(call.ids)]
         vectors = torch.nn.functional.pad(vectors, (0, spec.size_of("hidden_size") - vectors.shape[-1]))
         for row, soft in call.soft_rows():
             start = int(call.starts[row])

@@ -84,7 +84,8 @@ class EngineDecoder:
         self.speculator: RankExecution | None = None
         self.next_hidden: torch.Tensor | None = None
         self._embeddings = plan.embeddings
-        self.is_asynchronous, self.takes_ids = True, self._embeddings is None
+        self._table = self._embedding_table() if plan.has_table else None
+        self.is_asynchronous, self.takes_ids = True, self._embeddings is None or self._table is not None
         self.vocab_size = self._outputs.vocab_size
         self.cache = open_cache(
             specs, slots, options.max_sequence_length, dtype_of, self._stream, size.pool, plan.context
@@ -110,6 +111,13 @@ class EngineDecoder:
 
     def _note_calls(self, plan: DecoderPlan) -> None:
         """Note what calls the network takes, before memory is taken for them."""
+
+    def _embedding_table(self) -> torch.Tensor:
+        """Return a copy of the embeddings on the device."""
+        assert self._embeddings is not None
+        there = self._stream.empty(self._embeddings.table.shape, self._embeddings.table.dtype)
+        write(self._stream, there, self._embeddings.table)
+        return there
 
     def _neuron_counts(self) -> NeuronCounts | None:
         """Return what counts neurons if the network reads active ones only, and take memory for each call's counts."""
@@ -160,7 +168,8 @@ class EngineDecoder:
 
     def _is_captured(self, step: StreamStep) -> bool:
         """Whether steps like this one run from CUDA graphs."""
-        return self._has_cuda_graphs and step.size in self._captured_sizes and not step.reads_prompts
+        has_prompts = step.reads_prompts or step.has_vectors
+        return self._has_cuda_graphs and step.size in self._captured_sizes and not has_prompts
 
     def _run_groups(self, call: Call, draw: Draw | None) -> None:
         """Run the groups of a call's rows one after another."""
@@ -318,17 +327,28 @@ class EngineDecoder:
             feed["rope_position_ids"] = torch.from_numpy(call.rope_position_ids())
         if "visible_lengths" in self._inputs:
             feed["visible_lengths"] = torch.from_numpy(call.visible_lengths())
-        if self._embeddings is not None:
-            feed[EMBEDS] = self._embeddings.inputs(call, next(spec for spec in self._specs if spec.name == EMBEDS))
+        if self._embeddings is not None and (self._table is None or call.ids.shape[1] > 1 or call.has_vectors):
+            feed[EMBEDS] = self._embeddings.inputs(call, self._embeds)
         if self.hidden is not None and call.hidden is not None:
             feed[self.hidden.name] = call.hidden
         return feed
 
-    def _unpack(self, rows: int) -> None:
+    @property
+    def _embeds(self) -> InputSpec:
+        """The input that takes vectors in place of ids."""
+        return next(spec for spec in self._specs if spec.name == EMBEDS)
+
+    def _unpack(self, step: StreamStep) -> None:
         """Make a decode step's inputs on the device."""
+        rows = step.rows
         inputs = step_inputs(self._rows[:rows], self.tokens)
         for name in inputs.keys() & self._inputs.keys():
             self._inputs[name][:rows].copy_(inputs[name])
+        if self._table is not None and not step.has_vectors:
+            size, width = self._table.shape[1], self._embeds.size_of("hidden_size")
+            vectors = self._inputs[EMBEDS][: rows * width].view(rows, width)
+            vectors[:, :size] = self._table[inputs["input_ids"].long()]
+            vectors[:, size:].zero_()
 
     def _buffer(self, spec: InputSpec) -> torch.Tensor:
         """Return room for an input of as many tokens as there is room for."""
@@ -342,9 +362,10 @@ class EngineDecoder:
         window = call.window(self.max_length) if "key_positions" in self._inputs else self.max_length
         row_pages = 0 if call.pages is None else call.pages.table.shape[1]
         ranks = 0 if self.adapters is None else self.adapters.ranks
-        return StreamStep(
-            call.first_slot if self.cache.needs_neighbors else 0, rows, size, window, row_pages, ranks, draw
-        )
+        first = call.first_slot if self.cache.needs_neighbors else 0
+        has_vectors = self._table is not None and size == 1 and call.has_vectors
+        assert not (has_vectors and (call.ids < 0).any())  # the host looks up the rows of all of them
+        return StreamStep(first, rows, size, window, row_pages, ranks, draw, has_vectors=has_vectors)
 
     def _keep_graph(self, step: StreamStep) -> None:
         """Capture the step that was just launched, for what TensorRT and Triton set up at first use is not captured.
@@ -364,7 +385,7 @@ class EngineDecoder:
     def _compute(self, step: StreamStep) -> None:
         """Put the work of a prepared step on the stream: its inputs if it decodes, the network, and its draw."""
         if step.size == 1:
-            self._stream.run(partial(self._unpack, step.rows))
+            self._stream.run(partial(self._unpack, step))
         self._enqueue(step)
         if step.draw is not None:
             slots = self._rows[: step.rows, _SLOT]

@@ -184,7 +184,7 @@ class PackedCall:
         """Return the logits of a call of one kind as `DecoderExecution.forward` does: [R, V], or [R, S, V] of all."""
         if not has_all_logits:
             return logits
-        return self.by_row(logits)[0 if self.rows else 1]
+        return self._of_decoding(logits) if self.rows else self.by_row(logits)[1]
 
     def by_row(self, vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return vectors [T, C] of all tokens as those [R, S, C] of rows that decode, a view, and of rows of prompts.
@@ -195,7 +195,10 @@ class PackedCall:
         rows, width = self.prompts.ids.shape
         of_prompts = vectors.new_zeros(rows * width, size)
         of_prompts[to_device(self.places, vectors.device)] = vectors[count : count + len(self.places)]
-        return vectors[:count].view(*self.decode.ids.shape, size), of_prompts.view(rows, width, size)
+        return self._of_decoding(vectors), of_prompts.view(rows, width, size)
+
+    def _of_decoding(self, vectors: torch.Tensor) -> torch.Tensor:
+        return vectors[: self.decoding_tokens].view(*self.decode.ids.shape, vectors.shape[-1])
 
 
 AnyCall = TypeVar("AnyCall", Call, PackedCall)

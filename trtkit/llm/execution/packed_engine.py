@@ -230,11 +230,14 @@ class PackedEngineDecoder(EngineDecoder):
     def _copy_mixed(self, packed: PackedCall) -> None:
         """Put copies of a mixed call's inputs on the stream, but for what is made of rows on the device."""
         on_device = packed.decode.ids.shape[1] == 1
+        by_token = dict.fromkeys(_BY_TOKEN, 1)
+        if self._table is not None and not packed.decode.has_vectors:
+            by_token[EMBEDS] = self._embeds.size_of("hidden_size")
         feed = self._mixed_feed(packed)
         for name, value in feed.items():
             if on_device and name in _BY_ROW:
                 continue
-            start = packed.rows if on_device and name in _BY_TOKEN else 0
+            start = packed.rows * by_token.get(name, 0) if on_device else 0
             values = value.reshape(-1)[start:]
             write(self._stream, self._inputs[name][start : start + values.numel()], values)
         rows = packed.decode.step_rows()
@@ -248,8 +251,7 @@ class PackedEngineDecoder(EngineDecoder):
         if f"{PROMPT}visible_lengths" in names:
             feed[f"{PROMPT}visible_lengths"] = torch.from_numpy(packed.prompts.visible_lengths())
         if self._embeddings is not None:
-            spec = next(spec for spec in self._specs if spec.name == EMBEDS)
-            parts = (self._embeddings.inputs(call, spec) for call in (packed.decode, packed.prompts))
+            parts = (self._embeddings.inputs(call, self._embeds) for call in (packed.decode, packed.prompts))
             feed[EMBEDS] = packed.vectors(*parts)
         if self.hidden is not None and packed.hidden is not None:
             feed[self.hidden.name] = pad(packed.hidden, (0, 0, 0, packed.tokens - len(packed.hidden)))
@@ -259,7 +261,7 @@ class PackedEngineDecoder(EngineDecoder):
         """Put a mixed step's work on the stream."""
         self._prepare(step)
         if step.size == 1:
-            self._stream.run(partial(super()._unpack, step.rows))
+            self._stream.run(partial(super()._unpack, step))
         self._enqueue(step)
         self._stream.run(partial(self._append_prompts, packed))
         slots = self._prompt_slots(packed)  # one of them may lie between slots that decode: its own states come last
@@ -275,10 +277,10 @@ class PackedEngineDecoder(EngineDecoder):
             new[spec.name] = flat.view(count, heads, 1, size)
         self.cache.append(packed.new_tokens(self.tokens.device), new)
 
-    def _unpack(self, rows: int) -> None:
-        super()._unpack(rows)
+    def _unpack(self, step: StreamStep) -> None:
+        super()._unpack(step)
         if LOGIT_INDEX in self._inputs:
-            self._inputs[LOGIT_INDEX][:rows].copy_(self._numbers[:rows])
+            self._inputs[LOGIT_INDEX][: step.rows].copy_(self._numbers[: step.rows])
 
 
 def engine_class(plan: DecoderPlan) -> type[EngineDecoder]:

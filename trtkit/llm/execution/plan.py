@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 class DecoderPlan:
     """A decoder's engine, and what its network says of it. where: names it in errors.
 
+    embeddings: of a network that takes vectors. has_table: whether they are to be where it computes, too, so that steps
+    read the rows of tokens which the host does not know yet; ranks know all tokens.
     token_multiple: see CallCounts. context: see DecoderNetwork.
     """
 
@@ -40,6 +42,7 @@ class DecoderPlan:
     where: str
     token_multiple: int = 1
     context: Share = WHOLE
+    has_table: bool = False
 
     @classmethod
     def of(cls, bundle: Bundle, rank: int = 0, name: str = "") -> DecoderPlan:
@@ -56,6 +59,7 @@ class DecoderPlan:
             str(bundle.path),
             1 if name else bundle.manifest.grid.token_share(rank).count,
             WHOLE if name else bundle.manifest.grid.context_share(rank),
+            has_table=takes_embeddings and bundle.manifest.grid.ranks == 1,
         )
 
 

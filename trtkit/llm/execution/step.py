@@ -48,7 +48,8 @@ class StreamStep:
 
     rows: R, of `size` new tokens, from slot `first` on, or from 0 if all that slots hold are pages. window: cached
     tokens that attention reads. row_pages: n, pages that hold them, if caches are paged. ranks: of adapters, that are
-    resident. prompts: of a packed network. reads_prompts: whether rows of prompts have tokens.
+    resident. prompts: of a packed network. reads_prompts: whether rows of prompts have tokens. has_vectors: whether
+    rows that decode read vectors of their prompts, which the host has.
     """
 
     first: int
@@ -60,6 +61,7 @@ class StreamStep:
     draw: Draw | None
     prompts: PromptSizes | None = None
     reads_prompts: bool = False
+    has_vectors: bool = False
 
     @property
     def decodes(self) -> bool:

@@ -130,6 +130,23 @@ class Sampler:
         """Return the next token of each row of logits [R, V], fp32."""
         return self.launch(logits, slots)()
 
+    def draws_ahead(self, slots: Array) -> Array:
+        """Return which of `slots` [R] draw a token from its logits alone, whatever the tokens before it."""
+        is_free: Array = (self._columns.uses[slots] & (_PROCESSORS | _LOGPROBS)) == 0
+        return is_free
+
+    def draw_ahead(self, logits: Tensor, slots: Array, ahead: Array | None = None) -> Tensor:
+        """Return tokens [R] of `slots`, which draw ahead, where the logits [R, V] are; FAILED or NOTHING for none.
+
+        Nothing is waited for. ahead: [R], how many more tokens than the host knows come before each; no more if None.
+        """
+        lengths = self._sequences.lengths[slots]
+        uniform = np.zeros(len(slots))
+        for more in np.unique(ahead) if ahead is not None else (0,):  # a slot keeps the numbers of one block
+            rows = slice(None) if ahead is None else ahead == more
+            uniform[rows] = self._uniform.at(slots[rows], lengths[rows] + more)
+        return self._tokens(logits.detach(), slots, self._columns.uses[slots], uniform)[0]
+
     def draws(self) -> Sequence[KernelDraw]:
         """Return all that `draw` may return, which draw nothing as they are; none without the kernel."""
         return () if self._kernel is None else self._kernel.draws()
@@ -218,22 +235,25 @@ class Sampler:
     def _place(rows: Array, scores: Tensor) -> Tensor:
         return to_device(rows, scores.device)
 
-    def _tokens(self, logits: Tensor, slots: Array, uses: Array) -> tuple[Tensor, dict[int, str]]:
+    def _tokens(
+        self, logits: Tensor, slots: Array, uses: Array, uniform: Array | None = None
+    ) -> tuple[Tensor, dict[int, str]]:
         """Return the tokens [R] of rows where the logits [R, V] are, FAILED or NOTHING for none, and rows that failed.
 
-        The host knows all tokens before them.
+        The host knows all tokens before them. uniform: [R], what they are drawn with; the next tokens' if None.
         """
+        uniform = self._uniforms(slots) if uniform is None else uniform
         union = int(np.bitwise_or.reduce(uses)) if self._ever else 0
         scores, errors = self._processed(logits, slots, uses) if union & _PROCESSORS else (logits, {})
         if self._kernel is not None:
-            return self._kernel.sample(scores, slots, self._uniforms(slots)), errors
+            return self._kernel.sample(scores, slots, uniform), errors
         rows = np.flatnonzero(uses & _SAMPLE) if union & _SAMPLE else _NONE
         if len(rows) == len(slots):
-            return drawn(scores, slots, self._columns, self._uniforms(slots)), errors
+            return drawn(scores, slots, self._columns, uniform), errors
         tokens = largest_there(scores)
         if rows.size:
             index, chosen = self._place(rows, logits), slots[rows]
-            tokens[index] = drawn(scores[index], chosen, self._columns, self._uniforms(chosen))
+            tokens[index] = drawn(scores[index], chosen, self._columns, uniform[rows])
         return tokens, errors
 
     def _uniforms(self, slots: Array) -> Array:

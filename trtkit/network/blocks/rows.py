@@ -109,16 +109,20 @@ class DecodingRows:
         return self.new(x)
 
     def queries(self, q: Tensor, fold: int) -> Tensor:
-        assert fold == 1
-        return self.new(q)
+        by_head = self.new(q)
+        return by_head if fold == 1 else reshape(by_head, (0, q.shape[1] // fold, -1, q.shape[3]))
 
-    def by_query(self, x: Tensor, heads: int, fold: int) -> Tensor:  # noqa: ARG002
-        assert fold == 1
-        return x
+    def by_query(self, x: Tensor, heads: int, fold: int) -> Tensor:
+        if fold == 1:
+            return x
+        by_head = reshape(x, (1, heads, 1, 1)) * cast(unsqueeze(self.positions * 0 + 1, 1, 3), x.dtype)  # [A, N, S, 1]
+        return reshape(by_head, (0, heads // fold, -1, 1))
 
     def outputs(self, attended: Tensor, fold: int) -> Tensor:
-        assert fold == 1
         _, heads, _, size = attended.shape
+        if fold > 1:
+            heads = heads * fold
+            attended = reshape_to(attended, self._by_head(heads, size))
         return reshape(_heads_first(attended), (-1, heads, 1, size))
 
     @cached_property
@@ -134,6 +138,14 @@ class DecodingRows:
                 last = graph.constant(np.array(sizes, np.int64), "sizes")
                 self._shapes[sizes] = concat([self._rows_and_tokens, last], 0)
         return self._shapes[sizes]
+
+    def _by_head(self, heads: int, size: int) -> Tensor:
+        """Return the shape [A, heads, S, size], int64."""
+        rows, tokens = (take(self._rows_and_tokens, 0, axis, 1) for axis in (0, 1))
+        graph = self.positions.graph
+        with graph.scope("decoding_rows"):
+            heads_, size_ = (graph.constant(np.array([number], np.int64), "sizes") for number in (heads, size))
+        return concat([rows, heads_, tokens, size_], 0)
 
     @cached_property
     def _rows_and_tokens(self) -> Tensor:

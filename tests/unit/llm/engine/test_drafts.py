@@ -50,7 +50,7 @@ def test_the_likeliest_branches_are_kept(seed: int, depth: int, alternatives: in
     tree = GuessTree(rows, depth, depth + alternatives)
     for level in range(depth):
         grow = tree.grow_everywhere if is_everywhere else tree.grow
-        grow(logits[:, level], drawn[:, level])
+        grow(logits[:, level], torch.from_numpy(drawn[:, level]))
     drafts = tree.drafts()
     if not alternatives:
         assert drafts.parents is None
@@ -69,8 +69,8 @@ def test_the_likeliest_branches_are_kept(seed: int, depth: int, alternatives: in
 def test_tokens_that_cannot_be_guessed_are_no_alternatives() -> None:
     logits = torch.tensor([[0.0, 1.0, -3e38, -3e38, -3e38, -3e38]]).double()
     tree = GuessTree(1, 2, 6)
-    tree.grow(logits, np.array([1]))
-    tree.grow(logits, np.array([-1]))  # nothing could be drawn
+    tree.grow(logits, torch.tensor([1]))
+    tree.grow(logits, torch.tensor([-1]))  # nothing could be drawn
     drafts = tree.drafts()
     assert paths(drafts, 0) == [(1,), (1, 1), (1, 0), (0,)]
     assert drafts.counts.tolist() == [4]
