@@ -1,9 +1,11 @@
 """Processes that compute: their threads, where they import from, and what ends one that cannot end itself."""
 
+import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 # Turns of a waiting thread before it sleeps: some ten microseconds. libgomp's own default is many milliseconds, which
 # on a busy machine are spent on the core that the other thread needs.
@@ -24,6 +26,26 @@ def share_of_cores(processes: int) -> dict[str, str]:
     if processes == 1 or "OMP_NUM_THREADS" in os.environ:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // processes))}
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that processes may use, as CUDA_VISIBLE_DEVICES names them."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [gpu for gpu in listed.split(",") if gpu not in {"", "-1"}]
+    folder = Path("/proc/driver/nvidia/gpus")
+    return [str(index) for index in range(len(list(folder.iterdir())))] if folder.is_dir() else []
+
+
+def shares_of_machine(ranks: Sequence[int], gpus: Sequence[str]) -> list[dict[str, str]]:
+    """Return each process's part of the machine: a GPU per rank, in turn, or cores in equal parts without GPUs.
+
+    ranks: of each process.
+    """
+    if not gpus:
+        return [share_of_cores(sum(ranks))] * len(ranks)
+    turns = itertools.cycle(gpus)
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(itertools.islice(turns, count)))} for count in ranks]
 
 
 def import_paths() -> dict[str, str]:

@@ -13,13 +13,15 @@ from trtkit.cli.generate_options import AnswerOptions, PromptOptions, taken
 from trtkit.cli.local_model import bundle_argument, local_bundle
 from trtkit.cli.options import GroupedCommand, json_option, run_options
 from trtkit.cli.sampling_options import faults_by_option, flag_of, read_settings, sampling_options
-from trtkit.cli.serving_options import cancellable, open_llm, serving_options, split_options
+from trtkit.cli.serving_options import cancellable, open_llm, open_replicas, serving_options, split_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from trtkit.cli.generate_answers import Answers
     from trtkit.llm import LLM, PreparedPrompt
+    from trtkit.llm.replicas import Replicas
 
 EPILOG = """\b
 Examples:
@@ -28,6 +30,7 @@ Examples:
   trtkit generate bundles/llama "A haiku." --temperature 0.8 --seed 1
   trtkit generate bundles/llama --prompts asked.jsonl --json > answers.jsonl
   trtkit generate bundles/llama --prompts many.jsonl --output answers.jsonl
+  trtkit generate bundles/llama --prompts many.jsonl --replicas 2 -o a.jsonl
   trtkit generate bundles/llama "A person." --json-schema schema.json
   trtkit generate bundles/llava "What is this?" --image photo.jpg
   trtkit generate bundles/llama "Hi" --lora fr=adapter --adapter fr
@@ -49,6 +52,13 @@ settings, 130 cancelled."""
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="Same as TEXT; repeatable.")
 @click.option(
     "--prompts", "file", metavar="FILE", help="JSONL file, or .txt file with one prompt per line; - for stdin."
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Processes that share the prompts of a file, each on its own GPUs or cores.",
 )
 @click.option("--image", "images", multiple=True, metavar="FILE", help="Image for TEXT; repeatable.")
 @click.option("--audio", multiple=True, metavar="FILE", help="Recording to transcribe; repeatable.")
@@ -89,24 +99,34 @@ def command(bundle: str, texts: tuple[str, ...], prompts: tuple[str, ...], **opt
         with faults_by_option():
             prepared = prepare_prompts(lines, model, shared, is_chat=of_prompts.chat, system=of_prompts.system)
         answers = Answers(lines.prompts, prepared, model.tokenizer)
+
+        def opened() -> AbstractContextManager[LLM | Replicas]:
+            if of_prompts.replicas == 1:
+                return open_llm(model, runtime)
+            from trtkit.llm.replicas import PromptSource
+
+            dealt = PromptSource(lines.prompts, shared, of_prompts.chat, of_prompts.system)
+            return open_replicas(model, runtime, dealt, of_prompts.replicas)
+
         if of_answers.output is None:
-            with open_llm(model, runtime) as llm:
+            with opened() as llm:
                 _print(answers, prepared, llm, of_answers)
             sys.exit(1 if answers.failures else 0)
         named = {flag_of(name): value for name, value in shared.items()} | {"--system": of_prompts.system}
         named |= {f"--lora {name}": adapter_digest(Path(folder)) for name, folder in runtime["lora"].items()}
         source = AnswerSource.of(model.bundle, lines.prompts, named | {"--chat": of_prompts.chat})
-        sys.exit(answer_into(of_answers, source, answers, lambda: open_llm(model, runtime)))
+        sys.exit(answer_into(of_answers, source, answers, opened))
 
 
-def _print(answers: Answers, prompts: Sequence[PreparedPrompt], llm: LLM, options: AnswerOptions) -> None:
+def _print(answers: Answers, prompts: Sequence[PreparedPrompt], llm: LLM | Replicas, options: AnswerOptions) -> None:
     """Print the answers as they are complete, that to a single prompt as it is produced."""
     from trtkit.cli.generate_answers import request_stats, total_stats
+    from trtkit.llm import LLM
 
     started_s = time.monotonic()
     if options.as_json:
         outputs = llm.generate(prompts, on_output=answers.print_json)
-    elif len(prompts) == 1 and prompts[0].settings.params.n == 1:
+    elif isinstance(llm, LLM) and len(prompts) == 1 and prompts[0].settings.params.n == 1:
         outputs = [answers.print_stream(llm.stream(prompts[0]))]
     else:
         outputs = llm.generate(prompts, on_output=answers.print_text)

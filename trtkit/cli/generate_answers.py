@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         RequestOutput,
     )
     from trtkit.llm.engine import Statistics
+    from trtkit.llm.replicas import Replicas
     from trtkit.runtime.text import Tokenizer
 
 
@@ -114,12 +115,16 @@ def request_stats(metrics: RequestMetrics) -> str:
     return "; ".join(parts + _speculation(metrics.accepted_tokens, metrics.drafted_tokens))
 
 
-def total_stats(llm: LLM, requests: Sequence[RequestMetrics], seconds: float) -> str:
+def total_stats(llm: LLM | Replicas, requests: Sequence[RequestMetrics], seconds: float) -> str:
     """Return what a run did as one line."""
+    from trtkit.llm.replicas import Replicas
+
     done = llm.statistics
     tokens = sum(request.output_tokens for request in requests)
     parts = [f"{plural(len(requests), 'request')} on {plural(llm.slots, 'slot')} in {seconds:.2f} s"]
     parts += [plural(tokens, "token"), f"{tokens / seconds:.1f} tokens/s"]
+    if isinstance(llm, Replicas):
+        parts.append(f"answered by replicas: {' + '.join(map(str, llm.answered))}")
     first = sorted(one.ttft_s for one in requests if one.ttft_s is not None)
     tpots_s = sorted(one.tpot_s for one in requests if one.tpot_s is not None)
     parts += [f"TTFT {1000 * first[len(first) // 2]:.1f} ms (median)"] if first else []
@@ -141,7 +146,7 @@ def neuron_stats(done: Statistics) -> list[str]:
     return [f"{blocks} of neurons active, {done.read_blocks} read, {done.missed_blocks} missed", *rows]
 
 
-def offload_stats(llm: LLM) -> list[str]:
+def offload_stats(llm: LLM | Replicas) -> list[str]:
     """Return what stages in turn have moved; nothing for other decoders."""
     counts = llm.offload_counts
     if counts is None:
@@ -156,7 +161,10 @@ def _speculation(accepted: int, drafted: int) -> list[str]:
 
 
 def answer_into(
-    options: AnswerOptions, source: AnswerSource, answers: Answers, open_llm: Callable[[], AbstractContextManager[LLM]]
+    options: AnswerOptions,
+    source: AnswerSource,
+    answers: Answers,
+    open_llm: Callable[[], AbstractContextManager[LLM | Replicas]],
 ) -> int:
     """Answer the prompts that the file has no answers to; return the exit code, 1 if an answer is an error."""
     assert options.output is not None
@@ -177,7 +185,7 @@ class FileRun:
         self._metrics: list[RequestMetrics] = []
         self._tokens, self._seconds = 0, 0.0
 
-    def run(self, open_llm: Callable[[], AbstractContextManager[LLM]], *, has_stats: bool) -> None:
+    def run(self, open_llm: Callable[[], AbstractContextManager[LLM | Replicas]], *, has_stats: bool) -> None:
         """Answer what is left, and put the file in order."""
         if self._answered_before:
             say(f"{self._answered_before} of {plural(self._total, 'prompt')} were answered before")
@@ -204,7 +212,7 @@ class FileRun:
             parts += [plural(self._tokens, "token"), f"{self._seconds:.1f} s", f"{rate:.1f} tokens/s"]
         say(f"wrote {self._file.path}: {', '.join(parts)}")
 
-    def _answer(self, llm: LLM) -> None:
+    def _answer(self, llm: LLM | Replicas) -> None:
         started_s = time.monotonic()
         with show_events() as show:
             show(self._progress())

@@ -22,6 +22,7 @@ class PromptOptions:
 
     texts: tuple[str, ...]
     file: str | None
+    replicas: int
     images: tuple[str, ...]
     audio: tuple[str, ...]
     language: str | None
@@ -40,6 +41,8 @@ class PromptOptions:
 
             open_bundle(bundle)  # what is wrong with that comes first
             raise click.UsageError("nothing to answer: give TEXT, --audio FILE or --prompts FILE")
+        if self.replicas > 1 and self.file is None:
+            raise click.UsageError("--replicas goes with --prompts FILE")
         if self.system is not None and not self.chat:
             raise click.UsageError("--system needs the chat template: leave out --no-chat")
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from trtkit.llm import LLM, TextBundle
+    from trtkit.llm.replicas import PromptSource, Replicas
     from trtkit.serving_options import ServingField, Surface
 
     Command = Callable[..., None]
+    _Model = TypeVar("_Model", bound=LLM | Replicas)
 
 CANCELLED = 130
 # What the runtime calls its settings otherwise, as flags.
@@ -133,12 +135,30 @@ def faults_by_flag() -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_llm(model: TextBundle, options: Mapping[str, object]) -> Iterator[LLM]:
-    """Open the model, say on stderr what runs it, and in the end whether it left out active neurons."""
+    """Open the model; see `_opened`."""
     from trtkit.llm import LLM
 
+    with _opened(model, lambda: LLM(model, **options)) as llm:
+        yield llm
+
+
+@contextlib.contextmanager
+def open_replicas(
+    model: TextBundle, options: Mapping[str, Any], source: PromptSource, count: int
+) -> Iterator[Replicas]:
+    """Open the model in `count` processes; see `_opened`."""
+    from trtkit.llm.replicas import Replicas
+
+    with _opened(model, lambda: Replicas(model.bundle, ServingOptions(**options), source, count)) as replicas:
+        yield replicas
+
+
+@contextlib.contextmanager
+def _opened(model: TextBundle, open_model: Callable[[], _Model]) -> Iterator[_Model]:
+    """Open the model, say on stderr what runs it, and in the end whether it left out active neurons."""
     say(f"opening {model.path}")
     with faults_by_flag():
-        llm = LLM(model, **options)
+        llm = open_model()
     say(f"runtime: {llm.description}")
     with llm:
         yield llm

@@ -5,8 +5,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from trtkit.jobs.events import Listener, event_from_json
 from trtkit.jobs.faults import error_from_json
 from trtkit.jobs.job import Job, JobContext, Request, Result
 from trtkit.jobs.json_form import from_json, to_json
+from trtkit.jobs.process import ChildProcess
 from trtkit.jobs.trt_log import level_of
 
 # How long a child may take to die on SIGTERM before it is killed.
@@ -64,22 +63,14 @@ def result_of(job: Job[Request, Result], answer: dict[str, Any]) -> Result:
 def _converse(job: Job[Request, Result], request: str, context: JobContext) -> tuple[dict[str, Any] | None, int]:
     """Start the child, pass its events on, and return its last word and exit code."""
     read_end, write_end = os.pipe()
-    names = (job.function, job.request_name, str(write_end))
-    command = [sys.executable, "-P", "-m", "trtkit.jobs.worker", *names, str(context.log)]
-    with context.log.open("wb") as log_file:
-        process = subprocess.Popen(
-            [*command, *([context.severity] if context.severity else [])],
-            stdin=subprocess.PIPE,
-            stdout=log_file,
-            stderr=subprocess.STDOUT,
-            pass_fds=[write_end],
-            start_new_session=True,
-        )
+    command = ["trtkit.jobs.worker", job.function, job.request_name, str(write_end), str(context.log)]
+    command += [context.severity] if context.severity else []
+    process = ChildProcess(command, context.log, pass_fds=[write_end])
     os.close(write_end)
     answer: dict[str, Any] | None = None
     try:
         with os.fdopen(read_end, encoding="utf-8") as events, followed(context.log, job.name):
-            _send(process, request)
+            process.send(request)
             for line in events:
                 event = json.loads(line)
                 if event["event"] in {"result", "error"}:
@@ -88,29 +79,7 @@ def _converse(job: Job[Request, Result], request: str, context: JobContext) -> t
                     context.report(event_from_json(event, job.result))
         return answer, process.wait()
     finally:
-        _end(process)
-
-
-def _send(process: subprocess.Popen[bytes], request: str) -> None:
-    """Write the request; stdin stays open, its end tells the child that we are gone."""
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(request.encode() + b"\n")
-        process.stdin.flush()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the child if it still runs."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_TERMINATE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+        process.end(_TERMINATE_TIMEOUT_S)
 
 
 _LOG = logging.getLogger("trtkit.child")

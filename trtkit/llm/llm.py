@@ -142,16 +142,30 @@ class LLM:
         lists every problem.
         """
         checked = self._check(prompts, None, is_single=False)
-        by_length = self._frontend.engine.prefixes.are_pages or self.offload_counts is not None
-        waiting = iter(sorted(checked, key=_by_length if by_length else _by_prefix))
+        yield from self.answers_to(iter(run_order(checked, has_long_first=self.has_long_first)))
+
+    @property
+    def has_long_first(self) -> bool:
+        """Whether long answers run first; otherwise prompts with the same prefix follow each other."""
+        return self._frontend.engine.prefixes.are_pages or self.offload_counts is not None
+
+    def answers_to(self, prompts: Iterator[PreparedPrompt], most: int | None = None) -> Iterator[RequestOutput]:
+        """Answer prompts as `answers` does, in the order in which they come, each read when there is room for it.
+
+        most: prompts that are under way at once; as many as keep every slot busy if None. Raises RequestError for a
+        prompt that no run could serve.
+        """
         names: set[str] = set()
+        is_over = False
         try:
-            prompt = next(waiting, None)
-            while prompt is not None or names:
-                while prompt is not None and self._frontend.engine.waiting < self.slots:
-                    names.add(self._frontend.start(prompt).id)
-                    prompt = next(waiting, None)
-                for job in self._frontend.step():
+            while not is_over or names:
+                while not is_over and self._frontend.engine.waiting < self.slots and len(names) != most:
+                    prompt = next(prompts, None)
+                    if prompt is None:
+                        is_over = True
+                    else:
+                        names.add(self._frontend.start(prompt).id)
+                for job in self._frontend.step() if names else ():
                     names.discard(job.id)
                     yield job.output()
         finally:
@@ -220,6 +234,11 @@ class LLM:
         cancelled = [name for name in names if self._frontend.cancel(name)]
         if cancelled:
             self._frontend.step()
+
+
+def run_order(prompts: Sequence[PreparedPrompt], *, has_long_first: bool) -> list[PreparedPrompt]:
+    """Return prompts in the order that computes least. has_long_first: see `LLM.has_long_first`."""
+    return sorted(prompts, key=_by_length if has_long_first else _by_prefix)
 
 
 def _by_length(prompt: PreparedPrompt) -> int:

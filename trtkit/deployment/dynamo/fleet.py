@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -34,7 +33,7 @@ from trtkit.deployment.process import (
 )
 from trtkit.errors import DeployError
 from trtkit.serving_options import API_KEY
-from trtkit.threads import share_of_cores
+from trtkit.threads import shares_of_machine, visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -321,26 +320,11 @@ def _assignments(models: Sequence[ServableBundle], options: DynamoOptions) -> li
     answers: _Role = "decode" if options.prefill_workers else "agg"
     roles = [(model, answers) for model in models for _ in range(options.replicas)]
     roles += [(model, _PREFILL) for model in models for _ in range(options.prefill_workers)]
-    shares = shares_of_machine([model.ranks for model, _ in roles])
+    shares = shares_of_machine([model.ranks for model, _ in roles], visible_gpus())
     return [
         _Assignment(number, model, role, share)
         for number, ((model, role), share) in enumerate(zip(roles, shares, strict=True))
     ]
-
-
-def shares_of_machine(ranks: Sequence[int]) -> list[dict[str, str]]:
-    """Return each worker's part of the machine: a GPU per rank, in turn, or cores in equal parts if there is no GPU.
-
-    ranks: of each worker.
-    """
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    installed = Path("/proc/driver/nvidia/gpus")
-    count = len(list(installed.iterdir())) if installed.is_dir() else 0
-    gpus = listed.split(",") if listed else [str(index) for index in range(count)]
-    if not gpus:
-        return [share_of_cores(sum(ranks))] * len(ranks)
-    turns = itertools.cycle(gpus)
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(itertools.islice(turns, count)))} for count in ranks]
 
 
 class Broker:
