@@ -67,9 +67,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 
 @pytest.mark.children
-def test_two_replicas_write_the_file_that_one_process_writes(
-    words: list[object], workspace: Path, trtkit: Run
-) -> None:
+def test_two_replicas_write_the_file_that_one_process_writes(words: list[object], workspace: Path, trtkit: Run) -> None:
     assert trtkit(*words, "--output", "one.jsonl", "-q").code == 0
     ran = trtkit(*words, "--output", "two.jsonl", "--replicas", 2, "--stats", "--json", "--cache-dir", "caches")
     assert ran.code == 0

@@ -111,8 +111,8 @@ def event_line(event: Event) -> str:
 class Replicas:
     """`count` processes that answer prompts, each with a GPU per rank, or its share of the cores if there is no GPU.
 
-    They end with the `with` block, and with this process. answered: prompts, by replica. Raises what opening an LLM raises, and RequestError for more
-    replicas than the GPUs are enough for.
+    They end with the `with` block, and with this process. answered: prompts, by replica.
+    Raises what opening an LLM raises, and RequestError for more replicas than the GPUs are enough for.
     """
 
     def __init__(self, bundle: Bundle, options: ServingOptions, source: PromptSource, count: int) -> None:
