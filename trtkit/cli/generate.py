@@ -103,10 +103,11 @@ def command(bundle: str, texts: tuple[str, ...], prompts: tuple[str, ...], **opt
         def opened() -> AbstractContextManager[LLM | Replicas]:
             if of_prompts.replicas == 1:
                 return open_llm(model, runtime)
+            from trtkit.llm import ServingOptions
             from trtkit.llm.replicas import PromptSource
 
             dealt = PromptSource(lines.prompts, shared, of_prompts.chat, of_prompts.system)
-            return open_replicas(model, runtime, dealt, of_prompts.replicas)
+            return open_replicas(model, ServingOptions(**runtime), dealt, of_prompts.replicas)
 
         if of_answers.output is None:
             with opened() as llm:

@@ -143,13 +143,11 @@ def open_llm(model: TextBundle, options: Mapping[str, object]) -> Iterator[LLM]:
 
 
 @contextlib.contextmanager
-def open_replicas(
-    model: TextBundle, options: Mapping[str, Any], source: PromptSource, count: int
-) -> Iterator[Replicas]:
+def open_replicas(model: TextBundle, options: ServingOptions, source: PromptSource, count: int) -> Iterator[Replicas]:
     """Open the model in `count` processes; see `_opened`."""
     from trtkit.llm.replicas import Replicas
 
-    with _opened(model, lambda: Replicas(model.bundle, ServingOptions(**options), source, count)) as replicas:
+    with _opened(model, lambda: Replicas(model.bundle, options, source, count)) as replicas:
         yield replicas
 
 

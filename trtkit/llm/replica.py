@@ -94,7 +94,7 @@ class _Replica:
 
     def _prepare(self, llm: LLM, dealt: DealtPrompt) -> PreparedPrompt:
         request, lines = self.request, PromptLines([dealt.line])
-        model, settings = llm.frontend.text, request.settings
+        model, settings = llm.frontend.text, json.loads(request.settings)
         (prompt,) = prepare_prompts(lines, model, settings, is_chat=request.is_chat, system=request.system)
         return replace(prompt, request_id=str(dealt.index))
 

@@ -9,7 +9,7 @@ import threading
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from trtkit.errors import GenerationError, Problem, RequestError
 from trtkit.files import scratch_folder
@@ -28,7 +28,7 @@ from trtkit.llm.scheduler.request import FinishReason
 from trtkit.threads import import_paths, shares_of_machine, visible_gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.llm.prompts import PreparedPrompt
@@ -43,18 +43,18 @@ class PromptSource:
     """What prepared prompts follow from; see `prepare_prompts`. lines: by the number of the prompt."""
 
     lines: Sequence[PromptLine]
-    settings: dict[str, Any]
+    settings: Mapping[str, object]
     is_chat: bool
     system: str | None
 
 
 @dataclass(frozen=True)
 class ReplicaRequest:
-    """The first line that a replica reads. options: of ServingOptions, as JSON."""
+    """The first line that a replica reads. options: of ServingOptions. Both they and settings are JSON."""
 
     bundle: Path
     options: str
-    settings: dict[str, Any]
+    settings: str
     is_chat: bool
     system: str | None
 
@@ -285,7 +285,8 @@ def _options_of(options: ServingOptions, number: int) -> ServingOptions:
 
 
 def _request(bundle: Bundle, options: ServingOptions, source: PromptSource) -> ReplicaRequest:
-    return ReplicaRequest(bundle.path.absolute(), options.to_json(), source.settings, source.is_chat, source.system)
+    settings = json.dumps(dict(source.settings))
+    return ReplicaRequest(bundle.path.absolute(), options.to_json(), settings, source.is_chat, source.system)
 
 
 def _total(kind: type[_Counts], counts: Sequence[_Counts]) -> _Counts:
