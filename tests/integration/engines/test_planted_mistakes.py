@@ -52,15 +52,15 @@ MISTAKES_OF_PACKED_CALLS = {
     "prompts that are not kept": (PACKED, "self._stream.run(partial(self._append_prompts, packed))", "pass"),
     "logits of another row": (
         PACKED,
-        "self._inputs[LOGIT_INDEX][:rows].copy_(self._numbers[:rows])",
-        "self._inputs[LOGIT_INDEX][:rows].zero_()",
+        "self._inputs[LOGIT_INDEX][: step.rows].copy_(self._numbers[: step.rows])",
+        "self._inputs[LOGIT_INDEX][: step.rows].zero_()",
     ),
     "logits of another token": (PACKED, "logit_index=packed.logit_index + 1", "logit_index=packed.logit_index"),
 }
 LOOP, MIXED, FEED = "trtkit.llm.engine.decoding", "trtkit.llm.engine.mixed", "trtkit.llm.execution.packed"
 MISTAKES_OF_GUESSES = {
     "positions that are not copied": (PACKED, "if on_device and name in _BY_ROW:", "if name in _BY_ROW:"),
-    "tokens that are not copied": (PACKED, "if on_device and name in _BY_TOKEN", "if name in _BY_TOKEN"),
+    "tokens that are not copied": (PACKED, "by_token.get(name, 0) if on_device else 0", "by_token.get(name, 0)"),
     "logits of one token": (PACKED, "np.arange(packed.decoding_tokens)", "np.zeros(packed.decoding_tokens, np.int64)"),
     "a row of prompts without a token": (PACKED, "missing = missing or self.token_tile", "missing = 0"),
     "room for a token a row": (PACKED, "super().reserve(self.slots * self.row_tokens)", "super().reserve(self.slots)"),
