@@ -82,10 +82,9 @@ def from_onnx(name: str) -> DType | None:
     return _BY_ONNX.get(name)
 
 
-STATED_PRECISIONS: dict[str, Precision] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+_STATED_PRECISIONS: dict[str, Precision] = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
-def stated_precision(fields: Mapping[str, object]) -> Precision:
-    """Return the precision of the weights by a model's `config.json`; fp16 if it names none of these types."""
-    stated = str(fields.get("dtype") or fields.get("torch_dtype") or "float16").removeprefix("torch.")
-    return STATED_PRECISIONS.get(stated, "fp16")
+def stated_precision(fields: Mapping[str, object]) -> Precision | None:
+    """Return the precision of the weights by a model's `config.json`; None if it names none of these types."""
+    return _STATED_PRECISIONS.get(str(fields.get("dtype") or fields.get("torch_dtype")).removeprefix("torch."))

@@ -162,7 +162,7 @@ def _quantization(ranks: Sequence[Arrays], opened: DecoderSource) -> Fields:
 
 
 def _matrices(ranks: Sequence[Arrays], problems: list[Problem]) -> Iterator[tuple[str, QuantizedMatrix]]:
-    """Yield quantized layers, read one at a time; what is no such layer becomes a problem."""
+    """Yield quantized layers, read one at a time; add a problem for each that the format cannot hold."""
     for rank in ranks:
         for name, stored in rank.items():
             if not stored.is_quantized:

@@ -101,7 +101,7 @@ def with_preset(config: ModelConfig, name: Preset) -> ChosenPreset:
     opened = open_config_source(config)
     spec = stored_spec(opened.config, opened.where, opened.checkpoint)
     wanted, left_out = _fitted(_WANTED[name], spec, config)
-    wanted = {"precision": stated_precision(opened.config), **wanted}
+    wanted = {"precision": stated_precision(opened.config) or "fp16", **wanted}
     stated_keys = _stated_keys(config)
     keys = {key: value for key, value in wanted.items() if not _is_stated(key, stated_keys)}
     chosen = changed_config(config, keys)

@@ -359,9 +359,10 @@ def serve_bundles(bundles: Sequence[str], options: dict[str, Any], *, as_json: b
         check_prefill_bundle(open_bundle(options["prefill_bundle"]), open_bundle(models[0].path))
     with faults_by_flag():
         for model in models:
-            weight_budget_bytes(open_bundle(model.path), serving.weight_budget_gib)
-            speculator_tokens(open_bundle(model.path), serving.speculate)
-            check_adapters(open_bundle(model.path), serving.lora or {}, model.name)
+            opened = open_bundle(model.path)
+            weight_budget_bytes(opened, serving.weight_budget_gib)
+            speculator_tokens(opened, serving.speculate)
+            check_adapters(opened, serving.lora or {}, model.name)
     if options["api_key"] == "":
         raise click.UsageError(f"--api-key is empty (maybe by the variable {API_KEY})")
     port = options.pop("http_port") or free_ports(1)[0]

@@ -15,7 +15,7 @@ from trtkit.config.llm import BUILT_IN
 from trtkit.config.overrides import Override, keyword_overrides, read_overrides
 from trtkit.config.schema import ModelConfig
 from trtkit.config.yaml_file import KeyPath, YamlFile, read_yaml
-from trtkit.dtypes import STATED_PRECISIONS
+from trtkit.dtypes import stated_precision
 from trtkit.errors import BundleError, ConfigError, Problem, SourceError, did_you_mean
 from trtkit.files import MANIFEST, json_fault, read_text
 
@@ -170,10 +170,9 @@ def _of_weights(folder: Path) -> dict[str, object]:
     try:
         fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         is_language_model = any(str(name).endswith("ForCausalLM") for name in fields.get("architectures") or ())
-        dtype = str(fields.get("dtype") or fields.get("torch_dtype"))
+        precision = stated_precision(fields)
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
-    precision = STATED_PRECISIONS.get(dtype.removeprefix("torch."))
     return {"precision": precision} if is_language_model and precision else {}
 
 

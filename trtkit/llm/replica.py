@@ -61,7 +61,7 @@ class _Replica:
     events: TextIO
 
     def run(self) -> None:
-        """Check prompts, then answer prompts until there are no more."""
+        """Check prompts, then answer prompts until none are left."""
         with LLM(self.request.bundle, **ServingOptions.from_json(self.request.options).to_values()) as llm:
             self._report(Opened(llm.description, llm.slots, llm.has_long_first))
             self._report(Checked(tuple(self._problems(llm))))

@@ -254,7 +254,7 @@ class Replicas:
         raise_prompt_problems([problem for _, problem in sorted(problems, key=lambda item: item[0])])
 
     def _deal(self, number: int, prompt: PreparedPrompt | None) -> None:
-        """Send a replica a prompt, or that there are no more."""
+        """Send a replica a prompt, or null once none are left."""
         if prompt is None:
             self._processes[number].send("null")
             return

@@ -178,7 +178,8 @@ def _of_config_json(file: Path, overrides: Sequence[str | Override]) -> PlannedM
         fix = f"give a bundle, a config, or a folder with {CONFIG}"
         raise PlanError(f"the folder has neither `manifest.json` nor `{CONFIG}`", str(file.parent), fix)
     fields = _fields(file)
-    config = _bare_config(str(file.parent), model_name(file.parent.resolve()), stated_precision(fields), overrides)
+    precision = stated_precision(fields) or "fp16"
+    config = _bare_config(str(file.parent), model_name(file.parent.resolve()), precision, overrides)
     return PlannedModel(config.name, config, choose_backend(), fields, str(file), notes=_notes(file))
 
 

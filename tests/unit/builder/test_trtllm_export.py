@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.support.decoders import model_of as case_model
+from tests.support.modelopt import trtllm_checkpoint
 from tests.unit.sources.trtllm.layouts import write_trtllm
 from tests.unit.sources.trtllm.test_layouts import STORED
 from tests.unit.sources.trtllm.test_trtllm import EXPORT_NAMES, MORE_NAMES, exported, model_of
@@ -95,16 +96,12 @@ def test_ranks_are_those_that_modelopt_writes(model_type: str, ranks: int, tmp_p
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "gemma"])
 def test_pipeline_stages_are_those_that_modelopt_writes(model_type: str, tmp_path: Path) -> None:
     """Tied embeddings of several stages are the exception: ModelOpt leaves the last without a head."""
-    from modelopt.torch.export import export_tensorrt_llm_checkpoint
-
     name = {**EXPORT_NAMES, **MORE_NAMES}[model_type]
-    export_tensorrt_llm_checkpoint(
-        model_of(model_type), name, torch.float16, tmp_path / "theirs", 2, inference_pipeline_parallel=2
-    )
+    theirs = trtllm_checkpoint(model_of(model_type), name, torch.float16, ranks=2, stages=2)
     source = {"hf": str(saved(model_type))}
     ours = written(source, tmp_path, parallel={"tensor": 2, "pipeline": 2})
-    assert_same_bits(ours, tmp_path / "theirs", ("lm_head.weight",) if model_type == "gemma" else ())
-    assert config_of(ours)["mapping"] == config_of(tmp_path / "theirs")["mapping"]
+    assert_same_bits(ours, theirs, ("lm_head.weight",) if model_type == "gemma" else ())
+    assert config_of(ours)["mapping"] == config_of(theirs)["mapping"]
     opened, want = open_trtllm(ours).checkpoint, open_trtllm(written(source, tmp_path)).checkpoint
     assert set(opened) - set(want) <= {"lm_head.weight"}
     for tensor in want:

@@ -13,11 +13,12 @@ import modelopt.torch.quantization as mtq
 import numpy as np
 import pytest
 import torch
-from modelopt.torch.export import export_hf_checkpoint, export_tensorrt_llm_checkpoint
+from modelopt.torch.export import export_hf_checkpoint
 from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.support.modelopt import trtllm_checkpoint
 from tests.unit.builder.test_trtllm_export import assert_same_bits, config_of, ranks_of, refused, written
 from tests.unit.sources.quantized.test_modelopt import IDS, SIZES, blocks_of, mixed, with_fp8_caches
 from trtkit.quantized_matrix import QuantizedMatrix
@@ -63,12 +64,7 @@ def hf_export(name: str) -> Path:
 
 @cache
 def trtllm_export(name: str, ranks: int) -> Path:
-    folder = Path(mkdtemp())
-    with contextlib.redirect_stdout(io.StringIO()):
-        export_tensorrt_llm_checkpoint(
-            quantized(name), "llama", torch.float16, export_dir=folder, inference_tensor_parallel=ranks
-        )
-    return folder
+    return trtllm_checkpoint(quantized(name), "llama", torch.float16, ranks)
 
 
 @pytest.mark.parametrize("name", ["int8_sq", "int4_awq", "int4_wo", "nvfp4"])

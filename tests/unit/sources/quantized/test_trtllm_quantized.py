@@ -7,17 +7,16 @@ import io
 import json
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import modelopt.torch.quantization as mtq
 import numpy as np
 import pytest
 import torch
-from modelopt.torch.export import export_tensorrt_llm_checkpoint
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.support.modelopt import trtllm_checkpoint
 from tests.unit.sources.quantized.test_modelopt import IDS, SIZES, blocks_of
 from trtkit.errors import TrtkitError
 from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix, scales_of_pairs
@@ -48,12 +47,7 @@ def model_of(name: str) -> Any:
 
 @cache
 def exported(name: str, ranks: int) -> Path:
-    folder = Path(mkdtemp())
-    with contextlib.redirect_stdout(io.StringIO()):
-        export_tensorrt_llm_checkpoint(
-            model_of(name), "llama", torch.float32, export_dir=folder, inference_tensor_parallel=ranks
-        )
-    return folder
+    return trtllm_checkpoint(model_of(name), "llama", torch.float32, ranks)
 
 
 def matrices(source: DecoderSource) -> dict[str, QuantizedMatrix]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.support.modelopt import trtllm_checkpoint
 from trtkit.errors import SourceError, TrtkitError
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
@@ -61,14 +61,7 @@ def model_of(model_type: str) -> Any:
 @cache
 def exported(model_type: str, ranks: int) -> Path:
     """Return the folder that ModelOpt wrote for some ranks. Not to be changed."""
-    from modelopt.torch.export import export_tensorrt_llm_checkpoint  # takes seconds
-
-    folder = Path(mkdtemp())
-    name = {**EXPORT_NAMES, **MORE_NAMES}[model_type]
-    export_tensorrt_llm_checkpoint(
-        model_of(model_type), name, torch.float16, export_dir=folder, inference_tensor_parallel=ranks
-    )
-    return folder
+    return trtllm_checkpoint(model_of(model_type), {**EXPORT_NAMES, **MORE_NAMES}[model_type], torch.float16, ranks)
 
 
 def changed(tmp_path: Path, model_type: str = "llama", ranks: int = 2, **fields: Any) -> Path:
