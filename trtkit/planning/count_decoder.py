@@ -76,9 +76,14 @@ def count_decoder(request: CountRequest, context: JobContext) -> NetworkCounts:
     lora = llm_options(request.config).lora
     adapted, ranks = (frozenset[str](), 0) if lora is None else (adapted_layers(spec, lora), lora.max_rank_sum)
     # Counts are multilinear; a packed call computes the logits that are read, see `PackedRoom`.
-    has_all_logits = options.has_all_logits and not is_packed(request.config)
-    plain = replace(options, experts="all", adapted=adapted, page_tokens=None, is_packed=False)
-    plain = replace(plain, has_all_logits=has_all_logits)
+    plain = replace(
+        options,
+        has_all_logits=options.has_all_logits and not is_packed(request.config),
+        experts="all",
+        adapted=adapted,
+        page_tokens=None,
+        is_packed=False,
+    )
     most = spec.most_new_tokens
     points = sample_points((1, 1, first), _STEP, 1 if most is None else most - 1)
     check = (3, 5 if most is None else most, first + _STEP)

@@ -42,14 +42,15 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 CONFIG = "config.json"
-_TOWER = ("the vision tower is not counted, the language model is",)
+_TOWER = "the vision tower is not counted, the language model is"
 
 
 @dataclass(frozen=True)
 class PlannedModel:
     """A model to plan for. fields: of a decoder's config.json, None for other networks.
 
-    max_length: tokens of a slot of the engine, 0 where none is built. bundle: None unless PATH was one.
+    max_length: tokens of a slot of the engine, 0 where none is built. bundle: None unless PATH was one. has_tower: next
+    to the language model, which is all that is counted. published: where its numbers are from, if it is known by name.
     """
 
     name: str
@@ -59,12 +60,18 @@ class PlannedModel:
     where: str
     max_length: int = 0
     bundle: Bundle | None = None
-    notes: tuple[str, ...] = ()
+    has_tower: bool = False
+    published: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of its numbers."""
+        return tuple(filter(None, (_TOWER if self.has_tower else "", self.published)))
 
     @property
     def takes_vectors(self) -> bool:
         """Whether its embeddings lie next to its engine, as those of vision-language models do."""
-        return self.notes == _TOWER or llm_options(self.config).inputs == "embeds"
+        return self.has_tower or llm_options(self.config).inputs == "embeds"
 
 
 def find_model(path: str, overrides: Sequence[str | Override] = (), target: str | None = None) -> PlannedModel:
@@ -123,8 +130,8 @@ def model_of_bundle(bundle: Bundle) -> PlannedModel:
         fields, limit = read_json(where), llm_options(manifest.config).max_sequence_length
     if manifest.encoder is not None:
         raise _not_counted(str(bundle.path))
-    notes = () if manifest.images is None else _TOWER
-    return PlannedModel(manifest.name, manifest.config, manifest.backend.name, fields, str(where), limit, bundle, notes)
+    has_tower, backend = manifest.images is not None, manifest.backend.name
+    return PlannedModel(manifest.name, manifest.config, backend, fields, str(where), limit, bundle, has_tower)
 
 
 def _of_config(path: str, overrides: Sequence[str | Override], target: str | None) -> PlannedModel:
@@ -154,7 +161,7 @@ def model_of_config(config: ModelConfig, path: str = "") -> PlannedModel:
         if not where.is_file():
             fix = "give a folder with the model's config.json: `--set source.hf=FOLDER`"
             raise SourceError("no such file", str(where), fix)
-        return PlannedModel(config.name, config, backend, _fields(where), str(where), notes=_notes(where))
+        return PlannedModel(config.name, config, backend, _fields(where), str(where), has_tower=_has_tower(where))
     opened = open_decoder_source(config.source)
     return PlannedModel(config.name, config, backend, opened.config, opened.where)
 
@@ -180,7 +187,7 @@ def _of_config_json(file: Path, overrides: Sequence[str | Override]) -> PlannedM
     fields = _fields(file)
     precision = stated_precision(fields) or "fp16"
     config = _bare_config(str(file.parent), model_name(file.parent.resolve()), precision, overrides)
-    return PlannedModel(config.name, config, choose_backend(), fields, str(file), notes=_notes(file))
+    return PlannedModel(config.name, config, choose_backend(), fields, str(file), has_tower=_has_tower(file))
 
 
 def _fields(file: Path) -> Json:
@@ -191,16 +198,15 @@ def _fields(file: Path) -> Json:
     return {key: value for key, value in fields.items() if key != "quantization_config"}
 
 
-def _notes(file: Path) -> tuple[str, ...]:
-    """Return what a plan by a config.json leaves out."""
-    return _TOWER if "vision_config" in read_json(file) else ()
+def _has_tower(file: Path) -> bool:
+    return "vision_config" in read_json(file)
 
 
 def _of_architecture(name: str, overrides: Sequence[str | Override]) -> PlannedModel:
     row = architectures()[name]
     config = _bare_config(f"/{name}", name, row["dtype"], overrides)
-    notes = (f"numbers of {name} are published: {row['source']}",)
-    return PlannedModel(name, config, choose_backend(), row["fields"], f"published model `{name}`", notes=notes)
+    published = f"numbers of {name} are published: {row['source']}"
+    return PlannedModel(name, config, choose_backend(), row["fields"], f"published model `{name}`", published=published)
 
 
 def _bare_config(folder: str, name: str, precision: str, overrides: Sequence[str | Override]) -> ModelConfig:
