@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 from trtkit.backends import BACKENDS, list_gpus
 from trtkit.errors import BackendError, ConfigError, Problem
+from trtkit.network.custom_op import DOMAIN, CustomOp, find
+from trtkit.network.onnx.care import all_nodes
+from trtkit.network.onnx.function import op_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,8 +44,8 @@ def write_plugins(model: onnx.ModelProto, path: Path) -> tuple[tuple[str, ...], 
 
     Returns the ops to register, none (and no file) if no node can be a plugin, and what was done in words.
     """
+    from trtkit.builder.plugins import plugin_names, use_plugins
     from trtkit.network.onnx.io import save_model
-    from trtkit.network.onnx.plugins import plugin_names, use_plugins
 
     copy = type(model)()
     copy.CopyFrom(model)
@@ -78,3 +81,44 @@ def register_plugins(backend: Backend, ops: Sequence[str], capabilities: Sequenc
     for op in ops:
         define(module, find(op), min(present))
     return module
+
+
+def use_plugins(model: onnx.ModelProto) -> str:
+    """Turn nodes `trtkit::Op` whose op has a plugin into that plugin's nodes, and drop functions left without a node.
+
+    A node stays a function where an optional input is missing, which a plugin always takes. Returns what it did.
+    """
+    ops = {function.name: find(op_name(function)) for function in model.functions if function.domain == DOMAIN}
+    done = 0
+    for node in all_nodes(model.graph):
+        if node.domain == DOMAIN and node.op_type in ops and _fits(ops[node.op_type], node):
+            _make_plugin(node, ops[node.op_type].name)
+            done += 1
+    called = {node.op_type for node in all_nodes(model.graph) if node.domain == DOMAIN and not _is_plugin(node)}
+    kept = [function for function in model.functions if function.domain != DOMAIN or function.name in called]
+    del model.functions[:]
+    model.functions.extend(kept)
+    return f"{done} nodes to plugins"
+
+
+def plugin_names(model: onnx.ModelProto) -> list[str]:
+    """Return the ops whose plugins the nodes of `model` are."""
+    return sorted({node.op_type for node in all_nodes(model.graph) if node.domain == DOMAIN and _is_plugin(node)})
+
+
+def _fits(op: CustomOp, node: onnx.NodeProto) -> bool:
+    """Whether the op has a plugin that takes as many inputs as the node has."""
+    return op.has_part("plugin") and len(op.part("plugin").PLUGIN.inputs) == len(node.input)
+
+
+def _make_plugin(node: onnx.NodeProto, name: str) -> None:
+    """Name the plugin as TensorRT's parser looks it up; `aot`: its kernel is compiled into the engine."""
+    import onnx
+
+    node.op_type = name
+    for key, value in (("plugin_namespace", DOMAIN), ("plugin_version", "1"), ("aot", 1)):
+        node.attribute.append(onnx.helper.make_attribute(key, value))
+
+
+def _is_plugin(node: onnx.NodeProto) -> bool:
+    return any(attribute.name == "plugin_namespace" for attribute in node.attribute)

@@ -12,12 +12,14 @@ from trtkit.cli import completions
 from trtkit.cli.local_model import local_config, local_model
 from trtkit.cli.model_options import model_argument, model_options, output_option
 from trtkit.cli.options import json_option, quiet_option
+from trtkit.report.tables import Lines, Part, Table, named
 
 if TYPE_CHECKING:
     from trtkit.builder.build import BuildResult
-    from trtkit.builder.presets import Preset
+    from trtkit.builder.presets import ChosenPreset, Preset
     from trtkit.cli.model_options import Overrides
     from trtkit.config.schema import ModelConfig
+
 
 EPILOG = """\b
 Examples:
@@ -75,8 +77,8 @@ def command(
 def _chosen(model: ModelConfig, name: Preset, *, is_shown: bool) -> ModelConfig:
     """Return the config with what a preset decides, and show that in full, before the work begins."""
     from trtkit.builder.presets import with_preset
+    from trtkit.cli.build import preset_tables
     from trtkit.cli.tables import show
-    from trtkit.report.presets import preset_tables
 
     chosen = with_preset(model, name)
     if is_shown:
@@ -115,3 +117,20 @@ def _render(result: BuildResult) -> None:
     present = list_gpus()
     if refusal := refused_gpus(result.bundle.manifest.backend.name, present):
         console().print(f"note: {', '.join(gpu.name for gpu in present)} {refusal}", soft_wrap=True, highlight=False)
+
+
+_ORIGINS = {"preset": "preset", "model": "model", "config": "config"}
+
+
+def preset_tables(chosen: ChosenPreset) -> list[Part]:
+    """Return every decision with what it means, and what does not apply to the model."""
+    rows = [(row.key, _text(row.value), _ORIGINS[row.origin], row.meaning) for row in chosen.decisions]
+    title = f"preset {chosen.name}: decided when the engine is built; --set KEY=VALUE changes any"
+    parts: list[Part] = [Table(title, (*named("key", "value", kind="name"), *named("from", "meaning")), rows)]
+    if chosen.left_out:
+        parts.append(Lines("does not apply", [f"{key}: {why}" for key, why in chosen.left_out]))
+    return parts
+
+
+def _text(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -11,19 +11,22 @@ from trtkit.errors import RequestError
 from trtkit.llm.encoded import open_encoder
 from trtkit.llm.engine import DraftProposer, LookupProposer
 from trtkit.llm.execution import ExecutionOptions, engine_device, open_execution
+from trtkit.llm.execution.engine import EngineDecoder
 from trtkit.llm.images import open_tower
 from trtkit.llm.speculator_tokens import speculator_tokens
 from trtkit.models.speculators import kind_part
-from trtkit.runtime.weight_budget import weight_budget_bytes
+from trtkit.runtime.device import release_memory
+from trtkit.runtime.weight_budget import automatic_budget, weight_budget_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trtkit.llm.encoded.encoder import Encoder
     from trtkit.llm.engine.proposers import Proposer
-    from trtkit.llm.execution import DecoderExecution
+    from trtkit.llm.execution.execution import DecoderExecution
     from trtkit.llm.images.tower import VisionTower
     from trtkit.llm.text_bundle import TextBundle
+    from trtkit.runtime.device import Device
     from trtkit.serving_options import ServingOptions
 
 
@@ -61,7 +64,7 @@ def open_networks(text: TextBundle, options: ServingOptions) -> Networks:
     encoder = None if text.encoded is None else open_encoder(text.bundle, options.runtime)
     proposer = _proposer(text, options, execution)
     if options.weight_budget_gib == "auto" and (device := engine_device(options.runtime)) is not None:
-        from trtkit.llm.execution.automatic_budget import keep_weights_that_fit
+        from trtkit.llm.networks import keep_weights_that_fit
 
         draft = proposer.execution if isinstance(proposer, DraftProposer) else None
         keep_weights_that_fit(execution, draft, device)
@@ -102,3 +105,21 @@ def _draft(path: Path, options: ServingOptions, execution: DecoderExecution) -> 
         what = f"the draft model's vocabulary has {draft.vocab_size} tokens, the model's has {vocab_size}"
         raise RequestError(what, str(path), "use a draft model with the same tokenizer")
     return draft
+
+
+def keep_weights_that_fit(execution: DecoderExecution, draft: DecoderExecution | None, device: Device) -> None:
+    """Give an open decoder that has not run yet its weight budget; the reference executor has none.
+
+    Free memory is measured with none of the decoder's streamable weights on the GPU, all of the draft's, and buffers
+    for the largest prefill. TensorRT says what execution contexts will take.
+    """
+    if not isinstance(execution, EngineDecoder):
+        return
+    decoders = [decoder for decoder in (execution, draft) if isinstance(decoder, EngineDecoder)]
+    for decoder in decoders:  # TensorRT may load what can be streamed with the first context only
+        if decoder.engine.streamable_bytes:
+            decoder.engine.stream_weights(0 if decoder is execution else decoder.engine.streamable_bytes)
+        decoder.reserve_prompts()
+    release_memory()
+    free_bytes = device.free_bytes - sum(decoder.engine.pending_context_bytes for decoder in decoders)
+    execution.stream_weights(automatic_budget(free_bytes, device.memory_bytes, execution.engine.streamable_bytes))

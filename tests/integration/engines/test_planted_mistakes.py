@@ -57,7 +57,7 @@ MISTAKES_OF_PACKED_CALLS = {
     ),
     "logits of another token": (PACKED, "logit_index=packed.logit_index + 1", "logit_index=packed.logit_index"),
 }
-LOOP, MIXED, FEED = "trtkit.llm.engine.decoding", "trtkit.llm.engine.mixed", "trtkit.llm.execution.packed"
+LOOP, FEED = "trtkit.llm.engine.decoding", "trtkit.llm.execution.packed"
 MISTAKES_OF_GUESSES = {
     "positions that are not copied": (PACKED, "if on_device and name in _BY_ROW:", "if name in _BY_ROW:"),
     "tokens that are not copied": (PACKED, "by_token.get(name, 0) if on_device else 0", "by_token.get(name, 0)"),
@@ -65,8 +65,8 @@ MISTAKES_OF_GUESSES = {
     "a row of prompts without a token": (PACKED, "missing = missing or self.token_tile", "missing = 0"),
     "room for a token a row": (PACKED, "super().reserve(self.slots * self.row_tokens)", "super().reserve(self.slots)"),
     "prompts a token a row after others": (FEED, "self.decoding_tokens + np.arange", "self.rows + np.arange"),
-    "logits of the next row": (MIXED, "at.repeat(counts) * width + columns", "at.repeat(counts) + columns"),
-    "logits of other rows for prompts": (MIXED, "[], rows * width, len(columns)", "[], rows, len(columns)"),
+    "logits of the next row": (LOOP, "at.repeat(counts) * width + columns", "at.repeat(counts) + columns"),
+    "logits of other rows for prompts": (LOOP, "[], rows * width, len(columns)", "[], rows, len(columns)"),
     "guesses that check themselves": (LOOP, "guessed.firsts[rows] + columns + 1", "guessed.firsts[rows] + columns"),
 }
 PARAMS = [

@@ -10,9 +10,7 @@ import numpy as np
 from trtkit.jobs.json_form import from_json
 from trtkit.llm.cache.transfers import Copy  # noqa: TC001 (read from JSON by its types)
 from trtkit.llm.distributed.adapters import write_own
-from trtkit.llm.distributed.blocks import load_part as load_part_of_blocks
-from trtkit.llm.distributed.blocks import part_of
-from trtkit.llm.distributed.cache import load_part
+from trtkit.llm.distributed.cache import blocks_part, load_blocks_part, load_part
 from trtkit.llm.distributed.messages import CallReader
 
 if TYPE_CHECKING:
@@ -99,9 +97,9 @@ class _Server:
             self._blocks = self._runner.execution.cache.blocks(message.number("tokens"))
         assert self._blocks is not None
         if message.name == "load_blocks":
-            load_part_of_blocks(self._blocks, self._group.world.rank, message)
+            load_blocks_part(self._blocks, self._group.world.rank, message)
         else:
-            part = part_of(self._blocks, message.numbers("places"))
+            part = blocks_part(self._blocks, message.numbers("places"))
             self._group.channel.finish([self._group.channel.send(0, part)])
 
     def _run(self, message: Message) -> None:

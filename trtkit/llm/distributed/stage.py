@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtkit.dtypes import DTYPES
-from trtkit.llm.distributed.agreement import check_choices, check_values
+from trtkit.errors import RankError
 from trtkit.llm.distributed.micro_batches import join, parts_of, split, split_packed
 from trtkit.reference.ranks import COLLECTIVE_TIMEOUT_S
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from trtkit.llm.execution.execution import RankExecution
     from trtkit.llm.execution.packed import AnyCall, PackedCall
     from trtkit.models.parallel import Grid
-    from trtkit.reference import GlooRank
+    from trtkit.reference import GlooRank, Rank
+
 
 COMPARE_EVERY = 64
 """Calls between two comparisons of what the ranks' logits choose."""
@@ -180,3 +181,37 @@ class StageRunner:
         target = self._place.rank + self._place.grid.stage_ranks
         state = output.to("cpu", copy=True).contiguous()
         return [self._channel.send(target, state), self._channel.send(target, torch.tensor([tick]), _TICK)]
+
+
+_TOLERANCE = 0.02
+"""Relative RMS of logits between ranks at the start: kernels may differ by GPU, collectives that do nothing do more."""
+_FIX = "restart; if it happens again, see whether every rank has the same engine files, GPU and NCCL"
+
+
+def check_choices(logits: torch.Tensor, members: Rank, first_rank: int) -> None:
+    """Raise RankError where another rank's logits [..., V] choose another token. Every rank of the stage calls this.
+
+    first_rank: of the stage.
+    """
+    every = members.exchange("logits", logits.argmax(-1).reshape(-1).cpu())
+    for rank, choices in enumerate(every):
+        rows = (choices != every[0]).nonzero()
+        if len(rows):
+            row = int(rows[0])
+            what = (
+                f"rank {first_rank + rank} has drifted: row {row} of its logits chooses token {int(choices[row])}, "
+                f"that of rank {first_rank} chooses {int(every[0][row])}"
+            )
+            raise RankError(what, "ranks", _FIX)
+
+
+def check_values(logits: torch.Tensor, members: Rank, first_rank: int) -> None:
+    """Raise RankError where the ranks' logits are not finite, or differ. Every rank of the stage calls this."""
+    every = members.exchange("logits", logits.cpu())
+    for rank, other in enumerate(every):
+        if not other.isfinite().all():
+            raise RankError(f"rank {first_rank + rank} gives logits that are not finite", "ranks", _FIX)
+        error = float((other - every[0]).norm() / every[0].norm().clamp(min=1e-30))
+        if error > _TOLERANCE:
+            what = f"the logits of rank {first_rank + rank} differ from those of rank {first_rank} by {error:.2g}"
+            raise RankError(f"{what}, relative RMS; at most {_TOLERANCE} is allowed", "ranks", _FIX)

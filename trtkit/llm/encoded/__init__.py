@@ -1,9 +1,7 @@
 """Prompts of encoder-decoder models: what their encoder takes, the encoder, and the tokens that answers begin with."""
 
-from trtkit.llm.encoded.audio import AudioPrompts
 from trtkit.llm.encoded.encoder import Encoder, open_encoder, reference_encoder
-from trtkit.llm.encoded.prompts import EncoderPrompt, EncoderPrompts
-from trtkit.llm.encoded.text import TextPrompts
+from trtkit.llm.encoded.prompts import AudioPrompts, EncoderPrompt, EncoderPrompts, TextPrompts
 
 __all__ = [
     "AudioPrompts",

@@ -11,9 +11,18 @@ import numpy as np
 
 from trtkit.llm.adapters import no_adapters
 from trtkit.llm.cache.prefixes import Prefixes
-from trtkit.llm.engine.decoding import Guessed, decode, drafts_of, guessed_of, mark, observe, verify
+from trtkit.llm.engine.decoding import (
+    Guessed,
+    chunks_call,
+    decode,
+    drafts_of,
+    guessed_of,
+    mark,
+    mixed_call,
+    observe,
+    verify,
+)
 from trtkit.llm.engine.in_flight import InFlight, Launched, begin, can_launch, collect, draw, launch, launched_step
-from trtkit.llm.engine.mixed import chunks_call, mixed_call
 from trtkit.llm.engine.options import EngineOptions, check_options
 from trtkit.llm.engine.request import check_request
 from trtkit.llm.engine.state import State
@@ -32,8 +41,8 @@ if TYPE_CHECKING:
 
     from trtkit.llm.adapters import Adapters, LoadedAdapter, PreparedAdapter
     from trtkit.llm.cache.host.tier import HostTier
+    from trtkit.llm.engine.decoding import MixedCall
     from trtkit.llm.engine.drafts import Drafts
-    from trtkit.llm.engine.mixed import MixedCall
     from trtkit.llm.engine.request import Finished, Request
     from trtkit.llm.execution import DecoderExecution
     from trtkit.llm.execution.execution import PackedCalls

@@ -11,9 +11,8 @@ import torch
 
 from tests.support.gloo import gloo_groups, gloo_ranks
 from trtkit.errors import RankError
-from trtkit.llm.distributed.agreement import check_values
 from trtkit.llm.distributed.channel import Channel
-from trtkit.llm.distributed.stage import COMPARE_EVERY, GridPosition, StageRunner
+from trtkit.llm.distributed.stage import COMPARE_EVERY, GridPosition, StageRunner, check_values
 from trtkit.llm.execution import Call
 from trtkit.models.parallel import Grid
 from trtkit.reference import GlooRank

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from trtkit.llm.distributed.blocks import GroupBlocks, load_part, part_of
-from trtkit.llm.distributed.cache import GroupCache
+from trtkit.llm.distributed.cache import GroupBlocks, GroupCache, blocks_part, load_blocks_part
 from trtkit.llm.distributed.messages import Message
 from trtkit.llm.distributed.serve import _Server
 from trtkit.llm.execution import Call
@@ -61,12 +60,12 @@ def test_a_first_stage_without_attention_keeps_the_blocks_of_the_others() -> Non
     held.copy_(cached)
     theirs = other.blocks(16)
     assert theirs is not None
-    channel = SimpleNamespace(receive=lambda *_: part_of(theirs, [4, 5]))
+    channel = SimpleNamespace(receive=lambda *_: blocks_part(theirs, [4, 5]))
 
     def run(message: Message, work: Callable[[], None]) -> None:
         work()
         if message.name == "load_blocks":
-            load_part(theirs, 1, message)
+            load_blocks_part(theirs, 1, message)
 
     blocks = GroupCache(own, [(), (KEYS,)], channel, run).blocks(16)  # type: ignore[arg-type]
     assert blocks is not None

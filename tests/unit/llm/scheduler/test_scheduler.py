@@ -19,7 +19,7 @@ from trtkit.llm.scheduler import ScheduleOptions, SchedulingParams
 from trtkit.llm.scheduler.batch import Batch, SlotTaken, rows_between
 from trtkit.llm.scheduler.options import SchedulerOptions
 from trtkit.llm.scheduler.scheduler import Scheduler
-from trtkit.simulation.cache import Clock, SimulatedCache
+from trtkit.simulation.replica import Clock, SimulatedCache
 from trtkit.simulation.replica_options import ReplicaOptions
 from trtkit.simulation.requests import SimulatedRequest
 from trtkit.simulation.times import MeasuredTimes
