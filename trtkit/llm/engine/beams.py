@@ -1,4 +1,4 @@
-"""Beam search: which continuations of which beams go on, and when no better answer can come."""
+"""Beam search: which continuations survive a step, and when no running beam can improve on the answers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from trtkit.llm.sampling.settings import Settings
 
-# What represents "never" in sums of log probabilities; transformers' value, so that ties break as they do there.
+# Minus infinity in sums of log probabilities: transformers' value, so that ties break as they do there.
 _NEVER = -1.0e9
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """The beams' next step: the beam that each goes on from, and its token."""
+    """The next step of all beams: the parent and the token of each."""
 
     parents: list[int]
     tokens: list[int]
@@ -29,9 +29,9 @@ class Continuation:
 class BeamSearch:
     """One request's beams, in groups of one size. Scores are sums of log probabilities in fp32.
 
-    The candidates kept at each step, the length penalty and the three kinds of early stopping are those of
-    transformers' `GenerationMixin._beam_search` (5.x), so that the same tokens come out. Beams of several groups are
-    searched one group after another (diverse beam search, arXiv:1610.02424).
+    The candidates kept at each step, the length penalty and the three kinds of early stopping follow transformers'
+    `GenerationMixin._beam_search` (5.x), so that the same tokens come out. Groups are searched one after the other
+    (diverse beam search, arXiv:1610.02424).
     """
 
     def __init__(self, settings: Settings, max_new_tokens: int) -> None:
@@ -45,10 +45,9 @@ class BeamSearch:
         return tuple(sorted(answers, key=lambda answer: -answer.score))
 
     def advance(self, log_probs: torch.Tensor, histories: Sequence[Sequence[int]]) -> Continuation | None:
-        """Take the next tokens' processed log probabilities [beams, V]; return how to go on, None at the end.
+        """Choose the beams of the next step from processed log probabilities [beams, V]; None if the search is over.
 
-        Without an answer among `hypotheses` the end is a dead one: no token was allowed.
-
+        If the search is over and `hypotheses` is empty, no token was allowed.
         histories: what each beam has generated. At the first step there is one beam, the prompt.
         """
         scores, chosen = log_probs.cpu(), list[int]()
@@ -71,9 +70,9 @@ class BeamSearch:
 
 
 class _Beams:
-    """Beams that compete with each other. rows: where they are among all beams of the request.
+    """Beams that compete with each other. rows: their positions among the request's beams.
 
-    finished: the answers so far, best first. is_done: whether no better ones can come.
+    finished: the answers so far, best first. is_done: whether the search is over.
     """
 
     def __init__(self, settings: Settings, max_new_tokens: int) -> None:
@@ -88,12 +87,12 @@ class _Beams:
         self.finished: list[Hypothesis] = []
 
     def advance(self, log_probs: torch.Tensor, histories: Sequence[Sequence[int]]) -> Continuation:
-        """Return how the beams go on, or would but for the end, given log probabilities [beams, V]."""
+        """Choose the group's next beams from log probabilities [beams, V], also if the search is over with them."""
         vocab_size = log_probs.shape[1]
         self._length += 1
         totals, indices = self._candidates((log_probs + self._scores[:, None]).flatten(), self._count * vocab_size)
         parents, tokens = indices // vocab_size, indices % vocab_size
-        can = torch.isfinite(totals)  # a guide may leave fewer ways to go on than there are beams
+        can = torch.isfinite(totals)  # a guide may allow fewer continuations than there are beams
         stops = torch.isin(tokens, self._stops)
         ends = stops | (self._length >= self._max_length)
         running = (totals + stops * _NEVER).topk(min(self._count, int(can.sum())))
@@ -109,9 +108,10 @@ class _Beams:
         return Continuation(parents[running.indices].tolist(), tokens[running.indices].tolist())
 
     def _candidates(self, totals: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return scores of continuations and their places: the best ones, best first, or as they are drawn.
+        """Return scores and flat indices of candidate continuations: the best, best first, or a random sample.
 
-        most: continuations of all beams. As many numbers are drawn, so that a seed's tokens are those of transformers.
+        most: the number of continuations of all beams. The sample is drawn from as many, so that a seed gives the
+        tokens it gives in transformers.
         """
         if self._generator is None:
             best = totals.topk(min(self._kept, totals.numel()))
@@ -124,12 +124,12 @@ class _Beams:
         return totals[drawn], drawn
 
     def _collect(self, hypotheses: Iterable[Hypothesis]) -> None:
-        """Keep the answers of one step that are among the best; none more where early stopping has enough."""
+        """Add a step's answers and keep the best; with `early_stopping=True`, add none once there are enough."""
         if self._params.early_stopping is not True or len(self.finished) < self._count:
             self.finished = sorted([*self.finished, *hypotheses], key=lambda item: -item.score)[: self._count]
 
     def _is_beaten(self) -> bool:
-        """Whether no running beam can better the answers, as `early_stopping` judges that."""
+        """Whether no running beam can improve on the answers, by the rule that `early_stopping` selects."""
         params = self._params
         if len(self.finished) < self._count:
             return False
@@ -141,17 +141,17 @@ class _Beams:
 
 
 def candidates_of_each(settings: Settings) -> int:
-    """Return how many tokens of each beam are looked at: enough for one that does not end the answer."""
+    """Return how many candidates per beam to keep: enough that one does not end the answer."""
     return max(2, 1 + len(settings.stop_ids))
 
 
 def place(
     parents: Sequence[int], slots: Sequence[int], spare: Sequence[int]
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return a slot for each next beam and the copies (source, target) to make, as few as can be.
+    """Return a slot for each next beam, and the fewest cache copies (source, target) that this takes.
 
-    slots: of the beams until now; spare: those that no beam is in. A beam's first successor stays in its slot; others
-    go to spare ones and to those whose beams have no successor.
+    slots: those of the current beams. spare: slots without a beam. A beam's first successor keeps its slot; the others
+    get spare slots or those of beams without a successor.
     """
     kept = {slots[parent] for parent in parents}
     vacant = [*(slot for slot in slots if slot not in kept), *spare]

@@ -1,6 +1,6 @@
-"""Decode steps: one token for every sequence whose prompt is computed, several if guesses come true.
+"""Decode steps: one token for every sequence whose prompt has been read, more if speculative guesses are accepted.
 
-In packed decoders, pieces of prompts share the call.
+In packed decoders, prompt chunks share the call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
-    """Run `ready`, sorted slots whose last token alone is not read yet."""
+    """Decode `ready`: sorted slots whose last token is the only one not in the cache."""
     state.statistics.synchronous_steps += 1
     drafts = None if proposer is None else drafts_of(state, ready, proposer)
     call = decode_call(state, ready, drafts)
@@ -51,9 +51,9 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
 
 
 def observe(state: State, call: Call, proposer: Proposer, hidden: torch.Tensor | None) -> None:
-    """Let a proposer learn which of the tokens that slots have read in a call are their sequences'.
+    """Tell a proposer which of the call's tokens were kept in their sequences.
 
-    hidden: [R, S, D], what a draft head reads of them.
+    hidden: [R, S, D], the hidden states that a draft head reads.
     """
     slots = call.slots
     read = np.where(state.slots.is_running[slots] & (call.counts > 0), state.slots.cached[slots] - call.starts, 0)
@@ -61,9 +61,9 @@ def observe(state: State, call: Call, proposer: Proposer, hidden: torch.Tensor |
 
 
 def decode_call(state: State, ready: Ints, drafts: Drafts | None = None, *, is_captured: bool = True) -> Call:
-    """Return the call for `ready` and idle slots between and around them: what those write lies after their tokens.
+    """Return the call that decodes `ready`. It spans idle slots between them, which write after their own tokens.
 
-    is_captured: whether it may run as a CUDA graph, for which there may be more slots around them.
+    is_captured: whether the call may run as a CUDA graph, which may take in more idle slots.
     """
     sequences, rows = state.slots.sequences, _rows(state, ready, is_captured=is_captured)
     starts, at = state.slots.cached[rows], ready - rows.start
@@ -80,15 +80,15 @@ def decode_call(state: State, ready: Ints, drafts: Drafts | None = None, *, is_c
 
 
 def _rows(state: State, ready: Ints, *, is_captured: bool = True) -> slice:
-    """Return the slots that a call for `ready` covers."""
+    """Return the range of slots that a call for `ready` covers."""
     slots = slice(int(ready[0]), int(ready[-1]) + 1)
     return state.execution.slots_to_run(slots) if is_captured else slots
 
 
 def drafts_of(state: State, ready: Ints, proposer: Proposer, *, is_captured: bool = True) -> Drafts | None:
-    """Return guesses of what follows `ready`, sorted slots; None if there are none, or no room for them.
+    """Return draft tokens for `ready`, sorted slots; None if there are none or no slot has room for them.
 
-    is_captured: whether the call that checks them may run as a CUDA graph, for which they may be padded.
+    is_captured: whether the call that checks them may run as a CUDA graph, for which they are padded.
     """
     sequences, running, rows = state.slots.sequences, state.running, _rows(state, ready)
     longest = int(state.slots.cached[rows][state.slots.is_running[rows]].max())
@@ -97,7 +97,7 @@ def drafts_of(state: State, ready: Ints, proposer: Proposer, *, is_captured: boo
     if most <= 0:
         return None
     settings = [running.requests[slot].settings for slot in ready.tolist()]
-    left = running.ends[ready] - sequences.lengths[ready] - 1  # nothing comes after the last token
+    left = running.ends[ready] - sequences.lengths[ready] - 1  # nothing follows a request's last token
     left[running.is_beam[ready]] = 0
     drafts = proposer.propose(sequences, ready, settings, most).up_to(left, room)
     width = drafts.tokens.shape[1]
@@ -110,11 +110,12 @@ def drafts_of(state: State, ready: Ints, proposer: Proposer, *, is_captured: boo
 
 @dataclass(frozen=True, eq=False)
 class Guessed:
-    """Slots [R], guesses of what follows them, and the logits [N, V] that check these.
+    """Slots [R], their draft tokens, and where the logits [N, V] that check them are.
 
-    firsts: [R], which of the logits are of each slot's last token; those of its guesses come next.
-    hidden: [rows, S, D], what a draft head reads of the call's tokens, if there is one. ahead: [R, 1 + K], the tokens
-    that follow each slot's last token and its guesses if these are right; below 0 where they were not drawn.
+    firsts: [R], row of the logits of each slot's last token; the rows of its guesses follow.
+    hidden: [rows, S, D], the call's hidden states for a draft head, if there is one.
+    ahead: [R, 1 + K], the tokens drawn after each slot's last token and after each guess, should it be right; negative
+    where none was drawn.
     """
 
     slots: Ints
@@ -125,15 +126,15 @@ class Guessed:
 
     @property
     def following(self) -> Ints | None:
-        """The tokens [R] that follow the last ones."""
+        """The tokens [R] drawn after the slots' last tokens."""
         return None if self.ahead is None else self.ahead[:, 0]
 
 
 def guessed_of(state: State, guessed: Guessed, logits: torch.Tensor) -> Guessed:
-    """Return the same with the tokens that logits [N, V] give wherever guesses are right, drawn all at once.
+    """Return `guessed` with `ahead`: all its tokens are drawn at once from logits [N, V], as if every guess were right.
 
-    So the host waits once for a step, not for each guess that comes true. Tokens that depend on those before them by
-    more than their logits are left out, and all where the host itself draws.
+    The host then waits once a step instead of once per accepted guess. Rows whose draws depend on earlier tokens by
+    more than the logits (penalties, guides) are left out; so is everything if the host samples.
     """
     slots, drafts = guessed.slots, guessed.drafts
     is_free = state.sampler.draws_ahead(slots) & ~state.running.is_beam[slots]
@@ -150,17 +151,17 @@ def guessed_of(state: State, guessed: Guessed, logits: torch.Tensor) -> Guessed:
 
 
 def mark(state: State, call: Call) -> None:
-    """Keep recurrent states as they are before a call that reads guesses, for `verify`."""
+    """Save recurrent states before a call that reads guesses, so that `verify` can restore them."""
     if state.execution.cache.has_states:
         state.execution.cache.mark(call.rows)
 
 
 def verify(state: State, call: Call, guessed: Guessed, logits: torch.Tensor, goes_on: Bools) -> None:
-    """Go on with the rows that drew what was guessed: the guess's logits are then those of the next token.
+    """Accept guesses: if a slot drew the guessed token, that guess's logits give its next token, and so on.
 
-    Each token is drawn as without guesses, so answers are the same to the last token, greedy or not. Recurrent states
-    that have read wrong guesses go back to where `mark` kept them.
-    call: the one that read them. goes_on: [R], which slots do after the token that follows their last one.
+    Every token is drawn exactly as without speculation, so answers are identical, greedy or sampled. Recurrent states
+    that have read wrong guesses are restored to those that `mark` saved.
+    call: the one that read the guesses. goes_on: [R], slots that continue after the first token drawn.
     """
     _accept(state, call, guessed, logits, goes_on)
     if state.execution.cache.has_states:
@@ -168,7 +169,7 @@ def verify(state: State, call: Call, guessed: Guessed, logits: torch.Tensor, goe
 
 
 def _accept(state: State, call: Call, guessed: Guessed, logits: torch.Tensor, goes_on: Bools) -> None:
-    """Take the tokens of the rows that drew what was guessed."""
+    """Take further tokens of each slot as long as it draws what was guessed."""
     slots, drafts = guessed.slots, guessed.drafts
     sequences = state.slots.sequences
     requests = [state.running.requests.get(slot) for slot in slots.tolist()]
@@ -196,9 +197,9 @@ def _accept(state: State, call: Call, guessed: Guessed, logits: torch.Tensor, go
 
 
 def _straighten(state: State, call: Call, guessed: Guessed, rows: Ints, places: tuple[Ints, int]) -> None:
-    """Let guesses that came true lie where a chain would have put them: in caches, and for a proposer that reads them.
+    """Move accepted guesses of a tree to the columns of a chain: in the caches, and in `hidden` for the proposer.
 
-    rows: of the slots. places: the column [R] of each slot's guess in the call, and the one where it belongs.
+    rows: [R], of `guessed.slots`. places: the column [R] of each accepted guess in the call, and its target column.
     """
     (columns, target), slots = places, guessed.slots[rows]
     is_other = columns != target
@@ -213,9 +214,9 @@ def _straighten(state: State, call: Call, guessed: Guessed, rows: Ints, places: 
 
 
 def _rewind(state: State, slots: Ints) -> None:
-    """Let slots whose recurrent states have read wrong guesses go back to before all guesses.
+    """Restore the recurrent states of slots that have read wrong guesses to those before the guesses.
 
-    The next step reads what was right again, as a piece of a prompt, and draws the token that follows.
+    The next step reads the accepted tokens again, as a prompt chunk, and draws the token that follows.
     """
     cached, positions = state.slots.cached, state.execution.cache.positions
     wrong = slots[positions[slots] != cached[slots]]
@@ -226,11 +227,11 @@ def _rewind(state: State, slots: Ints) -> None:
 
 @dataclass(frozen=True, eq=False)
 class MixedCall:
-    """A packed call, and which of its logits [N, V] are whose: those of `ready` slots come first, in order.
+    """A packed call and the layout of its logits [N, V]; those of `ready`, the decoding slots, come first, in order.
 
-    firsts: [R], of each slot's last token; those of its guesses come next. drafts: these; None if there are none.
-    spans: of each chunk, from its last token only if its prompt is complete, or of all of its tokens if log
-    probabilities of the prompt are requested.
+    firsts: [R], row of each slot's last token; the rows of its guesses follow. drafts: the guesses, or None.
+    spans: the rows of each chunk: of its last token if the prompt is complete, none if it is not, and of all its tokens
+    if `prompt_logprobs` is requested.
     """
 
     call: PackedCall
@@ -242,9 +243,9 @@ class MixedCall:
 
 
 def mixed_call(state: State, ready: Ints, chunks: Sequence[Chunk], drafts: Drafts | None = None) -> MixedCall:
-    """Return the call in which `ready`, sorted slots, decode and others read chunks; there may be none of either.
+    """Return the packed call in which `ready`, sorted slots, decode and other slots read chunks; either may be empty.
 
-    drafts: guesses of what follows `ready`.
+    drafts: draft tokens for `ready`.
     """
     decode = decode_call(state, ready, drafts, is_captured=not chunks) if ready.size else no_rows()
     at, (rows, width) = ready - decode.first_slot, decode.ids.shape
@@ -268,7 +269,7 @@ def mixed_call(state: State, ready: Ints, chunks: Sequence[Chunk], drafts: Draft
 
 
 def chunks_call(chunks: Sequence[Chunk], slots: Slots) -> Call:
-    """Return the call that reads chunks."""
+    """Return the call that reads prompt chunks, a row each."""
     at, starts, counts = (
         np.array([getattr(chunk, name) for chunk in chunks], np.int64) for name in ("slot", "start", "count")
     )

@@ -1,4 +1,4 @@
-"""In-flight batching: requests join and leave at every step; prompts are read in chunks while others decode."""
+"""In-flight batching: requests join and leave at every step; prompt chunks are read while other slots decode."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ _LOG = logging.getLogger("trtkit.engine")
 
 
 class LLMEngine:
-    """Runs requests on one decoder's slots: carries out what its scheduler decides. Not for several threads at once.
+    """Runs requests in one decoder's slots by carrying out its scheduler's batches. Not thread-safe.
 
-    A request's tokens depend on nothing but itself: draws follow its seed and its position, never its neighbours.
-    prefixes: of prompts that are cached.
+    A request's tokens depend on the request alone: a draw follows from its seed and position, never from the other
+    requests in the batch. prefixes: the cached prefixes, to look up, export and import.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LLMEngine:
 
     @property
     def statistics(self) -> Statistics:
-        """What has been done so far. Counts of neurons are read where the network computes, which waits for it."""
+        """Counts of the work done so far. Reading the neuron counts waits for the device."""
         statistics, neurons = self._scheduler.statistics, self.execution.calls.neurons
         if neurons is not None:
             statistics.active_blocks, statistics.read_blocks, statistics.missed_blocks = neurons.values()
@@ -90,12 +90,12 @@ class LLMEngine:
 
     @property
     def host(self) -> HostTier:
-        """What host memory has of caches; to be read only."""
+        """The cache tier in host memory; read only."""
         return self._scheduler.memory.host
 
     @property
     def slots(self) -> Slots:
-        """Which slot holds what; to be read only, between steps."""
+        """What each slot holds; read only, and only between steps."""
         return self._scheduler.slots
 
     @property
@@ -105,21 +105,21 @@ class LLMEngine:
 
     @property
     def free_slots(self) -> int:
-        """Slots that nobody runs in."""
+        """Number of slots without a running request."""
         return self._scheduler.slots.free
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a slot."""
+        """Number of requests waiting for a slot."""
         return len(self._scheduler.queue)
 
     @property
     def most_waiting(self) -> int | None:
-        """Requests that may wait for a slot; None: any number."""
+        """Limit on waiting requests; None if unlimited."""
         return self._scheduler.queue.limit
 
     def load_adapter(self, name: str, adapter: PreparedAdapter) -> None:
-        """Let requests use an adapter. Raises RequestError for a name that is taken, or if the network takes none."""
+        """Load a LoRA adapter. Raises RequestError if the name is taken or the network was built without adapters."""
         self._adapters.load(name, adapter)
 
     def unload_adapter(self, name: str) -> None:
@@ -137,38 +137,38 @@ class LLMEngine:
         return self._scheduler.adapters
 
     def submit(self, request: Request) -> None:
-        """Take a request. Raises RequestError if no run could serve it, OverloadedError if the queue is full."""
+        """Queue a request. Raises RequestError if it can never be served, OverloadedError if the queue is full."""
         check_request(request, self.execution)
         self._scheduler.submit(request)
 
     def check(self, request: Request) -> None:
-        """Raise RequestError for a request that no run could serve."""
+        """Raise RequestError for a request that can never be served."""
         check_request(request, self.execution)
         self._scheduler.check(request)
 
     def check_room(self, count: int) -> None:
-        """Raise RequestError for more requests than ever fit the queue, OverloadedError for more than fit now."""
+        """Raise RequestError if `count` requests never fit the queue, OverloadedError if they do not fit now."""
         self._scheduler.queue.check_room(count)
 
     def cancel(self, request_id: str) -> bool:
-        """End a request; the next step returns it with what it has. Return whether there was one."""
+        """Cancel a request; the next step returns what it has generated. Returns False for an unknown id."""
         return self._scheduler.cancel(request_id)
 
     def warm_up(self) -> None:
-        """Let the decoder compile and capture what decode steps will run, before the first request.
+        """Compile the kernels and capture the CUDA graphs of decode steps before the first request.
 
-        The sampler's own first launches are done when the engine opens.
+        The sampler has already launched its kernels once, when the engine opened.
         """
         proposer = self._options.proposer
         draws = self._state.sampler.draws() if self._overlaps else ()
         self.execution.warm_up(draws or (None,), 0 if proposer is None else proposer.most_guesses)
 
     def close(self) -> None:
-        """Write what is cached to the folder for caches, if there is one."""
+        """Write cached prefixes to the cache folder, if there is one."""
         self._state.transfers.close()
 
     def step(self) -> list[Finished]:
-        """Run every sequence a token further, and prompts as far as the budget goes; return what has ended."""
+        """Decode one token for every running sequence, read prompts within the budget, return finished requests."""
         started_s, transfers = self._options.clock(), self._state.transfers
         waited_s = transfers.waited_s
         self._scheduler.statistics.steps += 1
@@ -179,10 +179,10 @@ class LLMEngine:
         return self._scheduler.end_step(batch, started_s, transfers.waited_s - waited_s)
 
     def _mixed_calls(self, started_s: float, packed: PackedCalls) -> Batch:
-        """Let slots decode in the call that reads the first chunks; chunks that do not fit have calls of their own.
+        """Carry out a batch with packed calls: the first one decodes, checks guesses and reads prompt chunks.
 
-        Guesses of what follows the slots are checked in the same call.
-        If steps overlap, the batch does not depend on the tokens in flight; they are collected once it is launched.
+        Chunks that do not fit the first call get calls of their own. If steps overlap, the batch does not depend on
+        the tokens in flight, which are collected once it is launched.
         """
         if not self._overlaps or self._scheduler.running.groups:
             self._collect()
@@ -202,14 +202,14 @@ class LLMEngine:
         return batch
 
     def _drafts(self, ready: Ints, *, is_captured: bool) -> Drafts | None:
-        """Return guesses of what follows sorted slots, if any; see `drafts_of`."""
+        """Return draft tokens for sorted slots, or None; see `drafts_of`."""
         proposer = self._options.proposer
         if proposer is None or not ready.size:
             return None
         return drafts_of(self._state, ready, proposer, is_captured=is_captured)
 
     def _mixed_call(self, packed: PackedCalls, mixed: MixedCall) -> None:
-        """Run a mixed call; the slots that decode and the prompts that are complete draw their next tokens."""
+        """Run a mixed call, then draw the next token of every decoding slot and every completed prompt."""
         state, proposer = self._state, self._options.proposer
         if mixed.drafts is not None:
             mark(state, mixed.call.decode)
@@ -247,9 +247,9 @@ class LLMEngine:
     def _take_guessed(
         self, mixed: MixedCall, guessed: Guessed, slots: Ints, logits: tuple[torch.Tensor, torch.Tensor]
     ) -> None:
-        """Take the next tokens of `slots` [R], of which those with guesses come first, and all guesses that are right.
+        """Take the next tokens of `slots` [R], those with guesses first, and every correct guess.
 
-        logits: [R, V], and [N, V] of all tokens.
+        logits: [R, V] of the slots' last tokens, and [N, V] of all tokens.
         """
         following, known = guessed.following, None
         if following is not None:
@@ -258,7 +258,7 @@ class LLMEngine:
         verify(self._state, mixed.call.decode, guessed, logits[1], goes_on[: len(mixed.ready)])
 
     def _note_calls(self) -> None:
-        """Count what the decoder has computed since the last time."""
+        """Add the decoder's work since the last call of this method to the statistics."""
         calls, counted, statistics = self.execution.calls, self._counted, self._scheduler.statistics
         for name in ("network_calls", "computed_tokens", "padded_tokens"):
             new = getattr(calls, name) - getattr(counted, name)
@@ -266,7 +266,7 @@ class LLMEngine:
         self._counted = replace(calls)
 
     def _separate_calls(self, started_s: float) -> Batch:
-        """Let slots decode in one call, and read chunks in others."""
+        """Carry out a batch with separate calls: one decodes, the others read prompt chunks."""
         launched = self._launch_ahead()
         slots = None if launched is None else launched.slots
         batch = self._ask(partial(self._scheduler.schedule, started_s, slots))
@@ -277,9 +277,9 @@ class LLMEngine:
         return batch
 
     def _ask(self, decide: Callable[..., Batch]) -> Batch:
-        """Return what the scheduler decides, with caches and sampler ready for the batch's calls.
+        """Return the scheduler's next batch, with caches and sampler ready for its calls.
 
-        The tokens in flight are collected first if they have to be known for it.
+        Tokens in flight are collected first if the decision depends on them.
         """
         try:
             batch = decide(in_flight=bool(self._in_flight))
@@ -291,7 +291,7 @@ class LLMEngine:
         return batch
 
     def _launch_ahead(self) -> Launched | None:
-        """Launch a step of those who decode, if it need not know the tokens of the last one; then collect those."""
+        """Launch the next decode step if it can run before the last step's tokens are known, then collect those."""
         launched = None
         if self._overlaps:
             ready = self._ask(self._scheduler.schedule_ahead).decode
@@ -302,21 +302,21 @@ class LLMEngine:
         return launched
 
     def _decode(self, ready: Ints) -> None:
-        """Decode slots that were not launched ahead, some of which may have begun in this step."""
+        """Decode slots that were not launched ahead; some may have been admitted in this step."""
         if self._overlaps and can_launch(self._state, ready):
             self._in_flight.append(draw(self._state, launch(self._state, ready)))
         else:
             decode(self._state, ready, self._options.proposer)
 
     def _collect(self) -> None:
-        """Take the tokens in flight."""
+        """Wait for the tokens in flight and take them."""
         for flight in self._in_flight:
             collect(self._state, flight)
         self._in_flight = []
         self._state.apply_changes()
 
     def _prefill(self, group: Sequence[Chunk]) -> None:
-        """Read chunks of prompts; those that are complete give their first token."""
+        """Read prompt chunks; a completed prompt draws its first token."""
         slots, scheduler = self._scheduler.slots, self._scheduler
         call = chunks_call(group, slots)
         logits = self.execution.forward(call)
@@ -334,7 +334,7 @@ class LLMEngine:
             self._begin(np.array([group[row].slot for row in rows]), chosen)
 
     def _begin(self, ready: Ints, logits: torch.Tensor) -> None:
-        """Draw the first tokens of prompts; if steps overlap, the host takes them after it has launched the next."""
+        """Draw the first tokens of completed prompts; if steps overlap, they stay in flight until the next launch."""
         if self._overlaps and not self._scheduler.running.is_beam[ready].any():
             self._in_flight.append(begin(self._state, ready, logits))
         else:
@@ -347,13 +347,13 @@ class LLMEngine:
         if top is None:
             return
         ids = np.asarray(request.prompt_ids[chunk.start + 1 : chunk.start + chunk.count + 1], np.int64)
-        if not ids.size:  # tokens that are read again after a wrong guess
+        if not ids.size:  # generated tokens, read again after a wrong guess
             return
         request.prompt_logprobs += token_logprobs(logits[: len(ids)], to_device(ids, logits.device), top)()
 
 
 def _has_kernel(execution: DecoderExecution) -> bool:
-    """Whether the Triton kernel samples: where tokens are on a GPU and it runs there, which a trial shows."""
+    """Whether the Triton kernel samples: tokens are on a GPU, and a trial launch succeeds there."""
     if is_on_host(execution.tokens):
         return False
     fault = trial(execution.tokens.device, execution.vocab_size)
@@ -364,5 +364,5 @@ def _has_kernel(execution: DecoderExecution) -> bool:
 
 
 def _rows_of(logits: torch.Tensor, rows: Ints) -> torch.Tensor:
-    """Return some rows of logits [N, V], in order; without a copy if they are all."""
+    """Return the given rows of logits [N, V]; no copy if they are all of them, in order."""
     return logits if len(rows) == len(logits) else logits[to_device(rows, logits.device)]

@@ -1,4 +1,4 @@
-"""Decoding that does not wait: a step is launched with the tokens of the last one before the host knows them."""
+"""Overlapped decoding: a step is launched on the last step's tokens before the host knows them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Launched:
-    """A step of the network that was launched. slots, lengths: [R], of the sequences that it read.
+    """A launched step. slots, lengths: [R], the slots it ran and their sequences' lengths.
 
-    tenancies: [R], of the slots at the launch. logits: [R, V]; any if it has drawn all tokens and nobody reads them.
-    is_drawn: whether it has drawn the tokens of rows that do not need the host.
+    tenancies: [R], which tenant each slot had at the launch. logits: [R, V]; undefined if the step has drawn all tokens
+    and nobody reads them. is_drawn: whether the step itself drew the tokens of rows that do not need the host.
     """
 
     slots: Ints
@@ -40,16 +40,16 @@ class Launched:
     is_drawn: bool
 
     def goes_on(self, state: State) -> Array:
-        """Return [R], whether each slot still runs the request that it ran at the launch."""
+        """Return [R]: whether each slot still runs the request it ran at the launch."""
         is_same: Array = state.running.tenancies[self.slots] == self.tenancies
         return is_same
 
 
 @dataclass(frozen=True, eq=False)
 class InFlight:
-    """Tokens of a step that were drawn and have not arrived. arrive: waits for them on the host.
+    """A step's drawn tokens on their way to the host. arrive: waits for them.
 
-    is_counted: whether the device has counted them for penalties.
+    is_counted: whether the device has already counted them for penalties.
     """
 
     step: Launched
@@ -58,12 +58,12 @@ class InFlight:
 
 
 def can_launch(state: State, ready: Ints) -> bool:
-    """Whether `ready`, sorted slots, can run before the tokens in flight are known: beams wait to be chosen."""
+    """Whether `ready`, sorted slots, can run before the tokens in flight are known; beams cannot."""
     return bool(ready.size) and not state.running.groups and not are_scattered(ready)
 
 
 def launch(state: State, ready: Ints) -> Launched:
-    """Run `ready` on the tokens known and those in flight; nothing is waited for."""
+    """Launch a decode step of `ready` on known tokens and tokens in flight, without waiting."""
     execution = state.execution
     call = decode_call(state, ready)
     draw = state.sampler.draw(ready, call.rows)
@@ -75,16 +75,16 @@ def launch(state: State, ready: Ints) -> Launched:
 
 
 def launched_step(state: State, ready: Ints, logits: torch.Tensor, *, is_drawn: bool = False) -> Launched:
-    """Return the launch of `ready`, whose logits [R, V] come from it."""
+    """Record that a step of `ready` was launched, which gives logits [R, V]."""
     lengths = state.slots.sequences.lengths[ready]
     state.slots.cached[ready] = lengths
     return Launched(ready, lengths, state.running.tenancies[ready], logits, is_drawn)
 
 
 def draw(state: State, step: Launched, decoding: Ints | None = None) -> InFlight:
-    """Draw the tokens of a step that it has not drawn itself, now that the host knows all those before them.
+    """Draw the tokens that the step has not drawn itself; the host knows all earlier tokens by now.
 
-    decoding: those of its slots that decode; all if None.
+    decoding: the step's slots that decode; all if None.
     """
     decoding = step.slots if decoding is None else decoding
     state.statistics.synchronous_steps += bool(decoding.size) and state.sampler.waits(decoding)
@@ -93,14 +93,14 @@ def draw(state: State, step: Launched, decoding: Ints | None = None) -> InFlight
 
 
 def begin(state: State, slots: Ints, logits: torch.Tensor) -> InFlight:
-    """Draw the first tokens of `slots` [R], whose prompts are computed, from logits [R, V]; nothing is waited for."""
+    """Draw the first tokens of `slots` [R], whose prompts are complete, from logits [R, V], without waiting."""
     return draw(state, launched_step(state, slots, logits), slots[:0])
 
 
 def _draw(state: State, step: Launched) -> LaunchedDraw:
-    """Draw a step's tokens and append them to its sequences as unknown ones."""
+    """Draw a step's tokens and append placeholders for them to its sequences."""
     tokens, slots = state.execution.tokens, step.slots
-    if step.is_drawn:  # in order; tokens of slots between them are copied, too
+    if step.is_drawn:  # in slot order; the copy includes the slots between them
         first = int(slots[0])
         launched = state.sampler.launch(step.logits, slots, tokens[first : int(slots[-1]) + 1], slots - first)
     else:
@@ -112,7 +112,7 @@ def _draw(state: State, step: Launched) -> LaunchedDraw:
 
 
 def _place(slots: Ints, tokens: torch.Tensor) -> torch.Tensor | slice:
-    """Return `slots` as an index on the device of `tokens`, a slice if they are neighbours in order."""
+    """Return `slots` as an index on the device of `tokens`; a slice if they are consecutive."""
     first, count = int(slots[0]), len(slots)
     if count == int(slots[-1]) - first + 1 and (count == 1 or bool((slots[1:] > slots[:-1]).all())):
         return slice(first, first + count)
@@ -120,7 +120,7 @@ def _place(slots: Ints, tokens: torch.Tensor) -> torch.Tensor | slice:
 
 
 def collect(state: State, flight: InFlight) -> None:
-    """Take the tokens of a flight and end the sequences they complete; drop those of slots that others have now."""
+    """Take a step's tokens and finish the sequences they complete; drop those of slots that have a new tenant."""
     step, sampled = flight.step, flight.arrive()
     goes_on = step.goes_on(state)
     state.statistics.discarded_tokens += len(goes_on) - int(np.count_nonzero(goes_on))
